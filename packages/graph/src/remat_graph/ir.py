@@ -1,0 +1,185 @@
+"""The intermediate representation: a training step as ops over storages, plain data without torch.
+
+A `Graph` holds `Value` storages and `Op` nodes and refers to both by index. Bytes are ints (``nbytes``), times
+are floats in seconds (``_s``). Views do not appear: their recipe belongs to the op that reads them.
+"""
+
+from enum import StrEnum
+from functools import cached_property
+
+import attrs
+
+
+class Role(StrEnum):
+    """What a storage is for."""
+
+    ACTIVATION = "activation"
+    OUTPUT = "output"  # made by the forward and held by the caller until the backward ends
+    TANGENT = "tangent"  # gradient of an output, born at the boundary
+    PARAM = "param"
+    GRAD = "grad"  # handed to autograd by a `Deliver` step
+    OPTIMIZER_STATE = "optimizer_state"
+    RNG = "rng"  # generator state, kept so that a random op can draw the same numbers again
+    BUFFER = "buffer"
+
+
+class Home(StrEnum):
+    """Where a value that outlives the step must be when the step begins and ends."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+@attrs.frozen(kw_only=True)
+class Value:
+    """One storage.
+
+    Attributes:
+        name: unique in its graph.
+        nbytes: size of the storage in bytes.
+        role: what it is for.
+        external: lent by the caller (input, parameter, buffer): always there, never freed, charged 0 bytes.
+        of: index of the value this one belongs to: the output of a tangent, the parameter of a gradient or state.
+        replaces: index of the version that making this one overwrites; that version cannot be read afterwards.
+        chunk_of: name of the tensor this value is a part of, if it can move by itself.
+        home: set for values that persist across steps and are charged (parameters that move, optimizer states).
+    """
+
+    name: str
+    nbytes: int = attrs.field(validator=[attrs.validators.instance_of(int), attrs.validators.ge(0)])
+    role: Role = attrs.field(default=Role.ACTIVATION, converter=Role)
+    external: bool = False
+    of: int | None = None
+    replaces: int | None = None
+    chunk_of: str | None = None
+    home: Home | None = attrs.field(default=None, converter=attrs.converters.optional(Home))
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it stays from its first computation until it is delivered (gradients) or the step ends."""
+        return self.role in (Role.OUTPUT, Role.GRAD)
+
+
+@attrs.frozen(kw_only=True)
+class Implementation:
+    """One way to run an op.
+
+    Attributes:
+        inputs: indices of the values it reads, without repeats.
+        outputs: indices of the values it makes.
+        time_s: seconds on the compute lane.
+        workspace_nbytes: scratch bytes held while it runs, beyond its outputs.
+        reuses: pairs (output, input): the output takes over the input's storage if the input dies here.
+    """
+
+    inputs: tuple[int, ...] = attrs.field(converter=tuple)
+    outputs: tuple[int, ...] = attrs.field(converter=tuple)
+    time_s: float = attrs.field(default=0.0, converter=float, validator=attrs.validators.ge(0.0))
+    workspace_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    reuses: tuple[tuple[int, int], ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Op:
+    """One operation.
+
+    Attributes:
+        name: unique in its graph.
+        target: what it calls, e.g. ``aten.mm.default``.
+        backward: whether its first run belongs to the backward (it may still depend on forward values alone).
+        key: structural key: equal keys mean the same kernel on the same shapes.
+        rerun: index of the implementation that a repeated run uses; None if it must run only once.
+        implementations: at least one; a first run may use any.
+    """
+
+    name: str
+    target: str
+    backward: bool = False
+    key: str = ""
+    rerun: int | None = 0
+    implementations: tuple[Implementation, ...] = attrs.field(
+        converter=tuple, validator=attrs.validators.min_len(1)
+    )
+
+    @property
+    def first(self) -> Implementation:
+        """The implementation used unless a schedule names another."""
+        return self.implementations[0]
+
+
+@attrs.frozen(kw_only=True)
+class Update:
+    """The optimizer step of one parameter (or chunk of one).
+
+    Attributes:
+        param: index of the parameter value.
+        grad: index of its gradient.
+        states: indices of its optimizer states.
+        device_time_s: seconds on the compute lane.
+        cpu_time_s: seconds on the CPU optimizer lane.
+    """
+
+    param: int
+    grad: int
+    states: tuple[int, ...] = ()
+    device_time_s: float = 0.0
+    cpu_time_s: float = 0.0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Graph:
+    """A training step: forward ops, then backward ops, in a valid order.
+
+    Attributes:
+        name: for people.
+        values: the storages; ops refer to them by index.
+        ops: in an order that can be run, every forward op before every backward op.
+        updates: the optimizer's work, if the step includes it.
+        rounding_nbytes: the device allocator's granularity; `peak_nbytes` counts each storage rounded up to it.
+        conditions: (name, value) pairs of what a plan depends on beside the ops: mode, autocast, kernel flags.
+    """
+
+    name: str
+    values: tuple[Value, ...] = attrs.field(converter=tuple)
+    ops: tuple[Op, ...] = attrs.field(converter=tuple)
+    updates: tuple[Update, ...] = ()
+    rounding_nbytes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    conditions: tuple[tuple[str, str], ...] = ()
+
+    def allocated_nbytes(self, value: int) -> int:
+        """Bytes charged for a value in `peak_nbytes`: 0 if external, else rounded up as the allocator does."""
+        stored = self.values[value]
+        return 0 if stored.external else -(-stored.nbytes // self.rounding_nbytes) * self.rounding_nbytes
+
+    def _with_role(self, role: Role) -> tuple[int, ...]:
+        return tuple(i for i, value in enumerate(self.values) if value.role is role)
+
+    @cached_property
+    def outputs(self) -> tuple[int, ...]:
+        """Indices of the values handed to the caller."""
+        return self._with_role(Role.OUTPUT)
+
+    @cached_property
+    def tangents(self) -> tuple[int, ...]:
+        """Indices of the tangents."""
+        return self._with_role(Role.TANGENT)
+
+    @cached_property
+    def gradients(self) -> tuple[int, ...]:
+        """Indices of the gradients to deliver."""
+        return self._with_role(Role.GRAD)
+
+    @cached_property
+    def producer(self) -> tuple[int | None, ...]:
+        """For each value the index of the op that makes it, or None for externals, tangents and persistents."""
+        made: list[int | None] = [None] * len(self.values)
+        for i, op in enumerate(self.ops):
+            for implementation in op.implementations:
+                for value in implementation.outputs:
+                    made[value] = i
+        return tuple(made)
+
+    @cached_property
+    def time_s(self) -> float:
+        """Seconds of running every op once: the unplanned step."""
+        return sum(op.first.time_s for op in self.ops)

@@ -1,0 +1,197 @@
+"""A schedule: the steps of one forward and backward, and how to make one from a list of op indices."""
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+
+import attrs
+
+from remat_graph.errors import InvalidSchedule
+from remat_graph.ir import Graph, Role
+
+
+class Lane(StrEnum):
+    """What runs beside what."""
+
+    COMPUTE = "compute"
+    TO_HOST = "to_host"
+    TO_DEVICE = "to_device"
+    CPU_OPTIMIZER = "cpu_optimizer"
+
+
+@attrs.frozen
+class Compute:
+    """Run an op; `implementation` indexes `Op.implementations`."""
+
+    op: int
+    implementation: int = 0
+
+
+@attrs.frozen
+class Free:
+    """Drop a value's device storage."""
+
+    value: int
+
+
+@attrs.frozen
+class Deliver:
+    """Hand a gradient to autograd; from then on the step cannot read it."""
+
+    value: int
+
+
+@attrs.frozen
+class Transfer:
+    """A copy of one value between device and host; `lane` (TO_HOST or TO_DEVICE) is its direction."""
+
+    value: int
+    lane: Lane = attrs.field(
+        converter=Lane, validator=attrs.validators.in_((Lane.TO_HOST, Lane.TO_DEVICE))
+    )
+
+
+@attrs.frozen
+class Start:
+    """Put a transfer on its lane; its destination bytes are held from now on."""
+
+    transfer: Transfer
+
+
+@attrs.frozen
+class Wait:
+    """Hold the compute lane until the transfer is done."""
+
+    transfer: Transfer
+
+
+@attrs.frozen
+class FreeHost:
+    """Drop a value's host copy."""
+
+    value: int
+
+
+@attrs.frozen
+class OptimizerStep:
+    """Update a parameter (or a chunk) on the compute lane or on the CPU."""
+
+    value: int
+    lane: Lane = attrs.field(
+        converter=Lane, validator=attrs.validators.in_((Lane.COMPUTE, Lane.CPU_OPTIMIZER))
+    )
+
+
+Step = Compute | Free | Deliver | Start | Wait | FreeHost | OptimizerStep
+
+
+@attrs.frozen
+class Schedule:
+    """Steps in order.
+
+    Attributes:
+        steps: what to do.
+        boundary: index of the first backward step; the tangents come live there.
+    """
+
+    steps: tuple[Step, ...] = attrs.field(converter=tuple)
+    boundary: int
+
+    @classmethod
+    def from_order(cls, graph: Graph, order: Iterable[int]) -> "Schedule":
+        """Build the schedule that runs ops in `order` and frees every value right after its last use.
+
+        First runs use an op's first implementation and repeats its `rerun` one. Early frees are never worse, so
+        a list of op indices says all there is to say where nothing moves. A gradient is delivered after its last
+        use and after the last use of its parameter, which an optimizer in a hook may then change.
+
+        Args:
+            graph: the graph.
+            order: op indices, one per run.
+
+        Raises:
+            InvalidSchedule: an op that may run only once comes twice.
+        """
+        runs = _runs(graph, order)
+        after = _last_uses(graph, runs)
+        first_backward = _boundary(graph, runs)
+        steps: list[Step] = []
+        boundary = 0
+        for position, run in enumerate(runs):
+            if position == first_backward:
+                boundary = len(steps)
+            steps.append(run)
+            steps.extend(after[position])
+        return cls(steps, boundary if first_backward < len(runs) else len(steps))
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The op indices in running order, repeats included."""
+        return tuple(step.op for step in self.computes())
+
+    def computes(self) -> Iterator[Compute]:
+        """The `Compute` steps in order."""
+        return (step for step in self.steps if isinstance(step, Compute))
+
+
+def _runs(graph: Graph, order: Iterable[int]) -> list[Compute]:
+    seen: set[int] = set()
+    runs = []
+    for position, index in enumerate(order):
+        if not 0 <= index < len(graph.ops):
+            raise InvalidSchedule(step=position, problem=f"no op {index}: the graph has {len(graph.ops)}")
+        op = graph.ops[index]
+        if index in seen and op.rerun is None:
+            raise InvalidSchedule(step=position, problem=f"{op.name} may run only once and comes again")
+        runs.append(Compute(index, op.rerun if index in seen and op.rerun is not None else 0))
+        seen.add(index)
+    return runs
+
+
+def _boundary(graph: Graph, runs: list[Compute]) -> int:
+    """Position after the last first run of a forward op."""
+    seen: set[int] = set()
+    boundary = 0
+    for position, run in enumerate(runs):
+        if run.op not in seen and not graph.ops[run.op].backward:
+            boundary = position + 1
+        seen.add(run.op)
+    return boundary
+
+
+def _last_uses(graph: Graph, runs: list[Compute]) -> list[list[Step]]:
+    """For each position the frees and deliveries that follow it: a backward sweep over lifetimes."""
+    after: list[list[Step]] = [[] for _ in runs]
+    owner_last_use: dict[int, int] = {}
+    owner_last_use: dict[int, int] = {}
+    owners = {graph.values[grad].of for grad in graph.gradients}
+    last_touch: dict[int, int] = {}
+    needed: set[int] = set()
+    for position in range(len(runs) - 1, -1, -1):
+        run = runs[position]
+        implementation = graph.ops[run.op].implementations[run.implementation]
+        for value in implementation.outputs:
+            stored = graph.values[value]
+            if stored.role is Role.GRAD:
+                last_touch.setdefault(value, position)
+            elif stored.external or stored.role is Role.OUTPUT:
+                continue
+            elif value in needed:
+                needed.discard(value)
+            else:
+                after[position].append(Free(value))
+        for value in implementation.inputs:
+            stored = graph.values[value]
+            if value in owners:
+                owner_last_use.setdefault(value, position)
+            if stored.role is Role.GRAD:
+                last_touch.setdefault(value, position)
+            elif stored.external or stored.role is Role.OUTPUT or stored.home is not None:
+                continue
+            elif value not in needed:
+                needed.add(value)
+                after[position].append(Free(value))
+    for grad, position in sorted(last_touch.items()):
+        owner = graph.values[grad].of
+        held_by_owner = owner_last_use.get(owner, 0) if owner is not None else 0
+        after[max(position, held_by_owner)].append(Deliver(grad))
+    return after

@@ -1,0 +1,421 @@
+"""The referee: what a schedule peaks at and costs, step by step, or why it cannot run.
+
+Written for clarity and for trust, not for speed: it shares no code with the evaluators inside the solvers, and
+every plan is believed only through it. The memory rule: an op's outputs come live before its inputs may go, its
+workspace lives while it runs, and an output takes over the storage of an input that dies right there if the
+implementation says that it can.
+"""
+
+from enum import StrEnum
+from typing import NoReturn
+
+import attrs
+
+from remat_graph.errors import InvalidSchedule
+from remat_graph.ir import Graph, Home, Role, Value
+from remat_graph.schedule import (
+    Compute,
+    Deliver,
+    Free,
+    FreeHost,
+    Lane,
+    OptimizerStep,
+    Schedule,
+    Start,
+    Step,
+    Transfer,
+    Wait,
+)
+
+
+class Grads(StrEnum):
+    """The state of ``.grad`` when the step begins, which decides what a delivered gradient costs."""
+
+    NEW = "new"  # None: each delivered gradient stays
+    ACCUMULATE = "accumulate"  # there already: each is added to it and freed
+
+
+@attrs.frozen(kw_only=True)
+class Links:
+    """Bandwidth between device and host, bytes per second each way."""
+
+    to_host_nbytes_per_s: float = 25e9
+    to_device_nbytes_per_s: float = 25e9
+
+
+@attrs.frozen(kw_only=True)
+class Timeline:
+    """What the referee says of a valid schedule.
+
+    Attributes:
+        peak_nbytes: highest device bytes, with workspaces and the allocator's rounding.
+        peak_step: the step at which that is.
+        live_peak_nbytes: highest device bytes of storages alone.
+        live_nbytes: per step, rounded storage bytes held after it.
+        during_nbytes: per step, the highest device bytes while it runs (what `peak_nbytes` is the largest of).
+        host_peak_nbytes: highest bytes of host copies.
+        time_s: when the last lane is done.
+        lane_s: busy seconds per lane.
+        recomputed_s: seconds on the compute lane spent on repeated runs.
+    """
+
+    peak_nbytes: int
+    peak_step: int
+    live_peak_nbytes: int
+    live_nbytes: tuple[int, ...]
+    during_nbytes: tuple[int, ...]
+    host_peak_nbytes: int
+    time_s: float
+    lane_s: dict[Lane, float]
+    recomputed_s: float
+
+
+def simulate(
+    graph: Graph, schedule: Schedule, *, grads: Grads = Grads.NEW, links: Links | None = None
+) -> Timeline:
+    """Replay a schedule.
+
+    Args:
+        graph: the graph.
+        schedule: the steps.
+        grads: the state of ``.grad``; NEW, the default, is never below ACCUMULATE.
+        links: bandwidths for transfers.
+
+    Raises:
+        InvalidSchedule: with the step and what was missing.
+    """
+    return _Replay(graph, schedule, Grads(grads), links or Links()).run()
+
+
+class _Replay:
+    """One pass over the steps; the state of every value lives here."""
+
+    def __init__(self, graph: Graph, schedule: Schedule, grads: Grads, links: Links) -> None:
+        self.graph, self.schedule, self.grads, self.links = graph, schedule, grads, links
+        self.step = 0
+        self.on_device: set[int] = set()
+        self.on_host: set[int] = set()
+        self.overwritten: set[int] = set()
+        self.delivered: set[int] = set()
+        self.taken_over: set[int] = set()  # its storage belongs to an output by now
+        self.arriving: set[Transfer] = set()  # started, not waited for
+        self.updated: set[int] = set()
+        self.stale_on_device: set[int] = set()
+        self.stale_on_host: set[int] = set()
+        self.ran: set[int] = set()
+        self.held = self.held_exact = self.host = 0
+        self.peak = self.live_peak = self.host_peak = self.peak_step = 0
+        self.clock_s = 0.0
+        self.lane_free_s = dict.fromkeys(Lane, 0.0)
+        self.lane_s = dict.fromkeys(Lane, 0.0)
+        self.done_s: dict[Transfer, float] = {}
+        self.host_ready_s: dict[int, float] = {}
+        self.recomputed_s = 0.0
+
+    def run(self) -> Timeline:
+        steps = self.schedule.steps
+        if not 0 <= self.schedule.boundary <= len(steps):
+            self.fail(f"boundary {self.schedule.boundary} lies outside the {len(steps)} steps")
+        for index, value in enumerate(self.graph.values):
+            if value.home is Home.DEVICE:
+                self.arrive(index)
+            elif value.home is Home.HOST:
+                self.arrive_on_host(index)
+        self.note_peak(0, 0)
+        live, during = [], []
+        for self.step, step in enumerate(steps):
+            if self.step == self.schedule.boundary:
+                self.begin_backward()
+            before = self.held
+            spike = self.carry_out(step)
+            live.append(self.held)
+            during.append(max(before, self.held, spike))
+        self.step = len(steps)
+        if self.schedule.boundary == len(steps):
+            self.begin_backward()
+        self.check_end()
+        return Timeline(
+            peak_nbytes=self.peak,
+            peak_step=self.peak_step,
+            live_peak_nbytes=self.live_peak,
+            live_nbytes=tuple(live),
+            during_nbytes=tuple(during),
+            host_peak_nbytes=self.host_peak,
+            time_s=max(self.clock_s, *self.lane_free_s.values()),
+            lane_s=self.lane_s,
+            recomputed_s=self.recomputed_s,
+        )
+
+    def carry_out(self, step: Step) -> int:
+        """Do one step; the device bytes at its highest moment."""
+        match step:
+            case Compute():
+                return self.compute(step)
+            case Free(value):
+                self.free(value)
+            case Deliver(value):
+                self.deliver(value)
+            case Start(transfer):
+                self.start(transfer)
+            case Wait(transfer):
+                self.wait(transfer)
+            case FreeHost(value):
+                self.free_host(value)
+            case OptimizerStep():
+                self.optimize(step)
+        return self.held
+
+    # -- compute lane
+
+    def compute(self, step: Compute) -> int:
+        if not 0 <= step.op < len(self.graph.ops):
+            self.fail(f"no op {step.op}: the graph has {len(self.graph.ops)}")
+        op = self.graph.ops[step.op]
+        if not 0 <= step.implementation < len(op.implementations):
+            self.fail(f"{op.name} has no implementation {step.implementation}")
+        implementation = op.implementations[step.implementation]
+        again = step.op in self.ran
+        if again and op.rerun is None:
+            self.fail(f"{op.name} may run only once and runs again")
+        if not again and not op.backward and self.step >= self.schedule.boundary:
+            self.fail(f"forward op {op.name} runs first after the boundary")
+        for value in implementation.inputs:
+            self.check_readable(value, op.name)
+
+        new: list[int] = []
+        spike = spike_exact = 0
+        dying = self.freed_next()
+        reused_inputs: set[int] = set()
+        for value in implementation.outputs:
+            stored = self.graph.values[value]
+            if stored.external:
+                self.overwrite(stored)
+                continue
+            source = self.reused_input(implementation.reuses, value, dying - reused_inputs)
+            if source is not None and value not in self.on_device and value not in self.delivered:
+                reused_inputs.add(source)
+                self.on_device.add(value)
+                continue
+            spike += self.graph.allocated_nbytes(value)
+            spike_exact += stored.nbytes
+            if value in self.on_device or value in self.delivered:
+                if not stored.pinned:
+                    self.fail(f"{op.name} makes {stored.name}, which is still live")
+            else:
+                new.append(value)
+        highest = self.held + spike + implementation.workspace_nbytes
+        self.note_peak(spike + implementation.workspace_nbytes, spike_exact)
+        for value in new:
+            self.arrive(value)
+        # The bytes pass from input to output: the coming Free of the input gives nothing back.
+        self.taken_over |= reused_inputs
+        self.tick(Lane.COMPUTE, implementation.time_s)
+        if again:
+            self.recomputed_s += implementation.time_s
+        self.ran.add(step.op)
+        return highest
+
+    def freed_next(self) -> set[int]:
+        """Values whose Free steps follow before anything else happens."""
+        freed = set()
+        for step in self.schedule.steps[self.step + 1 :]:
+            if not isinstance(step, Free):
+                break
+            freed.add(step.value)
+        return freed
+
+    def reused_input(self, reuses: tuple[tuple[int, int], ...], output: int, dying: set[int]) -> int | None:
+        for made, source in reuses:
+            if made == output and source in dying and not self.graph.values[source].external:
+                return source
+        return None
+
+    def check_readable(self, value: int, reader: str) -> None:
+        stored = self.graph.values[value]
+        if value in self.overwritten:
+            self.fail(f"{reader} reads {stored.name}, which has been overwritten since")
+        if stored.external:
+            return
+        if value in self.delivered:
+            self.fail(f"{reader} reads gradient {stored.name}, which was delivered")
+        if value not in self.on_device:
+            self.fail(f"{reader} reads {stored.name}, which is not live")
+        if Transfer(value, Lane.TO_DEVICE) in self.arriving:
+            self.fail(f"{reader} reads {stored.name}, whose transfer was not waited for")
+        if value in self.updated and value not in self.stale_on_device:
+            self.fail(f"{reader} reads {stored.name}, which the optimizer has already changed")
+
+    def overwrite(self, stored: Value) -> None:
+        if stored.replaces is not None:
+            self.overwritten.add(stored.replaces)
+
+    def free(self, value: int) -> None:
+        stored = self.graph.values[value]
+        if value not in self.on_device:
+            self.fail(f"{stored.name} is freed but not live")
+        if stored.role is Role.OUTPUT:
+            self.fail(f"output {stored.name} is freed, but the caller holds it")
+        if stored.role is Role.GRAD and value not in self.on_host and not self.is_spent(value):
+            self.fail(f"gradient {stored.name} is freed before it was delivered, moved or used")
+        for transfer in self.arriving:
+            if transfer.value == value:
+                self.fail(f"{stored.name} is freed while its transfer is under way")
+        self.on_device.discard(value)
+        self.stale_on_device.discard(value)
+        if value in self.taken_over:
+            self.taken_over.discard(value)
+        else:
+            self.held -= self.graph.allocated_nbytes(value)
+            self.held_exact -= stored.nbytes
+
+    def is_spent(self, grad: int) -> bool:
+        return any(update.grad == grad and update.param in self.updated for update in self.graph.updates)
+
+    def deliver(self, value: int) -> None:
+        stored = self.graph.values[value]
+        if stored.role is not Role.GRAD or value not in self.on_device:
+            self.fail(f"{stored.name} is delivered but is not a live gradient")
+        self.delivered.add(value)
+        self.on_device.discard(value)
+        if self.grads is Grads.ACCUMULATE:
+            self.held -= self.graph.allocated_nbytes(value)
+            self.held_exact -= stored.nbytes
+
+    def begin_backward(self) -> None:
+        for value in self.graph.tangents:
+            self.arrive(value)
+        self.note_peak(0, 0)
+
+    # -- transfers and the optimizer
+
+    def start(self, transfer: Transfer) -> None:
+        value, stored = transfer.value, self.graph.values[transfer.value]
+        if transfer in self.arriving:
+            self.fail(f"{stored.name} is already on its way")
+        begin_s = max(self.clock_s, self.lane_free_s[transfer.lane])
+        if transfer.lane is Lane.TO_HOST:
+            self.check_source(value, self.on_device, "the device")
+            if value in self.on_host:
+                self.fail(f"{stored.name} has a host copy already")
+            self.arrive_on_host(value)
+            self.keep_staleness(value, self.stale_on_device, self.stale_on_host)
+            rate = self.links.to_host_nbytes_per_s
+        else:
+            self.check_source(value, self.on_host, "the host")
+            if value in self.on_device:
+                self.fail(f"{stored.name} is on the device already")
+            begin_s = max(begin_s, self.host_ready_s.get(value, 0.0))
+            self.arrive(value)
+            self.note_peak(0, 0)
+            self.keep_staleness(value, self.stale_on_host, self.stale_on_device)
+            rate = self.links.to_device_nbytes_per_s
+        self.arriving.add(transfer)
+        duration_s = stored.nbytes / rate
+        self.done_s[transfer] = self.lane_free_s[transfer.lane] = begin_s + duration_s
+        self.lane_s[transfer.lane] += duration_s
+        if transfer.lane is Lane.TO_HOST:
+            self.host_ready_s[value] = self.done_s[transfer]
+
+    def check_source(self, value: int, place: set[int], where: str) -> None:
+        stored = self.graph.values[value]
+        if value not in place or value in self.delivered:
+            self.fail(f"{stored.name} is to leave {where} but is not there")
+        # The host may still be receiving it: lanes order that by themselves; the device may not.
+        if place is self.on_device and Transfer(value, Lane.TO_DEVICE) in self.arriving:
+            self.fail(f"{stored.name} is to leave {where} while it arrives")
+
+    def keep_staleness(self, value: int, source: set[int], destination: set[int]) -> None:
+        destination.discard(value)
+        if value in source:
+            destination.add(value)
+
+    def wait(self, transfer: Transfer) -> None:
+        if transfer not in self.arriving:
+            self.fail(f"a wait for {self.graph.values[transfer.value].name}, which is not on its way")
+        self.arriving.discard(transfer)
+        self.clock_s = max(self.clock_s, self.done_s[transfer])
+
+    def free_host(self, value: int) -> None:
+        stored = self.graph.values[value]
+        if value not in self.on_host:
+            self.fail(f"{stored.name} is freed on the host but is not there")
+        if any(transfer.value == value for transfer in self.arriving):
+            self.fail(f"{stored.name} is freed on the host while its transfer is under way")
+        self.on_host.discard(value)
+        self.stale_on_host.discard(value)
+        self.host -= stored.nbytes
+
+    def optimize(self, step: OptimizerStep) -> None:
+        name = self.graph.values[step.value].name
+        update = next((u for u in self.graph.updates if u.param == step.value), None)
+        if update is None:
+            self.fail(f"the graph has no optimizer update for {name}")
+        if step.value in self.updated:
+            self.fail(f"{name} is updated twice")
+        on_cpu = step.lane is Lane.CPU_OPTIMIZER
+        place = self.on_host if on_cpu else self.on_device
+        for value in (update.param, update.grad, *update.states):
+            if value not in place:
+                where = "the host" if on_cpu else "the device"
+                self.fail(f"the update of {name} needs {self.graph.values[value].name} on {where}")
+            if not on_cpu and Transfer(value, Lane.TO_DEVICE) in self.arriving:
+                self.fail(f"the update of {name} reads {self.graph.values[value].name} while it arrives")
+        changed = (update.param, *update.states)
+        self.updated.update(changed)
+        elsewhere, stale = (
+            (self.on_device, self.stale_on_device) if on_cpu else (self.on_host, self.stale_on_host)
+        )
+        stale.update(value for value in changed if value in elsewhere)
+        if on_cpu:
+            arrived_s = max(self.host_ready_s.get(v, 0.0) for v in (update.grad, *changed))
+            begin_s = max(self.clock_s, self.lane_free_s[step.lane], arrived_s)
+            self.lane_free_s[step.lane] = begin_s + update.cpu_time_s
+            self.lane_s[step.lane] += update.cpu_time_s
+            for value in changed:
+                self.host_ready_s[value] = self.lane_free_s[step.lane]
+        else:
+            self.tick(Lane.COMPUTE, update.device_time_s)
+
+    # -- accounts
+
+    def arrive(self, value: int) -> None:
+        self.on_device.add(value)
+        self.held += self.graph.allocated_nbytes(value)
+        self.held_exact += 0 if self.graph.values[value].external else self.graph.values[value].nbytes
+
+    def arrive_on_host(self, value: int) -> None:
+        self.on_host.add(value)
+        self.host += self.graph.values[value].nbytes
+        self.host_peak = max(self.host_peak, self.host)
+
+    def note_peak(self, extra: int, extra_exact: int) -> None:
+        if self.held + extra > self.peak:
+            self.peak, self.peak_step = self.held + extra, self.step
+        self.live_peak = max(self.live_peak, self.held_exact + extra_exact)
+
+    def tick(self, lane: Lane, duration_s: float) -> None:
+        self.clock_s += duration_s
+        self.lane_free_s[lane] = self.clock_s
+        self.lane_s[lane] += duration_s
+
+    def check_end(self) -> None:
+        for index, op in enumerate(self.graph.ops):
+            if index not in self.ran:
+                self.fail(f"{op.name} never runs")
+        if self.arriving:
+            self.fail(f"{len(self.arriving)} transfers were never waited for")
+        moved = {update.grad for update in self.graph.updates}
+        for grad in self.graph.gradients:
+            if grad not in self.delivered and not (grad in moved and self.is_spent(grad)):
+                self.fail(f"gradient {self.graph.values[grad].name} is never delivered")
+        for update in self.graph.updates:
+            if update.param not in self.updated and update.grad not in self.delivered:
+                self.fail(f"{self.graph.values[update.param].name} is never updated")
+        for index, value in enumerate(self.graph.values):
+            place = {Home.DEVICE: self.on_device, Home.HOST: self.on_host}.get(value.home)
+            stale = self.stale_on_device if value.home is Home.DEVICE else self.stale_on_host
+            if place is not None and (index not in place or index in stale):
+                self.fail(f"{value.name} does not end up to date at home ({value.home})")
+
+    def fail(self, problem: str) -> NoReturn:
+        raise InvalidSchedule(step=self.step, problem=problem)
