@@ -17,7 +17,8 @@ import importlib, importlib.metadata, importlib.resources, importlib.util, pkgut
 distribution, package = sys.argv[1:]
 root = importlib.import_module(package)
 for module in pkgutil.walk_packages(root.__path__, package + "."):
-    importlib.import_module(module.name)
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
 for entry_point in importlib.metadata.distribution(distribution).entry_points:
     entry_point.load()
 assert importlib.metadata.version(distribution) == root.__version__
