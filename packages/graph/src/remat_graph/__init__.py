@@ -1,7 +1,29 @@
 """A training step as plain data: the graph, the schedule, and the referee that judges one on the other."""
 
-from remat_graph.errors import BadFile, InvalidGraph, InvalidSchedule, RematError
+from remat_graph.errors import (
+    BadBudget,
+    BadFile,
+    FalseBound,
+    ForeignPlan,
+    InvalidGraph,
+    InvalidSchedule,
+    OverBudget,
+    RematError,
+    UnknownPlatform,
+)
+from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Update, Value
+from remat_graph.plan import Plan
+from remat_graph.platform import (
+    Flops,
+    OpCost,
+    Platform,
+    Roofline,
+    get_platform,
+    platform_names,
+    with_platform,
+    with_times,
+)
 from remat_graph.schedule import (
     Compute,
     Deliver,
@@ -15,15 +37,43 @@ from remat_graph.schedule import (
     Transfer,
     Wait,
 )
+from remat_graph.serialize import (
+    graph_from_data,
+    graph_to_data,
+    load_graph,
+    load_order,
+    load_plan,
+    plan_from_data,
+    plan_to_data,
+    save_graph,
+    save_order,
+    save_plan,
+    schedule_from_data,
+    schedule_to_data,
+)
 from remat_graph.simulate import Grads, Links, Timeline, simulate
+from remat_graph.units import (
+    Budget,
+    format_nbytes,
+    format_seconds,
+    gradient_nbytes,
+    noremat_peak_nbytes,
+    parse_nbytes,
+    resolve_budget,
+)
 from remat_graph.verify import verify
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BadBudget",
     "BadFile",
+    "Budget",
     "Compute",
     "Deliver",
+    "FalseBound",
+    "Flops",
+    "ForeignPlan",
     "Free",
     "FreeHost",
     "Grads",
@@ -35,17 +85,46 @@ __all__ = [
     "Lane",
     "Links",
     "Op",
+    "OpCost",
     "OptimizerStep",
+    "OverBudget",
+    "Plan",
+    "Platform",
     "RematError",
     "Role",
+    "Roofline",
     "Schedule",
     "Start",
     "Step",
     "Timeline",
     "Transfer",
+    "UnknownPlatform",
     "Update",
     "Value",
     "Wait",
+    "fingerprint",
+    "format_nbytes",
+    "format_seconds",
+    "get_platform",
+    "gradient_nbytes",
+    "graph_from_data",
+    "graph_to_data",
+    "load_graph",
+    "load_order",
+    "load_plan",
+    "noremat_peak_nbytes",
+    "parse_nbytes",
+    "plan_from_data",
+    "plan_to_data",
+    "platform_names",
+    "resolve_budget",
+    "save_graph",
+    "save_order",
+    "save_plan",
+    "schedule_from_data",
+    "schedule_to_data",
     "simulate",
     "verify",
+    "with_platform",
+    "with_times",
 ]

@@ -1,10 +1,24 @@
 """What can go wrong with a graph, a schedule or a saved file: one small class a mistake."""
 
+from collections.abc import Callable
+from typing import Any
+
 import attrs
 
 
 class RematError(Exception):
     """Base of every error that remat raises on purpose; its text is one line that says what to do."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        # Exceptions rebuild themselves from positional arguments, which keyword-only classes do not take; without
+        # this an error raised in a worker process would kill the pool instead of reaching the caller.
+        if attrs.has(type(self)):
+            return _rebuild, (type(self), attrs.asdict(self, recurse=False))
+        return super().__reduce__()  # type: ignore[return-value]
+
+
+def _rebuild(kind: type[RematError], fields: dict[str, Any]) -> RematError:
+    return kind(**fields)
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -53,3 +67,90 @@ class BadFile(RematError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class ForeignPlan(BadFile):
+    """A saved plan was made for another graph.
+
+    Attributes:
+        path: the file.
+        problem: what came, what was wanted, what to do.
+    """
+
+
+@attrs.frozen(kw_only=True, str=False)
+class OverBudget(RematError):
+    """A schedule peaks above the budget that it was made for.
+
+    Attributes:
+        solver: who made it.
+        peak_nbytes: what the referee says.
+        budget_nbytes: what was allowed.
+    """
+
+    solver: str
+    peak_nbytes: int
+    budget_nbytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"the schedule of {self.solver} peaks at {self.peak_nbytes:,} bytes, above the budget of "
+            f"{self.budget_nbytes:,}: raise the budget by {self.peak_nbytes - self.budget_nbytes:,} bytes or solve again"
+        )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class FalseBound(RematError):
+    """A solver claims that no schedule is as fast as the one at hand.
+
+    Attributes:
+        solver: who claims it.
+        lower_bound_s: the bound.
+        time_s: compute seconds of the schedule, by the referee.
+    """
+
+    solver: str
+    lower_bound_s: float
+    time_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.solver} claims a lower bound of {self.lower_bound_s:.6g} s, but this schedule computes for "
+            f"{self.time_s:.6g} s: the bound is wrong, please report it"
+        )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class BadBudget(RematError):
+    """A budget that says nothing usable.
+
+    Attributes:
+        budget: what came, as text.
+        problem: what is wrong with it.
+    """
+
+    budget: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"budget {self.budget}: {self.problem}; give whole bytes such as 2147483648, "
+            'a size such as "2GiB" or "800MB", or a share of the unplanned peak such as "40%"'
+        )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class UnknownPlatform(RematError):
+    """No cost platform has this name.
+
+    Attributes:
+        name: what came.
+        known: the names there are.
+    """
+
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"no cost platform {self.name!r}: choose one of {', '.join(self.known) or '(none installed)'}"

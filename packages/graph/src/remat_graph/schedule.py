@@ -45,9 +45,7 @@ class Transfer:
     """A copy of one value between device and host; `lane` (TO_HOST or TO_DEVICE) is its direction."""
 
     value: int
-    lane: Lane = attrs.field(
-        converter=Lane, validator=attrs.validators.in_((Lane.TO_HOST, Lane.TO_DEVICE))
-    )
+    lane: Lane = attrs.field(converter=Lane, validator=attrs.validators.in_((Lane.TO_HOST, Lane.TO_DEVICE)))
 
 
 @attrs.frozen
@@ -161,7 +159,6 @@ def _boundary(graph: Graph, runs: list[Compute]) -> int:
 def _last_uses(graph: Graph, runs: list[Compute]) -> list[list[Step]]:
     """For each position the frees and deliveries that follow it: a backward sweep over lifetimes."""
     after: list[list[Step]] = [[] for _ in runs]
-    owner_last_use: dict[int, int] = {}
     owner_last_use: dict[int, int] = {}
     owners = {graph.values[grad].of for grad in graph.gradients}
     last_touch: dict[int, int] = {}

@@ -1,0 +1,183 @@
+"""JSON files that are read with suspicion and written whole or not at all.
+
+`read_json` turns every way in which a file can be unreadable into one `BadFile`; `Reader` walks the data and
+names the place of the first thing that is not what was wanted. `write_json` goes through a temporary file beside the
+target, so that a crash or Ctrl-C leaves the old file or the new one.
+"""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, final
+
+from remat_graph.errors import BadFile
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+_LARGEST = 2**63 - 1  # sizes and indices go into 64-bit arrays
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Parse a JSON file.
+
+    Raises:
+        BadFile: missing, unreadable, not UTF-8, not JSON, or cut off.
+    """
+    name = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadFile(path=name, problem="no such file; check the path") from None
+    except UnicodeDecodeError:
+        raise BadFile(path=name, problem="is not text; a JSON file was wanted") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadFile(path=name, problem=f"cannot be read: {reason}") from None
+    if not text.strip():
+        raise BadFile(path=name, problem="is empty; a JSON file was wanted")
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        problem = f"is not valid JSON at line {error.lineno}: {error.msg}; it may be cut off, save it again"
+        raise BadFile(path=name, problem=problem) from None
+    except RecursionError:
+        raise BadFile(path=name, problem="is nested too deeply to be one of our files") from None
+    except ValueError as error:
+        raise BadFile(path=name, problem=f"holds a number that cannot be used: {error}") from None
+
+
+def write_json(data: Any, path: str | os.PathLike[str]) -> None:
+    """Write a JSON file atomically.
+
+    Raises:
+        OSError: the folder is missing or read-only; an existing file is left as it was.
+        ValueError: the data holds NaN, an infinity or something that is not JSON.
+    """
+    target = Path(path)
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes private files; a plan is as public as any other file that its user writes.
+        with suppress(OSError):
+            os.chmod(temporary, _mode(target))
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _mode(target: Path) -> int:
+    try:
+        return target.stat().st_mode & 0o777
+    except OSError:
+        return 0o644
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number here")
+
+
+@final
+class Reader:
+    """A piece of JSON data and where it came from; every getter checks, or raises `BadFile` with the place."""
+
+    def __init__(self, data: Any, source: str, place: str = "") -> None:
+        self.data, self.source, self.place = data, source, place
+
+    def fail(self, problem: str) -> NoReturn:
+        """Raise a `BadFile` for this place."""
+        raise BadFile(path=self.source, problem=f"{self.place}: {problem}" if self.place else problem)
+
+    def _wanted(self, wanted: str) -> NoReturn:
+        came = "null" if self.data is None else f"{type(self.data).__name__} {self.data!r}"
+        self.fail(f"{wanted} was wanted, but it is {came[:80]}")
+
+    def get(self, key: str) -> "Reader":
+        """The member of an object; it must be there."""
+        found = self.find(key)
+        return self.fail(f"{key!r} is missing") if found is None else found
+
+    def find(self, key: str) -> "Reader | None":
+        """The member of an object, or None if there is none."""
+        self.mapping()
+        place = f"{self.place}.{key}" if self.place else key
+        return Reader(self.data[key], self.source, place) if key in self.data else None
+
+    def maybe(self, key: str, read: "Callable[[Reader], T]", default: T) -> T:
+        """The member of an object as `read` sees it, or `default` if there is none."""
+        found = self.find(key)
+        return default if found is None else read(found)
+
+    def items(self) -> list["Reader"]:
+        """The members of a list."""
+        if not isinstance(self.data, list):
+            self._wanted("a list")
+        return [Reader(data, self.source, f"{self.place}[{i}]") for i, data in enumerate(self.data)]
+
+    def mapping(self) -> Mapping[str, Any]:
+        """An object."""
+        if not isinstance(self.data, dict):
+            self._wanted("an object")
+        return self.data
+
+    def known(self, keys: frozenset[str]) -> None:
+        """An object without any key that the reader would ignore, which would lose what the writer meant."""
+        if unknown := sorted(set(self.mapping()) - keys):
+            self.fail(f"unknown key {unknown[0]!r}; it wants one of {', '.join(sorted(keys))}")
+
+    def text(self) -> str:
+        """A string."""
+        if not isinstance(self.data, str):
+            self._wanted("text")
+        return self.data
+
+    def flag(self) -> bool:
+        """True or false."""
+        if not isinstance(self.data, bool):
+            self._wanted("true or false")
+        return self.data
+
+    def size(self) -> int:
+        """A whole number from 0 on."""
+        if isinstance(self.data, bool) or not isinstance(self.data, int) or not 0 <= self.data <= _LARGEST:
+            self._wanted("a whole number from 0 on")
+        return self.data
+
+    def seconds(self) -> float:
+        """A finite number from 0 on."""
+        number = self.data
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            self._wanted("a number")
+        if not (0 <= number <= _LARGEST and math.isfinite(number)):
+            self._wanted("a finite number from 0 on")
+        return float(number)
+
+    def index(self, count: int, kind: str) -> int:
+        """An index into `count` things."""
+        number = self.size()
+        if number >= count:
+            self.fail(f"there is no {kind} {number}, only {count}")
+        return number
+
+    def indices(self, count: int, kind: str) -> tuple[int, ...]:
+        """A list of indices into `count` things."""
+        return tuple(item.index(count, kind) for item in self.items())
+
+    def choice(self, kinds: type[E]) -> E:
+        """A member of an enumeration, by its text."""
+        word = self.text()
+        try:
+            return kinds(word)
+        except ValueError:
+            self.fail(f"{word!r} is none of {', '.join(kinds)}")

@@ -1,0 +1,163 @@
+"""A plan: a schedule with every figure the referee gives it, who made it and how good it can be at best."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from remat_graph.errors import FalseBound, OverBudget
+from remat_graph.fingerprint import fingerprint
+from remat_graph.ir import Graph
+from remat_graph.schedule import Lane, Schedule
+from remat_graph.simulate import Links, simulate
+from remat_graph.units import format_nbytes, format_seconds, gradient_nbytes
+
+_BOUND_SLACK = 1e-6  # relative; linear programs are solved to about this
+
+
+def _finite(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
+    if not (math.isfinite(value) and value >= 0.0):
+        raise ValueError(f"{attribute.name} is {value}, not a finite number from 0 on")
+
+
+_size = [attrs.validators.instance_of(int), attrs.validators.ge(0)]
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What to run, what it will cost, and how far that may be from the best.
+
+    Attributes:
+        fingerprint: of the graph it was made for.
+        graph_name: for people.
+        schedule: the steps.
+        budget_nbytes: what it had to stay within.
+        peak_nbytes: predicted peak as the allocator sees it; the budget binds this.
+        live_peak_nbytes: predicted peak of tensor storages alone.
+        noremat_peak_nbytes: the peak of the unplanned step.
+        gradient_nbytes: bytes of gradients, held when the step ends.
+        time_s: predicted seconds of the step.
+        noremat_time_s: seconds of running every op once.
+        recomputed_s: seconds of repeated runs.
+        lower_bound_s: no schedule within the budget computes for less than this, first runs included.
+        solver: who made the schedule.
+        solver_stats: what the solver tells about its work, JSON-able.
+        versions: of the packages that made it, by name.
+        platform: where the times come from.
+        deadline_hit: whether a wall-clock deadline cut in, so that another run may end elsewhere.
+    """
+
+    fingerprint: str
+    graph_name: str
+    schedule: Schedule
+    budget_nbytes: int = attrs.field(validator=_size)
+    peak_nbytes: int = attrs.field(validator=_size)
+    live_peak_nbytes: int = attrs.field(validator=_size)
+    noremat_peak_nbytes: int = attrs.field(validator=_size)
+    gradient_nbytes: int = attrs.field(validator=_size)
+    time_s: float = attrs.field(converter=float, validator=_finite)
+    noremat_time_s: float = attrs.field(converter=float, validator=_finite)
+    recomputed_s: float = attrs.field(converter=float, validator=_finite)
+    lower_bound_s: float = attrs.field(converter=float, validator=_finite)
+    solver: str
+    solver_stats: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    versions: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
+    platform: str = ""
+    deadline_hit: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.peak_nbytes > self.budget_nbytes:
+            raise OverBudget(
+                solver=self.solver, peak_nbytes=self.peak_nbytes, budget_nbytes=self.budget_nbytes
+            )
+
+    @classmethod
+    def from_schedule(
+        cls,
+        graph: Graph,
+        schedule: Schedule,
+        *,
+        budget_nbytes: int,
+        lower_bound_s: float,
+        solver: str,
+        solver_stats: Mapping[str, Any] | None = None,
+        versions: Mapping[str, str] | None = None,
+        platform: str = "",
+        deadline_hit: bool = False,
+        links: Links | None = None,
+    ) -> "Plan":
+        """Make the plan of a schedule; the referee gives every figure.
+
+        Args:
+            graph: the graph.
+            schedule: the steps.
+            budget_nbytes: what the peak may be at most.
+            lower_bound_s: what the solver proved; below `graph.time_s` only when an op has a faster implementation.
+            solver: who made the schedule.
+            solver_stats: JSON-able.
+            versions: of the packages that matter, by name.
+            platform: where the graph's times come from.
+            deadline_hit: whether a wall-clock deadline cut in.
+            links: bandwidths, if the schedule moves values.
+
+        Raises:
+            InvalidSchedule: the schedule cannot be carried out.
+            OverBudget: it peaks above the budget. A plan above its budget is never made.
+            FalseBound: the lower bound is above what the schedule takes.
+        """
+        timeline = simulate(graph, schedule, links=links)
+        compute_s = timeline.lane_s[Lane.COMPUTE]
+        if lower_bound_s > compute_s * (1 + _BOUND_SLACK):
+            raise FalseBound(solver=solver, lower_bound_s=lower_bound_s, time_s=compute_s)
+        unplanned = simulate(graph, Schedule.from_order(graph, range(len(graph.ops))))
+        return cls(
+            fingerprint=fingerprint(graph),
+            graph_name=graph.name,
+            schedule=schedule,
+            budget_nbytes=budget_nbytes,
+            peak_nbytes=timeline.peak_nbytes,
+            live_peak_nbytes=timeline.live_peak_nbytes,
+            noremat_peak_nbytes=unplanned.peak_nbytes,
+            gradient_nbytes=gradient_nbytes(graph),
+            time_s=timeline.time_s,
+            noremat_time_s=graph.time_s,
+            recomputed_s=timeline.recomputed_s,
+            lower_bound_s=min(lower_bound_s, compute_s),
+            solver=solver,
+            solver_stats=solver_stats or {},
+            versions=versions or {},
+            platform=platform,
+            deadline_hit=deadline_hit,
+        )
+
+    @property
+    def overhead(self) -> float:
+        """Recomputed seconds over the unplanned step's, as a ratio: 0.05 is 5 % more."""
+        return self.recomputed_s / self.noremat_time_s if self.noremat_time_s else 0.0
+
+    @property
+    def lower_bound_overhead(self) -> float:
+        """What the overhead of any schedule within the budget is at least, as a ratio."""
+        return max(0.0, self.lower_bound_s / self.noremat_time_s - 1.0) if self.noremat_time_s else 0.0
+
+    @property
+    def gap(self) -> float:
+        """How much lower the overhead could be at best: overhead less its lower bound, a ratio of the unplanned time."""
+        return max(0.0, self.overhead - self.lower_bound_overhead)
+
+    def summary(self) -> str:
+        """A few lines for people, without a newline at the end."""
+        share = self.peak_nbytes / self.noremat_peak_nbytes if self.noremat_peak_nbytes else 1.0
+        repeats = len(self.schedule.order) - len(set(self.schedule.order))
+        lines = [
+            f"{self.graph_name or 'plan'}: peak {format_nbytes(self.peak_nbytes)} within a budget of "
+            f"{format_nbytes(self.budget_nbytes)} ({share:.0%} of the unplanned "
+            f"{format_nbytes(self.noremat_peak_nbytes)}; gradients {format_nbytes(self.gradient_nbytes)})",
+            f"time {format_seconds(self.time_s)}: {repeats} repeated ops cost +{self.overhead:.2%}, "
+            f"no schedule costs less than +{self.lower_bound_overhead:.2%}",
+            f"by {self.solver}"
+            + (f" on {self.platform}" if self.platform else "")
+            + (", cut short by the deadline" if self.deadline_hit else ""),
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,139 @@
+"""Cost platforms: seconds for an op from what it computes and moves, to plan for a device that is not at hand.
+
+A platform is anything with a `name` and `time_s(cost)`. Third parties register classes under the entry-point group
+``remat.platforms``; measured times need no platform.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, Protocol, cast, runtime_checkable
+
+import attrs
+
+from remat_graph.errors import UnknownPlatform
+from remat_graph.ir import Graph
+
+GROUP = "remat.platforms"
+
+_count = attrs.validators.and_(attrs.validators.instance_of((int, float)), attrs.validators.ge(0))
+_rate = attrs.validators.and_(attrs.validators.gt(0.0), attrs.validators.lt(float("inf")))
+_delay = attrs.validators.and_(attrs.validators.ge(0.0), attrs.validators.lt(float("inf")))
+
+
+@attrs.frozen(kw_only=True)
+class OpCost:
+    """What one implementation of an op does.
+
+    Attributes:
+        flops: floating-point operations, a multiply-add counted as two.
+        read_nbytes: bytes it reads, each input once.
+        written_nbytes: bytes it writes.
+    """
+
+    flops: float = attrs.field(default=0, validator=_count)
+    read_nbytes: int = attrs.field(default=0, validator=_count)
+    written_nbytes: int = attrs.field(default=0, validator=_count)
+
+
+@runtime_checkable
+class Platform(Protocol):
+    """Seconds of an op on some device."""
+
+    @property
+    def name(self) -> str:
+        """Short and stable; plans record it."""
+        ...
+
+    def time_s(self, cost: OpCost) -> float:
+        """Seconds that an op of this cost takes, finite and not negative."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Flops:
+    """FLOPs and nothing else, the unit in which recomputation is compared across papers.
+
+    One FLOP counts as `s_per_flop`; memory traffic is free, so elementwise ops and copies cost next to nothing.
+    """
+
+    s_per_flop: float = attrs.field(default=1e-12, validator=_rate)
+
+    @property
+    def name(self) -> str:
+        """``flops``."""
+        return "flops"
+
+    def time_s(self, cost: OpCost) -> float:
+        """FLOPs times `s_per_flop`."""
+        return cost.flops * self.s_per_flop
+
+
+@attrs.frozen(kw_only=True)
+class Roofline:
+    """A device that either computes or moves bytes at full rate, whichever takes longer, after a launch.
+
+    The rates by default are those of the graph corpus (bf16 on an H100-class device, at what kernels reach).
+    """
+
+    flops_per_s: float = attrs.field(default=400e12, converter=float, validator=_rate)
+    nbytes_per_s: float = attrs.field(default=3e12, converter=float, validator=_rate)
+    launch_s: float = attrs.field(default=0.0, converter=float, validator=_delay)
+
+    @property
+    def name(self) -> str:
+        """The rates are part of the name: two rooflines give two plans."""
+        return f"roofline({self.flops_per_s:g} FLOP/s, {self.nbytes_per_s:g} B/s, launch {self.launch_s:g} s)"
+
+    def time_s(self, cost: OpCost) -> float:
+        """The longer of computing and moving, plus the launch."""
+        moved_s = (cost.read_nbytes + cost.written_nbytes) / self.nbytes_per_s
+        return max(cost.flops / self.flops_per_s, moved_s) + self.launch_s
+
+
+def platform_names() -> tuple[str, ...]:
+    """Names of the installed platforms, sorted."""
+    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+
+
+def get_platform(name: str, **options: Any) -> Platform:
+    """Make the platform that is registered under a name.
+
+    Args:
+        name: one of `platform_names()`.
+        options: arguments of its class, e.g. ``flops_per_s`` of a roofline.
+
+    Raises:
+        UnknownPlatform: nothing has that name.
+    """
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            return cast(Platform, entry.load()(**options))
+    raise UnknownPlatform(name=name, known=platform_names())
+
+
+def with_times(graph: Graph, times: Mapping[tuple[int, int], float]) -> Graph:
+    """The same graph with other times.
+
+    Args:
+        graph: the graph.
+        times: seconds by (op index, implementation index); what is not named keeps its time.
+    """
+    ops = []
+    for i, op in enumerate(graph.ops):
+        implementations = tuple(
+            attrs.evolve(implementation, time_s=times.get((i, k), implementation.time_s))
+            for k, implementation in enumerate(op.implementations)
+        )
+        ops.append(attrs.evolve(op, implementations=implementations))
+    return attrs.evolve(graph, ops=tuple(ops))
+
+
+def with_platform(graph: Graph, costs: Mapping[tuple[int, int], OpCost], platform: Platform) -> Graph:
+    """The same graph with the times that a platform gives to its ops.
+
+    Args:
+        graph: the graph.
+        costs: by (op index, implementation index); what is not named keeps its time.
+        platform: the device to plan for.
+    """
+    return with_times(graph, {place: platform.time_s(cost) for place, cost in costs.items()})

@@ -1,0 +1,435 @@
+"""Graphs, plans and orders as versioned JSON. Reading never runs code and never trusts: one `BadFile` says what is wrong.
+
+A graph or plan file is an object with ``format`` and ``version``; a file of a newer version is refused by saying so.
+What has its default is left out. `load_graph` reads the corpus format too (see `corpus`). An order is a bare list of op
+indices, repeats included, which is what the corpus' judge reads.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from remat_graph.corpus import is_corpus, read_corpus
+from remat_graph.errors import BadFile, ForeignPlan, InvalidGraph, InvalidSchedule, OverBudget
+from remat_graph.fingerprint import fingerprint
+from remat_graph.ir import Graph, Home, Implementation, Op, Role, Update, Value
+from remat_graph.jsonfile import Reader, read_json, write_json
+from remat_graph.plan import Plan
+from remat_graph.schedule import (
+    Compute,
+    Deliver,
+    Free,
+    FreeHost,
+    Lane,
+    OptimizerStep,
+    Schedule,
+    Start,
+    Step,
+    Transfer,
+    Wait,
+)
+from remat_graph.verify import verify
+
+GRAPH_FORMAT = "remat-graph"
+PLAN_FORMAT = "remat-plan"
+VERSION = 1
+
+_Path = str | os.PathLike[str]
+_ANY = 2**63  # no graph at hand: indices are only known not to be negative
+
+
+# -- graphs
+
+
+def save_graph(graph: Graph, path: _Path) -> None:
+    """Write a graph; an existing file is replaced in one go."""
+    write_json(graph_to_data(graph), path)
+
+
+def load_graph(path: _Path) -> Graph:
+    """Read a graph, ours or one of the corpus, and check it.
+
+    Raises:
+        BadFile: missing, corrupt, cut off, newer, of another kind, or not a valid graph.
+    """
+    return graph_from_data(read_json(path), source=os.fspath(path))
+
+
+def graph_to_data(graph: Graph) -> dict[str, Any]:
+    """A graph as JSON data."""
+    return {
+        "format": GRAPH_FORMAT,
+        "version": VERSION,
+        "name": graph.name,
+        "rounding_nbytes": graph.rounding_nbytes,
+        "conditions": [list(pair) for pair in graph.conditions],
+        "values": [_sparse(value) for value in graph.values],
+        "ops": [
+            _sparse(op) | {"implementations": [_sparse(i) for i in op.implementations]} for op in graph.ops
+        ],
+        "updates": [_sparse(update) for update in graph.updates],
+    }
+
+
+def graph_from_data(data: Any, *, source: str = "graph data") -> Graph:
+    """The graph of JSON data, checked.
+
+    Args:
+        data: what `graph_to_data` gave, or a corpus graph.
+        source: what to call it in errors.
+
+    Raises:
+        BadFile: it is something else, newer, or not a valid graph.
+    """
+    reader = Reader(data, source)
+    if is_corpus(data):
+        graph = read_corpus(reader)
+    else:
+        _check_header(reader, GRAPH_FORMAT, "graph")
+        graph = _read_graph(reader)
+    try:
+        verify(graph)
+    except InvalidGraph as error:
+        raise BadFile(path=source, problem=str(error)) from error
+    return graph
+
+
+def _read_graph(reader: Reader) -> Graph:
+    reader.known(_keys(Graph) | {"format", "version"})
+    value_readers = reader.get("values").items()
+    count = len(value_readers)
+    rounding = reader.get("rounding_nbytes")
+    if rounding.size() < 1:
+        rounding.fail("must be at least 1")
+    return Graph(
+        name=reader.get("name").text(),
+        values=tuple(_read_value(item, count) for item in value_readers),
+        ops=tuple(_read_op(item, count) for item in reader.get("ops").items()),
+        updates=tuple(_read_update(item, count) for item in reader.get("updates").items()),
+        rounding_nbytes=rounding.size(),
+        conditions=tuple(_read_pair(item) for item in reader.get("conditions").items()),
+    )
+
+
+def _read_pair(reader: Reader) -> tuple[str, str]:
+    items = reader.items()
+    if len(items) != 2:
+        reader.fail("a pair of texts was wanted")
+    return items[0].text(), items[1].text()
+
+
+def _read_value(reader: Reader, count: int) -> Value:
+    reader.known(_keys(Value))
+
+    def value(found: Reader) -> int | None:
+        return found.index(count, "value")
+
+    return Value(
+        name=reader.get("name").text(),
+        nbytes=reader.get("nbytes").size(),
+        role=reader.maybe("role", lambda r: r.choice(Role), Role.ACTIVATION),
+        external=reader.maybe("external", Reader.flag, False),
+        of=reader.maybe("of", value, None),
+        replaces=reader.maybe("replaces", value, None),
+        chunk_of=reader.maybe("chunk_of", _optional_text, None),
+        home=reader.maybe("home", _read_home, None),
+    )
+
+
+def _optional_text(reader: Reader) -> str | None:
+    return reader.text()
+
+
+def _read_home(reader: Reader) -> Home | None:
+    return reader.choice(Home)
+
+
+def _read_op(reader: Reader, count: int) -> Op:
+    reader.known(_keys(Op))
+    implementations = reader.get("implementations").items()
+    if not implementations:
+        reader.fail("it has no implementation")
+
+    def rerun(found: Reader) -> int | None:
+        return None if found.data is None else found.index(len(implementations), "implementation")
+
+    return Op(
+        name=reader.get("name").text(),
+        target=reader.get("target").text(),
+        backward=reader.maybe("backward", Reader.flag, False),
+        key=reader.maybe("key", Reader.text, ""),
+        rerun=reader.maybe("rerun", rerun, 0),
+        implementations=tuple(_read_implementation(item, count) for item in implementations),
+    )
+
+
+def _read_implementation(reader: Reader, count: int) -> Implementation:
+    reader.known(_keys(Implementation))
+
+    def pairs(found: Reader) -> tuple[tuple[int, int], ...]:
+        read = []
+        for item in found.items():
+            pair = item.indices(count, "value")
+            if len(pair) != 2:
+                item.fail("a pair of values was wanted")
+            read.append((pair[0], pair[1]))
+        return tuple(read)
+
+    return Implementation(
+        inputs=reader.get("inputs").indices(count, "value"),
+        outputs=reader.get("outputs").indices(count, "value"),
+        time_s=reader.maybe("time_s", Reader.seconds, 0.0),
+        workspace_nbytes=reader.maybe("workspace_nbytes", Reader.size, 0),
+        reuses=reader.maybe("reuses", pairs, ()),
+    )
+
+
+def _read_update(reader: Reader, count: int) -> Update:
+    reader.known(_keys(Update))
+    return Update(
+        param=reader.get("param").index(count, "value"),
+        grad=reader.get("grad").index(count, "value"),
+        states=reader.maybe("states", lambda r: r.indices(count, "value"), ()),
+        device_time_s=reader.maybe("device_time_s", Reader.seconds, 0.0),
+        cpu_time_s=reader.maybe("cpu_time_s", Reader.seconds, 0.0),
+    )
+
+
+# -- schedules and plans
+
+
+def schedule_to_data(schedule: Schedule) -> dict[str, Any]:
+    """A schedule as JSON data: each step a list, its word first."""
+    return {"boundary": schedule.boundary, "steps": [_step_to_data(step) for step in schedule.steps]}
+
+
+def schedule_from_data(data: Any, *, graph: Graph | None = None, source: str = "schedule data") -> Schedule:
+    """The schedule of JSON data; whether it can be carried out is the referee's to say.
+
+    Args:
+        data: what `schedule_to_data` gave.
+        graph: if given, indices must lie within it.
+        source: what to call it in errors.
+
+    Raises:
+        BadFile: it is something else, or refers to what is not there.
+    """
+    return _read_schedule(Reader(data, source), graph)
+
+
+def save_plan(plan: Plan, path: _Path) -> None:
+    """Write a plan; an existing file is replaced in one go."""
+    write_json(plan_to_data(plan), path)
+
+
+def load_plan(path: _Path, graph: Graph | None = None) -> Plan:
+    """Read a plan; with a graph, check that the plan is for it and ask the referee again.
+
+    A plan outlives the measurement it was made with. With a graph, peaks and times are therefore the referee's on
+    that graph, and where its times differ the lower bound falls back to the unplanned time, which always holds.
+
+    Args:
+        path: the file.
+        graph: what it is to be used on.
+
+    Raises:
+        BadFile: missing, corrupt, cut off, newer, of another kind, or its schedule cannot be carried out on the graph.
+        ForeignPlan: it was made for another graph.
+        OverBudget: on this graph it peaks above the budget it was made for.
+    """
+    return plan_from_data(read_json(path), graph=graph, source=os.fspath(path))
+
+
+def plan_to_data(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON data."""
+    figures = {field: getattr(plan, field) for field in _PLAN_FIELDS}
+    figures |= {"solver_stats": dict(plan.solver_stats), "versions": dict(plan.versions)}
+    return {
+        "format": PLAN_FORMAT,
+        "version": VERSION,
+        **figures,
+        "schedule": schedule_to_data(plan.schedule),
+    }
+
+
+def plan_from_data(data: Any, *, graph: Graph | None = None, source: str = "plan data") -> Plan:
+    """The plan of JSON data; arguments and errors as for `load_plan`."""
+    reader = Reader(data, source)
+    _check_header(reader, PLAN_FORMAT, "plan")
+    reader.known(_keys(Plan) | {"format", "version"})
+    if graph is not None and (found := reader.get("fingerprint").text()) != (wanted := fingerprint(graph)):
+        name = reader.get("graph_name").text()
+        problem = (
+            f"is a plan for another graph, {name or 'unnamed'} ({found[:15]}...), not for {graph.name or 'this one'} "
+            f"({wanted[:15]}...): solve again, or load it on the model, sample and mode it was made with"
+        )
+        raise ForeignPlan(path=source, problem=problem)
+    try:
+        plan = _read_plan(reader, graph)
+    except OverBudget as error:
+        reader.fail(f"its predicted peak is above its own budget: {error}")
+    return plan if graph is None else _rejudged(plan, graph, source)
+
+
+def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
+    sizes = ("budget_nbytes", "peak_nbytes", "live_peak_nbytes", "noremat_peak_nbytes", "gradient_nbytes")
+    times = ("time_s", "noremat_time_s", "recomputed_s", "lower_bound_s")
+    texts = ("fingerprint", "graph_name", "solver", "platform")
+    versions = reader.get("versions")
+    return Plan(
+        **{field: reader.get(field).size() for field in sizes},
+        **{field: reader.get(field).seconds() for field in times},
+        **{field: reader.get(field).text() for field in texts},
+        schedule=_read_schedule(reader.get("schedule"), graph),
+        solver_stats=dict(reader.get("solver_stats").mapping()),
+        versions={package: versions.get(package).text() for package in versions.mapping()},
+        deadline_hit=reader.get("deadline_hit").flag(),
+    )
+
+
+def _rejudged(plan: Plan, graph: Graph, source: str) -> Plan:
+    same_times = abs(plan.noremat_time_s - graph.time_s) <= 1e-9 * graph.time_s
+    try:
+        return Plan.from_schedule(
+            graph,
+            plan.schedule,
+            budget_nbytes=plan.budget_nbytes,
+            lower_bound_s=plan.lower_bound_s if same_times else 0.0,
+            solver=plan.solver,
+            solver_stats=plan.solver_stats,
+            versions=plan.versions,
+            platform=plan.platform,
+            deadline_hit=plan.deadline_hit,
+        )
+    except InvalidSchedule as error:
+        raise BadFile(path=source, problem=f"its schedule cannot be carried out: {error}") from error
+
+
+def _step_to_data(step: Step) -> list[Any]:
+    match step:
+        case Compute(op, implementation):
+            return ["compute", op, implementation] if implementation else ["compute", op]
+        case Free(value):
+            return ["free", value]
+        case Deliver(value):
+            return ["deliver", value]
+        case Start(transfer):
+            return ["start", transfer.value, transfer.lane.value]
+        case Wait(transfer):
+            return ["wait", transfer.value, transfer.lane.value]
+        case FreeHost(value):
+            return ["free_host", value]
+        case OptimizerStep(value, lane):
+            return ["optimizer_step", value, lane.value]
+
+
+def _read_schedule(reader: Reader, graph: Graph | None) -> Schedule:
+    reader.known(frozenset({"boundary", "steps"}))
+    items = reader.get("steps").items()
+    steps = tuple(_read_step(item, graph) for item in items)
+    return Schedule(steps, reader.get("boundary").index(len(items) + 1, "boundary"))
+
+
+def _read_step(reader: Reader, graph: Graph | None) -> Step:
+    ops, values = (_ANY, _ANY) if graph is None else (len(graph.ops), len(graph.values))
+    items = reader.items()
+    word = items[0].text() if items else ""
+    rest = items[1:]
+    if len(rest) not in _STEP_SIZES.get(word, ()):
+        reader.fail(f"is no step: {str(reader.data)[:60]}")
+    match word:
+        case "compute":
+            op = rest[0].index(ops, "op")
+            count = _ANY if graph is None else len(graph.ops[op].implementations)
+            return Compute(op, rest[1].index(count, "implementation") if len(rest) == 2 else 0)
+        case "free":
+            return Free(rest[0].index(values, "value"))
+        case "deliver":
+            return Deliver(rest[0].index(values, "value"))
+        case "free_host":
+            return FreeHost(rest[0].index(values, "value"))
+    value, lane = rest[0].index(values, "value"), rest[1].choice(Lane)
+    try:
+        if word == "optimizer_step":
+            return OptimizerStep(value, lane)
+        return Start(Transfer(value, lane)) if word == "start" else Wait(Transfer(value, lane))
+    except ValueError:
+        reader.fail(f"{word} cannot be on lane {lane}")
+
+
+_STEP_SIZES: Mapping[str, tuple[int, ...]] = {
+    "compute": (1, 2),
+    "free": (1,),
+    "deliver": (1,),
+    "free_host": (1,),
+    "start": (2,),
+    "wait": (2,),
+    "optimizer_step": (2,),
+}
+
+
+# -- orders
+
+
+def save_order(order: Iterable[int], path: _Path) -> None:
+    """Write op indices in running order, repeats included."""
+    write_json([int(op) for op in order], path)
+
+
+def load_order(path: _Path, graph: Graph | None = None) -> tuple[int, ...]:
+    """Read op indices; with a graph, check that it has those ops.
+
+    Raises:
+        BadFile: missing, corrupt, or not a list of op indices.
+    """
+    reader = Reader(read_json(path), os.fspath(path))
+    if not isinstance(reader.data, list):
+        reader.fail("an order is a JSON list of op indices; this is something else")
+    return reader.indices(_ANY if graph is None else len(graph.ops), "op")
+
+
+# -- shared
+
+
+def _check_header(reader: Reader, kind: str, word: str) -> None:
+    if not isinstance(reader.data, dict) or "format" not in reader.data:
+        reader.fail(f"is not a {word} file of remat: it names no format; check the path")
+    found = reader.get("format").data
+    if found != kind:
+        reader.fail(
+            f"is not a {word} file: its format is {str(found)[:40]!r}, {kind!r} was wanted; check the path"
+        )
+    version = reader.get("version").size()
+    if version > VERSION:
+        reader.fail(
+            f"has version {version}, but this remat reads up to {VERSION}: upgrade remat-graph, or save it again"
+        )
+    if version < 1:
+        reader.fail(f"has version {version}; versions count from 1")
+
+
+def _keys(cls: type[Any]) -> frozenset[str]:
+    return frozenset(field.name for field in attrs.fields(cls))
+
+
+_PLAN_FIELDS = tuple(
+    field.name for field in attrs.fields(Plan) if field.name not in ("schedule", "solver_stats", "versions")
+)
+
+
+def _sparse(thing: Value | Op | Implementation | Update) -> dict[str, Any]:
+    """What differs from its default; nested implementations are the caller's."""
+    data: dict[str, Any] = {}
+    for field in attrs.fields(type(thing)):
+        content = getattr(thing, field.name)
+        if field.name != "implementations" and content != field.default:
+            data[field.name] = _plain(content)
+    return data
+
+
+def _plain(content: Any) -> Any:
+    if isinstance(content, tuple):
+        return [_plain(item) for item in content]
+    return content
