@@ -23,8 +23,7 @@ for entry_point in importlib.metadata.distribution(distribution).entry_points:
     entry_point.load()
 assert importlib.metadata.version(distribution) == root.__version__
 assert (importlib.resources.files(package) / "py.typed").is_file()
-print("torch installed:", importlib.util.find_spec("torch") is not None)
-print("torch imported:", "torch" in sys.modules)
+print(importlib.util.find_spec("torch") is not None)
 """
 
 
@@ -54,7 +53,6 @@ def test_package_installs_and_imports_alone(name: str, dist: Path, tmp_path: Pat
     run(python, "-m", "pip", "install", "-q", "--find-links", dist, *wanted)
 
     run(python, "-m", "pip", "check")
-    facts = run(python, "-I", "-c", PROBE, f"remat-{name}", f"remat_{name}").splitlines()
+    torch_is_installed = run(python, "-I", "-c", PROBE, f"remat-{name}", f"remat_{name}").strip()
 
-    expected = [f"torch installed: {NEEDS_TORCH[name]}", f"torch imported: {NEEDS_TORCH[name]}"]
-    assert expected == facts
+    assert str(NEEDS_TORCH[name]) == torch_is_installed
