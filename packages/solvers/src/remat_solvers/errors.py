@@ -1,0 +1,81 @@
+"""What a caller of the solvers can get wrong: one small class a mistake."""
+
+import difflib
+
+import attrs
+from remat_graph import RematError
+
+
+@attrs.frozen(kw_only=True, str=False)
+class UnknownSolver(RematError):
+    """No solver is registered under this name.
+
+    Attributes:
+        name: what was asked for.
+        known: the registered names.
+    """
+
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        close = difflib.get_close_matches(self.name, self.known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"unknown solver {self.name!r}{hint} (known: {', '.join(self.known)})"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class BadParameter(RematError):
+    """A solver's parameter has a wrong name or a value out of range.
+
+    Attributes:
+        solver: the solver.
+        problem: what came and what was wanted.
+    """
+
+    solver: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"solver {self.solver!r}: {self.problem}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class InfeasibleBudget(RematError):
+    """No schedule fits the budget, or none was found.
+
+    Attributes:
+        budget_nbytes: the budget that came.
+        smallest_nbytes: the smallest budget for which a schedule was found; it then works.
+        floor_nbytes: below this none exists.
+        floor_op: the op that binds there.
+        floor_op_nbytes: what that op alone needs at that moment.
+    """
+
+    budget_nbytes: int
+    smallest_nbytes: int
+    floor_nbytes: int
+    floor_op: str
+    floor_op_nbytes: int
+
+    def __str__(self) -> str:
+        verdict = (
+            "no schedule can fit it"
+            if self.budget_nbytes < self.floor_nbytes
+            else "no schedule was found for it"
+        )
+        return (
+            f"budget {_text(self.budget_nbytes)} is too small: {verdict}; the smallest budget with a schedule is "
+            f"{_text(self.smallest_nbytes)} ({self.smallest_nbytes} bytes), none exists below "
+            f"{_text(self.floor_nbytes)}, where {self.floor_op} needs {_text(self.floor_op_nbytes)}; "
+            "raise the budget or use a smaller batch"
+        )
+
+
+def _text(nbytes: int) -> str:
+    amount = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024 or unit == "GiB":
+            break
+        amount /= 1024
+    return f"{nbytes} B" if unit == "B" else f"{amount:.2f} {unit}"

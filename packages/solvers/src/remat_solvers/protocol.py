@@ -1,0 +1,209 @@
+"""What passes between a solver and its caller: a problem and a deadline in, a solution out.
+
+A solver is any object with a `name` and `solve(problem, deadline) -> Solution`. That no schedule exists is a
+result and not an exception; a solver past its deadline returns its best valid schedule.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import attrs
+from remat_graph import Graph, InvalidSchedule, Schedule, simulate
+
+
+@attrs.frozen(eq=False)
+class Problem:
+    """Find the fastest schedule of `graph` that never holds more than `budget_nbytes`.
+
+    Attributes:
+        graph: the training step.
+        budget_nbytes: bound on the referee's `peak_nbytes`.
+    """
+
+    graph: Graph
+    budget_nbytes: int = attrs.field(converter=int, validator=attrs.validators.ge(0))
+
+
+class Status(StrEnum):
+    """How a solve ended; the value is the advice that goes with it."""
+
+    OPTIMAL = "Optimal: no valid schedule within the budget is faster."
+    FEASIBLE = "Feasible: a valid schedule within the budget; more time may find a faster one."
+    INFEASIBLE = (
+        "Infeasible, with proof: no schedule fits the budget. Raise the budget or use a smaller batch."
+    )
+    NOT_FOUND = "No schedule was found, but one may exist. Try solver 'auto', more time or a larger budget."
+
+
+@attrs.frozen(kw_only=True)
+class Progress:
+    """What a solver reports while it runs.
+
+    Attributes:
+        solver: who reports.
+        elapsed_s: seconds since the solve began.
+        time_s: the best valid schedule's compute time so far, None before the first.
+        lower_bound_s: the bound known so far.
+    """
+
+    solver: str
+    elapsed_s: float
+    time_s: float | None
+    lower_bound_s: float
+
+
+@attrs.define(eq=False)
+class Deadline:
+    """How long a solver may take by the clock.
+
+    Results are deterministic unless the clock cuts in; `hit` says that it did.
+
+    Attributes:
+        seconds: allowed from now on; None for no limit but the solver's own work limit.
+        on_progress: called with each improvement.
+        hit: whether a solver stopped because time was up.
+    """
+
+    seconds: float | None = None
+    on_progress: Callable[[Progress], None] | None = None
+    hit: bool = False
+    _start: float = attrs.field(factory=time.monotonic, init=False)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since this object was made."""
+        return time.monotonic() - self._start
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left; infinite without a limit."""
+        return float("inf") if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
+
+    def reached(self) -> bool:
+        """Whether time is up. Ask only where a yes cuts work short: it is recorded in `hit`."""
+        if self.remaining_s <= 0.0:
+            self.hit = True
+            return True
+        return False
+
+    def part(self, fraction: float) -> "Deadline":
+        """A deadline of its own for a part of the remaining time, without progress reports."""
+        return Deadline(None if self.seconds is None else self.remaining_s * fraction)
+
+    def report(self, solver: str, time_s: float | None, lower_bound_s: float) -> None:
+        """Tell the caller, if it listens."""
+        if self.on_progress is not None:
+            progress = Progress(
+                solver=solver, elapsed_s=self.elapsed_s, time_s=time_s, lower_bound_s=lower_bound_s
+            )
+            self.on_progress(progress)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Solution:
+    """What a solver returns.
+
+    Attributes:
+        status: how it ended.
+        schedule: the best valid schedule within the budget, or None.
+        lower_bound_s: no valid schedule's compute time (first runs included) is below this.
+        base_s: compute time of the unplanned step.
+        time_s: compute time of `schedule` according to the referee.
+        peak_nbytes: its peak according to the referee.
+        stats: what the solver counted.
+    """
+
+    status: Status
+    schedule: Schedule | None
+    lower_bound_s: float
+    base_s: float
+    time_s: float | None = None
+    peak_nbytes: int | None = None
+    stats: Mapping[str, int | float | str | bool] = attrs.field(factory=dict)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether there is a schedule."""
+        return self.schedule is not None
+
+    @property
+    def order(self) -> tuple[int, ...] | None:
+        """The schedule's op indices, repeats included."""
+        return None if self.schedule is None else self.schedule.order
+
+    @property
+    def overhead(self) -> float | None:
+        """Extra compute time over the unplanned step, as a ratio."""
+        if self.time_s is None:
+            return None
+        return self.time_s / self.base_s - 1.0 if self.base_s > 0 else 0.0
+
+    @property
+    def lower_bound_overhead(self) -> float:
+        """The lower bound as a ratio of extra time."""
+        return max(0.0, self.lower_bound_s / self.base_s - 1.0) if self.base_s > 0 else 0.0
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """A method of finding schedules; its parameters are its constructor's."""
+
+    @property
+    def name(self) -> str:
+        """The name it is registered under."""
+        ...
+
+    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
+        """Find a schedule within the budget.
+
+        Args:
+            problem: graph and budget.
+            deadline: limit by the clock.
+        """
+        ...
+
+
+def judge(
+    problem: Problem,
+    order: Iterable[int] | None,
+    *,
+    lower_bound_s: float = 0.0,
+    stats: Mapping[str, int | float | str | bool] | None = None,
+) -> Solution:
+    """Let the referee decide what a solver's order of ops is worth.
+
+    Args:
+        problem: graph and budget.
+        order: op indices, or None if the solver found none.
+        lower_bound_s: a valid bound, if the solver has one beyond running every op once.
+        stats: passed on.
+    """
+    base_s = problem.graph.time_s
+    bound_s = max(base_s, lower_bound_s)
+    schedule, time_s, peak = None, None, None
+    if order is not None:
+        try:
+            schedule = Schedule.from_order(problem.graph, order)
+            timeline = simulate(problem.graph, schedule)
+        except InvalidSchedule:
+            schedule = None
+        else:
+            time_s, peak = timeline.time_s, timeline.peak_nbytes
+            if peak > problem.budget_nbytes:
+                schedule, time_s, peak = None, None, None
+    if schedule is None or time_s is None:
+        status = Status.NOT_FOUND
+    else:
+        status = Status.OPTIMAL if time_s <= bound_s * (1 + 1e-12) else Status.FEASIBLE
+        bound_s = min(bound_s, time_s)  # sums of floats in another order must not put the bound above
+    return Solution(
+        status=status,
+        schedule=schedule,
+        lower_bound_s=bound_s,
+        base_s=base_s,
+        time_s=time_s,
+        peak_nbytes=peak,
+        stats=dict(stats or {}),
+    )
