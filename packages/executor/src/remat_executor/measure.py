@@ -1,0 +1,145 @@
+"""What each operator costs on this device: seconds, scratch bytes, bytes of its outputs.
+
+Each key is measured once, with inputs of that key alone, and these are gone before the next key's are made:
+so the operators of a model larger than the device can be measured. A first run warms up what is set up once
+(oneDNN's primitives, cuBLAS' workspace, code to be compiled); times and bytes are of the runs after it. Short
+operators run in groups of some 50 us, until the times agree or 20 ms are spent; long ones run two or three
+times.
+
+Bytes are the allocator's (``remat_executor.allocator``), so on CUDA they come rounded up to its blocks.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import median
+
+import attrs
+import torch
+
+from remat_executor.allocator import allocator_peak
+from remat_executor.cost_cache import CostCache, OpCost
+from remat_graph import RematError
+
+Thunk = Callable[[], object]
+
+_GROUP_S = 50e-6
+_ENOUGH_S = 20e-3
+_AGREE = 0.03  # the runs agree when half of them are within 3 % of the median
+_FEW, _MANY = 3, 40  # samples
+_SAVE_EVERY_S = 5.0
+
+
+@attrs.frozen(kw_only=True, str=False)
+class MeasureError(RematError):
+    """An operator could not be measured."""
+
+    key: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"cannot measure {self.key}: {self.problem}"
+
+
+def measure(
+    requests: Mapping[str, Callable[[], Thunk]],
+    device: torch.device | str = "cpu",
+    cache: CostCache | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[str, OpCost]:
+    """Measure operators, except those whose costs the cache knows.
+
+    Args:
+        requests: for each key a factory. It makes input tensors on the device and returns a thunk that runs
+            the operator on them once and returns its outputs. A thunk runs many times.
+        device: where the operators run.
+        cache: costs measured before; what is measured now is added to it, also if the work is interrupted.
+        on_progress: called with the number of keys done and their total, first with what the cache knew.
+
+    Returns:
+        The cost of each key, in the order of the requests.
+
+    Raises:
+        MeasureError: a factory or a thunk failed; the message names the key.
+    """
+    device = torch.device(device)
+    known = cache.get(requests) if cache is not None else {}
+    fresh: dict[str, OpCost] = {}
+    saved = 0
+    saved_at = time.monotonic()
+    report = on_progress or (lambda done, total: None)
+    report(len(known), len(requests))
+    try:
+        with _random_state_kept(device), torch.no_grad():
+            for key, factory in requests.items():
+                if key in known:
+                    continue
+                fresh[key] = _measure_one(key, factory, device)
+                report(len(known) + len(fresh), len(requests))
+                if cache is not None and time.monotonic() - saved_at > _SAVE_EVERY_S:
+                    cache.add(dict(list(fresh.items())[saved:]))
+                    saved, saved_at = len(fresh), time.monotonic()
+    finally:
+        if cache is not None:
+            cache.add(dict(list(fresh.items())[saved:]))
+    return {key: known[key] if key in known else fresh[key] for key in requests}
+
+
+def _measure_one(key: str, factory: Callable[[], Thunk], device: torch.device) -> OpCost:
+    try:
+        thunk = factory()
+        time_s = _time(thunk, device)
+        record = allocator_peak(thunk, device)
+    except Exception as error:  # whatever the operator raises, the key must be told
+        raise MeasureError(key=key, problem=f"{type(error).__name__}: {error}") from error
+    return OpCost(
+        time_s=time_s,
+        workspace_nbytes=max(0, record.peak_nbytes - max(0, record.end_nbytes)),
+        output_nbytes=max(0, record.end_nbytes),
+    )
+
+
+def _time(thunk: Thunk, device: torch.device) -> float:
+    """Seconds that a run takes, as the median over groups of runs; the first run is not counted."""
+    clock = _wall_clock if device.type == "cpu" else _device_clock
+    clock(thunk, 1, device)
+    once = clock(thunk, 1, device)
+    group = max(1, int(_GROUP_S / max(once, 1e-7)))
+    samples = [once] if group == 1 else []
+    spent = once
+    while len(samples) < _MANY and not (len(samples) >= _FEW and spent + group * samples[-1] > _ENOUGH_S):
+        samples.append(clock(thunk, group, device))
+        spent += group * samples[-1]
+        if len(samples) >= _FEW + 2 and _agree(samples):
+            break
+    return median(samples)
+
+
+def _agree(samples: list[float]) -> bool:
+    middle = median(samples)
+    return median(abs(sample - middle) for sample in samples) <= _AGREE * middle
+
+
+def _wall_clock(thunk: Thunk, runs: int, device: torch.device) -> float:
+    start = time.perf_counter()
+    for _ in range(runs):
+        thunk()
+    return (time.perf_counter() - start) / runs
+
+
+def _device_clock(thunk: Thunk, runs: int, device: torch.device) -> float:
+    start = torch.Event(device, enable_timing=True)
+    end = torch.Event(device, enable_timing=True)
+    start.record()
+    for _ in range(runs):
+        thunk()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / runs
+
+
+@contextmanager
+def _random_state_kept(device: torch.device) -> Iterator[None]:
+    devices = [] if device.type == "cpu" else [device]  # the CPU's generator is kept in any case
+    with torch.random.fork_rng(devices=devices, device_type=device.type):
+        yield
