@@ -1,0 +1,314 @@
+"""Capture: a module and a sample become one joint forward and backward fx graph.
+
+The module is traced as a function of flat tensors: its distinct parameters, its distinct buffers and the distinct
+tensors of the sample. Distinct means by identity, so a tied parameter is one input whose gradient autograd sums in
+its own order. Everything else in the sample is a constant that the module's guards compare at each call.
+"""
+
+import random
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from remat_executor import torch_private
+from remat_executor.errors import CaptureError
+from remat_executor.rng import preserved_generators
+
+
+@attrs.frozen(kw_only=True)
+class Tensors:
+    """The distinct tensors of a module and of one call.
+
+    Attributes:
+        parameters: (names, parameter) with every name that reaches it.
+        buffers: (names, buffer) likewise.
+        inputs: distinct tensors among the arguments.
+        leaves: per leaf of the arguments the index into `inputs`, or None for a constant.
+        constants: the leaves that are not tensors, None where they are.
+        spec: structure of ``(args, kwargs)``.
+    """
+
+    parameters: tuple[tuple[tuple[str, ...], nn.Parameter], ...]
+    buffers: tuple[tuple[tuple[str, ...], Tensor], ...]
+    inputs: tuple[Tensor, ...]
+    leaves: tuple[int | None, ...]
+    constants: tuple[Any, ...]
+    spec: Any
+
+    @property
+    def flat(self) -> tuple[Tensor, ...]:
+        """Parameters, then buffers, then inputs."""
+        return (*(p for _, p in self.parameters), *(b for _, b in self.buffers), *self.inputs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for each of `flat`."""
+        inputs = (f"input{i}" for i in range(len(self.inputs)))
+        return (*(n[0] for n, _ in self.parameters), *(n[0] for n, _ in self.buffers), *inputs)
+
+
+def collect(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
+    """Find the distinct tensors of a module and of a call."""
+    leaves, spec = torch_private.flatten((args, dict(kwargs)))
+    index: dict[int, int] = {}
+    inputs: list[Tensor] = []
+    places: list[int | None] = []
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            places.append(None)
+            continue
+        if id(leaf) not in index:
+            index[id(leaf)] = len(inputs)
+            inputs.append(leaf)
+        places.append(index[id(leaf)])
+    return Tensors(
+        parameters=_distinct(module.named_parameters(remove_duplicate=False)),
+        buffers=_distinct(module.named_buffers(remove_duplicate=False)),
+        inputs=tuple(inputs),
+        leaves=tuple(places),
+        constants=tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves),
+        spec=spec,
+    )
+
+
+def _distinct(named: Iterable[tuple[str, Any]]) -> tuple[tuple[tuple[str, ...], Any], ...]:
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Any] = {}
+    for name, tensor in named:
+        names.setdefault(id(tensor), []).append(name)
+        tensors[id(tensor)] = tensor
+    return tuple((tuple(names[key]), tensors[key]) for key in tensors)
+
+
+@attrs.frozen(kw_only=True)
+class Output:
+    """One tensor among the module's flat outputs.
+
+    Attributes:
+        node: the fx node that makes it.
+        tangent: the placeholder of its tangent, if it is differentiated.
+        requires_grad: whether the original's output does.
+        replayed: it is a view of an input or of another output, made outside the planned region by replaying it.
+    """
+
+    node: torch.fx.Node
+    tangent: torch.fx.Node | None
+    requires_grad: bool
+    replayed: bool
+
+
+@attrs.frozen(kw_only=True)
+class Captured:
+    """What capture found.
+
+    Attributes:
+        graph_module: the joint graph; owns the constants that the trace lifted.
+        externals: placeholders of `Tensors.flat`, in its order.
+        outputs: the tensors among the flat outputs, then bases that only their views return.
+        output_leaves: per flat output the index into `outputs`, or None for a constant.
+        output_constants: flat outputs that are no tensors, None where they are.
+        out_spec: structure of the output.
+        mutations: (placeholder, node of its new content).
+        gradients: (placeholder, node of its gradient); placeholders without a gradient do not appear.
+    """
+
+    graph_module: torch.fx.GraphModule
+    externals: tuple[torch.fx.Node, ...]
+    outputs: tuple[Output, ...]
+    output_leaves: tuple[int | None, ...]
+    output_constants: tuple[Any, ...]
+    out_spec: Any
+    mutations: tuple[tuple[torch.fx.Node, torch.fx.Node], ...]
+    gradients: tuple[tuple[torch.fx.Node, torch.fx.Node], ...]
+
+
+class _Step(nn.Module):
+    """The module as a function of flat tensors; notes the structure of what it returned."""
+
+    def __init__(self, module: nn.Module, tensors: Tensors, differentiate: Iterable[int] | None) -> None:
+        super().__init__()
+        self.parameters_ = nn.ParameterList()
+        for _, parameter in tensors.parameters:
+            self.parameters_.append(parameter)
+        self.buffers_ = nn.Module()
+        for i, (_, buffer) in enumerate(tensors.buffers):
+            self.buffers_.register_buffer(str(i), buffer)
+        # In the instance's dict, hidden from nn.Module: its parameters are those above.
+        self.__dict__["_original"] = module
+        self.__dict__["_tensors"] = tensors
+        self.__dict__["_differentiate"] = None if differentiate is None else set(differentiate)
+        self.__dict__["_found"] = {}
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        tensors: Tensors = self._tensors
+        swapped: dict[str, Tensor] = {}
+        for (names, _), parameter in zip(tensors.parameters, self.parameters_, strict=True):
+            swapped.update(dict.fromkeys(names, parameter))
+        for i, (names, _) in enumerate(tensors.buffers):
+            swapped.update(dict.fromkeys(names, self.buffers_.get_buffer(str(i))))
+        leaves = [
+            constant if place is None else inputs[place]
+            for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
+        ]
+        args, kwargs = torch_private.unflatten(leaves, tensors.spec)
+        output = torch.func.functional_call(self._original, swapped, args, kwargs, tie_weights=False)
+        leaves, spec = torch_private.flatten(output)
+        found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        requires = [leaf.requires_grad for leaf in found]
+        chosen = self._differentiate if self._differentiate is not None else default_choice(found)
+        self._found.update(
+            spec=spec,
+            requires=requires,
+            chosen=chosen,
+            constants=[None if isinstance(leaf, Tensor) else leaf for leaf in leaves],
+            is_tensor=[isinstance(leaf, Tensor) for leaf in leaves],
+        )
+        return [
+            leaf.detach() if needs and i not in chosen else leaf
+            for i, (leaf, needs) in enumerate(zip(found, requires, strict=True))
+        ]
+
+
+def default_choice(outputs: list[Tensor]) -> set[int]:
+    """Which outputs a caller will differentiate: a lone scalar in front is a loss, otherwise all."""
+    differentiable = [i for i, output in enumerate(outputs) if output.requires_grad]
+    if differentiable and outputs[differentiable[0]].ndim == 0:
+        return {differentiable[0]}
+    return set(differentiable)
+
+
+def capture(
+    module: nn.Module,
+    tensors: Tensors,
+    *,
+    differentiate: Iterable[int] | None = None,
+    context: Callable[[], AbstractContextManager[Any]] | None = None,
+) -> Captured:
+    """Trace one training step; leaves the module, its buffers and every random generator as they were.
+
+    Args:
+        module: the user's module, in the mode to capture.
+        tensors: what `collect` found of it and the sample.
+        differentiate: indices among the output tensors that get gradients; None: see `default_choice`.
+        context: made around the trace, such as an autocast state.
+
+    Raises:
+        CaptureError: the step is not one graph, with the line where it stops and what to do.
+    """
+    step = _Step(module, tensors, differentiate)
+    step.train(module.training)
+    python_state = random.getstate()
+    try:
+        with preserved_generators(t.device for t in tensors.flat):
+            joint = torch_private.export_joint(step, tensors.inputs)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise _explained(error, module) from error
+    finally:
+        drew = random.getstate() != python_state
+        random.setstate(python_state)
+    if drew:
+        raise CaptureError(
+            problem="the forward draws from Python's random module, which a captured graph cannot repeat",
+            advice="draw with torch instead, or wrap the submodules around the draw",
+        )
+    return _read(joint, step._found, tensors)
+
+
+def _explained(error: Exception, module: nn.Module) -> CaptureError:
+    """Turn what the trace raised into one line with the user's line in it."""
+    library = torch.__path__[0]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(library)]
+    frames = [f for f in frames if f.filename != __file__]
+    where = f" at {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
+    if torch_private.is_data_dependent(error):
+        return CaptureError(
+            problem=f"a branch depends on the values of a tensor{where}",
+            advice="wrap the submodules on either side of it instead of the whole model",
+        )
+    first_line = (str(error).splitlines() or [""])[0][:300]
+    return CaptureError(
+        problem=f"{type(error).__name__}: {first_line}{where}",
+        advice=f"wrap a submodule of {type(module).__name__} that does not contain this line",
+    )
+
+
+def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -> Captured:
+    """Sort placeholders and outputs of the joint graph by their descriptors."""
+    graph = joint.graph_module.graph
+    placeholders: dict[str, torch.fx.Node] = {}
+    tangents: dict[str, torch.fx.Node] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        described = node.meta["desc"]
+        if described.is_tangent():
+            tangents[described.output.expr()] = node
+        else:
+            placeholders[described.expr()] = node
+    externals = _externals(placeholders, tensors)
+
+    output_node = graph.output_node()
+    plain: dict[int, tuple[torch.fx.Node, str]] = {}
+    bases: list[Output] = []
+    mutations, gradients = [], []
+    for value, described in zip(output_node.args[0], output_node.meta["desc"], strict=True):
+        kind = type(described).__name__ if described is not None else ""
+        if not isinstance(value, torch.fx.Node):
+            continue
+        if kind == "PlainAOTOutput":
+            plain[described.idx] = (value, described.expr())
+        elif kind == "InputMutationAOTOutput":
+            mutations.append((placeholders[described.mutated_input.expr()], value))
+        elif kind == "GradAOTOutput":
+            gradients.append((placeholders[described.grad_of.expr()], value))
+        elif kind == "IntermediateBaseAOTOutput":
+            tangent = tangents.get(described.expr())
+            bases.append(Output(node=value, tangent=tangent, requires_grad=True, replayed=False))
+        else:
+            raise CaptureError(
+                problem=f"the step has an effect that is not handled yet ({kind})",
+                advice="wrap a submodule that does not have it",
+            )
+    outputs = []
+    for i, needs in enumerate(found["requires"]):
+        value, name = plain[i]
+        tangent = tangents.get(name)
+        replayed = tangent is None and (joint.aliases[i] == "is_input" or (needs and i in found["chosen"]))
+        outputs.append(Output(node=value, tangent=tangent, requires_grad=needs, replayed=replayed))
+    counter = iter(range(len(outputs)))
+    return Captured(
+        graph_module=joint.graph_module,
+        externals=externals,
+        outputs=(*outputs, *bases),
+        output_leaves=tuple(next(counter) if is_tensor else None for is_tensor in found["is_tensor"]),
+        output_constants=tuple(found["constants"]),
+        out_spec=found["spec"],
+        mutations=tuple(mutations),
+        gradients=tuple(gradients),
+    )
+
+
+def _externals(placeholders: dict[str, torch.fx.Node], tensors: Tensors) -> tuple[torch.fx.Node, ...]:
+    """Placeholders in the order of `Tensors.flat`."""
+    by_place: dict[tuple[str, int], torch.fx.Node] = {}
+    for node in placeholders.values():
+        described = node.meta["desc"]
+        if described.is_param() or described.is_buffer():
+            kind, _, number = described.target.rpartition(".")
+            by_place[kind, int(number)] = node
+        elif hasattr(described, "idx"):
+            by_place["input", described.idx] = node
+        else:
+            raise CaptureError(
+                problem=f"an input is not handled yet ({described.expr()})",
+                advice="pass clones instead of tensors that share a storage",
+            )
+    wanted = [("parameters_", i) for i in range(len(tensors.parameters))]
+    wanted += [("buffers_", i) for i in range(len(tensors.buffers))]
+    wanted += [("input", i) for i in range(len(tensors.inputs))]
+    return tuple(by_place[key] for key in wanted)

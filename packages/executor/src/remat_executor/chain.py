@@ -1,0 +1,196 @@
+"""Gradients delivered in parts: a chain of autograd functions tied by tokens.
+
+Link 0 is applied last in the forward, runs all of it and owns the outputs; the other links only pass a token along.
+Autograd then calls the links in the order 0, 1, 2, ...; each runs its part of the backward and returns the gradients
+of its parameters, which the engine accumulates before it calls the next link. The live values travel with the
+gradient of the token, so they belong to one backward run.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from remat_executor import torch_private
+from remat_executor.errors import UnplannedUse
+from remat_executor.lower import Part, Program
+
+
+@attrs.define(eq=False)
+class Live:
+    """What one backward run carries from link to link.
+
+    Attributes:
+        values: live tensors by value index.
+        undefined: indices of the gradients that stay None, since nothing that was differentiated reaches them.
+    """
+
+    values: dict[int, Tensor]
+    undefined: frozenset[int]
+
+
+@attrs.define(eq=False, kw_only=True)
+class Call:
+    """One call of the module, from its forward to the end of its backward.
+
+    Attributes:
+        program: what to run.
+        externals: the caller's tensors, by value index.
+        tangents: per output of link 0 the shape to fill with zeros if autograd brings none; None if the plan does
+            not expect a tangent there.
+        reach: per gradient the places of the tangents it depends on.
+        guarded: value indices whose tensors the caller could write to before the backward.
+        differentiable: per output of link 0 its place among the outputs that are not replayed.
+        tangent_values: per output of link 0 the value index of its tangent.
+        device: where the tokens live.
+    """
+
+    program: Program
+    externals: list[Tensor | None]
+    tangents: tuple[Tensor | None, ...]
+    reach: tuple[frozenset[int], ...]
+    guarded: frozenset[int]
+    differentiable: tuple[int, ...]
+    device: torch.device
+    tangent_values: tuple[int | None, ...]
+    saved: dict[int, Tensor] | None = None
+    versions: list[tuple[Tensor, int]] = attrs.field(factory=list)
+    others: dict[int, Tensor] = attrs.field(factory=dict)
+
+    def inputs(self, part: Part) -> list[Tensor]:
+        return [self.externals[i] for i in part.reads]  # type: ignore[misc]
+
+    def run_forward(self) -> tuple[Tensor, ...]:
+        part = self.program.forward
+        results = part.run(self.inputs(part))
+        outputs = results[: part.results]
+        saved = dict(zip(part.gives, results[part.results :], strict=True))
+        for value in self.guarded & saved.keys():
+            # The caller gets this storage too. A detached alias: the output itself would hold its own graph.
+            saved[value] = saved[value].detach()
+            self.versions.append((saved[value], torch_private.version(saved[value])))
+        for value in {i for p in self.program.backward for i in p.reads}:
+            tensor = self.externals[value]
+            assert tensor is not None
+            self.versions.append((tensor, torch_private.version(tensor)))
+        self.saved = saved
+        chosen = set(self.differentiable)
+        self.others = {i: output for i, output in enumerate(outputs) if i not in chosen}
+        return tuple(outputs[i] for i in self.differentiable)
+
+    def begin_backward(self, tangents: Sequence[Tensor | None]) -> Live:
+        """Take over the saved values; check that they are what the forward left."""
+        if torch.is_grad_enabled():
+            raise UnplannedUse(
+                problem="a planned module cannot be differentiated twice (create_graph=True)",
+                advice="use the original, at `.module`, for double backward",
+            )
+        if self.saved is None:
+            raise UnplannedUse(
+                problem="the backward of this call has run already and its saved values are freed",
+                advice="pass retain_graph=True to the first backward, or run the forward again",
+            )
+        if any(torch_private.version(t) != was for t, was in self.versions):
+            raise UnplannedUse(
+                problem="a tensor that the backward needs was modified in place after the forward",
+                advice="modify a clone of it, or call backward first",
+            )
+        values = dict(self.saved)
+        if not torch_private.backward_keeps_graph():
+            self.saved = None
+            self.versions.clear()
+        missing = set()
+        for place, (tangent, like) in enumerate(zip(tangents, self.tangents, strict=True)):
+            value = self.tangent_values[place]
+            if like is None or value is None:
+                if tangent is not None:
+                    raise UnplannedUse(
+                        problem=f"output {self.differentiable[place]} received a gradient, but the plan "
+                        "differentiates other outputs only",
+                        advice="name the outputs that you differentiate with differentiate=[...]",
+                    )
+                continue
+            if tangent is None:
+                missing.add(place)
+                tangent = torch.zeros_like(like, device=self.device)
+            elif tangent.stride() != like.stride() and tangent.numel() > 1:
+                tangent = torch.empty_strided(
+                    like.shape, like.stride(), dtype=like.dtype, device=tangent.device
+                ).copy_(tangent)
+            values[value] = tangent
+        undefined = frozenset(i for i, places in enumerate(self.reach) if places <= missing) if missing else ()
+        return Live(values, frozenset(undefined))
+
+    def run_part(self, index: int, live: Live) -> tuple[Tensor | None, list[Tensor | None]]:
+        """Run one part: the token's gradient, None after the last, and the part's gradients."""
+        part = self.program.backward[index]
+        tensors = self.inputs(part)
+        tensors.extend(live.values[value] for value in part.takes)
+        for value in part.drops:
+            del live.values[value]
+        results = part.run(tensors)
+        gradients: list[Tensor | None] = list(results[: part.results])
+        live.values.update(zip(part.gives, results[part.results :], strict=True))
+        for place, gradient in enumerate(part.gradients):
+            if gradient in live.undefined:
+                gradients[place] = None
+        if index + 1 == len(self.program.backward):
+            if self.saved is None:
+                self.externals.clear()
+            return None, gradients
+        token = torch.empty(0, device=self.device)
+        token.remat_live = live  # type: ignore[attr-defined]
+        return token, gradients
+
+
+class _Link(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, index: int, token: Tensor | None, *owners: Tensor) -> Any:
+        ctx.call, ctx.index = call, index
+        ctx.set_materialize_grads(False)
+        if index == 0:
+            return call.run_forward()
+        return torch.empty(0, device=call.device)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> Any:
+        call: Call = ctx.call
+        if ctx.index == 0:
+            live = call.begin_backward(tangents)
+        else:
+            (token,) = tangents
+            if token is None or not hasattr(token, "remat_live"):
+                raise UnplannedUse(
+                    problem="a part of the backward was called without the one before it",
+                    advice="call backward on the outputs of the planned module",
+                )
+            live = token.remat_live
+            del token.remat_live
+        with torch.autocast(call.device.type, enabled=False):
+            token, gradients = call.run_part(ctx.index, live)
+        return (None, None, token, *gradients)
+
+
+def apply(call: Call, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Run the forward under autograd.
+
+    Args:
+        call: the call.
+        owners: per gradient of the translation the tensor that gets it.
+
+    Returns:
+        the outputs that autograd sees, in the order of `Call.differentiable`.
+    """
+    token: Tensor | None = None
+    parts = call.program.backward
+    outputs: Any = ()
+    for index in range(len(parts) - 1, -1, -1):
+        mine = [owners[g] for g in parts[index].gradients]
+        result = _Link.apply(call, index, token, *mine)
+        if index == 0:
+            outputs = result
+        else:
+            token = result
+    return tuple(outputs)

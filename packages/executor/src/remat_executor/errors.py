@@ -1,0 +1,54 @@
+"""What can go wrong between a model and its planned module: one small class a mistake."""
+
+import attrs
+
+from remat_graph import RematError
+
+
+@attrs.frozen(kw_only=True, str=False)
+class UnsupportedTorch(RematError):
+    """This torch lacks a private name that capture relies on."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"torch {self.version} has no {self.name}: use a torch version between 2.11 and 2.13"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class CaptureError(RematError):
+    """The model's step cannot be turned into one graph.
+
+    Attributes:
+        problem: what was met, and where.
+        advice: what to do about it.
+    """
+
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"cannot capture the model: {self.problem}; {self.advice}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class UnplannedUse(RematError):
+    """The planned module is used in a way that its plan does not cover."""
+
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.advice}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class BadInput(RematError):
+    """What was given to build a planned module cannot work."""
+
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.advice}"

@@ -1,0 +1,35 @@
+"""Structural keys: equal keys mean the same kernel on the same shapes, strides, dtypes and scalars."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+
+def meta_tensors(value: Any) -> list[Tensor]:
+    """The fake tensors of a node's result."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [v for v in value if isinstance(v, Tensor)] if isinstance(value, list | tuple) else []
+
+
+def describe(argument: Any) -> str:
+    """One argument as text: tensors by layout, everything else by value."""
+    if isinstance(argument, Node):
+        return describe(argument.meta.get("val"))
+    if isinstance(argument, Tensor):
+        dtype = str(argument.dtype).removeprefix("torch.")
+        conjugate = "~" if argument.is_conj() else ""
+        return f"{conjugate}{dtype}{list(argument.shape)}{list(argument.stride())}@{argument.device.type}"
+    if isinstance(argument, list | tuple):
+        return "(" + ", ".join(describe(a) for a in argument) + ")"
+    if isinstance(argument, torch.device):
+        return argument.type
+    return repr(argument)
+
+
+def call_key(node: Node, device: torch.device) -> str:
+    """The key of a call: its target and everything that decides which kernel runs."""
+    parts = [describe(a) for a in node.args] + [f"{k}={describe(v)}" for k, v in sorted(node.kwargs.items())]
+    return f"{node.target}({', '.join(parts)}) on {device.type}"

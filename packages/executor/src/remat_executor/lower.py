@@ -1,0 +1,348 @@
+"""Lowering: a schedule becomes one fx graph for the forward and a chain of them for the backward.
+
+Each graph takes its tensors in one list, which it empties, so that fx's generated code, which drops every name after
+its last use, frees a storage exactly where the schedule does. The backward is cut into parts at deliveries: a part
+ends by handing over its gradients, and passes on what the next ones still need. Views are rebuilt from their base
+where they are read, once per part while the base lives.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.fx import Graph as FxGraph
+from torch.fx import GraphModule, Node
+
+from remat_executor.capture import Captured
+from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
+from remat_executor.rng import read_state, replay
+from remat_executor.translate import Translation
+from remat_graph import Compute, Deliver, Free, Role, Schedule, Step
+
+aten = torch.ops.aten
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Part:
+    """One lowered piece of a schedule.
+
+    Attributes:
+        run: takes a list of tensors (first the externals of `reads`, then the values of `takes`), empties it, and
+            returns a list: first the `results`, then the values of `gives`.
+        reads: indices of the externals.
+        takes: indices of the live values that it reads.
+        drops: indices of the values that were live before and are not after; passed without another reference.
+        gives: indices of the values that it leaves live for later parts.
+        results: how many tensors come first: outputs of the forward, gradients of a backward part.
+        gradients: for a backward part, indices into `Translation.gradients`.
+        module: the fx module behind `run`, for reading.
+    """
+
+    run: Callable[[list[Tensor]], list[Tensor]]
+    reads: tuple[int, ...]
+    takes: tuple[int, ...]
+    drops: tuple[int, ...]
+    gives: tuple[int, ...]
+    results: int
+    gradients: tuple[int, ...]
+    module: GraphModule
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Program:
+    """A lowered schedule.
+
+    Attributes:
+        forward: makes the outputs that are not replayed, then what the backward needs.
+        backward: the parts of the backward in order; the last one delivers at least one gradient.
+    """
+
+    forward: Part
+    backward: tuple[Part, ...]
+
+
+def lower(
+    captured: Captured, translation: Translation, schedule: Schedule, *, part_nbytes: int | None = None
+) -> Program:
+    """Turn a schedule into runnable parts.
+
+    Args:
+        captured: the joint graph.
+        translation: its IR and the way back.
+        schedule: valid steps on that IR, without transfers.
+        part_nbytes: gradient bytes after which a part ends; None: a 64th of all, at least 64 KiB.
+    """
+    steps = schedule.steps
+    backward_steps = steps[schedule.boundary :]
+    segments = _cut(translation, backward_steps, part_nbytes)
+    replays = _repeated_draws(translation, steps)
+    needed = [_read_by(translation, segment) for segment in segments]
+
+    lowering = _Lowering(captured, translation, replays, set())
+    lowering.follow(steps[: schedule.boundary])
+    outputs = [lowering.resolve(o.node) for o in captured.outputs if not o.replayed]
+    forward = lowering.finish(outputs, set().union(*needed), ())
+    live = {*forward.gives, *translation.graph.tangents}
+    parts = []
+    for i, segment in enumerate(segments):
+        lowering = _Lowering(captured, translation, replays, live)
+        lowering.follow(segment)
+        delivered = tuple(lowering.delivered)
+        gradients = [lowering.gradient(g) for g in delivered]
+        part = lowering.finish(gradients, set().union(*needed[i + 1 :]), delivered)
+        parts.append(part)
+        live = live - set(part.drops) | set(part.gives)
+    return Program(forward=forward, backward=tuple(parts))
+
+
+def _read_by(translation: Translation, steps: Iterable[Step]) -> set[int]:
+    """Values that these steps read or deliver."""
+    found: set[int] = set()
+    for step in steps:
+        if isinstance(step, Compute):
+            found.update(translation.graph.ops[step.op].implementations[step.implementation].inputs)
+        elif isinstance(step, Deliver):
+            found.add(step.value)
+    return found
+
+
+def _cut(translation: Translation, steps: Sequence[Step], part_nbytes: int | None) -> list[list[Step]]:
+    values = translation.graph.values
+    gradients = [step.value for step in steps if isinstance(step, Deliver)]
+    total = sum(values[g].nbytes for g in gradients)
+    enough = max(total // 64, 1 << 16) if part_nbytes is None else part_nbytes
+    segments: list[list[Step]] = [[]]
+    if any(values[t].nbytes > 4096 for t in translation.graph.tangents):
+        # While autograd calls a function it holds what it passes to it: an empty part takes large tangents over.
+        segments.append([])
+    pending, left = 0, len(gradients)
+    for step in steps:
+        segments[-1].append(step)
+        if isinstance(step, Deliver):
+            pending += values[step.value].nbytes
+            left -= 1
+            if pending >= enough and left:
+                segments.append([])
+                pending = 0
+    return segments
+
+
+def _repeated_draws(translation: Translation, steps: Iterable[Step]) -> set[int]:
+    """Generator states that a repeat will ask for; the others need not be read."""
+    seen: set[int] = set()
+    found: set[int] = set()
+    for step in steps:
+        if isinstance(step, Compute):
+            recipe = translation.recipes[step.op]
+            if isinstance(recipe, Draw) and step.op in seen:
+                found.add(recipe.state)
+            seen.add(step.op)
+    return found
+
+
+class _Lowering:
+    """Emits one part; `nodes_of` maps live values, `views` the views rebuilt so far."""
+
+    def __init__(
+        self, captured: Captured, translation: Translation, replays: set[int], live: set[int]
+    ) -> None:
+        self.captured, self.translation, self.replays = captured, translation, replays
+        self.before = live
+        self.untouched = set(live)
+        self.fx = FxGraph()
+        self.argument = self.fx.placeholder("tensors")
+        self.head = self.argument
+        self.nodes_of: dict[int, Node] = {}
+        self.views: dict[Node, Node] = {}
+        self.views_on: dict[int, list[Node]] = {}
+        self.reads: dict[int, Node] = {}
+        self.delivered: list[int] = []
+        self.gradient_of = {value: i for i, (_, _, value) in enumerate(translation.gradients)}
+        self.takes: dict[int, Node] = {}
+
+    def unpack(self, name: str) -> Node:
+        """A node for one tensor of the list; its index is known only when the part is finished."""
+        with self.fx.inserting_after(self.head):
+            self.head = self.fx.create_node("call_function", operator.getitem, (self.argument, 0), name=name)
+        return self.head
+
+    # -- following steps
+
+    def follow(self, steps: Sequence[Step]) -> None:
+        for position, step in enumerate(steps):
+            if isinstance(step, Compute):
+                self.compute(step, _freed_next(steps, position))
+            elif isinstance(step, Free):
+                self.drop(step.value)
+            elif isinstance(step, Deliver):
+                self.delivered.append(self.gradient_of[step.value])
+
+    def drop(self, value: int) -> None:
+        self.nodes_of.pop(value, None)
+        self.untouched.discard(value)
+        for view in self.views_on.pop(value, []):
+            self.views.pop(view, None)
+
+    def compute(self, step: Compute, dying: set[int]) -> None:
+        op = self.translation.graph.ops[step.op]
+        recipe = self.translation.recipes[step.op]
+        implementation = op.implementations[step.implementation]
+        repeat = step.implementation != 0
+        if isinstance(recipe, ReadGenerator):
+            (state,) = implementation.outputs
+            if state in self.replays:
+                self.nodes_of[state] = self.fx.call_function(read_state, (recipe.device,))
+            return
+        made = self.translation.made_by[step.op]
+        over = next((source for _, source in implementation.reuses if source in dying), None)
+        if over is not None and not any(self.is_live(v) for _, v in made):
+            result = self.emit_in_place(recipe, *self.translation.in_place[step.op][over])
+        else:
+            result = self.emit(recipe, repeat)
+        if isinstance(recipe, OwnGradient):
+            self.define(implementation.outputs[0], result)
+            return
+        for node, value in made:
+            if value in dying and value in implementation.outputs:
+                continue
+            self.define(value, self.part_of(result, node))
+
+    def part_of(self, result: Node, node: Node) -> Node:
+        if getattr(node.target, "__name__", "") != "getitem":
+            return result
+        return self.fx.call_function(operator.getitem, (result, node.args[1]))
+
+    def define(self, value: int, node: Node) -> None:
+        """Bind a value; a repeat's second copy of an output or gradient is not kept."""
+        if self.is_live(value) and self.translation.graph.values[value].pinned:
+            return
+        self.drop(value)
+        self.nodes_of[value] = node
+
+    def is_live(self, value: int) -> bool:
+        return value in self.nodes_of or value in self.untouched
+
+    # -- emitting
+
+    def emit(self, recipe: Recipe, repeat: bool) -> Node:
+        match recipe:
+            case Call(node):
+                args, kwargs = self.call_arguments(node)
+                return self.fx.call_function(node.target, args, kwargs)
+            case Draw(node, device, state):
+                args, kwargs = self.call_arguments(node)
+                if not repeat:
+                    return self.fx.call_function(node.target, args, kwargs)
+                return self.fx.call_function(replay, (self.value_node(state), device, node.target, *args), kwargs)
+            case TrainBatchNorm(node, mean, variance):
+                x, weight, bias = (self.resolve(a) for a in node.args[:3])
+                rest = node.args[5:]
+                if repeat:
+                    return self.fx.call_function(
+                        aten._native_batch_norm_legit.no_stats, (x, weight, bias, *rest)
+                    )
+                statistics = (self.resolve(mean), self.resolve(variance))
+                return self.fx.call_function(
+                    aten._native_batch_norm_legit.default, (x, weight, bias, *statistics, *rest)
+                )
+            case WriteBack(target, source):
+                return self.fx.call_function(
+                    aten.copy_.default, (self.resolve(target), self.resolve(source))
+                )
+            case OwnGradient(source, size, stride):
+                return self.fx.call_function(own_copy, (self.resolve(source), size, stride))
+            case ReadGenerator(device):
+                return self.fx.call_function(read_state, (device,))
+
+    def emit_in_place(self, recipe: Recipe, place: int, form: Any) -> Node:
+        assert isinstance(recipe, Call)
+        args, kwargs = self.call_arguments(recipe.node)
+        if form.out is not None:
+            kwargs = {**kwargs, form.out: args[place]}
+        return self.fx.call_function(form.target, args, kwargs)
+
+    def call_arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args: tuple[Any, ...] = node.args
+        if node.target is aten.native_batch_norm_backward.default and node.args[7] is True:
+            args = (*args[:3], None, None, *args[5:])
+        return (
+            torch.fx.node.map_arg(args, self.resolve),
+            torch.fx.node.map_arg(node.kwargs, self.resolve),
+        )
+
+    def resolve(self, node: Node) -> Node:
+        """The lowered node for an original one: a live value, an external, or a view rebuilt from one of them."""
+        if node is None:
+            return None
+        base = self.translation.base_of[node]
+        value = self.translation.value_of[base]
+        if node is base:
+            return self.value_node(value)
+        if node not in self.views:
+            source, rest = node.args[0], node.args[1:]
+            if getattr(node.target, "__name__", "") == "getitem":
+                made = self.fx.call_function(operator.getitem, (self.resolve(source), *rest))
+            else:
+                args = torch.fx.node.map_arg(node.args, self.resolve)
+                kwargs = torch.fx.node.map_arg(node.kwargs, self.resolve)
+                made = self.fx.call_function(node.target, args, kwargs)
+            self.views[node] = made
+            self.views_on.setdefault(value, []).append(node)
+        return self.views[node]
+
+    def value_node(self, value: int) -> Node:
+        if value in self.untouched:
+            self.takes[value] = self.nodes_of[value] = self.unpack(f"v{value}")
+            self.untouched.discard(value)
+        elif value not in self.nodes_of:
+            assert self.translation.graph.values[value].external, self.translation.graph.values[value].name
+            self.reads[value] = self.nodes_of[value] = self.unpack(f"x{value}")
+        return self.nodes_of[value]
+
+    def gradient(self, index: int) -> Node:
+        _, node, value = self.translation.gradients[index]
+        base = self.translation.base_of.get(node, node)
+        if self.translation.value_of.get(base) == value:
+            return self.resolve(node)
+        return self.value_node(value)
+
+    def finish(self, results: Sequence[Node], needed: set[int], gradients: tuple[int, ...]) -> Part:
+        """Number the list's entries, empty the list after reading it, and compile."""
+        reads, takes = tuple(self.reads), tuple(self.takes)
+        for i, node in enumerate((*self.reads.values(), *self.takes.values())):
+            node.args = (self.argument, i)
+        with self.fx.inserting_after(self.head):
+            self.fx.call_method("clear", (self.argument,))
+        kept = {v for v in takes if self.nodes_of.get(v) is self.takes[v] and v in needed}
+        values = self.translation.graph.values
+        made = {v for v in self.nodes_of if not values[v].external and v not in kept}
+        gives = tuple(sorted(made & needed))
+        self.fx.output([*results, *(self.nodes_of[v] for v in gives)])
+        module = GraphModule({}, self.fx)
+        return Part(
+            run=module.forward,
+            reads=reads,
+            takes=takes,
+            drops=tuple(sorted(self.before - kept - (self.untouched & needed))),
+            gives=gives,
+            results=len(results),
+            gradients=gradients,
+            module=module,
+        )
+
+
+def _freed_next(steps: Sequence[Step], position: int) -> set[int]:
+    freed: set[int] = set()
+    for step in steps[position + 1 :]:
+        if not isinstance(step, Free):
+            break
+        freed.add(step.value)
+    return freed
+
+
+def own_copy(source: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """A copy with a storage of its own and the given layout."""
+    return torch.empty_strided(size, stride, dtype=source.dtype, device=source.device).copy_(source)

@@ -1,0 +1,56 @@
+"""How an op of the IR is carried out: what `translate` binds to each op and `lower` emits."""
+
+import attrs
+import torch
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """Call an fx node's target on its arguments."""
+
+    node: torch.fx.Node
+
+
+@attrs.frozen(eq=False)
+class Draw:
+    """Call a random target: the first run draws from the generator, a repeat from a state that was read."""
+
+    node: torch.fx.Node
+    device: str
+    state: int  # value index of the generator state
+
+
+@attrs.frozen(eq=False)
+class ReadGenerator:
+    """Read the generator's state so that the draw that follows can be repeated."""
+
+    device: str
+
+
+@attrs.frozen(eq=False)
+class TrainBatchNorm:
+    """Batch norm that updates its running statistics in place the first time and leaves them alone in a repeat."""
+
+    node: torch.fx.Node
+    mean: torch.fx.Node
+    variance: torch.fx.Node
+
+
+@attrs.frozen(eq=False)
+class WriteBack:
+    """Copy new content into a tensor of the caller that the forward mutates."""
+
+    target: torch.fx.Node
+    source: torch.fx.Node
+
+
+@attrs.frozen(eq=False)
+class OwnGradient:
+    """Copy a gradient into a storage of its own, laid out like its parameter, so that autograd takes it over."""
+
+    source: torch.fx.Node
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+Recipe = Call | Draw | ReadGenerator | TrainBatchNorm | WriteBack | OwnGradient

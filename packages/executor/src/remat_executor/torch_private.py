@@ -1,0 +1,99 @@
+"""Every private name of torch that remat relies on, behind functions of our own.
+
+A torch version that moves one of them breaks this file and no other, with one clear error.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import torch
+
+from remat_executor.errors import UnsupportedTorch
+
+
+def _private(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise UnsupportedTorch(name=f"{module}.{name}", version=torch.__version__) from None
+
+
+@attrs.frozen(kw_only=True)
+class Joint:
+    """A joint forward and backward graph as torch exports it.
+
+    Attributes:
+        graph_module: the fx module; placeholders and the output node carry descriptors in ``meta["desc"]``.
+        aliases: per flat output, the name of torch's output type (``non_alias``, ``is_input``, ...).
+    """
+
+    graph_module: torch.fx.GraphModule
+    aliases: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def _as_if_compiling() -> Iterator[None]:
+    """Hugging Face mask code branches on data unless it believes that it is being compiled."""
+    compiler = torch.compiler
+    if not hasattr(compiler, "_is_compiling_flag"):
+        raise UnsupportedTorch(name="torch.compiler._is_compiling_flag", version=torch.__version__)
+    before = compiler._is_compiling_flag
+    compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        compiler._is_compiling_flag = before
+
+
+def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> Joint:
+    """Trace the forward and backward of `module(*tensors)` on fake tensors."""
+    export = _private("torch._functorch.aot_autograd", "aot_export_joint_with_descriptors")
+    with contextlib.ExitStack() as stack, _as_if_compiling():
+        joint = export(stack, module, tensors)
+        info = joint._aot_state.fw_metadata.output_info
+        return Joint(graph_module=joint.graph_module, aliases=tuple(o.output_type.name for o in info))
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of nested containers, and the structure that `unflatten` takes."""
+    leaves, spec = _private("torch.utils._pytree", "tree_flatten")(tree)
+    return leaves, spec
+
+
+def unflatten(leaves: list[Any], spec: Any) -> Any:
+    """Put leaves back into their containers."""
+    return _private("torch.utils._pytree", "tree_unflatten")(leaves, spec)
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that tensors share while they share a storage; valid while one of them lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often the tensor has been written in place."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def backward_keeps_graph() -> bool:
+    """Whether the backward under way was called with ``retain_graph=True``."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def module_hooks(module: torch.nn.Module) -> bool:
+    """Whether hooks are registered on this module itself."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def is_data_dependent(error: Exception) -> bool:
+    """Whether capture stopped because a Python branch depends on a tensor's values."""
+    names = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
+    return any(name in (type(error).__name__, *(c.__name__ for c in type(error).__mro__)) for name in names)

@@ -1,0 +1,571 @@
+"""From the joint fx graph to the IR and back: which node makes which storage, and what each op reads.
+
+A storage is recognised by the fake tensors' storages: a node whose result shares one is a view, and views are not
+ops; they are replayed where an op reads them. The backward keeps the order of the nodes that depend on a tangent;
+whatever else only the backward needs is placed right before its first reader, or it would pull every recomputation
+to the front.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from remat_executor import torch_private
+from remat_executor.capture import Captured, Tensors
+from remat_executor.errors import CaptureError
+from remat_executor.inplace import InPlace, in_place_forms
+from remat_executor.keys import call_key, meta_tensors
+from remat_executor.recipes import (
+    Call,
+    Draw,
+    OwnGradient,
+    ReadGenerator,
+    Recipe,
+    TrainBatchNorm,
+    WriteBack,
+)
+from remat_executor.rng import default_generator
+from remat_graph import Graph, Implementation, Op, Role, Value
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Translation:
+    """A graph with the way back to torch.
+
+    Attributes:
+        graph: the IR; times and workspaces are zero until measured.
+        recipes: per op how to carry it out.
+        value_of: fx node -> index of the value that it is (not of views).
+        made_by: per op the (fx node, value index) pairs that it defines.
+        base_of: fx node -> node whose storage it looks at (itself unless it is a view).
+        in_place: per op {value written over -> (argument position, form)}.
+        gradients: (external index, node to hand over, value index) in order of `Captured.gradients`.
+        device: where the work is done.
+    """
+
+    graph: Graph
+    recipes: tuple[Recipe, ...]
+    value_of: dict[Node, int]
+    made_by: tuple[tuple[tuple[Node, int], ...], ...]
+    base_of: dict[Node, Node]
+    in_place: tuple[dict[int, tuple[int, InPlace]], ...]
+    gradients: tuple[tuple[int, Node, int], ...]
+    device: torch.device
+
+
+def work_device(tensors: Tensors) -> torch.device:
+    """The device of the parameters, else of the inputs."""
+    for tensor in tensors.flat:
+        return tensor.device
+    return torch.device("cpu")
+
+
+def translate(
+    captured: Captured, tensors: Tensors, *, name: str, conditions: Iterable[tuple[str, str]] = ()
+) -> Translation:
+    """Build the IR of a captured step.
+
+    Args:
+        captured: the joint graph.
+        tensors: what it was captured with.
+        name: name of the graph.
+        conditions: what a plan depends on beside the ops.
+
+    Raises:
+        CaptureError: an op shares storage in a way that cannot be followed.
+    """
+    return _Translator(captured, tensors).run(name, tuple(conditions))
+
+
+def _is_getitem(node: Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def _is_random(node: Node) -> bool:
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+@attrs.define(eq=False)
+class _Translator:
+    captured: Captured
+    tensors: Tensors
+    device: torch.device = attrs.field(init=False)
+    values: list[Value] = attrs.field(init=False, factory=list)
+    ops: list[Op] = attrs.field(init=False, factory=list)
+    recipes: list[Recipe] = attrs.field(init=False, factory=list)
+    made_by: list[tuple[tuple[Node, int], ...]] = attrs.field(init=False, factory=list)
+    in_place: list[dict[int, tuple[int, InPlace]]] = attrs.field(init=False, factory=list)
+    base_of: dict[Node, Node] = attrs.field(init=False, factory=dict)
+    value_of: dict[Node, int] = attrs.field(init=False, factory=dict)
+    newest: dict[Node, int] = attrs.field(init=False, factory=dict)  # latest version of a mutated external
+    generator: dict[str, int] = attrs.field(init=False, factory=dict)  # latest version of each generator
+    norms: dict[Node, tuple[Node, Node]] = attrs.field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.device = work_device(self.tensors)
+
+    def run(self, name: str, conditions: tuple[tuple[str, str], ...]) -> Translation:
+        self.find_bases()
+        self.norms = self.find_batch_norms()
+        forward, backward = self.order()
+        self.add_externals()
+        for node in forward:
+            self.add_op(node, backward=False)
+        self.add_write_backs()
+        self.add_outputs_and_tangents()
+        for node in backward:
+            self.add_op(node, backward=True)
+        gradients = self.add_gradients()
+        graph = Graph(
+            name=name,
+            values=self.values,
+            ops=self.forbid_stale_repeats(),
+            rounding_nbytes=512 if self.device.type == "cuda" else 1,
+            conditions=conditions,
+        )
+        return Translation(
+            graph=graph,
+            recipes=tuple(self.recipes),
+            value_of=self.value_of,
+            made_by=tuple(self.made_by),
+            base_of=self.base_of,
+            in_place=tuple(self.in_place),
+            gradients=gradients,
+            device=self.device,
+        )
+
+    # -- storages
+
+    def find_bases(self) -> None:
+        """Follow storages through the trace: `base_of` maps every tensor node to the node that made its storage."""
+        owner: dict[int, Node] = {}
+        for node in self.captured.graph_module.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self.base_of[node] = node
+                value = node.meta.get("val")
+                if isinstance(value, Tensor):
+                    owner.setdefault(torch_private.storage_id(value), node)
+            elif node.op == "call_function":
+                self.find_base(node, owner)
+
+    def find_base(self, node: Node, owner: dict[int, Node]) -> None:
+        value = node.meta.get("val")
+        if _is_getitem(node) and node.args[0] in self.base_of and isinstance(value, Tensor):
+            source, place = node.args
+            if self.is_view(source):
+                self.base_of[node] = self.base_of[source]
+            else:
+                self.base_of[node] = owner.setdefault(torch_private.storage_id(value), node)
+                if self.base_of[node] is not node:
+                    raise CaptureError(
+                        problem=f"output {place} of {source.target} shares a storage with {self.base_of[node]}",
+                        advice="wrap a submodule that does not use it",
+                    )
+            return
+        if isinstance(value, Tensor):
+            self.base_of[node] = owner.setdefault(torch_private.storage_id(value), node)
+        elif isinstance(value, list | tuple):
+            known = [owner.get(torch_private.storage_id(v)) for v in value if isinstance(v, Tensor)]
+            shared = known[0] if known and known[0] is not None and len(set(known)) == 1 else None
+            self.base_of[node] = shared if shared is not None else node
+
+    def is_view(self, node: Node) -> bool:
+        return self.base_of.get(node, node) is not node
+
+    def find_batch_norms(self) -> dict[Node, tuple[Node, Node]]:
+        """Train-mode batch norms whose new statistics do nothing but replace a buffer of the caller."""
+        replaced = {new: target for target, new in self.captured.mutations}
+        found: dict[Node, tuple[Node, Node]] = {}
+        latest: dict[Node, Node] = {}  # new statistic -> buffer, through repeated use of one norm
+        for node in self.captured.graph_module.graph.nodes:
+            if node.target is not torch.ops.aten._native_batch_norm_legit_functional.default:
+                continue
+            buffers = []
+            for place, argument in ((3, node.args[3]), (4, node.args[4])):
+                buffer = latest.get(argument, argument if argument.op == "placeholder" else None)
+                news = [u for u in node.users if _is_getitem(u) and u.args[1] == place]
+                if buffer is None or len(news) != 1 or not self.only_statistic(news[0], replaced.get(news[0])):
+                    break
+                buffers.append((buffer, news[0]))
+            if len(buffers) == 2 and node.args[5] is True:
+                found[node] = (buffers[0][0], buffers[1][0])
+                latest.update({new: buffer for buffer, new in buffers})
+        written = {target for target, _ in self.captured.mutations}
+        return found if all({m, v} <= written for m, v in found.values()) else {}
+
+    def only_statistic(self, new: Node, replaces: Node | None) -> bool:
+        norms = (
+            torch.ops.aten._native_batch_norm_legit_functional.default,
+            torch.ops.aten.native_batch_norm_backward.default,
+        )
+        return all(u.op == "output" or u.target in norms for u in new.users)
+
+    # -- order
+
+    def reads(self, node: Node) -> Iterator[Node]:
+        """The nodes whose storages a node reads, views resolved to what made them."""
+        for argument in self.arguments(node):
+            base = self.base_of.get(argument, argument)
+            yield base.args[0] if _is_getitem(base) and not self.is_view(base) else base
+
+    def arguments(self, node: Node) -> list[Node]:
+        """The tensor arguments that matter: a train-mode norm's backward needs no running statistics."""
+        arguments = list(node.all_input_nodes)
+        if node in self.norms:
+            return [a for a in arguments if a in node.args[:3]]
+        if self.drops_statistics(node):
+            kept = {a for i, a in enumerate(node.args) if i not in (3, 4) and isinstance(a, Node)}
+            return [a for a in arguments if a in kept]
+        return arguments
+
+    def drops_statistics(self, node: Node) -> bool:
+        return node.target is torch.ops.aten.native_batch_norm_backward.default and node.args[7] is True
+
+    def maker(self, node: Node) -> Node:
+        base = self.base_of.get(node, node)
+        return base.args[0] if _is_getitem(base) else base
+
+    def order(self) -> tuple[list[Node], list[Node]]:
+        """The compute nodes of the forward and of the backward, in the order the graph gets."""
+        nodes = [
+            n
+            for n in self.captured.graph_module.graph.nodes
+            if n.op == "call_function" and not _is_getitem(n) and not self.is_view(n)
+        ]
+        depends = {o.tangent for o in self.captured.outputs if o.tangent is not None}
+        for node in nodes:
+            if any(source in depends for source in self.reads(node)):
+                depends.add(node)
+        results = [o.node for o in self.captured.outputs if not o.replayed]
+        results += [new for _, new in self.captured.mutations]
+        roots = [self.maker(n) for n in results]
+        roots += [n for n in nodes if _is_random(n) and n not in depends]
+        in_forward = self.ancestors(roots)
+        wanted = self.ancestors([self.maker(g) for _, g in self.captured.gradients])
+        forward = [n for n in nodes if n in in_forward]
+        backward: list[Node] = []
+        placed = set(forward)
+
+        def place(node: Node) -> None:
+            # An explicit stack: chains of nodes can be deeper than Python's recursion limit.
+            stack = [(node, iter(list(self.reads(node))))]
+            while stack:
+                current, sources = stack[-1]
+                source = next(sources, None)
+                if source is None:
+                    stack.pop()
+                    if current not in placed and current.op == "call_function":
+                        placed.add(current)
+                        backward.append(current)
+                elif source not in placed and source.op == "call_function":
+                    stack.append((source, iter(list(self.reads(source)))))
+
+        for node in nodes:
+            if node in wanted and node in depends:
+                place(node)
+        for _, gradient in self.captured.gradients:
+            place(self.maker(gradient))
+        return forward, backward
+
+    def ancestors(self, roots: Iterable[Node]) -> set[Node]:
+        seen = set(roots)
+        stack = list(seen)
+        while stack:
+            for source in self.reads(stack.pop()):
+                if source not in seen:
+                    seen.add(source)
+                    stack.append(source)
+        return seen
+
+    # -- values and ops
+
+    def add_value(self, node: Node | None, tensor: Tensor | None, **fields: Any) -> int:
+        if tensor is not None and "nbytes" not in fields:
+            on_device = tensor.device.type == self.device.type
+            fields["nbytes"] = tensor.untyped_storage().nbytes() if on_device else 0
+        fields.setdefault("name", node.name if node is not None else "")
+        self.values.append(Value(**fields))
+        if node is not None:
+            self.value_of[node] = len(self.values) - 1
+        return len(self.values) - 1
+
+    def add_externals(self) -> None:
+        roles = [Role.PARAM] * len(self.tensors.parameters) + [Role.BUFFER] * len(self.tensors.buffers)
+        roles += [Role.ACTIVATION] * len(self.tensors.inputs)
+        names = self.tensors.names
+        for node, name, role in zip(self.captured.externals, names, roles, strict=True):
+            self.add_value(node, node.meta["val"], name=name, role=role, external=True)
+        for node in self.captured.graph_module.graph.nodes:
+            if node.op == "get_attr":
+                constant = getattr(self.captured.graph_module, node.target)
+                self.add_value(node, constant, role=Role.BUFFER, external=True)
+
+    def input_values(self, node: Node) -> tuple[int, ...]:
+        found: dict[int, None] = {}
+        for argument in self.arguments(node):
+            base = self.base_of[argument]
+            found[self.newest.get(base, self.value_of[base])] = None
+        return tuple(found)
+
+    def defined(self, node: Node) -> list[tuple[Node | None, Tensor]]:
+        """The storages that a compute node makes, each with the node that names it (None: nobody reads it)."""
+        value = node.meta["val"]
+        if isinstance(value, Tensor):
+            return [(node, value)]
+        named = {u.args[1]: u for u in node.users if _is_getitem(u)}
+        found, seen = [], set()
+        for i, tensor in enumerate(value):
+            if isinstance(tensor, Tensor) and torch_private.storage_id(tensor) not in seen:
+                seen.add(torch_private.storage_id(tensor))
+                found.append((named.get(i), tensor))
+        return found
+
+    def add_op(self, node: Node, *, backward: bool) -> None:
+        inputs = self.input_values(node)
+        if node in self.norms:
+            self.add_batch_norm(node, inputs)
+            return
+        state = self.add_reader(node, backward) if _is_random(node) else None
+        made = self.add_made(node, self.defined(node))
+        outputs = tuple(value for _, value in made)
+        forms = self.reusable(node, outputs)
+        reuses = tuple((outputs[0], source) for source in forms)
+        first = Implementation(inputs=inputs, outputs=outputs, reuses=reuses)
+        key = call_key(node, self.device)
+        op = Op(name=node.name, target=str(node.target), backward=backward, key=key, implementations=(first,))
+        named = tuple((n, v) for n, v in made if n is not None)
+        if state is None:
+            self.append(op, Call(node), named, forms)
+            return
+        device = str(self.draws_on(node))
+        before = self.generator[device]
+        after = self.add_value(
+            None, None, name=f"generator_{node.name}", nbytes=0, role=Role.RNG, external=True, replaces=before
+        )
+        self.generator[device] = after
+        draw = attrs.evolve(first, inputs=(*inputs, before), outputs=(*outputs, after), reuses=())
+        # A repeat allocates the state that it puts back at its end.
+        again = attrs.evolve(
+            first, inputs=(*inputs, state), reuses=(), workspace_nbytes=self.values[state].nbytes
+        )
+        op = attrs.evolve(op, rerun=1, implementations=(draw, again))
+        self.append(op, Draw(node, device, state), named, {})
+
+    def append(
+        self,
+        op: Op,
+        recipe: Recipe,
+        named: tuple[tuple[Node, int], ...],
+        forms: dict[int, tuple[int, InPlace]],
+    ) -> None:
+        self.ops.append(op)
+        self.recipes.append(recipe)
+        self.made_by.append(named)
+        self.in_place.append(forms)
+
+    def add_made(self, node: Node, defined: list[tuple[Node | None, Tensor]]) -> list[tuple[Node | None, int]]:
+        return [
+            (name, self.add_value(name, tensor, name=name.name if name else f"{node.name}_unread{i}"))
+            for i, (name, tensor) in enumerate(defined)
+        ]
+
+    def draws_on(self, node: Node) -> torch.device:
+        device = meta_tensors(node.meta["val"])[0].device
+        return device if device.index is not None or device.type == "cpu" else self.device
+
+    def add_reader(self, node: Node, backward: bool) -> int:
+        """Add the op that reads the generator's state before a draw; the value index of the state."""
+        device = self.draws_on(node)
+        if str(device) not in self.generator:
+            self.generator[str(device)] = self.add_value(
+                None, None, name=f"generator_{device}", nbytes=0, role=Role.RNG, external=True
+            )
+        kept = default_generator(device).get_state()
+        state = self.add_value(
+            None,
+            None,
+            name=f"rng_{node.name}",
+            nbytes=kept.nbytes if self.device.type == kept.device.type else 0,
+            role=Role.RNG,
+        )
+        read = Implementation(inputs=(self.generator[str(device)],), outputs=(state,))
+        op = Op(
+            name=f"read_{node.name}",
+            target="read_generator",
+            backward=backward,
+            key=f"read_generator {device.type}",
+            rerun=None,
+            implementations=(read,),
+        )
+        self.append(op, ReadGenerator(str(device)), (), {})
+        return state
+
+    def add_batch_norm(self, node: Node, inputs: tuple[int, ...]) -> None:
+        made = self.add_made(node, self.defined(node)[:3])
+        outputs = tuple(value for _, value in made)
+        old, new = [], []
+        for buffer in self.norms[node]:
+            old.append(self.newest.get(buffer, self.value_of[buffer]))
+            new.append(
+                self.add_value(
+                    None,
+                    None,
+                    name=f"{buffer.name}_after_{node.name}",
+                    nbytes=0,
+                    role=Role.BUFFER,
+                    external=True,
+                    replaces=old[-1],
+                )
+            )
+            self.newest[buffer] = new[-1]
+        first = Implementation(inputs=(*inputs, *old), outputs=(*outputs, *new))
+        again = Implementation(inputs=inputs, outputs=outputs)
+        op = Op(
+            name=node.name,
+            target=str(node.target),
+            key=call_key(node, self.device),
+            rerun=1,
+            implementations=(first, again),
+        )
+        named = tuple((n, v) for n, v in made if n is not None)
+        self.append(op, TrainBatchNorm(node, *self.norms[node]), named, {})
+
+    def add_write_backs(self) -> None:
+        in_place = {buffer for pair in self.norms.values() for buffer in pair}
+        for target, source in self.captured.mutations:
+            if target in in_place:
+                continue
+            old = self.newest.get(target, self.value_of[target])
+            read = self.value_of[self.base_of[source]]
+            new = self.add_value(
+                None,
+                None,
+                name=f"{self.values[old].name}_written",
+                nbytes=0,
+                role=Role.BUFFER,
+                external=True,
+                replaces=old,
+            )
+            self.newest[target] = new
+            op = Op(
+                name=f"write_{target.name}",
+                target="aten.copy_.default",
+                key=f"write {self.values[old].nbytes}",
+                rerun=None,
+                implementations=(
+                    Implementation(inputs=(read, old) if read != old else (read,), outputs=(new,)),
+                ),
+            )
+            self.append(op, WriteBack(target, source), (), {})
+
+    def add_outputs_and_tangents(self) -> None:
+        for output in self.captured.outputs:
+            base = self.base_of.get(output.node, output.node)
+            index = self.value_of.get(base)
+            if index is not None and not output.replayed and not self.values[index].external:
+                self.values[index] = attrs.evolve(self.values[index], role=Role.OUTPUT)
+            if output.tangent is not None:
+                self.add_value(output.tangent, output.tangent.meta["val"], role=Role.TANGENT, of=index)
+
+    def reusable(self, node: Node, outputs: tuple[int, ...]) -> dict[int, tuple[int, InPlace]]:
+        """Values that this op could write over, with the argument position and the form to call."""
+        forms = self.forms().get(node.target, {})
+        found: dict[int, tuple[int, InPlace]] = {}
+        result = node.meta["val"]
+        for place, form in forms.items():
+            argument = node.args[place] if place < len(node.args) else None
+            if not isinstance(argument, Node) or not isinstance(argument.meta.get("val"), Tensor):
+                continue
+            written = argument.meta["val"]
+            base = self.base_of[argument]
+            value = self.value_of[base]
+            stored = self.values[value]
+            alone = sum(self.base_of.get(a) is base for a in node.all_input_nodes) == 1
+            same = (written.shape, written.stride(), written.dtype) == (
+                result.shape,
+                result.stride(),
+                result.dtype,
+            )
+            whole = stored.nbytes == self.values[outputs[0]].nbytes
+            twice = sum(a is argument for a in node.args if isinstance(a, Node)) > 1
+            # A tangent belongs to autograd, which may still show it to somebody: never written.
+            lent = stored.external or stored.role is Role.TANGENT
+            if same and whole and alone and not twice and not lent:
+                found[value] = (place, form)
+        return found
+
+    def forms(self) -> dict[Any, dict[int, InPlace]]:
+        return in_place_forms()
+
+    def add_gradients(self) -> tuple[tuple[int, Node, int], ...]:
+        """Give every gradient a storage of its own that autograd can take over without a copy."""
+        places = {node: i for i, node in enumerate(self.captured.externals)}
+        bases = [self.base_of.get(g, g) for _, g in self.captured.gradients]
+        found = []
+        for (owner, gradient), base in zip(self.captured.gradients, bases, strict=True):
+            place = places[owner]
+            parameter, made = self.tensors.flat[place], gradient.meta["val"]
+            value = self.value_of[base]
+            stored = self.values[value]
+            own = (
+                bases.count(base) == 1
+                and not stored.external
+                and stored.role is Role.ACTIVATION
+                and made.untyped_storage().nbytes() == made.numel() * made.element_size()
+            )
+            if own and _obeys_layout(made, parameter):
+                self.values[value] = attrs.evolve(stored, role=Role.GRAD, of=place)
+            else:
+                value = self.copy_gradient(gradient, value, parameter, place)
+            found.append((place, gradient, value))
+        return tuple(found)
+
+    def copy_gradient(self, gradient: Node, source: int, parameter: Tensor, place: int) -> int:
+        made = gradient.meta["val"]
+        dense = torch.ops.aten.is_non_overlapping_and_dense.default(parameter)
+        stride = parameter.stride() if dense else _contiguous_stride(tuple(made.shape))
+        name = f"{gradient.name}_for_{self.values[place].name}"
+        nbytes = made.numel() * made.element_size()
+        value = self.add_value(None, None, name=name, nbytes=nbytes, role=Role.GRAD, of=place)
+        op = Op(
+            name=f"own_{name}",
+            target="own_gradient",
+            backward=True,
+            key=f"own_gradient {tuple(made.shape)} {made.stride()} {stride} {made.dtype}",
+            implementations=(Implementation(inputs=(source,), outputs=(value,)),),
+        )
+        self.append(op, OwnGradient(gradient, tuple(made.shape), tuple(stride)), (), {})
+        return value
+
+    def forbid_stale_repeats(self) -> tuple[Op, ...]:
+        """An op that reads a caller's tensor before the forward overwrites it must not run again."""
+        overwritten = {v.replaces for v in self.values if v.replaces is not None}
+        return tuple(
+            attrs.evolve(op, rerun=None)
+            if op.rerun is not None and overwritten & set(op.implementations[op.rerun].inputs)
+            else op
+            for op in self.ops
+        )
+
+
+def _contiguous_stride(size: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for extent in reversed(size):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def _obeys_layout(gradient: Tensor, parameter: Tensor) -> bool:
+    """Whether autograd keeps the gradient as it is: strides of a dense parameter, else contiguous."""
+    if not torch.ops.aten.is_non_overlapping_and_dense.default(parameter):
+        return gradient.is_contiguous()
+    pairs = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
+    return all(size == 1 or mine == theirs for size, mine, theirs in pairs)
