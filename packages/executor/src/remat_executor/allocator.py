@@ -21,7 +21,20 @@ import attrs
 import torch
 from torch.autograd.profiler import profile
 
+from remat_executor import torch_private
+from remat_graph import RematError
+
 T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True, str=False)
+class ProfilerBusy(RematError):
+    """Memory on the CPU is read with the profiler, and there is only one."""
+
+    def __str__(self) -> str:
+        return (
+            "a profiler is running, and memory on the CPU cannot be read beside it: do this before it starts"
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -43,7 +56,7 @@ def allocator_peak(function: Callable[[], T], device: torch.device | str = "cpu"
     """Run a function once and read its peak from the device's allocator.
 
     Raises:
-        RuntimeError: on CPU, if a profiler runs already: there can be one at a time.
+        ProfilerBusy: on CPU, if a profiler runs already; starting another would end that one.
     """
     device = torch.device(device)
     return _from_profiler(function) if device.type == "cpu" else _from_statistics(function, device)
@@ -64,6 +77,8 @@ def _from_statistics(function: Callable[[], T], device: torch.device) -> Allocat
 
 
 def _from_profiler(function: Callable[[], T]) -> AllocatorRecord[T]:
+    if torch_private.profiler_running():
+        raise ProfilerBusy()
     session = profile(profile_memory=True, use_kineto=True)
     with _quiet(), session:
         result = function()

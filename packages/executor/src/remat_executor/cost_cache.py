@@ -1,8 +1,9 @@
 """Measured costs kept on disk, so that an operator is timed once on a machine and not once in every process.
 
-One JSON file for each device, torch version and thread count: what was measured under other conditions does
-not hold. A cache is a convenience, so nothing that happens to its file may stop the work: a file that cannot
-be read is ignored, a folder that cannot be written is left alone, each with one warning.
+One JSON file for each device, torch version, thread count and set of kernel-choosing flags: what was measured
+under other conditions does not hold (a convolution on one CPU thread takes other scratch than on two). A cache
+is a convenience, so nothing that happens to its file may stop the work: a file that cannot be read is ignored,
+a folder that cannot be written is left alone, each with one warning.
 
 A save reads the file again, adds to it, and puts the whole in place by renaming, so a reader never sees half
 a file. Of two processes that save in the same moment one may lose its additions; it measures them again next
@@ -148,7 +149,19 @@ def _file_name(device: torch.device) -> str:
     else:
         properties = torch.get_device_module(device).get_device_properties(device)
         name = f"{device.type}-{properties.name}"
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", f"costs-{name}-torch{torch.__version__}.json")
+    flags = "".join(f"-{flag}" for flag, on in _unusual_flags().items() if on)
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", f"costs-{name}-torch{torch.__version__}{flags}.json")
+
+
+def _unusual_flags() -> dict[str, bool]:
+    """Global settings that choose other kernels, which take other times and other scratch."""
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(): torch.get_float32_matmul_precision() != "highest",
+        "benchmark": torch.backends.cudnn.benchmark,
+        "no_cudnn": not torch.backends.cudnn.enabled,
+        "no_onednn": not torch.backends.mkldnn.enabled,
+    }
 
 
 def _cpu_name() -> str:

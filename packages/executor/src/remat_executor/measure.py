@@ -10,15 +10,15 @@ Bytes are the allocator's (``remat_executor.allocator``), so on CUDA they come r
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from statistics import median
 
 import attrs
 import torch
 
-from remat_executor.allocator import allocator_peak
+from remat_executor.allocator import ProfilerBusy, allocator_peak
 from remat_executor.cost_cache import CostCache, OpCost
+from remat_executor.rng import preserved_generators
 from remat_graph import RematError
 
 Thunk = Callable[[], object]
@@ -61,6 +61,7 @@ def measure(
 
     Raises:
         MeasureError: a factory or a thunk failed; the message names the key.
+        ProfilerBusy: on CPU, a profiler is running.
     """
     device = torch.device(device)
     known = cache.get(requests) if cache is not None else {}
@@ -70,7 +71,7 @@ def measure(
     report = on_progress or (lambda done, total: None)
     report(len(known), len(requests))
     try:
-        with _random_state_kept(device), torch.no_grad():
+        with preserved_generators([device]), torch.no_grad(), torch.autocast(device.type, enabled=False):
             for key, factory in requests.items():
                 if key in known:
                     continue
@@ -82,6 +83,8 @@ def measure(
     finally:
         if cache is not None:
             cache.add(dict(list(fresh.items())[saved:]))
+        if device.type != "cpu":
+            torch.accelerator.empty_cache()  # the tensors are gone, the blocks kept for them are not
     return {key: known[key] if key in known else fresh[key] for key in requests}
 
 
@@ -90,8 +93,11 @@ def _measure_one(key: str, factory: Callable[[], Thunk], device: torch.device) -
         thunk = factory()
         time_s = _time(thunk, device)
         record = allocator_peak(thunk, device)
+    except ProfilerBusy:
+        raise
     except Exception as error:  # whatever the operator raises, the key must be told
-        raise MeasureError(key=key, problem=f"{type(error).__name__}: {error}") from error
+        problem = str(error).strip().partition("\n")[0]
+        raise MeasureError(key=key, problem=f"{type(error).__name__}: {problem}") from error
     return OpCost(
         time_s=time_s,
         workspace_nbytes=max(0, record.peak_nbytes - max(0, record.end_nbytes)),
@@ -136,10 +142,3 @@ def _device_clock(thunk: Thunk, runs: int, device: torch.device) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / 1e3 / runs
-
-
-@contextmanager
-def _random_state_kept(device: torch.device) -> Iterator[None]:
-    devices = [] if device.type == "cpu" else [device]  # the CPU's generator is kept in any case
-    with torch.random.fork_rng(devices=devices, device_type=device.type):
-        yield

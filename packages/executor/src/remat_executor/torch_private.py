@@ -97,3 +97,8 @@ def is_data_dependent(error: Exception) -> bool:
     """Whether capture stopped because a Python branch depends on a tensor's values."""
     names = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
     return any(name in (type(error).__name__, *(c.__name__ for c in type(error).__mro__)) for name in names)
+
+
+def profiler_running() -> bool:
+    """Whether a profiler records in this process; starting a second one silently ends the first."""
+    return bool(_private("torch.autograd.profiler", "_is_profiler_enabled"))
