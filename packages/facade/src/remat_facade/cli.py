@@ -1,0 +1,223 @@
+"""The command `remat`: demo, plan, solve, config, show, solvers.
+
+Heavy libraries are imported by the command that needs them, so that help is quick and `remat solve` never sees
+torch. A user's mistake ends in one line on stderr and exit code 2, Ctrl-C in one line and 130.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from remat_facade.files import check_place, save_to, write_whole
+from remat_facade.terminal import complain, progress, say, show
+from remat_graph import RematError
+
+if TYPE_CHECKING:
+    from remat_facade.planner import Method
+    from remat_graph import Graph
+    from remat_graph.plan import Plan
+
+app = typer.Typer(
+    name="remat",
+    help="Train any PyTorch model inside a memory budget given in bytes.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+_Budget = Annotated[
+    str, typer.Option(help='Bytes, "2GiB", "800MB", or a share of the unplanned peak: "40%".')
+]
+_Solver = Annotated[str, typer.Option(help="Who plans; `remat solvers` lists them.")]
+_Seed = Annotated[int, typer.Option(min=0, help="Seeds the solver's random choices.")]
+_TimeLimit = Annotated[
+    float | None, typer.Option(min=0.0, metavar="SECONDS", help="Return the best plan found by then.")
+]
+_Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there.")]
+
+
+@app.command()
+def demo(
+    model: Annotated[str, typer.Option(help="gpt2 (text of Python's library) or resnet (digits).")] = "gpt2",
+    budget: _Budget = "40%",
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 12,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where picture and report go.")] = Path(
+        "remat-demo"
+    ),
+) -> None:
+    """Train a real model twice, unplanned and within a budget, and compare."""
+    from remat_facade.demo import run_demo
+
+    check_place(out / "plan.json")
+    with progress("importing torch") as tell:
+        result = run_demo(model, budget, steps=steps, out=out, on_progress=tell)
+    for table in result.tables:
+        show(table)
+    for path in result.written:
+        say(f"wrote {path}")
+    for problem in result.problems:
+        complain(problem)
+    if result.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="Returns (model, sample).")],
+    budget: _Budget,
+    solver: _Solver = "auto",
+    seed: _Seed = 0,
+    time_limit: _TimeLimit = None,
+    out: _Out = None,
+    graph_out: _Out = None,
+) -> None:
+    """Capture, measure and plan a model of yours."""
+    from remat_facade.target import load_target
+
+    check_place(out, graph_out)
+    with progress(f"loading {target}") as tell:
+        model, sample, sample_kwargs = load_target(target)
+        from remat_facade.entrypoints import plan_model
+
+        graph, made = plan_model(
+            model,
+            sample,
+            budget,
+            sample_kwargs=sample_kwargs,
+            method=_method(solver, seed, time_limit),
+            on_progress=tell,
+        )
+    _deliver(graph, made, out, None)
+    if graph_out is not None:
+        from remat_graph.serialize import save_graph
+
+        say(f"wrote {save_to(graph_out, lambda path: save_graph(graph, path))}")
+
+
+@app.command()
+def solve(
+    graph: Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A saved graph, or one of the corpus.")],
+    budget: _Budget,
+    solver: _Solver = "auto",
+    seed: _Seed = 0,
+    time_limit: _TimeLimit = None,
+    order_out: _Out = None,
+    plan_out: _Out = None,
+) -> None:
+    """Plan a saved graph; needs no torch."""
+    from remat_facade.planner import Planner
+    from remat_graph.serialize import load_graph
+
+    check_place(order_out, plan_out)
+    with progress(f"reading {graph}") as tell:
+        loaded = load_graph(graph)
+        planner = Planner(budget=budget, method=_method(solver, seed, time_limit), on_progress=tell)
+        made = planner(loaded)
+    _deliver(loaded, made, plan_out, order_out)
+
+
+@app.command()
+def config(
+    type: Annotated[str, typer.Argument(metavar="TYPE", help="auto, noremat, rotor, ...")], out: _Out = None
+) -> None:
+    """Write a config with every field explained."""
+    from remat_facade.config import config_text, generate_config, save_config
+
+    made = generate_config(type)
+    if out is None:
+        say(config_text(made).rstrip("\n"))
+    else:
+        say(f"wrote {save_config(made, out)}")
+
+
+@app.command("show")
+def show_plan(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A saved plan.")],
+    graph: Annotated[Path | None, typer.Option(metavar="FILE", help="The graph that it is of.")] = None,
+    png: _Out = None,
+    html: _Out = None,
+) -> None:
+    """Show a plan; with its graph, what runs again and memory over time."""
+    from remat_facade.report.table import plan_table, repeats_table
+    from remat_graph.serialize import load_graph, load_plan
+
+    check_place(png, html)
+    if graph is None and (png or html):
+        raise typer.BadParameter("the picture needs the graph that the plan is of: add --graph FILE")
+    loaded = load_graph(graph) if graph is not None else None
+    made = load_plan(plan, loaded)
+    show(plan_table(made))
+    if loaded is None:
+        return
+    if made.recomputed_s or len(made.schedule.order) > len(loaded.ops):
+        show(repeats_table(loaded, made))
+    _draw(loaded, made, png, html)
+
+
+@app.command()
+def solvers() -> None:
+    """List the solvers."""
+    from remat_facade.report.table import Table
+    from remat_solvers import get_solver, solver_names
+
+    rows = []
+    for name in solver_names():
+        try:
+            about = (type(get_solver(name)).__doc__ or "").strip()
+        except ImportError as error:  # a package of someone else's may be broken; the others still work
+            about = f"cannot be loaded: {error}"
+        rows.append((name, about.partition("\n")[0]))
+    show(Table(title="solvers", columns=("name", "what it does"), rows=tuple(rows), prose=True))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    usage_error: type[Any] = typer.BadParameter.__mro__[
+        1
+    ]  # where typer keeps it has changed, what it is has not
+    try:
+        # Not `app(...)`: that writes on the errors it sees, and ours are frozen.
+        code = typer.main.get_command(app).main(words or ["--help"], prog_name="remat", standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        complain("interrupted: no file was changed by halves")
+        return 130
+    except usage_error as error:
+        command = error.ctx.command_path if error.ctx else "remat"
+        complain(f"{error.format_message()} See `{command} --help`.")
+        return 2
+    except RematError as error:
+        complain(str(error))
+        return 2
+    return code if isinstance(code, int) else 0
+
+
+def _method(solver: str, seed: int, time_limit_s: float | None) -> "Method":
+    from remat_facade.planner import Method, seeded
+
+    return Method(solver=solver, time_limit_s=time_limit_s, parameters=seeded(seed))
+
+
+def _deliver(graph: "Graph", made: "Plan", plan_out: Path | None, order_out: Path | None) -> None:
+    from remat_facade.report.table import plan_table
+    from remat_graph.serialize import save_order, save_plan
+
+    show(plan_table(made))
+    if plan_out is not None:
+        say(f"wrote {save_to(plan_out, lambda path: save_plan(made, path))}")
+    if order_out is not None:
+        say(f"wrote {save_to(order_out, lambda path: save_order(made.schedule.order, path))}")
+
+
+def _draw(graph: "Graph", made: "Plan", png: Path | None, html: Path | None) -> None:
+    if png is not None:
+        from remat_facade.report import picture
+
+        say(f"wrote {write_whole(png, picture.png(picture.draw(graph, made)))}")
+    if html is not None:
+        from remat_facade.report.html import page
+
+        say(f"wrote {write_whole(html, page(graph, made))}")

@@ -1,0 +1,265 @@
+"""Configs: which method plans, and how; one attrs class per type, saved and loaded as YAML.
+
+A file says its `type` and any of that type's fields; what it leaves out keeps its default. What `save_config` writes
+explains every field in a comment and ends with YAML's document end mark, so that a file cut short is noticed.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import attrs
+import yaml
+
+from remat_facade.errors import BadConfig
+from remat_facade.files import write_whole
+from remat_graph import BadFile
+
+FORMAT = 1
+_MARK = "remat_config"
+
+
+def _option(default: Any, doc: str, check: Callable[[Any], str | None]) -> Any:
+    """A documented field; `check` returns what is wrong with a value, or None."""
+
+    def validate(_: "Config", field: "attrs.Attribute[Any]", value: object) -> None:
+        problem = check(value)
+        if problem:
+            raise BadConfig(field=field.name, problem=f"{problem}, got {value!r}")
+
+    return attrs.field(default=default, validator=validate, metadata={"doc": doc})
+
+
+def _natural(value: object) -> str | None:
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return None if good else "wants a whole number, 0 or more"
+
+
+def _positive_or_none(value: object) -> str | None:
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (
+        None if number and value > 0 and math.isfinite(value) else "wants seconds above 0, or null for none"
+    )
+
+
+def _budget_or_none(value: object) -> str | None:
+    good = value is None or (isinstance(value, int | str) and not isinstance(value, bool))
+    return None if good else 'wants bytes, a text such as "64GiB", or null'
+
+
+@attrs.frozen(kw_only=True)
+class Config:
+    """Options that every method has.
+
+    Attributes:
+        seed: seeds every random choice of the solver.
+        time_limit_s: wall-clock seconds for the solver, or None.
+    """
+
+    type: ClassVar[str] = ""
+    about: ClassVar[str] = ""
+
+    seed: int = _option(0, "Seeds every random choice of the solver: same seed, same plan.", _natural)
+    time_limit_s: float | None = _option(
+        None,
+        "Seconds after which the solver returns its best plan so far; null lets it finish its own amount of work.",
+        _positive_or_none,
+    )
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Make a config from names and values.
+
+        Raises:
+            BadConfig: there is no such field, or a value is of the wrong type or size.
+        """
+        known = [field.name for field in attrs.fields(cls)]
+        for name in fields:
+            if name not in known:
+                raise BadConfig(
+                    field=str(name), problem=f"{cls.type} has no such field{_suggest(name, known)}"
+                )
+        return cls(**fields)
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with other values; those that are None stay as they are."""
+        return attrs.evolve(self, **{name: value for name, value in changes.items() if value is not None})
+
+
+class AutoConfig(Config):
+    """The portfolio: several methods, the best valid plan wins."""
+
+    type = "auto"
+    about = "several methods, the best valid plan wins"
+
+
+class NorematConfig(Config):
+    """Nothing is recomputed: the unplanned step, as the thing to compare with."""
+
+    type = "noremat"
+    about = "nothing is recomputed: what to compare with"
+
+
+class RotorConfig(Config):
+    """Dynamic programming over a chain of blocks (rotor)."""
+
+    type = "rotor"
+    about = "dynamic programming over a chain of blocks"
+
+
+class CheckmateConfig(Config):
+    """One integer linear program over the whole graph (Checkmate)."""
+
+    type = "checkmate"
+    about = "one integer linear program over the whole graph"
+
+
+class RockmateConfig(Config):
+    """An integer linear program inside each block, rotor over the blocks (Rockmate)."""
+
+    type = "rockmate"
+    about = "an integer linear program in each block, rotor over the blocks"
+
+
+class HilpConfig(Config):
+    """Integer linear programs over a hierarchy of subgraphs (H-ILP)."""
+
+    type = "hilp"
+    about = "integer linear programs over a hierarchy of subgraphs"
+
+
+class HiremateConfig(Config):
+    """A hierarchy of subgraphs, each planned by the method that suits it (HiRemate)."""
+
+    type = "hiremate"
+    about = "a hierarchy of subgraphs, each planned by the method that suits it"
+
+
+@attrs.frozen(kw_only=True)
+class OffmateConfig(Config):
+    """Recomputing and moving to the host in one plan (OffMate).
+
+    Attributes:
+        host_budget: most host memory that moved values may take.
+    """
+
+    type: ClassVar[str] = "offmate"
+    about: ClassVar[str] = "recomputing and moving to the host in one plan"
+
+    host_budget: int | str | None = _option(
+        None,
+        'Most host memory for what moves: bytes or a text such as "64GiB"; null for all of it.',
+        _budget_or_none,
+    )
+
+
+def config_types() -> dict[str, type[Config]]:
+    """The config class of each type's name."""
+    classes: tuple[type[Config], ...] = (
+        AutoConfig,
+        RotorConfig,
+        RockmateConfig,
+        CheckmateConfig,
+        HilpConfig,
+        HiremateConfig,
+        OffmateConfig,
+        NorematConfig,
+    )
+    return {cls.type: cls for cls in classes}
+
+
+def generate_config(type: str = "auto") -> Config:
+    """The defaults of one type.
+
+    Args:
+        type: ``auto``, ``rotor``, ``rockmate``, ``checkmate``, ``hilp``, ``hiremate``, ``offmate`` or ``noremat``.
+
+    Raises:
+        BadConfig: there is no such type.
+    """
+    return _class_of(type)()
+
+
+def config_text(config: Config) -> str:
+    """The YAML of a config, every field explained."""
+    lines = [f"# remat config: {config.about}", "---", f"{_MARK}: {FORMAT}", f"type: {config.type}"]
+    for field in attrs.fields(config.__class__):
+        value = yaml.safe_dump({field.name: getattr(config, field.name)}, allow_unicode=True).strip()
+        lines += ["", f"# {field.metadata['doc']}", value]
+    return "\n".join([*lines, "...", ""])
+
+
+def save_config(config: Config, path: str | Path) -> Path:
+    """Write a config as YAML, whole or not at all.
+
+    Raises:
+        CannotWrite: the file cannot be written.
+    """
+    return write_whole(path, config_text(config))
+
+
+def load_config(path: str | Path) -> Config:
+    """Read what `save_config` wrote, or a shorter file by hand.
+
+    Raises:
+        BadFile: the file is missing, cut short, newer, not a config, or holds what a config cannot.
+    """
+    name = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadFile(path=name, problem=f"cannot be read ({error.strerror}): check the path") from error
+    except UnicodeDecodeError as error:
+        raise BadFile(path=name, problem=f"is not text, so no config: {_HINT}") from error
+    try:
+        return _from_text(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise BadFile(path=name, problem=f"is not valid YAML{where}: correct it, or {_HINT}") from error
+    except BadConfig as error:
+        raise BadFile(path=name, problem=f"{error.field}: {error.problem}") from error
+
+
+_HINT = "write one with `remat config TYPE --out FILE`"
+
+
+def _from_text(text: str) -> Config:
+    lines = [line.strip() for line in text.splitlines()]
+    if "---" in lines and "..." not in lines:
+        raise BadConfig(
+            field="end", problem=f"the file is cut short (it starts with --- but never ends): {_HINT}"
+        )
+    content = yaml.safe_load(text)
+    if not isinstance(content, dict) or "type" not in content:
+        raise BadConfig(field="type", problem=f"missing, so this is not a remat config: {_HINT}")
+    version = content.pop(_MARK, FORMAT)
+    if not isinstance(version, int) or version < 1:
+        raise BadConfig(field=_MARK, problem=f"wants a version such as {FORMAT}, got {version!r}")
+    if version > FORMAT:
+        raise BadConfig(
+            field=_MARK,
+            problem=f"format {version} is newer than this remat reads ({FORMAT}): upgrade remat-facade",
+        )
+    return _class_of(content.pop("type")).from_fields(content)
+
+
+def _class_of(type: object) -> type[Config]:
+    types = config_types()
+    if not isinstance(type, str) or type not in types:
+        hint = _suggest(type, list(types))
+        raise BadConfig(
+            field="type", problem=f"there is no type {type!r}{hint}; there are {', '.join(types)}"
+        )
+    return types[type]
+
+
+def _suggest(name: object, known: list[str]) -> str:
+    close = difflib.get_close_matches(str(name), known, n=1)
+    if close:
+        return f": did you mean {close[0]}?"
+    return ""

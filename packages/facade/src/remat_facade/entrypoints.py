@@ -1,0 +1,257 @@
+"""What a user touches: `Rockmate` and its variants, `from_config`, and planning without building a module.
+
+    model = Hiremate(model, sample, "2GiB")   # use it as the original
+    model.plan                                # predicted peak, time, overhead, lower bound, schedule
+
+The `Pure` classes run the one method of their name and nothing else; a method that this version does not have is an
+error, never another method in its place.
+"""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, TypedDict, Unpack
+
+from torch import nn
+
+from remat_executor import PlannedModule, plan_graph
+from remat_facade.config import Config, config_types, generate_config, load_config
+from remat_facade.errors import BadConfig, BadModel
+from remat_facade.inputs import as_call, check_model, device_nbytes
+from remat_facade.planner import Method, Planner, Progress, SavedPlan, seeded, silent
+from remat_graph import Graph
+from remat_graph.plan import Plan
+from remat_graph.platform import Platform
+from remat_graph.serialize import load_plan
+
+_Path = str | PathLike[str]
+
+
+class Options(TypedDict, total=False):
+    """What every entry point takes beside model, sample and budget; `Rockmate` explains them."""
+
+    sample_kwargs: Mapping[str, Any] | None
+    reserve_nbytes: int
+    cache_dir: _Path | None
+    plan: Plan | _Path | None
+    platform: Platform | None
+    differentiate: Sequence[str | int] | None
+    on_progress: Progress | None
+
+
+class Rockmate(PlannedModule):
+    """A model whose forward and backward stay within a memory budget; use it as the original.
+
+    Outputs, gradients, buffers and random state are those of the original, `state_dict` keys too.
+
+    Args:
+        model: the module, in the mode and on the device it will train.
+        sample: a tensor, a tuple or list of positional inputs, or a mapping of keyword inputs. A model whose only
+            input is a list takes `[that list]`.
+        budget: bytes as an int, a text such as ``"2GiB"`` (binary) or ``"800MB"`` (decimal), or ``"40%"`` of what
+            the unplanned step holds beyond its gradients.
+        sample_kwargs: keyword inputs beside positional ones.
+        reserve_nbytes: bytes of the budget left to what lies outside the model, such as the caller's loss.
+        config: a `Config`, the path of one, or a type's name; who plans, and how.
+        solver: the name of a registered solver, instead of a config.
+        seed: seeds the solver's random choices; 0 leaves the config's.
+        time_limit_s: wall-clock seconds for the solver, instead of the config's.
+        cache_dir: where measured times are kept; None for the default folder.
+        plan: a saved plan (or its path) to use for this model and sample instead of planning again.
+        platform: takes times from a cost platform instead of measuring.
+        differentiate: names or indices of the outputs that will get gradients; None for a lone scalar loss if it
+            comes first, else all.
+        on_progress: told in a few words what begins.
+
+    Raises:
+        InfeasibleBudget: no schedule fits; it names a budget that works.
+        BadBudget: the budget means nothing.
+        BudgetAboveDevice: the device has less memory.
+        BadModel: there is nothing to plan.
+        BadSample: the model cannot be called with it.
+        MethodNotAvailable: the named method is not in this version.
+    """
+
+    method: ClassVar[str] = "auto"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sample: Any,
+        budget: int | str,
+        *,
+        sample_kwargs: Mapping[str, Any] | None = None,
+        reserve_nbytes: int = 0,
+        config: Config | _Path | None = None,
+        solver: str | None = None,
+        seed: int = 0,
+        time_limit_s: float | None = None,
+        cache_dir: _Path | None = None,
+        plan: Plan | _Path | None = None,
+        platform: Platform | None = None,
+        differentiate: Sequence[str | int] | None = None,
+        on_progress: Progress | None = None,
+    ) -> None:
+        method = _method(self.method, config, solver, seed, time_limit_s)
+        args, kwargs, planner = prepare(
+            model, sample, budget, sample_kwargs, reserve_nbytes, method, platform, on_progress
+        )
+        super().__init__(
+            model,
+            args,
+            kwargs,
+            planner if plan is None else _saved(plan, planner),
+            platform=platform,
+            cache_dir=cache_dir,
+            differentiate=differentiate,
+            on_progress=on_progress,
+        )
+
+
+class Hiremate(Rockmate):
+    """The entry point for any network: `Rockmate` by the portfolio."""
+
+
+class PureRotor(Rockmate):
+    """`Rockmate` by rotor alone."""
+
+    method = "rotor"
+
+
+class PureCheckmate(Rockmate):
+    """`Rockmate` by Checkmate's integer linear program alone."""
+
+    method = "checkmate"
+
+
+class PureRockmate(Rockmate):
+    """`Rockmate` by the method of its paper alone."""
+
+    method = "rockmate"
+
+
+class PureHiremate(Rockmate):
+    """`Rockmate` by the method of the HiRemate paper alone."""
+
+    method = "hiremate"
+
+
+class Offmate(Rockmate):
+    """`Rockmate` that also moves values to the host."""
+
+    method = "offmate"
+
+
+def from_config(
+    model: nn.Module,
+    sample: Any,
+    budget: int | str,
+    config: Config | _Path = "auto",
+    **options: Unpack[Options],
+) -> Rockmate:
+    """A planned module as a config says.
+
+    Args:
+        model: as for `Rockmate`.
+        sample: as for `Rockmate`.
+        budget: as for `Rockmate`.
+        config: a `Config`, the path of one, or a type's name.
+        **options: as for `Rockmate`.
+
+    Raises:
+        BadConfig: no such type, or not a config.
+        BadFile: the path holds no config.
+        MethodNotAvailable: the config's method is not in this version.
+    """
+    return Rockmate(model, sample, budget, config=config, **options)
+
+
+def plan_model(
+    model: nn.Module,
+    sample: Any,
+    budget: int | str,
+    *,
+    sample_kwargs: Mapping[str, Any] | None = None,
+    reserve_nbytes: int = 0,
+    method: Method | None = None,
+    platform: Platform | None = None,
+    cache_dir: _Path | None = None,
+    on_progress: Progress | None = None,
+) -> tuple[Graph, Plan]:
+    """Capture, measure and plan without building a module; arguments and errors as for `Rockmate`."""
+    args, kwargs, planner = prepare(
+        model, sample, budget, sample_kwargs, reserve_nbytes, method or Method(), platform, on_progress
+    )
+    graph = plan_graph(model, args, kwargs, platform=platform, cache_dir=cache_dir, on_progress=on_progress)
+    return graph, planner(graph)
+
+
+def prepare(
+    model: nn.Module,
+    sample: Any,
+    budget: int | str,
+    sample_kwargs: Mapping[str, Any] | None,
+    reserve_nbytes: int,
+    method: Method,
+    platform: Platform | None,
+    on_progress: Progress | None,
+) -> tuple[tuple[Any, ...], dict[str, Any], Planner]:
+    """Check everything that can be checked before any work; the call's arguments and the planner."""
+    if isinstance(model, PlannedModule):
+        raise BadModel(problem="is planned already: give the original, which is its `module`")
+    args, kwargs = as_call(sample, sample_kwargs)
+    device = check_model(model, args, kwargs)
+    planner = Planner(
+        budget=budget,
+        method=method,
+        reserve_nbytes=reserve_nbytes,
+        device_nbytes=device_nbytes(device),
+        device=str(device),
+        platform=platform.name if platform is not None else f"measured on {device.type}",
+        on_progress=on_progress or silent,
+    )
+    planner.check()
+    return args, kwargs, planner
+
+
+def as_config(config: Config | _Path) -> Config:
+    """A config from itself, a type's name or a path.
+
+    Raises:
+        BadConfig: a text that is neither a type's name nor looks like a path.
+        BadFile: the path holds no config.
+    """
+    if isinstance(config, Config):
+        return config
+    if not isinstance(config, str | PathLike):
+        problem = f"wants a Config, a path or a type's name, got a {type(config).__name__}"
+        raise BadConfig(field="config", problem=problem)
+    looks_like_path = isinstance(config, PathLike) or Path(config).suffix or Path(config).exists()
+    if looks_like_path and config not in config_types():
+        return load_config(Path(config))
+    return generate_config(str(config))
+
+
+def _method(
+    default: str, config: Config | _Path | None, solver: str | None, seed: int, time_limit_s: float | None
+) -> Method:
+    if default != "auto" and (config is not None or solver is not None):
+        named = as_config(config).type if config is not None else solver
+        if named != default:
+            raise BadConfig(
+                field="type", problem=f"this class runs {default} alone, not {named}: use Hiremate"
+            )
+    if solver is not None and config is not None:
+        raise BadConfig(
+            field="solver", problem="a config names the method already: give one of solver and config"
+        )
+    if solver is not None and default == "auto":
+        return Method(solver=solver, time_limit_s=time_limit_s, parameters=seeded(seed))
+    chosen = as_config(default if config is None else config)
+    return Method.from_config(chosen.with_(seed=seed or None, time_limit_s=time_limit_s))
+
+
+def _saved(plan: Plan | _Path, planner: Planner) -> SavedPlan:
+    if isinstance(plan, Plan):
+        return SavedPlan(plan, planner)
+    return SavedPlan(load_plan(plan), planner, source=str(plan))

@@ -1,0 +1,153 @@
+"""What a user can get wrong at the facade: one small class a mistake, each text one line that says what to do."""
+
+from pathlib import Path
+
+import attrs
+
+from remat_graph import RematError
+
+
+@attrs.frozen(kw_only=True, str=False)
+class MethodNotAvailable(RematError):
+    """A method of the literature that this version does not have; nothing else is run in its place.
+
+    Attributes:
+        method: its name, as a config type or a solver.
+    """
+
+    method: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.method} is not in this version, and nothing else runs in its place: "
+            'use Hiremate, or another config type such as "auto"'
+        )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class BadConfig(RematError):
+    """A config field holds what it cannot mean, or there is no such field or type.
+
+    Attributes:
+        field: the field at fault.
+        problem: what came, what was wanted, what to do.
+    """
+
+    field: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"config: {self.field}: {self.problem}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class BadModel(RematError):
+    """What was given as the model cannot be planned.
+
+    Attributes:
+        problem: what came, what was wanted, what to do.
+    """
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"model: {self.problem}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class BadSample(RematError):
+    """The sample is not what the model can be called with.
+
+    Attributes:
+        problem: what came, what was wanted, what to do.
+    """
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"sample: {self.problem}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class BudgetAboveDevice(RematError):
+    """The budget is more than the device has, so it bounds nothing.
+
+    Attributes:
+        budget: as the user wrote it.
+        device: the device, and how much memory it has.
+    """
+
+    budget: str
+    device: str
+
+    def __str__(self) -> str:
+        return f'budget {self.budget} is above {self.device}: give less, or a percentage such as "40%"'
+
+
+@attrs.frozen(kw_only=True, str=False)
+class NotFound(RematError):
+    """One method found no schedule within a budget for which there is one.
+
+    Attributes:
+        solver: the method.
+        budget: what it was given.
+        smallest: the smallest budget for which a schedule was found otherwise.
+    """
+
+    solver: str
+    budget: str
+    smallest: str
+
+    def __str__(self) -> str:
+        return (
+            f"solver {self.solver} found no schedule in {self.budget}, though there are some down to {self.smallest}: "
+            'use solver "auto", give more time or a larger budget'
+        )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class MissingExtra(RematError):
+    """A library is needed that remat does not install by itself.
+
+    Attributes:
+        library: what to install.
+        wanted_for: what it is for.
+    """
+
+    library: str
+    wanted_for: str
+
+    def __str__(self) -> str:
+        return f"{self.wanted_for} needs {self.library}: pip install {self.library}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class CannotWrite(RematError):
+    """A file cannot be written; what stood at its path is untouched.
+
+    Attributes:
+        path: where it was to go.
+        reason: what the system said.
+    """
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: cannot be written ({self.reason}): choose another place"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class BadTarget(RematError):
+    """``MODULE:FACTORY`` does not lead to a function that returns a model and a sample.
+
+    Attributes:
+        target: as the user wrote it.
+        problem: what came, what was wanted, what to do.
+    """
+
+    target: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.target}: {self.problem}"

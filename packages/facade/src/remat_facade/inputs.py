@@ -1,0 +1,113 @@
+"""Is this a model, a sample and a device that can be planned? Each mistake is found before any work, in one line."""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remat_facade.errors import BadModel, BadSample
+
+
+def as_call(
+    sample: Any, sample_kwargs: Mapping[str, Any] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the call that a sample stands for.
+
+    Args:
+        sample: a tensor, a tuple or list of positional inputs, or a mapping of keyword inputs.
+        sample_kwargs: keyword inputs beside positional ones.
+
+    Returns:
+        Positional and keyword arguments.
+
+    Raises:
+        BadSample: it is none of these.
+    """
+    named = _keywords("sample_kwargs", {} if sample_kwargs is None else sample_kwargs)
+    if isinstance(sample, Tensor):
+        return (sample,), named
+    if isinstance(sample, tuple | list):
+        return tuple(sample), named
+    if isinstance(sample, Mapping):
+        if named:
+            raise BadSample(
+                problem="is a mapping and sample_kwargs is given too: put all keyword inputs into one"
+            )
+        return (), _keywords("the mapping", sample)
+    raise BadSample(
+        problem=f"is a {type(sample).__name__}; wanted a tensor, a tuple or list of positional inputs, "
+        "or a mapping of keyword inputs"
+    )
+
+
+def check_model(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
+    """Check that a backward can be planned for this call.
+
+    Returns:
+        The device that all of it is on.
+
+    Raises:
+        BadModel: not a module, nothing to train, or not on one device.
+        BadSample: an input is on another device.
+    """
+    if not isinstance(model, nn.Module):
+        problem = f"is a {_kind(model)}, not an nn.Module: wrap what you compute in one"
+        raise BadModel(problem=problem)
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in tensors:
+        if nn.parameter.is_lazy(tensor):
+            raise BadModel(problem=f"{name} has no shape yet: call the model once on a sample first")
+        if tensor.is_meta:
+            raise BadModel(problem=f"{name} is on the meta device: give it memory first, with model.to_empty")
+    inputs = list(_named_tensors("sample", (*args, kwargs) if kwargs else args))
+    if not any(tensor.requires_grad for _, tensor in [*model.named_parameters(), *inputs]):
+        raise BadModel(
+            problem="has no trainable parameter, so there is no backward to plan: call requires_grad_()"
+        )
+    devices = sorted({str(tensor.device) for _, tensor in tensors}) or ["cpu"]
+    if len(devices) > 1:
+        raise BadModel(
+            problem=f"lies on several devices ({', '.join(devices)}): move it to one, or plan its parts"
+        )
+    device = torch.device(devices[0]) if tensors else inputs[0][1].device
+    for name, tensor in inputs:
+        if tensor.device != device and tensor.dim():  # torch lets a 0-dimensional CPU tensor be anywhere
+            raise BadSample(
+                problem=f"{name} is on {tensor.device}, the model on {device}: move one to the other"
+            )
+    return device
+
+
+def device_nbytes(device: torch.device) -> int | None:
+    """Bytes of memory that a device has, or None where nobody says."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device.type == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def _keywords(what: str, given: object) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise BadSample(problem=f"{what} is a {_kind(given)}; wanted a mapping from names to inputs")
+    for name in given:
+        if not isinstance(name, str):
+            raise BadSample(problem=f"{what} has the key {name!r}; keyword inputs have names")
+    return dict(given)
+
+
+def _kind(thing: object) -> str:
+    return f"class ({thing.__name__})" if isinstance(thing, type) else type(thing).__name__
+
+
+def _named_tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _named_tensors(f"{name}[{key!r}]", item)
+    elif isinstance(value, tuple | list):
+        for index, item in enumerate(value):
+            yield from _named_tensors(f"{name}[{index}]", item)

@@ -1,0 +1,209 @@
+"""From a graph to a plan: resolve the budget, ask a solver, believe only the referee.
+
+This is what the entry points and the command share, and all that they know of solvers. No torch here.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import attrs
+
+from remat_facade.config import Config, OffmateConfig
+from remat_facade.errors import BudgetAboveDevice, MethodNotAvailable, NotFound
+from remat_graph import Graph, Implementation, Op, RematError, Value
+from remat_graph.errors import BadBudget, OverBudget
+from remat_graph.fingerprint import fingerprint
+from remat_graph.plan import Plan
+from remat_graph.serialize import plan_from_data, plan_to_data
+from remat_graph.units import format_nbytes, format_seconds, resolve_budget
+from remat_solvers import Deadline, InfeasibleBudget, Problem, get_solver, solver_names
+from remat_solvers import Progress as SolverProgress
+from remat_solvers.questions import infeasible
+
+Progress = Callable[[str], None]
+"""Told in a few words what begins now."""
+
+PLANNING_S = "planning_s"
+"""Key of `Plan.solver_stats` under which the seconds that planning took are found."""
+
+
+def silent(_: str) -> None:
+    """A `Progress` that tells nobody."""
+
+
+@attrs.frozen(kw_only=True)
+class Method:
+    """A solver by name, and what it is given.
+
+    Attributes:
+        solver: its registered name.
+        time_limit_s: wall-clock seconds, or None.
+        parameters: its own parameters, the seed among them.
+    """
+
+    solver: str = "auto"
+    time_limit_s: float | None = None
+    parameters: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @classmethod
+    def from_config(cls, config: Config) -> "Method":
+        """The method that a config means.
+
+        Raises:
+            MethodNotAvailable: it is not in this version.
+        """
+        if isinstance(config, OffmateConfig) or config.type not in solver_names():
+            raise MethodNotAvailable(method=config.type)
+        return cls(solver=config.type, time_limit_s=config.time_limit_s, parameters=seeded(config.seed))
+
+
+def seeded(seed: int) -> dict[str, Any]:
+    """Solver parameters for a seed: none for 0, the default of every solver that draws at all."""
+    return {"seed": seed} if seed else {}
+
+
+@attrs.frozen(kw_only=True)
+class Planner:
+    """Plans any graph at one budget; what the executor calls for each new graph it captures.
+
+    Attributes:
+        budget: as the user gave it; percentages are of each graph.
+        method: what solves.
+        reserve_nbytes: bytes of the budget left to the caller.
+        device_nbytes: what the device has, if that is known, and
+        device: its name for people.
+        platform: where the graph's times come from, for the record.
+        on_progress: told what begins.
+    """
+
+    budget: int | str
+    method: Method = Method()
+    reserve_nbytes: int = attrs.field(default=0)
+    device_nbytes: int | None = None
+    device: str = ""
+    platform: str = ""
+    on_progress: Progress = silent
+
+    @reserve_nbytes.validator
+    def _check_reserve(self, _: "attrs.Attribute[int]", value: object) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise BadBudget(
+                budget=str(self.budget), problem=f"reserve_nbytes {value!r} is no number of bytes"
+            )
+
+    def check(self) -> None:
+        """Find what is wrong with budget and solver before there is a graph.
+
+        Raises:
+            BadBudget: the budget means nothing.
+            BudgetAboveDevice: the device has less.
+            UnknownSolver: there is no such solver.
+            BadParameter: it does not take these parameters.
+        """
+        get_solver(self.method.solver, **self.method.parameters)
+        large = Value(name="large", nbytes=2**40)
+        op = Op(name="op", target="op", implementations=(Implementation(inputs=(), outputs=(0,)),))
+        anything = Graph(name="anything", values=(large,), ops=(op,))  # what a percentage is of
+        if isinstance(self.budget, str) and "%" in self.budget:
+            resolve_budget(self.budget, anything)
+        else:
+            self.budget_for(anything)
+
+    def budget_for(self, graph: Graph) -> int:
+        """The bytes that a plan of `graph` may take.
+
+        Raises:
+            BadBudget: the budget means nothing, or the reserve leaves nothing of it.
+            BudgetAboveDevice: the device has less.
+        """
+        nbytes = resolve_budget(self.budget, graph)
+        if self.device_nbytes is not None and nbytes > self.device_nbytes:
+            has = f"{self.device}, which has {format_nbytes(self.device_nbytes)}"
+            raise BudgetAboveDevice(budget=str(self.budget), device=has)
+        if nbytes <= self.reserve_nbytes:
+            problem = f"reserve_nbytes {self.reserve_nbytes} leaves nothing of its {nbytes} bytes"
+            raise BadBudget(budget=str(self.budget), problem=problem)
+        return nbytes - self.reserve_nbytes
+
+    def __call__(self, graph: Graph) -> Plan:
+        """Plan.
+
+        Raises:
+            InfeasibleBudget: no schedule fits; says which budget works.
+            NotFound: this solver found none, but there is one.
+            OverBudget: the referee caught a solver whose schedule does not fit what it was given.
+        """
+        budget_nbytes = self.budget_for(graph)
+        self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
+        began_s = time.perf_counter()
+        deadline = Deadline(self.method.time_limit_s, self._tell)
+        solver = get_solver(self.method.solver, **self.method.parameters)
+        solution = solver.solve(Problem(graph, budget_nbytes), deadline)
+        if solution.schedule is None:
+            self.on_progress(
+                f"no schedule in {format_nbytes(budget_nbytes)}: looking for the smallest budget"
+            )
+            raise self._not_found(infeasible(graph, budget_nbytes))
+        return Plan.from_schedule(
+            graph,
+            solution.schedule,
+            budget_nbytes=budget_nbytes,
+            lower_bound_s=solution.lower_bound_s,
+            solver=self.method.solver,
+            solver_stats={**solution.stats, PLANNING_S: time.perf_counter() - began_s},
+            versions=_versions(),
+            platform=self.platform,
+            deadline_hit=deadline.hit,
+        )
+
+    def _not_found(self, error: InfeasibleBudget) -> RematError:
+        # One method may fail where another would not; "infeasible" would then be a lie.
+        if error.smallest_nbytes > error.budget_nbytes:
+            return error
+        return NotFound(
+            solver=self.method.solver,
+            budget=format_nbytes(error.budget_nbytes),
+            smallest=format_nbytes(error.smallest_nbytes),
+        )
+
+    def _tell(self, progress: SolverProgress) -> None:
+        best = f"{format_seconds(progress.time_s)} a step" if progress.time_s is not None else "no plan yet"
+        bound = format_seconds(progress.lower_bound_s)
+        self.on_progress(
+            f"planning by {progress.solver}: {best}, at best {bound} ({progress.elapsed_s:.0f} s)"
+        )
+
+
+def _versions() -> dict[str, str]:
+    names = ("remat-graph", "remat-solvers", "remat-facade")
+    found = {name: version(name) for name in names}
+    if "torch" in sys.modules:  # a plan made without torch does not depend on it
+        found["torch"] = version("torch")
+    return found
+
+
+class SavedPlan:
+    """A planner that has a plan already: it hands it out for its graph, and asks `otherwise` for later ones."""
+
+    def __init__(self, plan: Plan, otherwise: Planner, source: str = "the plan") -> None:
+        self.plan, self.otherwise, self.source = plan, otherwise, source
+        self.used = False
+
+    def __call__(self, graph: Graph) -> Plan:
+        """The saved plan, judged again on this graph.
+
+        Raises:
+            ForeignPlan: the first graph asked for is not the plan's.
+            OverBudget: the plan's peak on this graph is above the budget.
+        """
+        if self.used and fingerprint(graph) != self.plan.fingerprint:
+            return self.otherwise(graph)
+        plan = plan_from_data(plan_to_data(self.plan), graph=graph, source=self.source)
+        budget_nbytes = self.otherwise.budget_for(graph)
+        if plan.peak_nbytes > budget_nbytes:
+            raise OverBudget(solver=plan.solver, peak_nbytes=plan.peak_nbytes, budget_nbytes=budget_nbytes)
+        self.used = True
+        return plan

@@ -1,0 +1,89 @@
+"""A report as one HTML file that needs nothing else: the picture as inline SVG, tables, light and dark."""
+
+from collections.abc import Sequence
+from html import escape
+
+import attrs
+
+from remat_facade.report.picture import Palette, draw, svg
+from remat_facade.report.table import Table, plan_table, repeats_table
+from remat_graph import Graph
+from remat_graph.plan import Plan
+
+_DARK = Palette(
+    paper="#15191f",
+    ink="#e8ebef",
+    muted="#98a3b1",
+    grid="#2a313b",
+    unplanned="#7d8996",
+    planned="#5b9bf0",
+    gradients="#a9cbfa",
+    repeat="#f59546",
+    budget="#f2786f",
+)
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; {light} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}
+body {{ margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 68rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; }}
+svg {{ width: 100%; height: auto; }}
+.tables {{ display: flex; flex-wrap: wrap; gap: 2.5rem; margin-top: 1.5rem; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
+caption {{ text-align: left; font-weight: 600; padding-bottom: .4rem; }}
+th {{ font-weight: 500; color: var(--muted); text-align: right; }}
+th, td {{ padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--grid); }}
+td {{ text-align: right; white-space: nowrap; }}
+td:first-child, th:first-child {{ text-align: left; }}
+p {{ color: var(--muted); margin: .5rem 0 0; font-size: .9rem; }}
+</style>
+</head>
+<body>
+<main>
+{picture}
+<div class="tables">
+{tables}
+</div>
+</main>
+</body>
+</html>
+"""
+
+
+def page(graph: Graph, plan: Plan, measured: Sequence[Table] = ()) -> str:
+    """The report of a plan.
+
+    Args:
+        graph: the graph of the plan.
+        plan: the plan.
+        measured: tables to show before those of the plan.
+    """
+    tables = [*measured, plan_table(plan), repeats_table(graph, plan)]
+    return _PAGE.format(
+        title=escape(f"{plan.graph_name} · remat"),
+        light=_variables(Palette()),
+        dark=_variables(_DARK),
+        picture=svg(draw(graph, plan)),
+        tables="\n".join(_table(table) for table in tables if table.rows),
+    )
+
+
+def _variables(palette: Palette) -> str:
+    return " ".join(f"--{name}: {colour};" for name, colour in attrs.asdict(palette).items())
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    body = "\n".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+    )
+    note = f"<p>{escape(table.note)}</p>" if table.note else ""
+    return (
+        f"<div><table><caption>{escape(table.title)}</caption>\n<tr>{head}</tr>\n{body}\n</table>{note}</div>"
+    )

@@ -1,0 +1,235 @@
+"""Draw a plan: memory over time with and without it, and which ops run again when.
+
+The same figure becomes a PNG and, for the HTML page, an SVG whose colours are CSS variables, so that it follows the
+reader's light or dark mode.
+"""
+
+import io
+import re
+from collections.abc import Sequence
+
+import attrs
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from remat_facade.report.trace import Trace, trace, unplanned
+from remat_graph import Graph
+from remat_graph.plan import Plan
+from remat_graph.units import format_nbytes
+
+
+@attrs.frozen(kw_only=True)
+class Palette:
+    """Colours by meaning, in light mode; each is a different one, so that SVG text can be searched for it."""
+
+    paper: str = "#fdfdfc"
+    ink: str = "#1d2530"
+    muted: str = "#66717f"
+    grid: str = "#e4e7eb"
+    unplanned: str = "#98a2ae"
+    planned: str = "#2166c4"
+    gradients: str = "#123c7a"
+    repeat: str = "#d9640a"
+    budget: str = "#b3261e"
+
+
+def draw(graph: Graph, plan: Plan, palette: Palette | None = None) -> Figure:
+    """The figure of a plan.
+
+    Args:
+        graph: the graph that the plan is of.
+        plan: the plan.
+        palette: colours.
+    """
+    palette = palette or Palette()
+    planned, without = trace(graph, plan.schedule), trace(graph, unplanned(graph))
+    with rc_context({"font.size": 10, "font.family": ["DejaVu Sans"], "axes.unicode_minus": False}):
+        figure = Figure(figsize=(11, 7), facecolor=palette.paper, layout="none")
+        FigureCanvasAgg(figure)
+        grid = figure.add_gridspec(
+            2, 1, height_ratios=[3, 2], left=0.085, right=0.975, top=0.85, bottom=0.085, hspace=0.24
+        )
+        memory, runs = (figure.add_subplot(cell) for cell in grid)
+        _headline(figure, plan, palette)
+        scale, unit = _time_unit(max(planned.end_s, without.end_s), planned.has_times)
+        _draw_memory(memory, plan, planned, without, scale, palette)
+        _draw_runs(runs, graph, planned, scale, palette)
+        for axes in (memory, runs):
+            _dress(axes, palette)
+            axes.set_xlim(0, max(planned.end_s, without.end_s) * scale * 1.002 or 1)
+            axes.axvline(planned.boundary_s * scale, color=palette.muted, lw=0.8, ls=(0, (1, 2)), zorder=1)
+        memory.tick_params(labelbottom=False)
+        runs.set_xlabel(f"time ({unit})", color=palette.muted)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG."""
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=150, metadata={"Software": None})
+    return out.getvalue()
+
+
+def svg(figure: Figure, palette: Palette | None = None) -> str:
+    """The figure as an SVG element whose colours are CSS variables named as in `Palette`."""
+    out = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "remat"}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = text.replace("'DejaVu Sans'", "'DejaVu Sans', system-ui, sans-serif")
+    for name, colour in attrs.asdict(palette or Palette()).items():
+        text = text.replace(colour, f"var(--{name})")
+    return text
+
+
+def _headline(figure: Figure, plan: Plan, palette: Palette) -> None:
+    repeats = len(plan.schedule.order) - len(set(plan.schedule.order))
+    left = 0.085
+    figure.text(
+        left,
+        0.945,
+        f"{plan.graph_name}: {format_nbytes(plan.peak_nbytes)} instead of "
+        f"{format_nbytes(plan.noremat_peak_nbytes)}, for {plan.overhead:.1%} more time",
+        color=palette.ink,
+        size=15,
+        weight="bold",
+    )
+    figure.text(
+        left,
+        0.905,
+        f"budget {format_nbytes(plan.budget_nbytes)}  ·  {repeats} of {len(set(plan.schedule.order))} ops run again"
+        f"  ·  no schedule in this budget costs less than {plan.lower_bound_overhead:.1%}  ·  by {plan.solver}",
+        color=palette.muted,
+        size=10,
+    )
+
+
+def _draw_memory(
+    axes: Axes, plan: Plan, planned: Trace, without: Trace, scale: float, palette: Palette
+) -> None:
+    size, unit = _byte_unit(max(without.peak_nbytes, planned.peak_nbytes, plan.budget_nbytes))
+    axes.set_ylabel(f"memory ({unit})", color=palette.muted)
+    top = max(without.peak_nbytes, planned.peak_nbytes) / size * 1.12 or 1
+    axes.set_ylim(0, top)
+
+    x, y = _stairs(without, without.held_nbytes, scale, size)
+    axes.fill_between(x, y, color=palette.unplanned, alpha=0.16, lw=0)
+    axes.plot(x, y, color=palette.unplanned, lw=1.2)
+    x, y = _stairs(planned, planned.held_nbytes, scale, size)
+    axes.fill_between(x, y, color=palette.planned, alpha=0.30, lw=0)
+    axes.plot(x, y, color=palette.planned, lw=1.4)
+    entries = [("unplanned", palette.unplanned, 0.5), ("planned", palette.planned, 0.6)]
+    if planned.gradient_nbytes and planned.gradient_nbytes[-1]:
+        entries.append(("of it finished gradients", palette.gradients, 0.85))
+        x, y = _stairs(planned, planned.gradient_nbytes, scale, size)
+        axes.fill_between(x, y, color=palette.gradients, alpha=0.75, lw=0)
+
+    budget = plan.budget_nbytes / size
+    if budget < top:
+        axes.axhline(budget, color=palette.budget, lw=1.2, ls=(0, (5, 3)))
+        axes.annotate(
+            f"budget {format_nbytes(plan.budget_nbytes)}",
+            (1, budget),
+            xycoords=("axes fraction", "data"),
+            xytext=(-6, 4),
+            textcoords="offset points",
+            color=palette.budget,
+            ha="right",
+        )
+    _legend(axes, entries, palette)
+    for text, offset, align in (("forward", -6, "right"), ("backward", 6, "left")):
+        axes.annotate(
+            text,
+            (planned.boundary_s * scale, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(offset, -14),
+            textcoords="offset points",
+            color=palette.muted,
+            ha=align,
+        )
+
+
+def _legend(axes: Axes, entries: Sequence[tuple[str, str, float]], palette: Palette) -> None:
+    """Names above the axes, where no curve can run into them: (name, colour, opacity)."""
+    legend = axes.legend(
+        [Patch(color=colour, alpha=alpha, lw=0) for _, colour, alpha in entries],
+        [name for name, _, _ in entries],
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=len(entries),
+        frameon=False,
+        borderaxespad=0.2,
+        borderpad=0,
+        handlelength=1.1,
+        handleheight=0.9,
+        columnspacing=1.6,
+    )
+    for text in legend.get_texts():
+        text.set_color(palette.ink)
+
+
+def _draw_runs(axes: Axes, graph: Graph, planned: Trace, scale: float, palette: Palette) -> None:
+    again = {run.op for run in planned.repeats}
+    shown = [i for i, op in enumerate(graph.ops) if not op.backward or i in again]
+    row = {op: rank for rank, op in enumerate(shown)}
+    axes.set_ylabel("forward ops, in order", color=palette.muted)
+    axes.set_ylim(-0.5, max(len(shown), 2) - 0.5)
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    shortest = planned.end_s * scale / 500  # a shorter run could not be seen
+    tall = max(0.9, len(shown) / 60)
+    for repeat, colour in ((False, palette.unplanned), (True, palette.repeat)):
+        bars = []
+        for run in planned.runs:
+            if run.repeat is not repeat or run.op not in row:
+                continue
+            left, right, y = run.begin_s * scale, run.end_s * scale, row[run.op]
+            right = max(right, left + shortest)
+            bars.append(
+                [(left, y - tall / 2), (right, y - tall / 2), (right, y + tall / 2), (left, y + tall / 2)]
+            )
+        axes.add_collection(PolyCollection(bars, facecolors=colour, linewidths=0, zorder=3 if repeat else 2))
+    _legend(axes, [("first run", palette.unplanned, 1.0), ("run again", palette.repeat, 1.0)], palette)
+
+
+def _stairs(
+    shown: Trace, levels: Sequence[int], scale: float, size: float
+) -> tuple[list[float], list[float]]:
+    """Points of a step curve, without those between equal neighbours."""
+    x, y = [0.0], [0.0]
+    for run, level in zip(shown.runs, levels, strict=True):
+        if level / size != y[-1]:
+            x += [run.begin_s * scale, run.begin_s * scale]
+            y += [y[-1], level / size]
+    return [*x, shown.end_s * scale], [*y, y[-1]]
+
+
+def _dress(axes: Axes, palette: Palette) -> None:
+    axes.set_facecolor(palette.paper)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(palette.muted)
+    axes.tick_params(colors=palette.muted, length=0, pad=5)
+    axes.tick_params(axis="x", length=3)
+    axes.grid(axis="y", color=palette.grid, lw=0.8)
+    axes.set_axisbelow(True)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_label_coords(-0.058, 0.5)
+
+
+def _time_unit(seconds: float, has_times: bool) -> tuple[float, str]:
+    if not has_times:
+        return 1.0, "ops"
+    return (1.0, "s") if seconds >= 2 else (1e3, "ms") if seconds >= 2e-3 else (1e6, "µs")
+
+
+def _byte_unit(nbytes: int) -> tuple[int, str]:
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if nbytes >= 2 * 1024**power:
+            return 1024**power, unit
+    return 1, "bytes"

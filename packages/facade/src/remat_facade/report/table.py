@@ -1,0 +1,65 @@
+"""Tables as data: what the terminal and the HTML page show alike."""
+
+import attrs
+
+from remat_facade.report.trace import repeated_targets
+from remat_graph import Graph
+from remat_graph.plan import Plan
+from remat_graph.units import format_nbytes, format_seconds
+
+
+@attrs.frozen(kw_only=True)
+class Table:
+    """Rows of text.
+
+    Attributes:
+        title: what it shows.
+        columns: their heads; the first column names the row.
+        rows: as many texts each as there are columns.
+        note: one line below.
+        prose: whether the other columns are text rather than figures.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    prose: bool = False
+
+
+def plan_table(plan: Plan) -> Table:
+    """The figures of a plan, beside those of the unplanned step."""
+    runs = plan.schedule.order
+    ops = len(set(runs))
+    rows = (
+        ("peak, allocator", format_nbytes(plan.noremat_peak_nbytes), format_nbytes(plan.peak_nbytes)),
+        ("peak, tensors alone", "", format_nbytes(plan.live_peak_nbytes)),
+        ("gradients in it", format_nbytes(plan.gradient_nbytes), format_nbytes(plan.gradient_nbytes)),
+        ("budget", "", format_nbytes(plan.budget_nbytes)),
+        ("time of a step", format_seconds(plan.noremat_time_s), format_seconds(plan.time_s)),
+        ("ops run", f"{ops}", f"{len(runs)}"),
+        ("recomputed", "", f"{format_seconds(plan.recomputed_s)} (+{plan.overhead:.2%})"),
+        ("at best", "", f"+{plan.lower_bound_overhead:.2%}, gap {plan.gap:.2%}"),
+    )
+    note = f"planned by {plan.solver}" + (f" for {plan.platform}" if plan.platform else "")
+    if plan.deadline_hit:
+        note += "; the time limit cut in, so another run may end elsewhere"
+    return Table(
+        title=f"{plan.graph_name}, predicted", columns=("", "unplanned", "planned"), rows=rows, note=note
+    )
+
+
+def repeats_table(graph: Graph, plan: Plan, most: int = 8) -> Table:
+    """What is recomputed, by kind of op, the dearest first.
+
+    Args:
+        graph: the graph of the plan.
+        plan: the plan.
+        most: how many kinds to name; the rest is summed up.
+    """
+    kinds = repeated_targets(graph, plan.schedule)
+    rows = [(kind.target, f"{kind.count}", format_seconds(kind.time_s)) for kind in kinds[:most]]
+    if rest := kinds[most:]:
+        count, time_s = sum(kind.count for kind in rest), sum(kind.time_s for kind in rest)
+        rows.append((f"{len(rest)} more kinds", f"{count}", format_seconds(time_s)))
+    return Table(title="what runs again", columns=("op", "times", "time"), rows=tuple(rows))

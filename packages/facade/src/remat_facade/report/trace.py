@@ -1,0 +1,120 @@
+"""Memory over time of a schedule, as the referee sees it: the data behind the picture."""
+
+from collections import Counter, defaultdict
+
+import attrs
+
+from remat_graph import Compute, Graph, Role, Schedule, simulate
+
+
+@attrs.frozen
+class Run:
+    """One run of an op: from when to when, and whether it is a repeat."""
+
+    op: int
+    begin_s: float
+    end_s: float
+    repeat: bool
+
+
+@attrs.frozen(kw_only=True)
+class Trace:
+    """A schedule laid out in time.
+
+    Attributes:
+        runs: the ops in running order; op k of them holds `held_nbytes[k]` at its highest moment.
+        held_nbytes: device bytes, workspaces and rounding counted.
+        gradient_nbytes: the part of them that is finished gradients.
+        boundary_s: when the backward begins.
+        has_times: False if the graph knows no times, so that each op counts as one second.
+    """
+
+    runs: tuple[Run, ...]
+    held_nbytes: tuple[int, ...]
+    gradient_nbytes: tuple[int, ...]
+    boundary_s: float
+    has_times: bool
+
+    @property
+    def end_s(self) -> float:
+        """When the last op ends."""
+        return self.runs[-1].end_s if self.runs else 0.0
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The highest moment."""
+        return max(self.held_nbytes, default=0)
+
+    @property
+    def repeats(self) -> tuple[Run, ...]:
+        """The runs that recompute."""
+        return tuple(run for run in self.runs if run.repeat)
+
+
+def trace(graph: Graph, schedule: Schedule) -> Trace:
+    """Lay a schedule out in time.
+
+    Raises:
+        InvalidSchedule: it cannot be carried out.
+    """
+    during = simulate(graph, schedule).during_nbytes
+    has_times = graph.time_s > 0
+    runs, held, gradients = [], [], []
+    seen: set[int] = set()
+    clock_s = boundary_s = 0.0
+    finished = 0
+    for index, step in enumerate(schedule.steps):
+        if index == schedule.boundary:
+            boundary_s = clock_s
+        if not isinstance(step, Compute):
+            # What a transfer or the optimizer holds shows with the op before it.
+            if held:
+                held[-1] = max(held[-1], during[index])
+            continue
+        implementation = graph.ops[step.op].implementations[step.implementation]
+        begin_s = clock_s
+        clock_s += implementation.time_s if has_times else 1.0
+        runs.append(Run(step.op, begin_s, clock_s, step.op in seen))
+        if step.op not in seen:
+            made = (v for v in implementation.outputs if graph.values[v].role is Role.GRAD)
+            finished += sum(graph.allocated_nbytes(v) for v in made)
+        seen.add(step.op)
+        held.append(during[index])
+        gradients.append(finished)
+    if schedule.boundary >= len(schedule.steps):
+        boundary_s = clock_s
+    return Trace(
+        runs=tuple(runs),
+        held_nbytes=tuple(held),
+        gradient_nbytes=tuple(gradients),
+        boundary_s=boundary_s,
+        has_times=has_times,
+    )
+
+
+def unplanned(graph: Graph) -> Schedule:
+    """Every op once, in trace order."""
+    return Schedule.from_order(graph, range(len(graph.ops)))
+
+
+@attrs.frozen
+class Repeated:
+    """How often one kind of op is recomputed, and what that costs."""
+
+    target: str
+    count: int
+    time_s: float
+
+
+def repeated_targets(graph: Graph, schedule: Schedule) -> tuple[Repeated, ...]:
+    """What is recomputed, the dearest kind first."""
+    count: Counter[str] = Counter()
+    time_s: defaultdict[str, float] = defaultdict(float)
+    for run in trace(graph, schedule).repeats:
+        op = graph.ops[run.op]
+        count[op.target] += 1
+        time_s[op.target] += op.implementations[op.rerun or 0].time_s
+    return tuple(
+        Repeated(target, count[target], time_s[target])
+        for target in sorted(count, key=lambda t: (-time_s[t], -count[t], t))
+    )

@@ -1,0 +1,78 @@
+"""``MODULE:FACTORY`` on the command line: find a function of the user's that returns a model and a sample."""
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from remat_facade.errors import BadTarget
+
+
+def load_target(target: str) -> tuple[Any, Any, Any]:
+    """Call the factory that `target` names.
+
+    Args:
+        target: ``package.module:function`` or ``path/to/file.py:function``.
+
+    Returns:
+        Model, sample, and keyword inputs or None.
+
+    Raises:
+        BadTarget: there is no such function, it fails, or it returns something else.
+    """
+    place, colon, name = target.rpartition(":")
+    if not (colon and place and name):
+        raise BadTarget(
+            target=target, problem="wants MODULE:FACTORY, such as train.py:make or package.train:make"
+        )
+    module = _guarded(target, "importing it", lambda: _module(target, place))
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        there = ", ".join(n for n, found in vars(module).items() if callable(found) and not n.startswith("_"))
+        raise BadTarget(target=target, problem=f"{place} has no function {name}; it has {there or 'none'}")
+    made = _guarded(target, f"calling {name}()", factory)
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        came = type(made).__name__
+        raise BadTarget(
+            target=target,
+            problem=f"{name}() returned a {came}; wanted (model, sample) or (model, sample, kwargs)",
+        )
+    model, sample, *rest = made
+    return model, sample, rest[0] if rest else None
+
+
+def _module(target: str, place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as `python -m` does
+        return importlib.import_module(place)
+    path = Path(place)
+    if not path.is_file():
+        raise BadTarget(target=target, problem=f"there is no file {place}: check the path")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise BadTarget(target=target, problem=f"{place} cannot be imported")
+    if str(path.parent.resolve()) not in sys.path:
+        sys.path.insert(0, str(path.parent.resolve()))  # as `python FILE` does
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _guarded(target: str, doing: str, call: Callable[[], Any]) -> Any:
+    """Any error of the user's code as one line that says where."""
+    try:
+        return call()
+    except BadTarget:
+        raise
+    except Exception as error:  # noqa: BLE001  the code is the user's
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}, line {last.lineno}"
+        problem = f"{doing} raised {type(error).__name__}: {error} ({where}): correct it"
+        raise BadTarget(target=target, problem=problem) from error

@@ -1,0 +1,48 @@
+"""The terminal side of the command: tables on stdout, progress and errors on stderr."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from remat_facade.planner import Progress
+from remat_facade.report.table import Table
+
+
+def show(table: Table) -> None:
+    """Print a table on stdout."""
+    rich = RichTable(
+        title=table.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+    )
+    for index, column in enumerate(table.columns):
+        rich.add_column(column, justify="right" if index and not table.prose else "left", overflow="fold")
+    for row in table.rows:
+        rich.add_row(*(Text(cell) for cell in row))
+    console = Console(highlight=False)
+    console.print(rich)
+    if table.note:
+        console.print(Text(table.note, style="dim"))
+
+
+def say(line: str) -> None:
+    """Print one line on stdout."""
+    Console(highlight=False, soft_wrap=True).print(Text(line))
+
+
+def complain(line: str) -> None:
+    """Print one line on stderr; what would break it into several is folded."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"remat: {' '.join(line.split())}"))
+
+
+@contextmanager
+def progress(first: str) -> Iterator[Progress]:
+    """Show on a terminal what is being done; nothing where stderr is a file."""
+    with Console(stderr=True).status(Text(first)) as status:
+
+        def tell(line: str) -> None:
+            status.update(Text(line))
+
+        yield tell
