@@ -9,6 +9,7 @@ import random
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from enum import Enum
 from typing import Any
 
 import attrs
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import torch_private
-from remat_executor.errors import CaptureError
+from remat_executor.errors import CaptureError, UnplannedUse
 from remat_executor.rng import preserved_generators
 
 
@@ -165,13 +166,35 @@ class _Step(nn.Module):
             spec=spec,
             requires=requires,
             chosen=chosen,
-            constants=[None if isinstance(leaf, Tensor) else leaf for leaf in leaves],
+            constants=[None if isinstance(leaf, Tensor) else _remade(leaf) for leaf in leaves],
             is_tensor=[isinstance(leaf, Tensor) for leaf in leaves],
         )
         return [
             leaf.detach() if needs and i not in chosen else leaf
             for i, (leaf, needs) in enumerate(zip(found, requires, strict=True))
         ]
+
+
+@attrs.frozen
+class UnavailableOutput:
+    """Stands where the original returns an object that a captured graph cannot remake."""
+
+    type_name: str
+
+    def __getattr__(self, name: str) -> Any:
+        """Say so, whatever is asked of it."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnplannedUse(
+            problem=f"a planned module does not return its {self.type_name}",
+            advice="turn it off (for example use_cache=False) or use the original, at `.module`",
+        )
+
+
+def _remade(leaf: Any) -> Any:
+    """An output that is no tensor: a constant of the step, or an object that holds what capture made."""
+    plain = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, Enum)
+    return leaf if isinstance(leaf, plain) else UnavailableOutput(type(leaf).__name__)
 
 
 def default_choice(outputs: list[Tensor]) -> set[int]:

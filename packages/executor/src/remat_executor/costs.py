@@ -1,0 +1,184 @@
+"""What each op of a translated graph costs: measured seconds and workspaces, and FLOPs and bytes for platforms."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils.flop_counter import flop_registry
+
+from remat_executor.capture import Captured, Tensors
+from remat_executor.cost_cache import CostCache
+from remat_executor.keys import meta_tensors
+from remat_executor.lower import own_copy
+from remat_executor.measure import measure
+from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
+from remat_executor.rng import default_generator, read_state, replay
+from remat_executor.translate import Translation
+from remat_graph import Graph, Implementation
+from remat_graph.platform import OpCost, Platform
+
+aten = torch.ops.aten
+Request = Callable[[], Callable[[], object]]
+
+
+def with_costs(
+    captured: Captured,
+    translation: Translation,
+    tensors: Tensors,
+    *,
+    cache: CostCache | None,
+    platform: Platform | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Graph:
+    """The graph with measured workspaces, and with measured times or those of a platform.
+
+    Each distinct key is measured once, with tensors of that key alone, so the model need not fit the device.
+
+    Args:
+        captured: the joint graph.
+        translation: its IR.
+        tensors: the caller's tensors; read, never written.
+        cache: costs known from before.
+        platform: gives the times instead of the clock.
+        on_progress: called with (keys done, keys in all).
+    """
+    materials = _Materials(captured, translation, tensors)
+    graph = translation.graph
+    requests: dict[str, Request] = {}
+    keys: dict[tuple[int, int], str] = {}
+    for i, (op, recipe) in enumerate(zip(graph.ops, translation.recipes, strict=True)):
+        for k in range(len(op.implementations)):
+            key = op.key if k == 0 else f"again: {op.key}"
+            keys[i, k] = key
+            if key not in requests:
+                requests[key] = materials.request(recipe, repeat=k > 0)
+    costs = measure(requests, translation.device, cache, on_progress)
+
+    ops = []
+    for i, (op, recipe) in enumerate(zip(graph.ops, translation.recipes, strict=True)):
+        implementations = []
+        for k, implementation in enumerate(op.implementations):
+            cost = costs[keys[i, k]]
+            time_s = cost.time_s
+            if platform is not None:
+                time_s = platform.time_s(op_cost(recipe, graph, implementation))
+            predicted = sum(graph.allocated_nbytes(v) for v in implementation.outputs)
+            # An op that allocates more than its outputs is charged for it, whatever the fake tensors said.
+            surplus = max(0, cost.output_nbytes - predicted) if implementation.outputs else 0
+            implementations.append(
+                attrs.evolve(
+                    implementation, time_s=time_s, workspace_nbytes=cost.workspace_nbytes + surplus
+                )
+            )
+        ops.append(attrs.evolve(op, implementations=tuple(implementations)))
+    return attrs.evolve(graph, ops=tuple(ops))
+
+
+def op_cost(recipe: Recipe, graph: Graph, implementation: Implementation) -> OpCost:
+    """FLOPs by torch's own counting rules, and the bytes of the storages read and written."""
+    read = sum(graph.values[v].nbytes for v in implementation.inputs)
+    written = sum(graph.values[v].nbytes for v in implementation.outputs)
+    flops = 0
+    if isinstance(recipe, Call | Draw):
+        node = recipe.node
+        count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+        if count is not None:
+            args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
+            flops = int(count(*args, **kwargs, out_val=node.meta["val"]))
+    return OpCost(flops=flops, read_nbytes=read, written_nbytes=written)
+
+
+class _Materials:
+    """Makes real arguments: the caller's own tensors where an op reads them, made-up ones elsewhere."""
+
+    def __init__(self, captured: Captured, translation: Translation, tensors: Tensors) -> None:
+        self.captured, self.translation = captured, translation
+        self.real: dict[Node, Tensor] = dict(zip(captured.externals, tensors.flat, strict=True))
+
+    def request(self, recipe: Recipe, *, repeat: bool) -> Request:
+        match recipe:
+            case Call(node):
+                return lambda: self.call(node)
+            case Draw(node, device, _):
+                return lambda: self.draw(node, device, repeat)
+            case ReadGenerator(device):
+                return lambda: lambda: read_state(device)
+            case TrainBatchNorm(node):
+                return lambda: self.batch_norm(node, repeat)
+            case WriteBack(target, source):
+                return lambda: self.write_back(target, source)
+            case OwnGradient(source, size, stride):
+                return lambda: self.own_gradient(source, size, stride)
+
+    def call(self, node: Node) -> Callable[[], object]:
+        args, kwargs = self.arguments(node)
+        if node.target is aten.native_batch_norm_backward.default and args[7] is True:
+            args = (*args[:3], None, None, *args[5:])
+        target = node.target
+        return lambda: target(*args, **kwargs)  # type: ignore[operator]
+
+    def draw(self, node: Node, device: str, repeat: bool) -> Callable[[], object]:
+        args, kwargs = self.arguments(node)
+        if not repeat:
+            return lambda: node.target(*args, **kwargs)  # type: ignore[operator]
+        state = default_generator(torch.device(device)).get_state()
+        return lambda: replay(state, device, node.target, *args, **kwargs)  # type: ignore[arg-type]
+
+    def batch_norm(self, node: Node, repeat: bool) -> Callable[[], object]:
+        (x, weight, bias), rest = self.arguments_of(node.args[:3]), node.args[5:]
+        if repeat:
+            return lambda: aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
+        mean, variance = (_made_up(a.meta["val"]) for a in node.args[3:5])
+        return lambda: aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, *rest)
+
+    def write_back(self, target: Node, source: Node) -> Callable[[], object]:
+        written, read = _made_up(target.meta["val"]), _made_up(source.meta["val"])
+
+        def run() -> None:
+            written.copy_(read)
+
+        return run
+
+    def own_gradient(
+        self, source: Node, size: tuple[int, ...], stride: tuple[int, ...]
+    ) -> Callable[[], object]:
+        read = _made_up(source.meta["val"])
+        return lambda: own_copy(read, size, stride)
+
+    def arguments(self, node: Node) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        return self.arguments_of(node.args), self.arguments_of(dict(node.kwargs))
+
+    def arguments_of(self, arguments: Any) -> Any:
+        return torch.fx.node.map_arg(arguments, self.tensor)
+
+    def tensor(self, node: Node) -> Any:
+        base = self.translation.base_of.get(node, node)
+        if base.op == "get_attr":
+            return self.replayed(node, base, getattr(self.captured.graph_module, base.target))
+        if base in self.real:
+            return self.replayed(node, base, self.real[base].detach())
+        value = node.meta["val"]
+        return _made_up(value) if isinstance(value, Tensor) else [_made_up(v) for v in meta_tensors(value)]
+
+    def replayed(self, node: Node, base: Node, tensor: Tensor) -> Any:
+        """A view of one of the caller's tensors."""
+        if node is base:
+            return tensor
+        source = self.replayed(node.args[0], base, tensor)
+        if getattr(node.target, "__name__", "") == "getitem":
+            return source[node.args[1]]
+        return node.target(source, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+
+
+def _made_up(like: Tensor) -> Tensor:
+    """A real tensor with the layout of a fake one: normal numbers, or zeros, which are valid indices."""
+    reach = sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True)) + 1
+    storage = torch.zeros(reach if math.prod(like.shape) else 0, dtype=like.dtype, device=like.device)
+    if storage.is_floating_point() or storage.is_complex():
+        storage.normal_()
+    tensor = storage.as_strided(like.shape, like.stride())
+    return tensor.conj() if like.is_conj() else tensor

@@ -1,0 +1,109 @@
+"""Guards: what a captured step depends on, read anew at each call, and when the original must run instead."""
+
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from remat_executor import torch_private
+from remat_executor.capture import Tensors
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format)
+
+
+@attrs.frozen(kw_only=True)
+class Signature:
+    """Everything that decides which graph a call runs; hashable.
+
+    Attributes:
+        modes: `training` of every submodule.
+        parameters: layout and requires_grad of each parameter, and which names share one.
+        buffers: layout of each buffer.
+        inputs: layout and requires_grad of each input tensor, and the leaves' places.
+        constants: the arguments that are not tensors.
+        spec: structure of the arguments, as text.
+        flags: (name, value) of the global state that changes kernels.
+    """
+
+    modes: tuple[bool, ...]
+    parameters: tuple[Any, ...]
+    buffers: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    spec: str
+    flags: tuple[tuple[str, str], ...]
+
+    def conditions(self) -> tuple[tuple[str, str], ...]:
+        """What of it a plan's fingerprint covers beside the ops."""
+        mode = "train" if all(self.modes) else "eval" if not any(self.modes) else "mixed"
+        return (("mode", mode), *self.flags)
+
+
+def signature(module: nn.Module, tensors: Tensors) -> Signature:
+    """Read the signature of a call."""
+    return Signature(
+        modes=tuple(m.training for m in module.modules()),
+        parameters=tuple((names, _layout(p), p.requires_grad) for names, p in tensors.parameters),
+        buffers=tuple((names, _layout(b)) for names, b in tensors.buffers),
+        inputs=(tensors.leaves, *((_layout(t), t.requires_grad) for t in tensors.inputs)),
+        constants=tuple(c if isinstance(c, _PLAIN) else _Same(c) for c in tensors.constants),
+        spec=str(tensors.spec),
+        flags=global_flags(tensors.flat[0].device.type if tensors.flat else "cpu"),
+    )
+
+
+def global_flags(device_type: str) -> tuple[tuple[str, str], ...]:
+    """The global state of torch that changes which kernels run."""
+    autocast = "off"
+    if torch.is_autocast_enabled(device_type):
+        autocast = str(torch.get_autocast_dtype(device_type))
+    sdp = torch.backends.cuda
+    attention = [sdp.flash_sdp_enabled(), sdp.mem_efficient_sdp_enabled(), sdp.math_sdp_enabled()]
+    return (
+        ("autocast", autocast),
+        ("deterministic", str(torch.are_deterministic_algorithms_enabled())),
+        ("matmul_precision", torch.get_float32_matmul_precision()),
+        ("attention", str(attention)),
+        ("default_dtype", str(torch.get_default_dtype())),
+    )
+
+
+@attrs.frozen(eq=False)
+class _Same:
+    """An argument that can only be compared by identity."""
+
+    thing: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj())
+
+
+def hooked(module: nn.Module) -> str | None:
+    """The name of a submodule with hooks, which a captured graph would not call; None if there is none."""
+    for name, submodule in module.named_modules():
+        if torch_private.module_hooks(submodule):
+            return name or type(submodule).__name__
+    return None
+
+
+def reason_for_original(module: nn.Module, tensors: Tensors) -> str | None:
+    """Why a call must run the original module; None if a plan can serve it."""
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return "gradients are off (no_grad or inference mode)"
+    if not any(t.requires_grad for t in tensors.flat):
+        return "nothing requires a gradient"
+    odd = next((t for t in tensors.flat if type(t) not in (Tensor, nn.Parameter, nn.Buffer)), None)
+    if odd is not None:
+        return f"it was given a {type(odd).__name__}, a tensor subclass"
+    hook = hooked(module)
+    if hook is not None:
+        return f"submodule {hook!r} has hooks"
+    return None

@@ -1,0 +1,364 @@
+"""The planned module: plans a training step for what it is called with, and runs the plan as an `nn.Module`."""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from remat_executor import torch_private
+from remat_executor.capture import Captured, Tensors, capture, collect
+from remat_executor.chain import Call, apply
+from remat_executor.cost_cache import CostCache
+from remat_executor.costs import with_costs
+from remat_executor.errors import BadInput
+from remat_executor.guards import Signature, hooked, reason_for_original, signature
+from remat_executor.lower import Program, lower
+from remat_executor.translate import Translation, translate, work_device
+from remat_graph import Graph
+from remat_graph.plan import Plan
+from remat_graph.platform import Platform
+
+Progress = Callable[[str, int, int], None]
+
+
+class Planner(Protocol):
+    """Any function from a graph to a plan on it."""
+
+    def __call__(self, graph: Graph) -> Plan:
+        """Plan the graph; raises if the budget cannot be met."""
+        ...
+
+
+class RematWarning(UserWarning):
+    """The planned module does something a user may not expect; said once."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PlannedStep:
+    """A captured step with its plan, ready to run."""
+
+    captured: Captured
+    translation: Translation
+    graph: Graph
+    plan: Plan
+    program: Program
+    direct: tuple[int, ...]  # outputs that the program makes, in its order
+    differentiable: tuple[int, ...]  # places in `direct` that autograd sees
+    reach: tuple[frozenset[int], ...]
+    guarded: frozenset[int]
+    constants: tuple[Tensor, ...]
+
+    @classmethod
+    def build(
+        cls, captured: Captured, translation: Translation, graph: Graph, plan: Plan
+    ) -> "PlannedStep":
+        """Lower the plan's schedule."""
+        direct = tuple(i for i, o in enumerate(captured.outputs) if not o.replayed)
+        differentiable = tuple(
+            place
+            for place, i in enumerate(direct)
+            if captured.outputs[i].tangent is not None or captured.outputs[i].requires_grad
+        )
+        tangents = [captured.outputs[direct[place]].tangent for place in differentiable]
+        return cls(
+            captured=captured,
+            translation=translation,
+            graph=graph,
+            plan=plan,
+            program=lower(captured, translation, plan.schedule),
+            direct=direct,
+            differentiable=differentiable,
+            reach=_reach(translation, tangents),
+            guarded=frozenset(graph.outputs),
+            constants=tuple(
+                getattr(captured.graph_module, str(n.target))
+                for n in captured.graph_module.graph.nodes
+                if n.op == "get_attr"
+            ),
+        )
+
+    def run(self, tensors: Tensors) -> Any:
+        """Run the forward under autograd and put the outputs into their containers."""
+        captured, translation = self.captured, self.translation
+        tangents = [captured.outputs[self.direct[place]].tangent for place in self.differentiable]
+        flat = tensors.flat
+        call = Call(
+            program=self.program,
+            externals=[*flat, *self.constants],
+            tangents=tuple(None if t is None else t.meta["val"] for t in tangents),
+            tangent_values=tuple(None if t is None else translation.value_of[t] for t in tangents),
+            reach=self.reach,
+            guarded=self.guarded,
+            differentiable=self.differentiable,
+            device=translation.device,
+        )
+        with torch.autocast(translation.device.type, enabled=False):
+            visible = apply(call, [flat[place] for place, _, _ in translation.gradients])
+        made: dict[int, Tensor] = {self.direct[p]: t for p, t in call.others.items()}
+        call.others = {}
+        made.update(zip((self.direct[p] for p in self.differentiable), visible, strict=True))
+        sources = {captured.outputs[i].node: tensor for i, tensor in made.items()}
+        sources.update(zip(captured.externals, flat, strict=True))
+        leaves = []
+        for place, constant in zip(captured.output_leaves, captured.output_constants, strict=True):
+            if place is None:
+                leaves.append(constant)
+            elif place in made:
+                leaves.append(made[place])
+            else:
+                leaves.append(_replayed(captured.outputs[place].node, sources))
+        return torch_private.unflatten(leaves, captured.out_spec)
+
+
+def _replayed(node: torch.fx.Node, sources: Mapping[torch.fx.Node, Tensor]) -> Any:
+    """A view of an input or output, made under autograd as the original would."""
+    if node in sources:
+        return sources[node]
+    source = _replayed(node.args[0], sources)  # type: ignore[arg-type]
+    if getattr(node.target, "__name__", "") == "getitem":
+        return source[node.args[1]]
+    return node.target(source, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+
+
+def _reach(
+    translation: Translation, tangents: list[torch.fx.Node | None]
+) -> tuple[frozenset[int], ...]:
+    """For each gradient the places of the tangents it depends on."""
+    graph = translation.graph
+    reach: list[set[int]] = [set() for _ in graph.values]
+    for place, tangent in enumerate(tangents):
+        if tangent is not None:
+            reach[translation.value_of[tangent]].add(place)
+    for op in graph.ops:
+        found = set().union(*(reach[v] for v in op.first.inputs))
+        if found:
+            for value in op.first.outputs:
+                reach[value] |= found
+    return tuple(frozenset(reach[value]) for _, _, value in translation.gradients)
+
+
+def capture_graph(
+    model: nn.Module,
+    tensors: Tensors,
+    *,
+    cache: CostCache | None = None,
+    platform: Platform | None = None,
+    differentiate: Iterable[int] | None = None,
+    seen: Signature | None = None,
+    on_progress: Progress | None = None,
+) -> tuple[Captured, Translation, Graph]:
+    """Capture, translate and measure one training step."""
+    report = on_progress or (lambda what, done, total: None)
+    report("capture", 0, 1)
+    captured = capture(model, tensors, differentiate=differentiate)
+    report("capture", 1, 1)
+    seen = seen or signature(model, tensors)
+    translation = translate(captured, tensors, name=type(model).__name__, conditions=seen.conditions())
+    graph = with_costs(
+        captured,
+        translation,
+        tensors,
+        cache=cache,
+        platform=platform,
+        on_progress=lambda done, total: report("measure", done, total),
+    )
+    return captured, translation, graph
+
+
+def plan_graph(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    platform: Platform | None = None,
+    cache_dir: str | Path | None = None,
+    differentiate: Iterable[int] | None = None,
+    on_progress: Progress | None = None,
+) -> Graph:
+    """The measured graph of a training step, for planning without building a module.
+
+    Args:
+        model: the module, in the mode it will train in.
+        args: positional sample inputs.
+        kwargs: keyword sample inputs.
+        platform: gives the times instead of the clock.
+        cache_dir: folder of the cost cache; None for the user's.
+        differentiate: indices among the output tensors that get gradients; None: a lone scalar in front, else all.
+        on_progress: called with (what, done, total).
+    """
+    tensors = check_input(model, args, kwargs or {})
+    cache = CostCache(work_device(tensors), cache_dir)
+    return capture_graph(
+        model,
+        tensors,
+        cache=cache,
+        platform=platform,
+        differentiate=differentiate,
+        on_progress=on_progress,
+    )[2]
+
+
+def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
+    """Collect the tensors of a model and a sample; say what is wrong with them if they cannot be planned.
+
+    Raises:
+        BadInput: with what came and what to do.
+    """
+    if not isinstance(model, nn.Module):
+        raise BadInput(
+            problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it in one"
+        )
+    tensors = collect(model, args, kwargs)
+    device = work_device(tensors)
+    for tensor in tensors.inputs:
+        if tensor.device != device and tensor.ndim > 0:
+            raise BadInput(
+                problem=f"the sample is on {tensor.device} and the model on {device}",
+                advice=f"move the sample with .to({str(device)!r})",
+            )
+    if not any(t.requires_grad for t in tensors.flat):
+        raise BadInput(
+            problem="the model has no trainable parameter and no input requires a gradient",
+            advice="set requires_grad on what is to be trained",
+        )
+    hook = hooked(model)
+    if hook is not None:
+        raise BadInput(
+            problem=f"submodule {hook!r} has hooks, which a planned module would not call",
+            advice="remove them, or plan a part of the model without them",
+        )
+    return tensors
+
+
+class PlannedModule(nn.Module):
+    """An `nn.Module` equivalent to the one given, whose training step keeps to its plan.
+
+    It shares parameters, buffers and submodules with the original: `state_dict`, `parameters`, `to`, `train` and
+    optimizers see the same objects under the same names. A call in another mode, with other shapes, dtypes or
+    trainable parameters is planned anew, once each; where no plan can serve (gradients off, hooks), the original
+    runs and that is counted.
+
+    Attributes:
+        runs: how often a plan ran (``planned``), a new one was made (``replanned``), the original ran (``original``).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        planner: Planner,
+        *,
+        platform: Platform | None = None,
+        cache_dir: str | Path | None = None,
+        differentiate: Iterable[int] | None = None,
+        on_progress: Progress | None = None,
+    ) -> None:
+        """Capture, measure and plan a step; the model, its buffers and the generators stay as they are.
+
+        Args:
+            model: the module, in the mode it will train in.
+            args: positional sample inputs.
+            kwargs: keyword sample inputs.
+            planner: from a graph to a plan.
+            platform: gives the times instead of the clock.
+            cache_dir: folder of the cost cache; None for the user's.
+            differentiate: indices among the output tensors that get gradients; None: a lone scalar in front is a
+                loss and the only one, otherwise all.
+            on_progress: called with (what, done, total).
+
+        Raises:
+            BadInput: the model or the sample cannot be planned.
+            CaptureError: the step is not one graph.
+        """
+        super().__init__()
+        tensors = check_input(model, args, kwargs)
+        self.__dict__["module"] = model
+        for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[registry] = model.__dict__[registry]
+        self.training = model.training
+        self._planner = planner
+        self._platform = platform
+        self._cache = CostCache(work_device(tensors), cache_dir)
+        self._differentiate = None if differentiate is None else tuple(differentiate)
+        self._on_progress = on_progress
+        self._steps: dict[Signature, PlannedStep] = {}
+        self._said: set[str] = set()
+        self.runs: Counter[str] = Counter()
+        with torch.enable_grad():
+            self._latest = self._plan_step(tensors, signature(model, tensors))
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that ran last (at first, the sample's)."""
+        return self._latest.plan
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of that plan."""
+        return self._latest.graph
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the original returns, run by a plan."""
+        module: nn.Module = self.module
+        module.training = self.training
+        tensors = collect(module, args, kwargs)
+        reason = reason_for_original(module, tensors)
+        if reason is not None:
+            self.runs["original"] += 1
+            self._say_once("original", f"the original module runs without a plan: {reason}")
+            return module(*args, **kwargs)
+        seen = signature(module, tensors)
+        step = self._steps.get(seen)
+        if step is None:
+            self._say_once("replanned", "called in a way that was not planned yet: planning again")
+            self.runs["replanned"] += 1
+            step = self._plan_step(tensors, seen)
+        self._latest = step
+        self.runs["planned"] += 1
+        return step.run(tensors)
+
+    def _plan_step(self, tensors: Tensors, seen: Signature) -> PlannedStep:
+        captured, translation, graph = capture_graph(
+            self.module,
+            tensors,
+            cache=self._cache,
+            platform=self._platform,
+            differentiate=self._differentiate,
+            seen=seen,
+            on_progress=self._on_progress,
+        )
+        step = PlannedStep.build(captured, translation, graph, self._planner(graph))
+        self._steps[seen] = step
+        return step
+
+    def _say_once(self, kind: str, message: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            warnings.warn(message, RematWarning, stacklevel=4)
+
+    def __getattr__(self, name: str) -> Any:
+        """What this module lacks, the original may have: `config`, `generate`, ..."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "module" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["module"], name)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The original's."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The original's."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """The plan in one line."""
+        return self.plan.summary().splitlines()[0]
