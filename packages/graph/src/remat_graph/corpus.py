@@ -3,9 +3,9 @@
     {name, loss_value, ops: [{id, name, op, inputs, outputs, is_backward, time_us}],
      values: [{id, op, bytes, is_grad_output, is_fwd_output}]}
 
-Gradients and outputs live in resident buffers there, so they become pinned values of 0 bytes, and parameters and inputs
-do not appear. The file carries no shapes: an op's key is its target, the bytes of what it reads and makes, and its
-time, which is a roofline's and so tells kernels apart that the bytes alone do not.
+Gradients and outputs live in resident buffers there, so they become pinned values of 0 bytes, and parameters
+and inputs do not appear. The file carries no shapes: an op's key is its target, the bytes of what it reads
+and makes, and its time, which is a roofline's and so tells kernels apart that the bytes alone do not.
 """
 
 from itertools import pairwise
@@ -33,7 +33,7 @@ def read_corpus(reader: Reader) -> Graph:
         for position, item in enumerate(readers):
             if item.get("id").size() != position:
                 item.fail(f"its id is {item.data['id']}, but ids must count from 0")
-    reader.maybe("loss_value", lambda loss: loss.index(len(value_readers), "value"), 0)
+    reader.maybe("loss_value", lambda loss: loss.index(len(value_readers), "value"))
 
     nbytes = [item.get("bytes").size() for item in value_readers]
     ops = [_op(item, nbytes) for item in op_readers]

@@ -10,15 +10,15 @@ class RematError(Exception):
     """Base of every error that remat raises on purpose; its text is one line that says what to do."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        # Exceptions rebuild themselves from positional arguments, which keyword-only classes do not take; without
-        # this an error raised in a worker process would kill the pool instead of reaching the caller.
-        if attrs.has(type(self)):
-            return _rebuild, (type(self), attrs.asdict(self, recurse=False))
-        return super().__reduce__()  # type: ignore[return-value]
+        # Exceptions rebuild themselves from positional arguments, which keyword-only classes do not take;
+        # without this an error raised in a worker process would kill the pool instead of reaching us.
+        kind: type[RematError] = type(self)
+        fields = attrs.fields_dict(kind) if attrs.has(kind) else {}
+        return _rebuild, (kind, self.args, {name: getattr(self, name) for name in fields})
 
 
-def _rebuild(kind: type[RematError], fields: dict[str, Any]) -> RematError:
-    return kind(**fields)
+def _rebuild(kind: type[RematError], args: tuple[Any, ...], fields: dict[str, Any]) -> RematError:
+    return kind(**fields) if fields else kind(*args)
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -96,7 +96,7 @@ class OverBudget(RematError):
     def __str__(self) -> str:
         return (
             f"the schedule of {self.solver} peaks at {self.peak_nbytes:,} bytes, above the budget of "
-            f"{self.budget_nbytes:,}: raise the budget by {self.peak_nbytes - self.budget_nbytes:,} bytes or solve again"
+            f"{self.budget_nbytes:,}: raise the budget or solve again"
         )
 
 
@@ -116,7 +116,7 @@ class FalseBound(RematError):
 
     def __str__(self) -> str:
         return (
-            f"{self.solver} claims a lower bound of {self.lower_bound_s:.6g} s, but this schedule computes for "
+            f"{self.solver} claims a lower bound of {self.lower_bound_s:.6g} s, but its schedule takes "
             f"{self.time_s:.6g} s: the bound is wrong, please report it"
         )
 

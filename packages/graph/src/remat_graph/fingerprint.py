@@ -1,9 +1,10 @@
 """Which graphs may share a plan: a hash of what makes a schedule valid and its bytes what they are.
 
-It covers the ops (target, key, direction, whether they repeat, what each implementation reads, makes and reuses), the
-values (bytes, role, who lends them, aliasing links, chunks, home), the optimizer's updates and the conditions. It
-leaves out what another measurement of the same step changes (times, workspaces, the allocator's rounding) and names,
-which say nothing. Whoever loads a plan asks the referee again, so those changes are seen.
+It covers the ops (target, key, direction, whether they repeat, what each implementation reads, makes and
+reuses), the values (bytes, role, who lends them, aliasing links, chunks, home), the optimizer's updates and
+the conditions. It leaves out what another measurement of the same step changes (times, workspaces, the
+allocator's rounding) and names, which say nothing. Whoever loads a plan asks the referee again, so those
+changes are seen.
 """
 
 import hashlib

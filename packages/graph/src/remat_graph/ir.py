@@ -1,13 +1,31 @@
 """The intermediate representation: a training step as ops over storages, plain data without torch.
 
-A `Graph` holds `Value` storages and `Op` nodes and refers to both by index. Bytes are ints (``nbytes``), times
-are floats in seconds (``_s``). Views do not appear: their recipe belongs to the op that reads them.
+A `Graph` holds `Value` storages and `Op` nodes and refers to both by index. Bytes are ints (``nbytes``),
+times are floats in seconds (``_s``). Views do not appear: their recipe belongs to the op that reads them.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import cached_property
+from operator import index
 
 import attrs
+
+
+# Attrs converters need a signature that names the item type, or type checkers lose it.
+def _indices(items: Iterable[int]) -> tuple[int, ...]:
+    return tuple(map(index, items))  # numpy's integers become ints, which JSON can hold
+
+
+def _index_pairs(items: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((index(first), index(second)) for first, second in items)
+
+
+def _text_pairs(items: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((first, second) for first, second in items)
+
+
+_seconds = attrs.validators.and_(attrs.validators.ge(0.0), attrs.validators.lt(float("inf")))
 
 
 class Role(StrEnum):
@@ -39,10 +57,13 @@ class Value:
         nbytes: size of the storage in bytes.
         role: what it is for.
         external: lent by the caller (input, parameter, buffer): always there, never freed, charged 0 bytes.
-        of: index of the value this one belongs to: the output of a tangent, the parameter of a gradient or state.
-        replaces: index of the version that making this one overwrites; that version cannot be read afterwards.
+        of: index of the value this one belongs to: the output of a tangent, the parameter of a gradient or
+            state.
+        replaces: index of the version that making this one overwrites; that version cannot be read
+            afterwards.
         chunk_of: name of the tensor this value is a part of, if it can move by itself.
-        home: set for values that persist across steps and are charged (parameters that move, optimizer states).
+        home: set for values that persist across steps and are charged (parameters that move, optimizer
+            states).
     """
 
     name: str
@@ -72,11 +93,15 @@ class Implementation:
         reuses: pairs (output, input): the output takes over the input's storage if the input dies here.
     """
 
-    inputs: tuple[int, ...] = attrs.field(converter=tuple)
-    outputs: tuple[int, ...] = attrs.field(converter=tuple)
-    time_s: float = attrs.field(default=0.0, converter=float, validator=attrs.validators.ge(0.0))
+    inputs: tuple[int, ...] = attrs.field(converter=_indices)
+    outputs: tuple[int, ...] = attrs.field(converter=_indices)
+    time_s: float = attrs.field(default=0.0, converter=float, validator=_seconds)
     workspace_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    reuses: tuple[tuple[int, int], ...] = ()
+    reuses: tuple[tuple[int, int], ...] = attrs.field(default=(), converter=_index_pairs)
+
+
+def _implementations(items: Iterable[Implementation]) -> tuple[Implementation, ...]:
+    return tuple(items)
 
 
 @attrs.frozen(kw_only=True)
@@ -98,7 +123,7 @@ class Op:
     key: str = ""
     rerun: int | None = 0
     implementations: tuple[Implementation, ...] = attrs.field(
-        converter=tuple, validator=attrs.validators.min_len(1)
+        converter=_implementations, validator=attrs.validators.min_len(1)
     )
 
     @property
@@ -121,9 +146,21 @@ class Update:
 
     param: int
     grad: int
-    states: tuple[int, ...] = ()
-    device_time_s: float = 0.0
-    cpu_time_s: float = 0.0
+    states: tuple[int, ...] = attrs.field(default=(), converter=_indices)
+    device_time_s: float = attrs.field(default=0.0, converter=float, validator=_seconds)
+    cpu_time_s: float = attrs.field(default=0.0, converter=float, validator=_seconds)
+
+
+def _values(items: Iterable[Value]) -> tuple[Value, ...]:
+    return tuple(items)
+
+
+def _ops(items: Iterable[Op]) -> tuple[Op, ...]:
+    return tuple(items)
+
+
+def _updates(items: Iterable[Update]) -> tuple[Update, ...]:
+    return tuple(items)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -135,19 +172,21 @@ class Graph:
         values: the storages; ops refer to them by index.
         ops: in an order that can be run, every forward op before every backward op.
         updates: the optimizer's work, if the step includes it.
-        rounding_nbytes: the device allocator's granularity; `peak_nbytes` counts each storage rounded up to it.
-        conditions: (name, value) pairs of what a plan depends on beside the ops: mode, autocast, kernel flags.
+        rounding_nbytes: the device allocator's granularity; `peak_nbytes` counts each storage rounded up to
+            it.
+        conditions: (name, value) pairs of what a plan depends on beside the ops: mode, autocast, kernel
+            flags.
     """
 
     name: str
-    values: tuple[Value, ...] = attrs.field(converter=tuple)
-    ops: tuple[Op, ...] = attrs.field(converter=tuple)
-    updates: tuple[Update, ...] = ()
+    values: tuple[Value, ...] = attrs.field(converter=_values)
+    ops: tuple[Op, ...] = attrs.field(converter=_ops)
+    updates: tuple[Update, ...] = attrs.field(default=(), converter=_updates)
     rounding_nbytes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    conditions: tuple[tuple[str, str], ...] = ()
+    conditions: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_text_pairs)
 
     def allocated_nbytes(self, value: int) -> int:
-        """Bytes charged for a value in `peak_nbytes`: 0 if external, else rounded up as the allocator does."""
+        """Bytes charged in `peak_nbytes`: 0 if external, else rounded up as the allocator does."""
         stored = self.values[value]
         return 0 if stored.external else -(-stored.nbytes // self.rounding_nbytes) * self.rounding_nbytes
 
@@ -171,7 +210,7 @@ class Graph:
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
-        """For each value the index of the op that makes it, or None for externals, tangents and persistents."""
+        """For each value the op that makes it, or None for externals, tangents and persistents."""
         made: list[int | None] = [None] * len(self.values)
         for i, op in enumerate(self.ops):
             for implementation in op.implementations:

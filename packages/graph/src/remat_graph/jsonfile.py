@@ -1,8 +1,8 @@
 """JSON files that are read with suspicion and written whole or not at all.
 
 `read_json` turns every way in which a file can be unreadable into one `BadFile`; `Reader` walks the data and
-names the place of the first thing that is not what was wanted. `write_json` goes through a temporary file beside the
-target, so that a crash or Ctrl-C leaves the old file or the new one.
+names the place of the first thing that is not what was wanted. `write_json` goes through a temporary file
+beside the target, so that a crash or Ctrl-C leaves the old file or the new one.
 """
 
 import json
@@ -90,7 +90,7 @@ def _no_constant(name: str) -> NoReturn:
 
 @final
 class Reader:
-    """A piece of JSON data and where it came from; every getter checks, or raises `BadFile` with the place."""
+    """A piece of JSON data and its place in the file; every getter checks, or raises `BadFile`."""
 
     def __init__(self, data: Any, source: str, place: str = "") -> None:
         self.data, self.source, self.place = data, source, place
@@ -114,7 +114,12 @@ class Reader:
         place = f"{self.place}.{key}" if self.place else key
         return Reader(self.data[key], self.source, place) if key in self.data else None
 
-    def maybe(self, key: str, read: "Callable[[Reader], T]", default: T) -> T:
+    def maybe(self, key: str, read: "Callable[[Reader], T]") -> T | None:
+        """The member of an object as `read` sees it, or None if there is none."""
+        found = self.find(key)
+        return None if found is None else read(found)
+
+    def get_or(self, key: str, read: "Callable[[Reader], T]", default: T) -> T:
         """The member of an object as `read` sees it, or `default` if there is none."""
         found = self.find(key)
         return default if found is None else read(found)

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 import attrs
+import numpy as np
 
 from remat_graph.errors import FalseBound, OverBudget
 from remat_graph.fingerprint import fingerprint
@@ -19,6 +21,27 @@ _BOUND_SLACK = 1e-6  # relative; linear programs are solved to about this
 def _finite(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
     if not (math.isfinite(value) and value >= 0.0):
         raise ValueError(f"{attribute.name} is {value}, not a finite number from 0 on")
+
+
+def _copy_stats(stats: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {str(key): _plain(value) for key, value in stats.items()}
+
+
+def _plain(value: Any) -> Any:
+    """What JSON gives back for it: statistics come as numpy scalars and tuples, and NaN is no JSON."""
+    if isinstance(value, Mapping):
+        return _copy_stats(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | bool | int | float) else str(value)
+
+
+def _copy_versions(versions: Mapping[str, str]) -> Mapping[str, str]:
+    return dict(versions)
 
 
 _size = [attrs.validators.instance_of(int), attrs.validators.ge(0)]
@@ -61,8 +84,8 @@ class Plan:
     recomputed_s: float = attrs.field(converter=float, validator=_finite)
     lower_bound_s: float = attrs.field(converter=float, validator=_finite)
     solver: str
-    solver_stats: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
-    versions: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
+    solver_stats: Mapping[str, Any] = attrs.field(factory=dict, converter=_copy_stats)
+    versions: Mapping[str, str] = attrs.field(factory=dict, converter=_copy_versions)
     platform: str = ""
     deadline_hit: bool = False
 
@@ -93,7 +116,8 @@ class Plan:
             graph: the graph.
             schedule: the steps.
             budget_nbytes: what the peak may be at most.
-            lower_bound_s: what the solver proved; below `graph.time_s` only when an op has a faster implementation.
+            lower_bound_s: what the solver proved; below `graph.time_s` only when an op has a faster
+                implementation.
             solver: who made the schedule.
             solver_stats: JSON-able.
             versions: of the packages that matter, by name.
@@ -106,6 +130,8 @@ class Plan:
             OverBudget: it peaks above the budget. A plan above its budget is never made.
             FalseBound: the lower bound is above what the schedule takes.
         """
+        from remat_graph import __version__
+
         timeline = simulate(graph, schedule, links=links)
         compute_s = timeline.lane_s[Lane.COMPUTE]
         if lower_bound_s > compute_s * (1 + _BOUND_SLACK):
@@ -115,7 +141,7 @@ class Plan:
             fingerprint=fingerprint(graph),
             graph_name=graph.name,
             schedule=schedule,
-            budget_nbytes=budget_nbytes,
+            budget_nbytes=index(budget_nbytes),
             peak_nbytes=timeline.peak_nbytes,
             live_peak_nbytes=timeline.live_peak_nbytes,
             noremat_peak_nbytes=unplanned.peak_nbytes,
@@ -126,7 +152,7 @@ class Plan:
             lower_bound_s=min(lower_bound_s, compute_s),
             solver=solver,
             solver_stats=solver_stats or {},
-            versions=versions or {},
+            versions={"remat_graph": __version__} | dict(versions or {}),
             platform=platform,
             deadline_hit=deadline_hit,
         )
@@ -143,7 +169,7 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """How much lower the overhead could be at best: overhead less its lower bound, a ratio of the unplanned time."""
+        """Overhead less its lower bound: what a perfect solver could still save, as a ratio."""
         return max(0.0, self.overhead - self.lower_bound_overhead)
 
     def summary(self) -> str:

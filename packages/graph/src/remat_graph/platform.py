@@ -1,7 +1,7 @@
-"""Cost platforms: seconds for an op from what it computes and moves, to plan for a device that is not at hand.
+"""Cost platforms: seconds of an op from what it computes and moves, for a device that is not at hand.
 
-A platform is anything with a `name` and `time_s(cost)`. Third parties register classes under the entry-point group
-``remat.platforms``; measured times need no platform.
+A platform is anything with a `name` and `time_s(cost)`. Third parties register classes under the entry-point
+group ``remat.platforms``; measured times need no platform.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,6 @@ from remat_graph.ir import Graph
 
 GROUP = "remat.platforms"
 
-_count = attrs.validators.and_(attrs.validators.instance_of((int, float)), attrs.validators.ge(0))
 _rate = attrs.validators.and_(attrs.validators.gt(0.0), attrs.validators.lt(float("inf")))
 _delay = attrs.validators.and_(attrs.validators.ge(0.0), attrs.validators.lt(float("inf")))
 
@@ -30,9 +29,9 @@ class OpCost:
         written_nbytes: bytes it writes.
     """
 
-    flops: float = attrs.field(default=0, validator=_count)
-    read_nbytes: int = attrs.field(default=0, validator=_count)
-    written_nbytes: int = attrs.field(default=0, validator=_count)
+    flops: float = attrs.field(default=0, validator=attrs.validators.ge(0))
+    read_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    written_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
 
 
 @runtime_checkable
@@ -53,7 +52,8 @@ class Platform(Protocol):
 class Flops:
     """FLOPs and nothing else, the unit in which recomputation is compared across papers.
 
-    One FLOP counts as `s_per_flop`; memory traffic is free, so elementwise ops and copies cost next to nothing.
+    One FLOP counts as `s_per_flop`; memory traffic is free, so elementwise ops and copies cost next to
+    nothing.
     """
 
     s_per_flop: float = attrs.field(default=1e-12, validator=_rate)

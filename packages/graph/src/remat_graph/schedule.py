@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from operator import index
 
 import attrs
 
@@ -82,6 +83,10 @@ class OptimizerStep:
 Step = Compute | Free | Deliver | Start | Wait | FreeHost | OptimizerStep
 
 
+def _steps(items: Iterable[Step]) -> tuple[Step, ...]:
+    return tuple(items)
+
+
 @attrs.frozen
 class Schedule:
     """Steps in order.
@@ -91,16 +96,16 @@ class Schedule:
         boundary: index of the first backward step; the tangents come live there.
     """
 
-    steps: tuple[Step, ...] = attrs.field(converter=tuple)
+    steps: tuple[Step, ...] = attrs.field(converter=_steps)
     boundary: int
 
     @classmethod
     def from_order(cls, graph: Graph, order: Iterable[int]) -> "Schedule":
         """Build the schedule that runs ops in `order` and frees every value right after its last use.
 
-        First runs use an op's first implementation and repeats its `rerun` one. Early frees are never worse, so
-        a list of op indices says all there is to say where nothing moves. A gradient is delivered after its last
-        use and after the last use of its parameter, which an optimizer in a hook may then change.
+        First runs use an op's first implementation and repeats its `rerun` one. Early frees are never worse,
+        so a list of op indices says all there is to say where nothing moves. A gradient is delivered after
+        its last use and after the last use of its parameter, which an optimizer in a hook may then change.
 
         Args:
             graph: the graph.
@@ -134,14 +139,14 @@ class Schedule:
 def _runs(graph: Graph, order: Iterable[int]) -> list[Compute]:
     seen: set[int] = set()
     runs = []
-    for position, index in enumerate(order):
-        if not 0 <= index < len(graph.ops):
-            raise InvalidSchedule(step=position, problem=f"no op {index}: the graph has {len(graph.ops)}")
-        op = graph.ops[index]
-        if index in seen and op.rerun is None:
+    for position, number in enumerate(map(index, order)):  # numpy's integers become ints
+        if not 0 <= number < len(graph.ops):
+            raise InvalidSchedule(step=position, problem=f"no op {number}: the graph has {len(graph.ops)}")
+        op = graph.ops[number]
+        if number in seen and op.rerun is None:
             raise InvalidSchedule(step=position, problem=f"{op.name} may run only once and comes again")
-        runs.append(Compute(index, op.rerun if index in seen and op.rerun is not None else 0))
-        seen.add(index)
+        runs.append(Compute(number, op.rerun if number in seen and op.rerun is not None else 0))
+        seen.add(number)
     return runs
 
 

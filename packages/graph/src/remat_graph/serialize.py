@@ -1,12 +1,12 @@
-"""Graphs, plans and orders as versioned JSON. Reading never runs code and never trusts: one `BadFile` says what is wrong.
+"""Graphs, plans and orders as versioned JSON; reading runs no code and trusts nothing.
 
-A graph or plan file is an object with ``format`` and ``version``; a file of a newer version is refused by saying so.
-What has its default is left out. `load_graph` reads the corpus format too (see `corpus`). An order is a bare list of op
-indices, repeats included, which is what the corpus' judge reads.
+A graph or plan file is an object with ``format`` and ``version``; a file of a newer version is refused by
+saying so. What has its default is left out. `load_graph` reads the corpus format too (see `corpus`). An order
+is a bare list of op indices, repeats included, which is what the corpus' judge reads.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -123,27 +123,19 @@ def _read_pair(reader: Reader) -> tuple[str, str]:
 def _read_value(reader: Reader, count: int) -> Value:
     reader.known(_keys(Value))
 
-    def value(found: Reader) -> int | None:
+    def value(found: Reader) -> int:
         return found.index(count, "value")
 
     return Value(
         name=reader.get("name").text(),
         nbytes=reader.get("nbytes").size(),
-        role=reader.maybe("role", lambda r: r.choice(Role), Role.ACTIVATION),
-        external=reader.maybe("external", Reader.flag, False),
-        of=reader.maybe("of", value, None),
-        replaces=reader.maybe("replaces", value, None),
-        chunk_of=reader.maybe("chunk_of", _optional_text, None),
-        home=reader.maybe("home", _read_home, None),
+        role=reader.get_or("role", lambda r: r.choice(Role), Role.ACTIVATION),
+        external=reader.get_or("external", Reader.flag, False),
+        of=reader.maybe("of", value),
+        replaces=reader.maybe("replaces", value),
+        chunk_of=reader.maybe("chunk_of", Reader.text),
+        home=reader.maybe("home", lambda r: r.choice(Home)),
     )
-
-
-def _optional_text(reader: Reader) -> str | None:
-    return reader.text()
-
-
-def _read_home(reader: Reader) -> Home | None:
-    return reader.choice(Home)
 
 
 def _read_op(reader: Reader, count: int) -> Op:
@@ -158,9 +150,9 @@ def _read_op(reader: Reader, count: int) -> Op:
     return Op(
         name=reader.get("name").text(),
         target=reader.get("target").text(),
-        backward=reader.maybe("backward", Reader.flag, False),
-        key=reader.maybe("key", Reader.text, ""),
-        rerun=reader.maybe("rerun", rerun, 0),
+        backward=reader.get_or("backward", Reader.flag, False),
+        key=reader.get_or("key", Reader.text, ""),
+        rerun=reader.maybe("rerun", rerun) if "rerun" in reader.mapping() else 0,
         implementations=tuple(_read_implementation(item, count) for item in implementations),
     )
 
@@ -180,9 +172,9 @@ def _read_implementation(reader: Reader, count: int) -> Implementation:
     return Implementation(
         inputs=reader.get("inputs").indices(count, "value"),
         outputs=reader.get("outputs").indices(count, "value"),
-        time_s=reader.maybe("time_s", Reader.seconds, 0.0),
-        workspace_nbytes=reader.maybe("workspace_nbytes", Reader.size, 0),
-        reuses=reader.maybe("reuses", pairs, ()),
+        time_s=reader.get_or("time_s", Reader.seconds, 0.0),
+        workspace_nbytes=reader.get_or("workspace_nbytes", Reader.size, 0),
+        reuses=reader.get_or("reuses", pairs, ()),
     )
 
 
@@ -191,9 +183,9 @@ def _read_update(reader: Reader, count: int) -> Update:
     return Update(
         param=reader.get("param").index(count, "value"),
         grad=reader.get("grad").index(count, "value"),
-        states=reader.maybe("states", lambda r: r.indices(count, "value"), ()),
-        device_time_s=reader.maybe("device_time_s", Reader.seconds, 0.0),
-        cpu_time_s=reader.maybe("cpu_time_s", Reader.seconds, 0.0),
+        states=reader.get_or("states", lambda r: r.indices(count, "value"), ()),
+        device_time_s=reader.get_or("device_time_s", Reader.seconds, 0.0),
+        cpu_time_s=reader.get_or("cpu_time_s", Reader.seconds, 0.0),
     )
 
 
@@ -227,15 +219,16 @@ def save_plan(plan: Plan, path: _Path) -> None:
 def load_plan(path: _Path, graph: Graph | None = None) -> Plan:
     """Read a plan; with a graph, check that the plan is for it and ask the referee again.
 
-    A plan outlives the measurement it was made with. With a graph, peaks and times are therefore the referee's on
-    that graph, and where its times differ the lower bound falls back to the unplanned time, which always holds.
+    A plan outlives the measurement it was made with. With a graph, peaks and times are therefore the
+    referee's on that graph, and where its times differ the lower bound, proved for others, is dropped to 0.
 
     Args:
         path: the file.
         graph: what it is to be used on.
 
     Raises:
-        BadFile: missing, corrupt, cut off, newer, of another kind, or its schedule cannot be carried out on the graph.
+        BadFile: missing, corrupt, cut off, newer, of another kind, or its schedule cannot be carried out on
+            the graph.
         ForeignPlan: it was made for another graph.
         OverBudget: on this graph it peaks above the budget it was made for.
     """
@@ -262,8 +255,9 @@ def plan_from_data(data: Any, *, graph: Graph | None = None, source: str = "plan
     if graph is not None and (found := reader.get("fingerprint").text()) != (wanted := fingerprint(graph)):
         name = reader.get("graph_name").text()
         problem = (
-            f"is a plan for another graph, {name or 'unnamed'} ({found[:15]}...), not for {graph.name or 'this one'} "
-            f"({wanted[:15]}...): solve again, or load it on the model, sample and mode it was made with"
+            f"is a plan for another graph, {name or 'unnamed'} ({found[:15]}...), not for "
+            f"{graph.name or 'this one'} ({wanted[:15]}...): solve again, or load it on "
+            "the model, sample and mode it was made with"
         )
         raise ForeignPlan(path=source, problem=problem)
     try:
@@ -274,19 +268,26 @@ def plan_from_data(data: Any, *, graph: Graph | None = None, source: str = "plan
 
 
 def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
-    sizes = ("budget_nbytes", "peak_nbytes", "live_peak_nbytes", "noremat_peak_nbytes", "gradient_nbytes")
-    times = ("time_s", "noremat_time_s", "recomputed_s", "lower_bound_s")
-    texts = ("fingerprint", "graph_name", "solver", "platform")
+    figures: dict[str, Any] = {}
+    for field in attrs.fields(Plan):
+        # The annotation says how to read a figure; what is not a plain one is read below.
+        if (read := _READERS.get(field.type)) is not None:
+            figures[field.name] = read(reader.get(field.name))
     versions = reader.get("versions")
     return Plan(
-        **{field: reader.get(field).size() for field in sizes},
-        **{field: reader.get(field).seconds() for field in times},
-        **{field: reader.get(field).text() for field in texts},
+        **figures,
         schedule=_read_schedule(reader.get("schedule"), graph),
-        solver_stats=dict(reader.get("solver_stats").mapping()),
+        solver_stats=reader.get("solver_stats").mapping(),
         versions={package: versions.get(package).text() for package in versions.mapping()},
-        deadline_hit=reader.get("deadline_hit").flag(),
     )
+
+
+_READERS: Mapping[Any, Callable[[Reader], Any]] = {
+    int: Reader.size,
+    float: Reader.seconds,
+    str: Reader.text,
+    bool: Reader.flag,
+}
 
 
 def _rejudged(plan: Plan, graph: Graph, source: str) -> Plan:
@@ -403,9 +404,7 @@ def _check_header(reader: Reader, kind: str, word: str) -> None:
         )
     version = reader.get("version").size()
     if version > VERSION:
-        reader.fail(
-            f"has version {version}, but this remat reads up to {VERSION}: upgrade remat-graph, or save it again"
-        )
+        reader.fail(f"has version {version}, newer than our {VERSION}: upgrade remat-graph, or save it again")
     if version < 1:
         reader.fail(f"has version {version}; versions count from 1")
 

@@ -1,9 +1,9 @@
 """The referee: what a schedule peaks at and costs, step by step, or why it cannot run.
 
-Written for clarity and for trust, not for speed: it shares no code with the evaluators inside the solvers, and
-every plan is believed only through it. The memory rule: an op's outputs come live before its inputs may go, its
-workspace lives while it runs, and an output takes over the storage of an input that dies right there if the
-implementation says that it can.
+Written for clarity and for trust, not for speed: it shares no code with the evaluators inside the solvers,
+and every plan is believed only through it. The memory rule: an op's outputs come live before its inputs may
+go, its workspace lives while it runs, and an output takes over the storage of an input that dies right there
+if the implementation says that it can.
 """
 
 from enum import StrEnum
@@ -52,7 +52,8 @@ class Timeline:
         peak_step: the step at which that is.
         live_peak_nbytes: highest device bytes of storages alone.
         live_nbytes: per step, rounded storage bytes held after it.
-        during_nbytes: per step, the highest device bytes while it runs (what `peak_nbytes` is the largest of).
+        during_nbytes: per step, the highest device bytes while it runs (what `peak_nbytes` is the largest
+            of).
         host_peak_nbytes: highest bytes of host copies.
         time_s: when the last lane is done.
         lane_s: busy seconds per lane.
@@ -103,6 +104,8 @@ class _Replay:
         self.stale_on_device: set[int] = set()
         self.stale_on_host: set[int] = set()
         self.ran: set[int] = set()
+        self.written: set[int] = set()  # external versions made so far
+        self.produced = {v for op in graph.ops for i in op.implementations for v in i.outputs}
         self.held = self.held_exact = self.host = 0
         self.peak = self.live_peak = self.host_peak = self.peak_step = 0
         self.clock_s = 0.0
@@ -110,6 +113,7 @@ class _Replay:
         self.lane_s = dict.fromkeys(Lane, 0.0)
         self.done_s: dict[Transfer, float] = {}
         self.host_ready_s: dict[int, float] = {}
+        self.host_busy_s: dict[int, float] = {}  # until when the CPU optimizer works on it
         self.recomputed_s = 0.0
 
     def run(self) -> Timeline:
@@ -163,6 +167,8 @@ class _Replay:
                 self.free_host(value)
             case OptimizerStep():
                 self.optimize(step)
+            case _:
+                self.fail(f"{step!r} is no step")
         return self.held
 
     # -- compute lane
@@ -177,6 +183,8 @@ class _Replay:
         again = step.op in self.ran
         if again and op.rerun is None:
             self.fail(f"{op.name} may run only once and runs again")
+        if again and step.implementation != op.rerun:
+            self.fail(f"{op.name} repeats implementation {step.implementation}; only {op.rerun} may repeat")
         if not again and not op.backward and self.step >= self.schedule.boundary:
             self.fail(f"forward op {op.name} runs first after the boundary")
         for value in implementation.inputs:
@@ -184,12 +192,12 @@ class _Replay:
 
         new: list[int] = []
         spike = spike_exact = 0
-        dying = self.freed_next()
+        dying = self.freed_next() if implementation.reuses else set()
         reused_inputs: set[int] = set()
         for value in implementation.outputs:
             stored = self.graph.values[value]
             if stored.external:
-                self.overwrite(stored)
+                self.overwrite(value, op.name)
                 continue
             source = self.reused_input(implementation.reuses, value, dying - reused_inputs)
             if source is not None and value not in self.on_device and value not in self.delivered:
@@ -218,10 +226,10 @@ class _Replay:
     def freed_next(self) -> set[int]:
         """Values whose Free steps follow before anything else happens."""
         freed = set()
-        for step in self.schedule.steps[self.step + 1 :]:
-            if not isinstance(step, Free):
-                break
+        steps, position = self.schedule.steps, self.step + 1
+        while position < len(steps) and isinstance(step := steps[position], Free):
             freed.add(step.value)
+            position += 1
         return freed
 
     def reused_input(self, reuses: tuple[tuple[int, int], ...], output: int, dying: set[int]) -> int | None:
@@ -235,6 +243,8 @@ class _Replay:
         if value in self.overwritten:
             self.fail(f"{reader} reads {stored.name}, which has been overwritten since")
         if stored.external:
+            if value in self.produced and value not in self.written:
+                self.fail(f"{reader} reads {stored.name}, which has not been written yet")
             return
         if value in self.delivered:
             self.fail(f"{reader} reads gradient {stored.name}, which was delivered")
@@ -245,21 +255,32 @@ class _Replay:
         if value in self.updated and value not in self.stale_on_device:
             self.fail(f"{reader} reads {stored.name}, which the optimizer has already changed")
 
-    def overwrite(self, stored: Value) -> None:
+    def overwrite(self, value: int, writer: str) -> None:
+        stored = self.graph.values[value]
+        if value in self.written:
+            self.fail(f"{writer} writes {stored.name} a second time")
+        self.written.add(value)
         if stored.replaces is not None:
+            if stored.replaces in self.produced and stored.replaces not in self.written:
+                earlier = self.graph.values[stored.replaces].name
+                self.fail(f"{writer} writes {stored.name} before {earlier}, the version it replaces")
             self.overwritten.add(stored.replaces)
 
+    def stored(self, value: int) -> Value:
+        if not 0 <= value < len(self.graph.values):
+            self.fail(f"no value {value}: the graph has {len(self.graph.values)}")
+        return self.graph.values[value]
+
     def free(self, value: int) -> None:
-        stored = self.graph.values[value]
+        stored = self.stored(value)
         if value not in self.on_device:
             self.fail(f"{stored.name} is freed but not live")
         if stored.role is Role.OUTPUT:
             self.fail(f"output {stored.name} is freed, but the caller holds it")
         if stored.role is Role.GRAD and value not in self.on_host and not self.is_spent(value):
             self.fail(f"gradient {stored.name} is freed before it was delivered, moved or used")
-        for transfer in self.arriving:
-            if transfer.value == value:
-                self.fail(f"{stored.name} is freed while its transfer is under way")
+        if self.moving(value):
+            self.fail(f"{stored.name} is freed while its transfer is under way")
         self.on_device.discard(value)
         self.stale_on_device.discard(value)
         if value in self.taken_over:
@@ -268,13 +289,18 @@ class _Replay:
             self.held -= self.graph.allocated_nbytes(value)
             self.held_exact -= stored.nbytes
 
+    def moving(self, value: int) -> bool:
+        return any(Transfer(value, lane) in self.arriving for lane in (Lane.TO_HOST, Lane.TO_DEVICE))
+
     def is_spent(self, grad: int) -> bool:
         return any(update.grad == grad and update.param in self.updated for update in self.graph.updates)
 
     def deliver(self, value: int) -> None:
-        stored = self.graph.values[value]
+        stored = self.stored(value)
         if stored.role is not Role.GRAD or value not in self.on_device:
             self.fail(f"{stored.name} is delivered but is not a live gradient")
+        if self.moving(value):
+            self.fail(f"{stored.name} is delivered while its transfer is under way")
         self.delivered.add(value)
         self.on_device.discard(value)
         if self.grads is Grads.ACCUMULATE:
@@ -289,7 +315,7 @@ class _Replay:
     # -- transfers and the optimizer
 
     def start(self, transfer: Transfer) -> None:
-        value, stored = transfer.value, self.graph.values[transfer.value]
+        value, stored = transfer.value, self.stored(transfer.value)
         if transfer in self.arriving:
             self.fail(f"{stored.name} is already on its way")
         begin_s = max(self.clock_s, self.lane_free_s[transfer.lane])
@@ -331,22 +357,24 @@ class _Replay:
 
     def wait(self, transfer: Transfer) -> None:
         if transfer not in self.arriving:
-            self.fail(f"a wait for {self.graph.values[transfer.value].name}, which is not on its way")
+            self.fail(f"a wait for {self.stored(transfer.value).name}, which is not on its way")
         self.arriving.discard(transfer)
         self.clock_s = max(self.clock_s, self.done_s[transfer])
 
     def free_host(self, value: int) -> None:
-        stored = self.graph.values[value]
+        stored = self.stored(value)
         if value not in self.on_host:
             self.fail(f"{stored.name} is freed on the host but is not there")
-        if any(transfer.value == value for transfer in self.arriving):
+        if self.moving(value):
             self.fail(f"{stored.name} is freed on the host while its transfer is under way")
+        # The CPU optimizer may still be at work on it, and nothing else waits for that lane.
+        self.clock_s = max(self.clock_s, self.host_busy_s.get(value, 0.0))
         self.on_host.discard(value)
         self.stale_on_host.discard(value)
         self.host -= stored.nbytes
 
     def optimize(self, step: OptimizerStep) -> None:
-        name = self.graph.values[step.value].name
+        name = self.stored(step.value).name
         update = next((u for u in self.graph.updates if u.param == step.value), None)
         if update is None:
             self.fail(f"the graph has no optimizer update for {name}")
@@ -361,6 +389,10 @@ class _Replay:
             if not on_cpu and Transfer(value, Lane.TO_DEVICE) in self.arriving:
                 self.fail(f"the update of {name} reads {self.graph.values[value].name} while it arrives")
         changed = (update.param, *update.states)
+        leaving = Lane.TO_DEVICE if on_cpu else Lane.TO_HOST
+        for value in changed:
+            if Transfer(value, leaving) in self.arriving:
+                self.fail(f"the update of {name} changes {self.graph.values[value].name} while it is copied")
         self.updated.update(changed)
         elsewhere, stale = (
             (self.on_device, self.stale_on_device) if on_cpu else (self.on_host, self.stale_on_host)
@@ -373,6 +405,8 @@ class _Replay:
             self.lane_s[step.lane] += update.cpu_time_s
             for value in changed:
                 self.host_ready_s[value] = self.lane_free_s[step.lane]
+            for value in (update.grad, *changed):
+                self.host_busy_s[value] = self.lane_free_s[step.lane]
         else:
             self.tick(Lane.COMPUTE, update.device_time_s)
 
@@ -412,9 +446,11 @@ class _Replay:
             if update.param not in self.updated and update.grad not in self.delivered:
                 self.fail(f"{self.graph.values[update.param].name} is never updated")
         for index, value in enumerate(self.graph.values):
-            place = {Home.DEVICE: self.on_device, Home.HOST: self.on_host}.get(value.home)
+            if value.home is None:
+                continue
+            place = self.on_device if value.home is Home.DEVICE else self.on_host
             stale = self.stale_on_device if value.home is Home.DEVICE else self.stale_on_host
-            if place is not None and (index not in place or index in stale):
+            if index not in place or index in stale:
                 self.fail(f"{value.name} does not end up to date at home ({value.home})")
 
     def fail(self, problem: str) -> NoReturn:

@@ -15,7 +15,7 @@ Budget = SupportsIndex | float | str
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
-_SCALES = {
+_SCALES: dict[str, int] = {
     unit.lower(): base**power
     for base, units in ((1024, _BINARY), (1000, _DECIMAL))
     for power, unit in enumerate(units)
@@ -39,7 +39,7 @@ def format_nbytes(nbytes: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds for people: three digits and a unit, such as ``12.3 ms``; from two minutes on ``3 min 20 s``."""
+    """Seconds for people: three digits and a unit, such as ``12.3 ms``, from 2 min on ``3 min 20 s``."""
     if not math.isfinite(seconds):
         return str(seconds)
     if abs(seconds) >= 120:
@@ -54,8 +54,8 @@ def format_seconds(seconds: float) -> str:
 def parse_nbytes(amount: Budget) -> int:
     """Bytes of an int or of text with a unit.
 
-    ``"2GiB"`` and ``"800MiB"`` are binary, ``"2GB"`` and ``"800MB"`` decimal, a bare number is bytes. Case does not
-    matter, fractions of a byte are dropped. Zero is a size too; negative sizes are not.
+    ``"2GiB"`` and ``"800MiB"`` are binary, ``"2GB"`` and ``"800MB"`` decimal, a bare number is bytes. Case
+    does not matter, fractions of a byte are dropped. Zero is a size too; negative sizes are not.
 
     Raises:
         BadBudget: anything else.
@@ -69,15 +69,16 @@ def parse_nbytes(amount: Budget) -> int:
 def resolve_budget(budget: Budget, graph: Graph) -> int:
     """Bytes that a budget means for a graph.
 
-    A percentage such as ``"40%"`` means G + 0.40 (P - G): P is the peak of the unplanned step with ``.grad`` None, and
-    G its gradients, which no plan can avoid.
+    A percentage such as ``"40%"`` means G + 0.40 (P - G): P is the peak of the unplanned step with ``.grad``
+    None, and G its gradients, which no plan can avoid.
 
     Args:
         budget: whole bytes, text with a unit, or a percentage.
         graph: what percentages refer to.
 
     Raises:
-        BadBudget: zero, negative, not finite, not whole, a bool, or text that is neither a size nor a percentage.
+        BadBudget: zero, negative, not finite, not whole, a bool, or text that is neither a size nor a
+            percentage.
     """
     number, unit, shown = _split(budget)
     if number <= 0:
@@ -99,7 +100,7 @@ def gradient_nbytes(graph: Graph) -> int:
 
 
 def noremat_peak_nbytes(graph: Graph) -> int:
-    """Predicted peak of the unplanned step: every op once in trace order, every value freed after its last use."""
+    """Predicted peak of the unplanned step: every op once in trace order, each free at its earliest."""
     return simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
 
 
@@ -140,4 +141,5 @@ def _as_nbytes(number: float | int, unit: str, shown: str) -> int:
         raise BadBudget(budget=shown, problem="is negative")
     if not unit and number != int(number):
         raise BadBudget(budget=shown, problem="is not a whole number of bytes")
-    return math.floor(number * _SCALES[unit or "b"])
+    scale: int = _SCALES[unit or "b"]
+    return math.floor(number * scale)

@@ -1,7 +1,9 @@
 """Is a graph well formed, is a schedule valid on it? Public, and cheap enough for every test to call."""
 
+from typing import NoReturn
+
 from remat_graph.errors import InvalidGraph
-from remat_graph.ir import Graph, Op, Role
+from remat_graph.ir import Graph, Implementation, Op, Role
 from remat_graph.schedule import Schedule
 from remat_graph.simulate import simulate
 
@@ -15,67 +17,118 @@ def verify(graph: Graph, schedule: Schedule | None = None) -> None:
     """
     _check_names(graph)
     _check_values(graph)
-    _check_order(graph)
+    _check_updates(graph)
+    _Order(graph).check()
     if schedule is not None:
         simulate(graph, schedule)
+
+
+def _fail(where: str, problem: str) -> NoReturn:
+    raise InvalidGraph(where=where, problem=problem)
 
 
 def _check_names(graph: Graph) -> None:
     for kind, names in (("value", [v.name for v in graph.values]), ("op", [o.name for o in graph.ops])):
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise InvalidGraph(where=twice, problem=f"two {kind}s have this name; names must be unique")
+            _fail(twice, f"two {kind}s have this name; names must be unique")
 
 
 def _check_values(graph: Graph) -> None:
-    count = len(graph.values)
+    replaced: set[int] = set()
     for value in graph.values:
-        for index in (value.of, value.replaces):
-            if index is not None and not 0 <= index < count:
-                raise InvalidGraph(where=value.name, problem=f"refers to value {index} of {count}")
-        if value.replaces is not None and not value.external:
-            raise InvalidGraph(where=value.name, problem="replaces another value but is not external")
+        for link in (value.of, value.replaces):
+            if link is not None and not 0 <= link < len(graph.values):
+                _fail(value.name, f"refers to value {link} of {len(graph.values)}")
+        if value.replaces is None:
+            continue
+        if not (value.external and graph.values[value.replaces].external):
+            _fail(value.name, "replaces another value, but the two are not both external")
+        if value.replaces in replaced or graph.values[value.replaces] is value:
+            _fail(value.name, "replaces a version that is replaced already")
+        replaced.add(value.replaces)
+
+
+def _check_updates(graph: Graph) -> None:
+    seen: set[int] = set()
     for update in graph.updates:
-        for index in (update.param, update.grad, *update.states):
-            if not 0 <= index < count:
-                raise InvalidGraph(where="updates", problem=f"refers to value {index} of {count}")
-
-
-def _check_order(graph: Graph) -> None:
-    made_by: dict[int, str] = {}
-    backward_began = ""
-    for op in graph.ops:
-        if not op.backward and backward_began:
-            raise InvalidGraph(where=op.name, problem=f"is a forward op after backward op {backward_began}")
-        backward_began = backward_began or (op.name if op.backward else "")
-        if op.rerun is not None and not 0 <= op.rerun < len(op.implementations):
-            raise InvalidGraph(where=op.name, problem=f"rerun {op.rerun} is not one of its implementations")
-        _check_implementations(graph, op, made_by)
-        for implementation in op.implementations:
-            for value in implementation.outputs:
-                if made_by.setdefault(value, op.name) != op.name:
-                    name = graph.values[value].name
-                    raise InvalidGraph(where=op.name, problem=f"makes {name}, which {made_by[value]} makes")
-
-
-def _check_implementations(graph: Graph, op: Op, made_by: dict[int, str]) -> None:
-    for implementation in op.implementations:
-        for value in (*implementation.inputs, *implementation.outputs):
+        for value in (update.param, update.grad, *update.states):
             if not 0 <= value < len(graph.values):
-                raise InvalidGraph(where=op.name, problem=f"refers to value {value} of {len(graph.values)}")
+                _fail("updates", f"refers to value {value} of {len(graph.values)}")
+        name = graph.values[update.param].name
+        if graph.values[update.grad].role is not Role.GRAD:
+            _fail(name, f"its update reads {graph.values[update.grad].name}, which is no gradient")
+        for value in (update.param, *update.states):
+            if value in seen:
+                _fail(graph.values[value].name, "two updates change it")
+            seen.add(value)
+
+
+class _Order:
+    """One pass over the ops in graph order, each value's maker remembered."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.made_by: dict[int, str] = {}
+        self.made_first: set[int] = (
+            set()
+        )  # by first implementations alone, which is what an unplanned step has
+        self.overwritten: set[int] = set()
+        self.produced = {v for op in graph.ops for i in op.implementations for v in i.outputs}
+
+    def check(self) -> None:
+        backward_began = ""
+        for op in self.graph.ops:
+            if not op.backward and backward_began:
+                _fail(op.name, f"is a forward op after backward op {backward_began}")
+            backward_began = backward_began or (op.name if op.backward else "")
+            if op.rerun is not None and not 0 <= op.rerun < len(op.implementations):
+                _fail(op.name, f"rerun {op.rerun} is not one of its implementations")
+            for implementation in op.implementations:
+                self.check_indices(op, implementation)
+                for value in implementation.inputs:
+                    self.check_input(op, value, first=implementation is op.first)
+                self.check_reuses(op, implementation)
+            for implementation in op.implementations:
+                for value in implementation.outputs:
+                    self.make(op, value)
+            self.made_first.update(op.first.outputs)
+        for value in (*self.graph.outputs, *self.graph.gradients):
+            if value not in self.made_first and not self.graph.values[value].external:
+                _fail(self.graph.values[value].name, "is handed out, but no first implementation makes it")
+
+    def check_indices(self, op: Op, implementation: Implementation) -> None:
+        for value in (*implementation.inputs, *implementation.outputs):
+            if not 0 <= value < len(self.graph.values):
+                _fail(op.name, f"refers to value {value} of {len(self.graph.values)}")
         for values in (implementation.inputs, implementation.outputs):
             if len(set(values)) < len(values):
-                raise InvalidGraph(where=op.name, problem="names a value twice")
-        for value in implementation.inputs:
-            stored = graph.values[value]
-            if value not in made_by and not (
-                stored.external or stored.role is Role.TANGENT or stored.home is not None
-            ):
-                raise InvalidGraph(where=op.name, problem=f"reads {stored.name} before anything makes it")
-            if stored.role is Role.TANGENT and not op.backward:
-                raise InvalidGraph(where=op.name, problem=f"is a forward op that reads tangent {stored.name}")
+                _fail(op.name, "names a value twice")
+
+    def check_input(self, op: Op, value: int, *, first: bool) -> None:
+        stored = self.graph.values[value]
+        if stored.role is Role.TANGENT and not op.backward:
+            _fail(op.name, f"is a forward op that reads tangent {stored.name}")
+        if value in self.overwritten:
+            _fail(op.name, f"reads {stored.name}, which has been overwritten before")
+        given = stored.external or stored.role is Role.TANGENT or stored.home is not None
+        if value not in self.made_by and (value in self.produced or not given):
+            _fail(op.name, f"reads {stored.name} before anything makes it")
+        if first and value in self.made_by and value not in self.made_first:
+            _fail(op.name, f"reads {stored.name} at first, which no first implementation makes")
+
+    def check_reuses(self, op: Op, implementation: Implementation) -> None:
         for output, source in implementation.reuses:
             if output not in implementation.outputs or source not in implementation.inputs:
-                raise InvalidGraph(where=op.name, problem="reuses storages that it does not make or read")
-            if graph.values[output].nbytes != graph.values[source].nbytes:
-                raise InvalidGraph(where=op.name, problem="reuses a storage of another size")
+                _fail(op.name, "reuses storages that it does not make or read")
+            if self.graph.values[output].nbytes != self.graph.values[source].nbytes:
+                _fail(op.name, "reuses a storage of another size")
+
+    def make(self, op: Op, value: int) -> None:
+        stored = self.graph.values[value]
+        if self.made_by.setdefault(value, op.name) != op.name:
+            _fail(op.name, f"makes {stored.name}, which {self.made_by[value]} makes")
+        if stored.role is Role.TANGENT or stored.home is not None:
+            _fail(op.name, f"makes {stored.name}, which is there before the step")
+        if stored.replaces is not None:
+            self.overwritten.add(stored.replaces)
