@@ -1,9 +1,9 @@
 """Measured costs kept on disk, so that an operator is timed once on a machine and not once in every process.
 
-One JSON file for each device, torch version, thread count and set of kernel-choosing flags: what was measured
-under other conditions does not hold (a convolution on one CPU thread takes other scratch than on two). A cache
-is a convenience, so nothing that happens to its file may stop the work: a file that cannot be read is ignored,
-a folder that cannot be written is left alone, each with one warning.
+One JSON file for each device, torch version, thread count and set of kernel-choosing flags, since what was
+measured under other conditions does not hold: a convolution takes other scratch with one CPU thread than with
+two. A cache is a convenience, so nothing that happens to its file may stop the work: a file that cannot be
+read is ignored, a folder that cannot be written is left alone, each with one warning.
 
 A save reads the file again, adds to it, and puts the whole in place by renaming, so a reader never sees half
 a file. Of two processes that save in the same moment one may lose its additions; it measures them again next
@@ -60,6 +60,7 @@ class CostCache:
         self.path = (default_folder() if folder is None else Path(folder)) / _file_name(torch.device(device))
         self._costs: dict[str, OpCost] | None = None
         self._may_write = True
+        self._may_warn = True  # of a bad file
 
     def get(self, keys: Iterable[str]) -> dict[str, OpCost]:
         """The costs known among these keys. The file is read at the first call."""
@@ -86,7 +87,7 @@ class CostCache:
     def _read(self) -> dict[str, OpCost]:
         try:
             text = self.path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, UnicodeDecodeError) as error:
             return self._ignored(str(error))
@@ -99,7 +100,8 @@ class CostCache:
             return self._ignored(f"{type(error).__name__}: {error}")
 
     def _ignored(self, problem: str) -> dict[str, OpCost]:
-        if self._costs is None or self._may_write:
+        if self._may_warn:
+            self._may_warn = False
             warnings.warn(f"{self.path} is ignored and costs are measured again: {problem}", stacklevel=4)
         return {}
 
@@ -124,7 +126,7 @@ def default_folder() -> Path:
     """``$REMAT_CACHE_DIR``, or ``remat`` in the folder where this platform keeps a user's caches."""
     chosen = os.environ.get("REMAT_CACHE_DIR")
     if chosen:
-        return Path(chosen)
+        return Path(chosen).expanduser()
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
     elif sys.platform == "darwin":
@@ -150,7 +152,7 @@ def _file_name(device: torch.device) -> str:
         properties = torch.get_device_module(device).get_device_properties(device)
         name = f"{device.type}-{properties.name}"
     flags = "".join(f"-{flag}" for flag, on in _unusual_flags().items() if on)
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", f"costs-{name}-torch{torch.__version__}{flags}.json")
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", f"costs-v{_VERSION}-{name}-torch{torch.__version__}{flags}.json")
 
 
 def _unusual_flags() -> dict[str, bool]:

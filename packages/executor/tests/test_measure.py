@@ -1,0 +1,210 @@
+"""Measured costs: of the right size, one key at a time, kept, and without a trace on the user's state."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from remat_executor.cost_cache import CostCache, OpCost
+from remat_executor.measure import MeasureError, measure
+
+aten = torch.ops.aten
+Factory = Callable[[], Callable[[], object]]
+
+
+def unary(op: Callable[[torch.Tensor], object], *shape: int) -> Factory:
+    def factory() -> Callable[[], object]:
+        x = torch.randn(*shape)
+        return lambda: op(x)
+
+    return factory
+
+
+def convolution(backward: bool) -> Factory:
+    def factory() -> Callable[[], object]:
+        x, w = torch.randn(8, 64, 32, 32), torch.randn(64, 64, 3, 3)
+        sizes = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        if not backward:
+            return lambda: aten.convolution(x, w, None, *sizes)
+        return lambda: aten.convolution_backward(x, x, w, None, *sizes, [True, True, False])
+
+    return factory
+
+
+def test_bytes() -> None:
+    """Outputs hold what they hold, views nothing; a convolution takes scratch, an elementwise op none."""
+    costs = measure(
+        {
+            "relu": unary(aten.relu, 1000),
+            "view": unary(lambda x: x.view(-1), 10, 10),
+            "max": unary(lambda x: aten.max.dim(x, 0), 10, 10),
+            "in place": unary(aten.relu_, 1000),
+            "nothing": lambda: lambda: None,
+            "conv": convolution(backward=False),
+            "conv backward": convolution(backward=True),
+        }
+    )
+    held = {key: cost.output_nbytes for key, cost in costs.items()}
+    x, w = 4 * 8 * 64 * 32 * 32, 4 * 64 * 64 * 3 * 3
+    assert {
+        "relu": 4000,
+        "view": 0,
+        "max": 120,
+        "in place": 0,
+        "nothing": 0,
+        "conv": x,
+        "conv backward": x + w,
+    } == held
+    scratch = {key: cost.workspace_nbytes for key, cost in costs.items()}
+    assert {"relu": 0, "view": 0, "max": 0, "in place": 0, "nothing": 0}.items() <= scratch.items()
+    assert scratch["conv"] >= x // 2
+    assert scratch["conv backward"] >= x // 2
+
+
+def test_scratch_that_an_op_frees_before_its_output_is_made() -> None:
+    """Workspace is what the peak has beyond the outputs, not all that was ever allocated."""
+
+    def work() -> torch.Tensor:
+        torch.empty(1000)
+        return torch.empty(600)
+
+    def more() -> torch.Tensor:
+        held = torch.empty(1000)
+        made = torch.empty(600)
+        del held
+        return made
+
+    costs = measure({"before": lambda: work, "beside": lambda: more})
+    assert (costs["before"].output_nbytes, costs["before"].workspace_nbytes) == (2400, 1600)
+    assert (costs["beside"].output_nbytes, costs["beside"].workspace_nbytes) == (2400, 4000)
+
+
+def test_longer_work_takes_longer() -> None:
+    """Times are positive and in the order of the work: eight times the side, 512 times the products."""
+    costs = measure({"small": unary(lambda x: x @ x, 32, 32), "large": unary(lambda x: x @ x, 256, 256)})
+    assert 0 < 2 * costs["small"].time_s < costs["large"].time_s < 10
+
+
+def test_one_key_at_a_time() -> None:
+    """Inputs of a key are gone before the next key's are made, so that a large model can be measured."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def factory() -> Callable[[], object]:
+        assert all(reference() is None for reference in alive)
+        x = torch.randn(10)
+        alive.append(weakref.ref(x))
+        return lambda: x + 1
+
+    gc.disable()  # by reference counts alone
+    try:
+        measure({str(index): factory for index in range(5)})
+    finally:
+        gc.enable()
+    assert len(alive) == 5
+
+
+def test_cached_keys_are_not_run(tmp_path: Path) -> None:
+    """A second measuring takes its numbers from the cache, in the order asked for, and runs what is new."""
+    first = measure({"a": unary(aten.relu, 10), "b": unary(aten.exp, 10)}, cache=CostCache(folder=tmp_path))
+
+    def never() -> Callable[[], object]:
+        raise AssertionError("called although its cost is known")
+
+    again = measure({"b": never, "c": unary(aten.cos, 10), "a": never}, cache=CostCache(folder=tmp_path))
+    assert list(again) == ["b", "c", "a"]
+    assert first == {key: again[key] for key in first}
+
+
+def test_progress() -> None:
+    """Progress begins with what is known and ends with the total."""
+    seen: list[tuple[int, int]] = []
+    measure(
+        {"a": unary(aten.relu, 1), "b": unary(aten.exp, 1)}, on_progress=lambda *counts: seen.append(counts)
+    )
+    assert seen == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_random_state_is_untouched() -> None:
+    """Random inputs and random ops leave the user's generator where it was."""
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    measure({"dropout": unary(lambda x: aten.native_dropout(x, 0.5, True), 100)})
+    assert torch.equal(expected, torch.rand(3))
+
+
+def test_modes_of_the_caller_do_not_matter() -> None:
+    """Autocast and grad mode are off while an op runs: what is measured is the op as it is lowered."""
+    seen: list[tuple[bool, torch.dtype]] = []
+
+    def factory() -> Callable[[], object]:
+        x = torch.randn(4, 4, requires_grad=True)
+
+        def thunk() -> torch.Tensor:
+            y = x @ x
+            seen.append((y.requires_grad, y.dtype))
+            return y
+
+        return thunk
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        measure({"mm": factory})
+        assert torch.is_autocast_enabled("cpu")
+    assert {(False, torch.float32)} == set(seen)
+
+
+def failing() -> Callable[[], object]:
+    raise RuntimeError("no kernel\nand many lines more")
+
+
+@pytest.mark.parametrize("factory", [failing, lambda: failing])
+def test_failure_names_the_key(factory: Factory, tmp_path: Path) -> None:
+    """An op that fails is named in one line, and what was measured before it is kept."""
+    cache = CostCache(folder=tmp_path)
+    with pytest.raises(MeasureError) as caught:
+        measure({"good": unary(aten.relu, 10), "aten.bad(f32[3])": factory}, cache=cache)
+    assert str(caught.value) == "cannot measure aten.bad(f32[3]): RuntimeError: no kernel"
+    assert list(CostCache(folder=tmp_path).get(["good", "aten.bad(f32[3])"])) == ["good"]
+
+
+def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    """Ctrl-C passes through, and the costs measured so far are on disk."""
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    requests = {"a": unary(aten.relu, 10), "b": unary(aten.exp, 10)}
+    with pytest.raises(KeyboardInterrupt):
+        measure(requests, cache=CostCache(folder=tmp_path), on_progress=interrupt)
+    assert list(CostCache(folder=tmp_path).get(requests)) == ["a"]
+
+
+@pytest.mark.cuda
+def test_on_cuda() -> None:
+    """Events time the device, statistics tell its bytes, and its generator is put back."""
+    torch.cuda.manual_seed(7)
+    expected = torch.rand(3, device="cuda")
+    torch.cuda.manual_seed(7)
+
+    def product() -> Callable[[], object]:
+        x = torch.randn(512, 512, device="cuda")
+        return lambda: x @ x
+
+    def dropout() -> Callable[[], object]:
+        x = torch.randn(1024, device="cuda")
+        return lambda: aten.native_dropout(x, 0.5, True)
+
+    costs = measure({"mm": product, "dropout": dropout}, "cuda")
+    assert costs["mm"].output_nbytes == 4 * 512 * 512
+    assert all(cost.time_s > 0 for cost in costs.values())
+    assert torch.equal(expected, torch.rand(3, device="cuda"))
+
+
+def test_cost_refuses_nonsense() -> None:
+    """A negative cost is no cost."""
+    with pytest.raises(ValueError, match="time_s"):
+        OpCost(time_s=-1.0, workspace_nbytes=0, output_nbytes=0)
