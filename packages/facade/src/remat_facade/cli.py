@@ -1,7 +1,7 @@
 """The command `remat`: demo, plan, solve, config, show, solvers.
 
-Heavy libraries are imported by the command that needs them, so that help is quick and `remat solve` never sees
-torch. A user's mistake ends in one line on stderr and exit code 2, Ctrl-C in one line and 130.
+Heavy libraries are imported by the command that needs them: help is quick and `remat solve` needs no torch. A
+user's mistake ends in one line on stderr and exit code 2, Ctrl-C in one line and 130.
 """
 
 import sys
@@ -43,7 +43,7 @@ _Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there.
 def demo(
     model: Annotated[str, typer.Option(help="gpt2 (text of Python's library) or resnet (digits).")] = "gpt2",
     budget: _Budget = "40%",
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 12,
+    steps: Annotated[int, typer.Option(min=4, help="Training steps.")] = 12,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where picture and report go.")] = Path(
         "remat-demo"
     ),

@@ -1,7 +1,7 @@
 """Configs: which method plans, and how; one attrs class per type, saved and loaded as YAML.
 
-A file says its `type` and any of that type's fields; what it leaves out keeps its default. What `save_config` writes
-explains every field in a comment and ends with YAML's document end mark, so that a file cut short is noticed.
+A file says its `type` and any of that type's fields; what it leaves out keeps its default. What `save_config`
+writes explains every field in a comment and ends with YAML's end mark, so that a file cut short is noticed.
 """
 
 import difflib
@@ -40,10 +40,9 @@ def _natural(value: object) -> str | None:
 def _positive_or_none(value: object) -> str | None:
     if value is None:
         return None
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return (
-        None if number and value > 0 and math.isfinite(value) else "wants seconds above 0, or null for none"
-    )
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return None
+    return "wants seconds above 0, or null for none"
 
 
 def _budget_or_none(value: object) -> str | None:
@@ -66,7 +65,7 @@ class Config:
     seed: int = _option(0, "Seeds every random choice of the solver: same seed, same plan.", _natural)
     time_limit_s: float | None = _option(
         None,
-        "Seconds after which the solver returns its best plan so far; null lets it finish its own amount of work.",
+        "Seconds after which the solver returns its best plan so far; null lets it do all of its work.",
         _positive_or_none,
     )
 
@@ -176,7 +175,7 @@ def generate_config(type: str = "auto") -> Config:
     """The defaults of one type.
 
     Args:
-        type: ``auto``, ``rotor``, ``rockmate``, ``checkmate``, ``hilp``, ``hiremate``, ``offmate`` or ``noremat``.
+        type: auto, rotor, rockmate, checkmate, hilp, hiremate, offmate or noremat.
 
     Raises:
         BadConfig: there is no such type.

@@ -3,18 +3,18 @@
     model = Hiremate(model, sample, "2GiB")   # use it as the original
     model.plan                                # predicted peak, time, overhead, lower bound, schedule
 
-The `Pure` classes run the one method of their name and nothing else; a method that this version does not have is an
-error, never another method in its place.
+The `Pure` classes run the one method of their name and nothing else; a method that this version does not have
+is an error, never another method in its place.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack
 
 from torch import nn
 
-from remat_executor import PlannedModule, plan_graph
+from remat_executor.module import PlannedModule, plan_graph
 from remat_facade.config import Config, config_types, generate_config, load_config
 from remat_facade.errors import BadConfig, BadModel
 from remat_facade.inputs import as_call, check_model, device_nbytes
@@ -35,7 +35,7 @@ class Options(TypedDict, total=False):
     cache_dir: _Path | None
     plan: Plan | _Path | None
     platform: Platform | None
-    differentiate: Sequence[str | int] | None
+    differentiate: Iterable[int] | None
     on_progress: Progress | None
 
 
@@ -46,10 +46,10 @@ class Rockmate(PlannedModule):
 
     Args:
         model: the module, in the mode and on the device it will train.
-        sample: a tensor, a tuple or list of positional inputs, or a mapping of keyword inputs. A model whose only
-            input is a list takes `[that list]`.
-        budget: bytes as an int, a text such as ``"2GiB"`` (binary) or ``"800MB"`` (decimal), or ``"40%"`` of what
-            the unplanned step holds beyond its gradients.
+        sample: a tensor, a tuple or list of positional inputs, or a mapping of keyword inputs. A model whose
+            only input is a list takes `[that list]`.
+        budget: bytes as an int, a text such as ``"2GiB"`` (binary) or ``"800MB"`` (decimal), or ``"40%"`` of
+            what the unplanned step holds beyond its gradients.
         sample_kwargs: keyword inputs beside positional ones.
         reserve_nbytes: bytes of the budget left to what lies outside the model, such as the caller's loss.
         config: a `Config`, the path of one, or a type's name; who plans, and how.
@@ -59,8 +59,8 @@ class Rockmate(PlannedModule):
         cache_dir: where measured times are kept; None for the default folder.
         plan: a saved plan (or its path) to use for this model and sample instead of planning again.
         platform: takes times from a cost platform instead of measuring.
-        differentiate: names or indices of the outputs that will get gradients; None for a lone scalar loss if it
-            comes first, else all.
+        differentiate: indices of the output tensors that will get gradients; None for a lone scalar loss if
+            it comes first, else all.
         on_progress: told in a few words what begins.
 
     Raises:
@@ -72,7 +72,7 @@ class Rockmate(PlannedModule):
         MethodNotAvailable: the named method is not in this version.
     """
 
-    method: ClassVar[str] = "auto"
+    _method: ClassVar[str] = "auto"
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class Rockmate(PlannedModule):
         cache_dir: _Path | None = None,
         plan: Plan | _Path | None = None,
         platform: Platform | None = None,
-        differentiate: Sequence[str | int] | None = None,
+        differentiate: Iterable[int] | None = None,
         on_progress: Progress | None = None,
     ) -> None:
-        method = _method(self.method, config, solver, seed, time_limit_s)
+        method = choose_method(self._method, config, solver, seed, time_limit_s)
         args, kwargs, planner = prepare(
             model, sample, budget, sample_kwargs, reserve_nbytes, method, platform, on_progress
         )
@@ -102,9 +102,9 @@ class Rockmate(PlannedModule):
             kwargs,
             planner if plan is None else _saved(plan, planner),
             platform=platform,
-            cache_dir=cache_dir,
+            cache_dir=_folder(cache_dir),
             differentiate=differentiate,
-            on_progress=on_progress,
+            on_progress=_stages(on_progress),
         )
 
 
@@ -115,31 +115,31 @@ class Hiremate(Rockmate):
 class PureRotor(Rockmate):
     """`Rockmate` by rotor alone."""
 
-    method = "rotor"
+    _method = "rotor"
 
 
 class PureCheckmate(Rockmate):
     """`Rockmate` by Checkmate's integer linear program alone."""
 
-    method = "checkmate"
+    _method = "checkmate"
 
 
 class PureRockmate(Rockmate):
     """`Rockmate` by the method of its paper alone."""
 
-    method = "rockmate"
+    _method = "rockmate"
 
 
 class PureHiremate(Rockmate):
     """`Rockmate` by the method of the HiRemate paper alone."""
 
-    method = "hiremate"
+    _method = "hiremate"
 
 
 class Offmate(Rockmate):
     """`Rockmate` that also moves values to the host."""
 
-    method = "offmate"
+    _method = "offmate"
 
 
 def from_config(
@@ -182,7 +182,9 @@ def plan_model(
     args, kwargs, planner = prepare(
         model, sample, budget, sample_kwargs, reserve_nbytes, method or Method(), platform, on_progress
     )
-    graph = plan_graph(model, args, kwargs, platform=platform, cache_dir=cache_dir, on_progress=on_progress)
+    graph = plan_graph(
+        model, args, kwargs, platform=platform, cache_dir=_folder(cache_dir), on_progress=_stages(on_progress)
+    )
     return graph, planner(graph)
 
 
@@ -207,7 +209,7 @@ def prepare(
         reserve_nbytes=reserve_nbytes,
         device_nbytes=device_nbytes(device),
         device=str(device),
-        platform=platform.name if platform is not None else f"measured on {device.type}",
+        platform=platform.name if platform is not None else f"{device.type}, measured",
         on_progress=on_progress or silent,
     )
     planner.check()
@@ -232,9 +234,22 @@ def as_config(config: Config | _Path) -> Config:
     return generate_config(str(config))
 
 
-def _method(
+def choose_method(
     default: str, config: Config | _Path | None, solver: str | None, seed: int, time_limit_s: float | None
 ) -> Method:
+    """The method that a user's choices name.
+
+    Args:
+        default: what the class runs.
+        config: instead of the default, if the class leaves the choice.
+        solver: the same, by the name of a solver.
+        seed: replaces the config's unless it is 0.
+        time_limit_s: replaces the config's unless it is None.
+
+    Raises:
+        BadConfig: the choices contradict each other.
+        MethodNotAvailable: the method is not in this version.
+    """
     if default != "auto" and (config is not None or solver is not None):
         named = as_config(config).type if config is not None else solver
         if named != default:
@@ -249,6 +264,21 @@ def _method(
         return Method(solver=solver, time_limit_s=time_limit_s, parameters=seeded(seed))
     chosen = as_config(default if config is None else config)
     return Method.from_config(chosen.with_(seed=seed or None, time_limit_s=time_limit_s))
+
+
+def _stages(on_progress: Progress | None) -> Callable[[str, int, int], None] | None:
+    """What the executor reports, in words."""
+    if on_progress is None:
+        return None
+
+    def tell(what: str, done: int, total: int) -> None:
+        on_progress(f"{what} {done} of {total}" if total > 1 else what)
+
+    return tell
+
+
+def _folder(path: _Path | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
 def _saved(plan: Plan | _Path, planner: Planner) -> SavedPlan:

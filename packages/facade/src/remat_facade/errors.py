@@ -1,4 +1,4 @@
-"""What a user can get wrong at the facade: one small class a mistake, each text one line that says what to do."""
+"""What a user can get wrong at the facade: each text one line that says what to do."""
 
 from pathlib import Path
 
@@ -100,7 +100,8 @@ class NotFound(RematError):
 
     def __str__(self) -> str:
         return (
-            f"solver {self.solver} found no schedule in {self.budget}, though there are some down to {self.smallest}: "
+            f"solver {self.solver} found no schedule in {self.budget}, though there are some "
+            f"down to {self.smallest}: "
             'use solver "auto", give more time or a larger budget'
         )
 

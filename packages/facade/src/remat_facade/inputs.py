@@ -1,4 +1,4 @@
-"""Is this a model, a sample and a device that can be planned? Each mistake is found before any work, in one line."""
+"""Is this a model, a sample and a device that can be planned? Each mistake is found before any work."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -186,7 +186,7 @@ def _versions() -> dict[str, str]:
 
 
 class SavedPlan:
-    """A planner that has a plan already: it hands it out for its graph, and asks `otherwise` for later ones."""
+    """A planner that has a plan already: hands it out for its graph, and asks `otherwise` for later ones."""
 
     def __init__(self, plan: Plan, otherwise: Planner, source: str = "the plan") -> None:
         self.plan, self.otherwise, self.source = plan, otherwise, source

@@ -71,7 +71,7 @@ def _guarded(target: str, doing: str, call: Callable[[], Any]) -> Any:
         return call()
     except BadTarget:
         raise
-    except Exception as error:  # noqa: BLE001  the code is the user's
+    except Exception as error:  # the code is the user's
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}, line {last.lineno}"
         problem = f"{doing} raised {type(error).__name__}: {error} ({where}): correct it"

@@ -14,14 +14,13 @@ from remat_facade.report.table import Table
 
 def show(table: Table) -> None:
     """Print a table on stdout."""
-    rich = RichTable(
-        title=table.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
-    )
+    rich = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(table.columns):
         rich.add_column(column, justify="right" if index and not table.prose else "left", overflow="fold")
     for row in table.rows:
         rich.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)
+    console.print(Text(table.title, style="bold"))
     console.print(rich)
     if table.note:
         console.print(Text(table.note, style="dim"))

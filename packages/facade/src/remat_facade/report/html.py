@@ -31,8 +31,8 @@ _PAGE = """<!doctype html>
 <style>
 :root {{ color-scheme: light dark; {light} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}
-body {{ margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 68rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; }}
+body {{ margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 68rem; background: var(--paper);
+  color: var(--ink); font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; }}
 svg {{ width: 100%; height: auto; }}
 .tables {{ display: flex; flex-wrap: wrap; gap: 2.5rem; margin-top: 1.5rem; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}

@@ -1,7 +1,7 @@
 """Draw a plan: memory over time with and without it, and which ops run again when.
 
-The same figure becomes a PNG and, for the HTML page, an SVG whose colours are CSS variables, so that it follows the
-reader's light or dark mode.
+The same figure becomes a PNG and, for the HTML page, an SVG whose colours are CSS variables, so that it
+follows the reader's light or dark mode.
 """
 
 import io
@@ -49,12 +49,12 @@ def draw(graph: Graph, plan: Plan, palette: Palette | None = None) -> Figure:
     palette = palette or Palette()
     planned, without = trace(graph, plan.schedule), trace(graph, unplanned(graph))
     with rc_context({"font.size": 10, "font.family": ["DejaVu Sans"], "axes.unicode_minus": False}):
-        figure = Figure(figsize=(11, 7), facecolor=palette.paper, layout="none")
+        figure = Figure(figsize=(11, 7), facecolor=palette.paper)
         FigureCanvasAgg(figure)
         grid = figure.add_gridspec(
             2, 1, height_ratios=[3, 2], left=0.085, right=0.975, top=0.85, bottom=0.085, hspace=0.24
         )
-        memory, runs = (figure.add_subplot(cell) for cell in grid)
+        memory, runs = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
         _headline(figure, plan, palette)
         scale, unit = _time_unit(max(planned.end_s, without.end_s), planned.has_times)
         _draw_memory(memory, plan, planned, without, scale, palette)
@@ -89,7 +89,8 @@ def svg(figure: Figure, palette: Palette | None = None) -> str:
 
 
 def _headline(figure: Figure, plan: Plan, palette: Palette) -> None:
-    repeats = len(plan.schedule.order) - len(set(plan.schedule.order))
+    runs = plan.schedule.order
+    ops = len(set(runs))
     left = 0.085
     figure.text(
         left,
@@ -103,8 +104,8 @@ def _headline(figure: Figure, plan: Plan, palette: Palette) -> None:
     figure.text(
         left,
         0.905,
-        f"budget {format_nbytes(plan.budget_nbytes)}  ·  {repeats} of {len(set(plan.schedule.order))} ops run again"
-        f"  ·  no schedule in this budget costs less than {plan.lower_bound_overhead:.1%}  ·  by {plan.solver}",
+        f"budget {format_nbytes(plan.budget_nbytes)}  ·  {len(runs) - ops} repeats beside {ops} ops  ·  "
+        f"no schedule in this budget costs less than {plan.lower_bound_overhead:.1%}  ·  by {plan.solver}",
         color=palette.muted,
         size=10,
     )

@@ -59,7 +59,9 @@ def trace(graph: Graph, schedule: Schedule) -> Trace:
     """
     during = simulate(graph, schedule).during_nbytes
     has_times = graph.time_s > 0
-    runs, held, gradients = [], [], []
+    runs: list[Run] = []
+    held: list[int] = []
+    gradients: list[int] = []
     seen: set[int] = set()
     clock_s = boundary_s = 0.0
     finished = 0

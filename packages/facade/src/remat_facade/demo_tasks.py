@@ -1,0 +1,167 @@
+"""What the demo trains, with data that is on every machine: a GPT-2 on text, a ResNet on digits."""
+
+import importlib
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from remat_facade.errors import BadConfig, MissingExtra
+
+Batch = Mapping[str, Tensor]
+
+TEXT_NBYTES = 2_000_000  # enough for a demo's steps, read in an instant
+VOCABULARY = 256  # the tokens are the bytes
+
+
+@attrs.frozen(kw_only=True)
+class Task:
+    """A model to train, and on what.
+
+    Attributes:
+        name: for people.
+        about: model and data in one line.
+        build: makes the model, which returns its loss, from torch's global seed.
+        batches: endless batches of keyword inputs, the same for the same seed.
+        loss: the loss in what the model returns.
+    """
+
+    name: str
+    about: str
+    build: Callable[[], nn.Module]
+    batches: Callable[[int], Iterator[Batch]]
+    loss: Callable[[Any], Tensor]
+
+
+def get_task(name: str) -> Task:
+    """The task of a name.
+
+    Raises:
+        BadConfig: there is no such task.
+        MissingExtra: a library that it needs is absent.
+    """
+    tasks: dict[str, Callable[[], Task]] = {"gpt2": gpt2, "resnet": resnet}
+    if name not in tasks:
+        raise BadConfig(field="model", problem=f"the demo trains {' or '.join(tasks)}, not {name!r}")
+    return tasks[name]()
+
+
+def gpt2(layers: int = 6, width: int = 128, batch: int = 8, length: int = 128) -> Task:
+    """A small GPT-2 of Hugging Face, dropout on, on the bytes of Python's standard library."""
+    _import_torchvision()  # transformers imports it where it is installed
+    transformers = _import("transformers", "the GPT-2 demo")
+    text = _library_text()
+
+    def build() -> nn.Module:
+        config = transformers.GPT2Config(
+            vocab_size=VOCABULARY,
+            n_positions=length,
+            n_embd=width,
+            n_layer=layers,
+            n_head=4,
+            use_cache=False,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+        model: nn.Module = transformers.GPT2LMHeadModel(config)
+        model.loss_type = "ForCausalLM"  # what it would choose anyway, with a warning
+        return model.train()
+
+    def batches(seed: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            starts = torch.randint(len(text) - length, (batch,), generator=generator)
+            tokens = torch.stack([text[start : start + length] for start in starts.tolist()]).long()
+            yield {"input_ids": tokens, "labels": tokens}
+
+    return Task(
+        name="gpt2",
+        about=f"GPT-2, {layers} layers of {width}, dropout on, batches of {batch} x {length} bytes of Python",
+        build=build,
+        batches=batches,
+        loss=lambda output: output.loss,
+    )
+
+
+def resnet(batch: int = 16, size: int = 96) -> Task:
+    """ResNet-18 of torchvision on scikit-learn's handwritten digits, upsampled."""
+    torchvision = _import_torchvision()
+    if torchvision is None:
+        raise MissingExtra(library="torchvision", wanted_for="the ResNet demo")
+    datasets = _import("sklearn.datasets", "the ResNet demo", library="scikit-learn")
+    digits = datasets.load_digits()
+    small = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16 - 0.5
+    labels = torch.tensor(digits.target)
+
+    def build() -> nn.Module:
+        return Classifier(torchvision.models.resnet18(num_classes=10)).train()
+
+    def batches(seed: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            chosen = torch.randint(len(labels), (batch,), generator=generator)
+            images = nn.functional.interpolate(small[chosen], size=(size, size), mode="bilinear")
+            yield {"images": images.expand(-1, 3, -1, -1).contiguous(), "labels": labels[chosen]}
+
+    return Task(
+        name="resnet",
+        about=f"ResNet-18 on handwritten digits, batches of {batch} x 3 x {size} x {size}",
+        build=build,
+        batches=batches,
+        loss=lambda output: output,
+    )
+
+
+class Classifier(nn.Module):
+    """A network with its loss, so that the plan covers the whole step."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The cross entropy of a batch."""
+        return nn.functional.cross_entropy(self.network(images), labels)
+
+
+def _library_text() -> Tensor:
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text = bytearray()
+    for path in sorted(folder.glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= TEXT_NBYTES:
+            break
+    return torch.frombuffer(text, dtype=torch.uint8)
+
+
+def _import(module: str, wanted_for: str, library: str = "") -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(library=library or module, wanted_for=wanted_for) from error
+
+
+def _import_torchvision() -> ModuleType | None:
+    """Import torchvision also where its compiled operators do not fit the torch beside it (a CPU build, say).
+
+    Its Python part then fails on two schemas that the operators would have brought; no model here calls them.
+    """
+    try:
+        return importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        return None
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    torchvision = importlib.import_module("torchvision")
+    # A Library takes its schemas along when it is collected.
+    torchvision.__dict__["_schemas_of_remat"] = library
+    return torchvision
