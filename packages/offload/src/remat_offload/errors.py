@@ -1,0 +1,47 @@
+"""What can go wrong with host memory: one small class a mistake."""
+
+import attrs
+
+from remat_graph import RematError
+
+
+@attrs.frozen(kw_only=True, str=False)
+class HostPoolExhausted(RematError):
+    """A block does not fit under the pool's cap. Nothing was allocated.
+
+    Attributes:
+        asked_nbytes: what the block would have taken.
+        free_nbytes: what the cap leaves beside the blocks that are lent.
+        capacity_nbytes: the cap.
+    """
+
+    asked_nbytes: int
+    free_nbytes: int
+    capacity_nbytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"host pool exhausted: {self.asked_nbytes:,} bytes asked, {self.free_nbytes:,} free "
+            f"of {self.capacity_nbytes:,}; release blocks or raise the capacity"
+        )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class HostPoolMisuse(RematError):
+    """What was given to the pool makes no sense, so it did nothing."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"host pool: {self.problem}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class CannotPin(RematError):
+    """Host memory could not be pinned."""
+
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"cannot pin host memory: {self.problem}; {self.advice}"
