@@ -1,0 +1,100 @@
+"""What the boundary brings and what a delivered gradient costs."""
+
+import pytest
+from hypothesis import given, settings
+
+from remat_graph import (
+    Compute,
+    Deliver,
+    Grads,
+    Graph,
+    Implementation,
+    InvalidSchedule,
+    Op,
+    Role,
+    Schedule,
+    Value,
+    simulate,
+)
+from remat_graph.testing import schedules
+
+
+def step() -> Graph:
+    """One parameter used twice in the backward: y = f(x), g = back(t), and late reads the parameter again."""
+    values = [
+        Value(name="w", nbytes=100, external=True, role=Role.PARAM),
+        Value(name="y", nbytes=7, role=Role.OUTPUT),
+        Value(name="t", nbytes=7, role=Role.TANGENT, of=1),
+        Value(name="g", nbytes=100, role=Role.GRAD, of=0),
+        Value(name="h", nbytes=100, role=Role.GRAD),
+    ]
+    ways = [((0,), (1,)), ((2,), (3,)), ((0, 2), (4,))]
+    ops = [
+        Op(name=n, target="f", backward=i > 0, implementations=(Implementation(inputs=r, outputs=m),))
+        for i, (n, (r, m)) in enumerate(zip(("f", "back", "late"), ways, strict=True))
+    ]
+    return Graph(name="step", values=values, ops=ops)
+
+
+def test_tangents_come_at_the_boundary_and_outputs_stay():
+    """Both are counted; outputs until the end."""
+    schedule = Schedule.from_order(step(), range(3))
+    timeline = simulate(step(), schedule)
+    assert 1 == schedule.boundary
+    assert 7 == timeline.live_nbytes[0]
+    assert 7 + 7 + 200 == timeline.peak_nbytes
+    assert 7 + 200 == timeline.live_nbytes[-1]
+
+
+def test_a_gradient_waits_for_the_last_reader_of_its_parameter():
+    """An optimizer in a hook may change the parameter as soon as the gradient is delivered."""
+    steps = Schedule.from_order(step(), range(3)).steps
+    assert steps.index(Compute(2)) < steps.index(Deliver(3))
+
+
+def test_accumulating_frees_what_is_delivered():
+    """With `.grad` there already, a delivered gradient goes."""
+    steps = [Compute(0), Compute(1), Deliver(3), Compute(2), Deliver(4)]
+    assert 7 + 7 + 200 == simulate(step(), Schedule(steps, 1)).peak_nbytes
+    assert 7 + 7 + 100 == simulate(step(), Schedule(steps, 1), grads=Grads.ACCUMULATE).peak_nbytes
+
+
+def test_a_delivered_gradient_cannot_be_read():
+    """It is autograd's from then on."""
+    reader = Op(
+        name="reader",
+        target="f",
+        backward=True,
+        implementations=(Implementation(inputs=(3,), outputs=(5,)),),
+    )
+    values = [*step().values, Value(name="norm", nbytes=4)]
+    graph = Graph(name="clip", values=values, ops=[*step().ops, reader])
+    simulate(graph, Schedule.from_order(graph, range(4)))
+    steps = [Compute(0), Compute(1), Deliver(3), Compute(2), Deliver(4), Compute(3)]
+    with pytest.raises(InvalidSchedule, match="g, which was delivered"):
+        simulate(graph, Schedule(steps, 1))
+
+
+def test_an_op_that_reads_a_tangent_waits_for_the_boundary():
+    """Before it, there is no tangent."""
+    with pytest.raises(InvalidSchedule, match="t, which is not live"):
+        simulate(step(), Schedule([Compute(0), Compute(1), Compute(2), Deliver(3), Deliver(4)], 5))
+
+
+def test_a_repeat_makes_a_second_copy_of_a_pinned_value():
+    """It is counted while the op runs, and dropped then."""
+    order = [0, 1, 2, 1]
+    timeline = simulate(step(), Schedule.from_order(step(), order))
+    assert 7 + 7 + 200 + 100 == timeline.peak_nbytes
+    assert 7 + 200 == timeline.live_nbytes[-1]
+
+
+@settings(deadline=None)
+@given(schedules())
+def test_accumulating_never_needs_more(case):
+    """So a plan for `.grad` None holds for both states."""
+    graph, schedule = case
+    new = simulate(graph, schedule)
+    accumulate = simulate(graph, schedule, grads=Grads.ACCUMULATE)
+    assert accumulate.peak_nbytes <= new.peak_nbytes
+    assert accumulate.time_s == new.time_s
