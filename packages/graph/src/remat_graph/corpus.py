@@ -8,7 +8,6 @@ and inputs do not appear. The file carries no shapes: an op's key is its target,
 and makes, and its time, which is a roofline's and so tells kernels apart that the bytes alone do not.
 """
 
-from itertools import pairwise
 from typing import Any
 
 from remat_graph.ir import Graph, Implementation, Op, Role, Value
@@ -38,9 +37,6 @@ def read_corpus(reader: Reader) -> Graph:
     nbytes = [item.get("bytes").size() for item in value_readers]
     ops = [_op(item, nbytes) for item in op_readers]
     values = [_value(item, nbytes[i], ops) for i, item in enumerate(value_readers)]
-    for (earlier, op), (_, later) in pairwise(zip(op_readers, ops, strict=True)):
-        if op.backward and not later.backward:
-            earlier.fail("a backward op comes before a forward op")
     return Graph(name=reader.get("name").text(), values=tuple(values), ops=tuple(ops))
 
 

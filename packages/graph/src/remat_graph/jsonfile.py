@@ -8,7 +8,8 @@ beside the target, so that a crash or Ctrl-C leaves the old file or the new one.
 import json
 import math
 import os
-import tempfile
+import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
@@ -59,29 +60,24 @@ def write_json(data: Any, path: str | os.PathLike[str]) -> None:
         OSError: the folder is missing or read-only; an existing file is left as it was.
         ValueError: the data holds NaN, an infinity or something that is not JSON.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))  # a link stays one; what it points to is replaced
     text = json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    if target.exists() and not target.is_file():
+        target.write_text(text, encoding="utf-8")  # a pipe or a terminal: nothing there to replace
+        return
+    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with open(temporary, "x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes private files; a plan is as public as any other file that its user writes.
         with suppress(OSError):
-            os.chmod(temporary, _mode(target))
+            shutil.copymode(target, temporary)  # an existing file keeps its mode
         os.replace(temporary, target)
     except BaseException:
         with suppress(OSError):
-            os.unlink(temporary)
+            temporary.unlink()
         raise
-
-
-def _mode(target: Path) -> int:
-    try:
-        return target.stat().st_mode & 0o777
-    except OSError:
-        return 0o644
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -1,0 +1,324 @@
+"""Whatever a file holds, its reader gives a graph, a plan, an order, or one clear line."""
+
+import copy
+import json
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from remat_graph import (
+    BadFile,
+    ForeignPlan,
+    OverBudget,
+    Plan,
+    RematError,
+    Schedule,
+    graph_from_data,
+    graph_to_data,
+    load_graph,
+    load_order,
+    load_plan,
+    plan_from_data,
+    plan_to_data,
+    simulate,
+)
+from remat_graph.testing import random_graph
+
+GRAPH = random_graph(4)
+SCHEDULE = Schedule.from_order(GRAPH, range(len(GRAPH.ops)))
+PLAN = Plan.from_schedule(
+    GRAPH,
+    SCHEDULE,
+    budget_nbytes=simulate(GRAPH, SCHEDULE).peak_nbytes,
+    lower_bound_s=GRAPH.time_s,
+    solver="noremat",
+)
+CORPUS = {
+    "name": "tiny",
+    "loss_value": 1,
+    "ops": [
+        {"id": 0, "name": "f", "op": "mm", "inputs": [], "outputs": [0], "is_backward": False, "time_us": 1},
+        {"id": 1, "name": "b", "op": "mm", "inputs": [0], "outputs": [1], "is_backward": True, "time_us": 2},
+    ],
+    "values": [
+        {"id": 0, "op": 0, "bytes": 8, "is_grad_output": False, "is_fwd_output": False},
+        {"id": 1, "op": 1, "bytes": 8, "is_grad_output": True, "is_fwd_output": False},
+    ],
+}
+READERS = {"graph": load_graph, "plan": load_plan, "order": load_order}
+GOOD = {"graph": graph_to_data(GRAPH), "plan": plan_to_data(PLAN), "order": [0, 1, 0]}
+
+
+@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "no such file"),
+        (b"", "is empty"),
+        (b"\x80\x04\x95pickle", "is not text"),
+        (b"{", "not valid JSON at line 1"),
+        (b"[1,\n2,", "not valid JSON at line 2"),
+        (b'{"format": NaN}', "NaN is not a number"),
+        (b"[Infinity]", "Infinity is not a number"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[" + b"9" * 10_000 + b"]", "cannot be used"),
+    ],
+)
+def test_what_is_no_json_is_refused(tmp_path, kind, content, problem):
+    """Missing, empty, binary, cut off, and JSON that only Python speaks."""
+    path = tmp_path / "file.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadFile, match=problem) as caught:
+        READERS[kind](path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    """The system's own reason is passed on."""
+    with pytest.raises(BadFile, match="cannot be read"):
+        load_graph(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_file_is_refused(tmp_path):
+    """Permissions, too."""
+    path = tmp_path / "secret.json"
+    path.write_text("[]")
+    path.chmod(0)
+    with pytest.raises(BadFile, match="cannot be read"):
+        load_order(path)
+
+
+@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("length", [1, 0.2, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_refused(tmp_path, kind, length):
+    """Wherever it ends."""
+    text = json.dumps(GOOD[kind])
+    path = tmp_path / "file.json"
+    path.write_text(text[: max(1, int(length * len(text)) - 1)])
+    with pytest.raises(BadFile, match="cut off"):
+        READERS[kind](path)
+
+
+@pytest.mark.parametrize("kind", ["graph", "plan"])
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"version": 2}, "version 2, newer than our 1"),
+        ({"version": 0}, "versions count from 1"),
+        ({"version": "1"}, "version: a whole number"),
+        ({"format": "pickle"}, "its format is 'pickle'"),
+        ({"surprise": 1}, "unknown key 'surprise'"),
+    ],
+)
+def test_another_version_or_kind_is_refused(tmp_path, kind, change, problem):
+    """A newer file is refused by saying so."""
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps(GOOD[kind] | change))
+    with pytest.raises(BadFile, match=problem):
+        READERS[kind](path)
+
+
+def test_kinds_are_not_mixed_up(tmp_path):
+    """A plan is no graph, a graph no order."""
+    for kind in READERS:
+        path = tmp_path / f"{kind}.json"
+        path.write_text(json.dumps(GOOD[kind]))
+        for other, read in READERS.items():
+            if other != kind:
+                with pytest.raises(BadFile):
+                    read(path)
+
+
+def put(data, place, content):
+    """A deep copy with the content at a place, or without it."""
+    data = copy.deepcopy(data)
+    *way, last = place
+    spot = data
+    for key in way:
+        spot = spot[key]
+    if content is ...:
+        del spot[last]
+    else:
+        spot[last] = content
+    return data
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "problem"),
+    [
+        (["name"], ..., "'name' is missing"),
+        (["name"], 3, "name: text was wanted, but it is int 3"),
+        (["values"], {}, "values: a list was wanted"),
+        (["values", 0], [], r"values\[0\]: an object was wanted"),
+        (["values", 0, "nbytes"], -1, r"values\[0\].nbytes: a whole number from 0 on"),
+        (["values", 0, "nbytes"], 1.5, "a whole number"),
+        (["values", 0, "nbytes"], True, "a whole number"),
+        (["values", 0, "nbytes"], 2**63, "a whole number"),
+        (["values", 0, "nbytes"], None, "it is null"),
+        (["values", 0, "role"], "lunch", "'lunch' is none of activation"),
+        (["values", 0, "of"], 10_000, "there is no value 10000"),
+        (["values", 0, "external"], 1, "true or false was wanted"),
+        (["values", 0, "home"], "away", "'away' is none of device, host"),
+        (["values", 0, "shape"], [1], "unknown key 'shape'"),
+        (["values", 1, "name"], "input0", "two values have this name"),
+        (["ops", 0, "name"], ..., "'name' is missing"),
+        (["ops", 0, "rerun"], 5, "there is no implementation 5"),
+        (["ops", 0, "implementations"], [], "it has no implementation"),
+        (["ops", 0, "backward"], True, "forward op after backward op"),
+        (["ops", 0, "implementations", 0, "inputs"], [99_999], "there is no value 99999"),
+        (["ops", 0, "implementations", 0, "inputs"], [-1], "a whole number from 0 on"),
+        (["ops", 0, "implementations", 0, "outputs"], "12", "a list was wanted"),
+        (["ops", 0, "implementations", 0, "time_s"], -0.5, "a finite number from 0 on"),
+        (["ops", 0, "implementations", 0, "time_s"], "1", "a number was wanted"),
+        (["ops", 0, "implementations", 0, "time_s"], float("inf"), "a finite number"),
+        (["ops", 0, "implementations", 0, "time_s"], float("nan"), "a finite number"),
+        (["ops", 0, "implementations", 0, "workspace_nbytes"], 0.5, "a whole number"),
+        (["ops", 0, "implementations", 0, "reuses"], [[1]], "a pair of values"),
+        (["rounding_nbytes"], 0, "must be at least 1"),
+        (["conditions"], [["mode"]], "a pair of texts"),
+        (["updates"], [{"param": 0}], "'grad' is missing"),
+        (["updates"], [{"param": 0, "grad": 0}], "is no gradient"),
+    ],
+)
+def test_wrong_graph_content_is_named_with_its_place(place, content, problem):
+    """Types, ranges, references."""
+    with pytest.raises(BadFile, match=problem) as caught:
+        graph_from_data(put(GOOD["graph"], place, content), source="g.json")
+    assert str(caught.value).startswith("g.json: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "problem"),
+    [
+        (["ops", 0, "id"], 1, r"ops\[0\]: its id is 1"),
+        (["ops", 0, "inputs"], [1], "before anything makes it"),
+        (["ops", 0, "time_us"], -1, "a finite number from 0 on"),
+        (["ops", 1, "time_us"], ..., "'time_us' is missing"),
+        (["ops", 1, "name"], "f", "two ops have this name|two values have this name"),
+        (["values", 0, "op"], 7, "there is no op 7"),
+        (["values", 0, "op"], 1, "op b does not make it"),
+        (["values", 0, "bytes"], "8", "a whole number"),
+        (["loss_value"], 2, "there is no value 2"),
+        (["ops"], [], "there is no value|there is no op"),
+    ],
+)
+def test_wrong_corpus_content_is_named_with_its_place(place, content, problem):
+    """The other format is read with the same suspicion."""
+    graph_from_data(CORPUS)
+    with pytest.raises(BadFile, match=problem):
+        graph_from_data(put(CORPUS, place, content))
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "problem"),
+    [
+        (["peak_nbytes"], ..., "'peak_nbytes' is missing"),
+        (["peak_nbytes"], -5, "a whole number"),
+        (["peak_nbytes"], 2**40, "above its own budget"),
+        (["time_s"], None, "a number was wanted"),
+        (["solver_stats"], [], "an object was wanted"),
+        (["versions"], {"torch": 2}, "versions.torch: text was wanted"),
+        (["deadline_hit"], 0, "true or false"),
+        (["schedule", "boundary"], 10**6, "there is no boundary"),
+        (["schedule", "steps"], [["fly", 1]], "is no step"),
+        (["schedule", "steps"], [["compute"]], "is no step"),
+        (["schedule", "steps"], [[]], "is no step"),
+        (["schedule", "steps"], [["free", -1]], "a whole number"),
+        (["schedule", "steps"], [["start", 0, "compute"]], "start cannot be on lane compute"),
+        (["schedule", "steps"], [["optimizer_step", 0, "to_host"]], "cannot be on lane to_host"),
+    ],
+)
+def test_wrong_plan_content_is_named_with_its_place(place, content, problem):
+    """Without any graph at hand."""
+    with pytest.raises(BadFile, match=problem):
+        plan_from_data(put(GOOD["plan"], place, content))
+
+
+def test_a_foreign_plan_is_refused():
+    """A plan is for one graph; the error names both."""
+    with pytest.raises(ForeignPlan, match=r"random-4-8.*random-5-8.*solve again"):
+        plan_from_data(GOOD["plan"], graph=random_graph(5))
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "problem"),
+    [
+        (["schedule", "steps", 0], ["compute", 999], "there is no op 999"),
+        (["schedule", "steps", 0], ["compute", 0, 7], "there is no implementation 7"),
+        (["schedule", "steps", 0], ["free", 0], "its schedule cannot be carried out: .* step 0"),
+        (["schedule", "boundary"], 0, "its schedule cannot be carried out"),
+    ],
+)
+def test_a_plan_that_does_not_run_is_refused(place, content, problem):
+    """With a graph the referee is asked."""
+    with pytest.raises(BadFile, match=problem):
+        plan_from_data(put(GOOD["plan"], place, content), graph=GRAPH)
+
+
+def test_a_plan_that_understates_its_peak_is_corrected_or_refused():
+    """What a file says of itself is not believed."""
+    peak = PLAN.peak_nbytes
+    assert PLAN == plan_from_data(put(GOOD["plan"], ["peak_nbytes"], peak - 1), graph=GRAPH)
+    lying = GOOD["plan"] | {"peak_nbytes": 0, "budget_nbytes": peak - 1}
+    with pytest.raises(OverBudget, match=f"{peak:,} bytes"):
+        plan_from_data(lying, graph=GRAPH)
+
+
+@pytest.mark.parametrize("content", [{}, [[0]], [0.5], ["0"], [-1], [True], [None], 3, "order"])
+def test_an_order_is_a_list_of_indices(tmp_path, content):
+    """Nothing else; and with a graph they lie within it."""
+    path = tmp_path / "order.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(BadFile):
+        load_order(path)
+
+
+def test_an_order_for_a_larger_graph_is_refused(tmp_path):
+    """With a graph at hand."""
+    path = tmp_path / "order.json"
+    path.write_text("[0, 1000]")
+    assert (0, 1000) == load_order(path)
+    with pytest.raises(BadFile, match="no op 1000"):
+        load_order(path, GRAPH)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(data, way=()):
+    """Every place in nested data."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, content in items:
+        yield (*way, key)
+        yield from places(content, (*way, key))
+
+
+PLACES = {
+    "graph": (GOOD["graph"], list(places(GOOD["graph"])), graph_from_data),
+    "plan": (GOOD["plan"], list(places(GOOD["plan"])), lambda data: plan_from_data(data, graph=GRAPH)),
+    "corpus": (CORPUS, list(places(CORPUS)), graph_from_data),
+}
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(sorted(PLACES)), st.data(), JUNK | st.just(...))
+def test_junk_anywhere_gives_our_error_or_none(kind, data, junk):
+    """Never a KeyError, a TypeError or an endless loop."""
+    good, spots, read = PLACES[kind]
+    broken = put(good, data.draw(st.sampled_from(spots)), junk)
+    message = ""
+    try:
+        read(broken)
+    except RematError as error:
+        message = str(error)
+    assert "\n" not in message
