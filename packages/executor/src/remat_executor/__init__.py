@@ -1,3 +1,22 @@
 """Capture, measure, lower and run PyTorch models under a plan, and meter the memory they use."""
 
+from remat_executor.allocator import AllocatorRecord, allocator_peak
+from remat_executor.errors import BadInput, CaptureError, UnplannedUse, UnsupportedTorch
+from remat_executor.meter import MemoryMeter
+from remat_executor.module import PlannedModule, Planner, RematWarning, plan_graph
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "AllocatorRecord",
+    "BadInput",
+    "CaptureError",
+    "MemoryMeter",
+    "PlannedModule",
+    "Planner",
+    "RematWarning",
+    "UnplannedUse",
+    "UnsupportedTorch",
+    "allocator_peak",
+    "plan_graph",
+]

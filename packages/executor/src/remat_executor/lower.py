@@ -20,7 +20,7 @@ from remat_executor.capture import Captured
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
 from remat_executor.rng import read_state, replay
 from remat_executor.translate import Translation
-from remat_graph import Compute, Deliver, Free, Role, Schedule, Step
+from remat_graph import Compute, Deliver, Free, Grads, Schedule, Step, simulate
 
 aten = torch.ops.aten
 
@@ -73,11 +73,12 @@ def lower(
         captured: the joint graph.
         translation: its IR and the way back.
         schedule: valid steps on that IR, without transfers.
-        part_nbytes: gradient bytes after which a part ends; None: a 64th of all, at least 64 KiB.
+        part_nbytes: gradient bytes after which a part ends at the latest; None: a 64th of all, at least 64 KiB.
+            A part ends earlier where waiting would raise the peak of a step whose ``.grad`` is there already.
     """
     steps = schedule.steps
     backward_steps = steps[schedule.boundary :]
-    segments = _cut(translation, backward_steps, part_nbytes)
+    segments = _cut(translation, schedule, part_nbytes)
     replays = _repeated_draws(translation, steps)
     needed = [_read_by(translation, segment) for segment in segments]
 
@@ -109,25 +110,40 @@ def _read_by(translation: Translation, steps: Iterable[Step]) -> set[int]:
     return found
 
 
-def _cut(translation: Translation, steps: Sequence[Step], part_nbytes: int | None) -> list[list[Step]]:
-    values = translation.graph.values
-    gradients = [step.value for step in steps if isinstance(step, Deliver)]
-    total = sum(values[g].nbytes for g in gradients)
+def _cut(translation: Translation, schedule: Schedule, part_nbytes: int | None) -> list[list[Step]]:
+    """The steps of the backward, cut after deliveries."""
+    graph, steps = translation.graph, schedule.steps
+    nbytes = {g: graph.allocated_nbytes(g) for g in graph.gradients}
+    total = sum(nbytes.values())
     enough = max(total // 64, 1 << 16) if part_nbytes is None else part_nbytes
+    alone = simulate(graph, schedule, grads=Grads.ACCUMULATE)
+    highest = _highest_until_delivery(steps, alone.during_nbytes)
     segments: list[list[Step]] = [[]]
-    if any(values[t].nbytes > 4096 for t in translation.graph.tangents):
+    if any(graph.values[t].nbytes > 4096 for t in graph.tangents):
         # While autograd calls a function it holds what it passes to it: an empty part takes large tangents over.
         segments.append([])
-    pending, left = 0, len(gradients)
-    for step in steps:
+    pending, left = 0, len(nbytes)
+    for position in range(schedule.boundary, len(steps)):
+        step = steps[position]
         segments[-1].append(step)
         if isinstance(step, Deliver):
-            pending += values[step.value].nbytes
+            pending += nbytes[step.value]
             left -= 1
-            if pending >= enough and left:
+            if left and (pending >= enough or highest[position] + pending > alone.peak_nbytes):
                 segments.append([])
                 pending = 0
     return segments
+
+
+def _highest_until_delivery(steps: Sequence[Step], during_nbytes: Sequence[int]) -> list[int]:
+    """For each step the highest bytes after it, up to the next delivery."""
+    highest, found = [0] * len(steps), 0
+    for position in range(len(steps) - 1, -1, -1):
+        highest[position] = found
+        found = max(found, during_nbytes[position])
+        if isinstance(steps[position], Deliver):
+            found = during_nbytes[position]
+    return highest
 
 
 def _repeated_draws(translation: Translation, steps: Iterable[Step]) -> set[int]:

@@ -83,14 +83,15 @@ def backward_keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
-def module_hooks(module: torch.nn.Module) -> bool:
-    """Whether hooks are registered on this module itself."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
+def module_hooks(module: torch.nn.Module) -> list[Any]:
+    """The hooks that are registered on this module itself."""
+    registries = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
     )
+    return [hook for registry in registries if registry for hook in registry.values()]
 
 
 def is_data_dependent(error: Exception) -> bool:
