@@ -28,6 +28,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended."""
+
 _Budget = Annotated[
     str, typer.Option(help='Bytes, "2GiB", "800MB", or a share of the unplanned peak: "40%".')
 ]
@@ -183,15 +186,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Not `app(...)`: that writes on the errors it sees, and ours are frozen.
         code = typer.main.get_command(app).main(words or ["--help"], prog_name="remat", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
-        complain("interrupted: no file was changed by halves")
-        return 130
+        code = INTERRUPTED
     except usage_error as error:
         command = error.ctx.command_path if error.ctx else "remat"
-        complain(f"{error.format_message()} See `{command} --help`.")
+        complain(f"{error.format_message().rstrip('.')}; see `{command} --help`")
         return 2
     except RematError as error:
         complain(str(error))
         return 2
+    if code == INTERRUPTED:  # newer typer turns Ctrl-C into this code by itself
+        complain("interrupted; files of earlier runs are as they were")
     return code if isinstance(code, int) else 0
 
 

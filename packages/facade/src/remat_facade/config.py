@@ -237,7 +237,7 @@ def _from_text(text: str) -> Config:
     if not isinstance(content, dict) or "type" not in content:
         raise BadConfig(field="type", problem=f"missing, so this is not a remat config: {_HINT}")
     version = content.pop(_MARK, FORMAT)
-    if not isinstance(version, int) or version < 1:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise BadConfig(field=_MARK, problem=f"wants a version such as {FORMAT}, got {version!r}")
     if version > FORMAT:
         raise BadConfig(

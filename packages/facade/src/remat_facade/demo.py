@@ -1,7 +1,7 @@
 """The main job: train one model twice from the same seed, unplanned and within a budget, and compare.
 
-Steps of the two trainings take turns, so that what else the machine does hits both alike. The first step is read
-by the memory meter, the second by the allocator's records, both with ``.grad`` None; the others are timed.
+Steps of the two trainings take turns, so that what else the machine does hits both alike. The first step is
+read by the memory meter, the second by the allocator's records, both with ``.grad`` None; the rest is timed.
 """
 
 import statistics
@@ -119,13 +119,13 @@ class Demo:
     def problems(self) -> tuple[str, ...]:
         """What is not as promised, one line each."""
         found = []
-        budget = format_nbytes(self.plan.budget_nbytes)
+        budget = self.plan.budget_nbytes
         for reading, nbytes in (
             ("the meter", self.planned.meter_nbytes),
             ("the allocator", self.planned.allocator_nbytes),
         ):
-            if nbytes > self.plan.budget_nbytes:
-                found.append(f"{reading} saw {format_nbytes(nbytes)}, above the budget of {budget}")
+            if nbytes > budget:
+                found.append(f"{reading} saw {nbytes} bytes, {nbytes - budget} above the budget of {budget}")
         differing = [i for i, (a, b) in enumerate(self._losses) if a != b]
         if differing:
             found.append(f"the losses differ from step {differing[0] + 1} on")

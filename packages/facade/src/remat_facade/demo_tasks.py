@@ -68,9 +68,10 @@ def gpt2(layers: int = 6, width: int = 128, batch: int = 8, length: int = 128) -
             bos_token_id=0,
             eos_token_id=0,
         )
-        model: nn.Module = transformers.GPT2LMHeadModel(config)
+        model: Any = transformers.GPT2LMHeadModel(config)
         model.loss_type = "ForCausalLM"  # what it would choose anyway, with a warning
-        return model.train()
+        trained: nn.Module = model.train()
+        return trained
 
     def batches(seed: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(seed)

@@ -1,0 +1,212 @@
+"""What a user can get wrong at an entry point: one clear line each, and the model is as it was."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import remat_facade
+from remat_facade import Hiremate, Offmate, Rockmate, from_config, generate_config, save_config
+from remat_facade.errors import BadConfig, BadModel, BadSample, BudgetAboveDevice, MethodNotAvailable
+from remat_facade.inputs import as_call
+from remat_graph import BadFile, RematError, save_plan
+from remat_graph.errors import BadBudget, ForeignPlan, OverBudget
+from remat_solvers import InfeasibleBudget, UnknownSolver
+
+
+class Mlp(nn.Module):
+    """Small, with dropout and a buffer, returning its loss."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(8, width), nn.BatchNorm1d(width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, 8)
+        )
+
+    def forward(self, x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+        """The mean square of the output."""
+        return (self.layers(x) * scale).square().mean()
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    """A model, the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Mlp()
+
+
+@pytest.fixture
+def sample() -> Tensor:
+    """A batch for it."""
+    return torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> dict[str, Any]:
+    """Options that keep a test to itself: no search, an own cache folder."""
+    return {"solver": "noremat", "cache_dir": tmp_path / "cache"}
+
+
+def fails(kind: type[RematError], build: Callable[[], object]) -> str:
+    """The one line that building gives."""
+    with pytest.raises(kind) as caught:
+        build()
+    text = str(caught.value)
+    assert text
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    "budget", [0, -1, "0", "-2GiB", "2 bananas", "", "nan", "-5%", "0%", True, None, 1.5, []]
+)
+def test_a_budget_that_means_nothing(budget: Any, model: nn.Module, sample: Tensor) -> None:
+    """Said before any work, with how to write one."""
+    assert '"40%"' in fails(BadBudget, lambda: Hiremate(model, sample, budget))
+
+
+@pytest.mark.parametrize("budget", [2**60, "1000000TiB"])
+def test_a_budget_above_the_device(budget: int | str, model: nn.Module, sample: Tensor) -> None:
+    """It names the device and what it has."""
+    assert "cpu, which has" in fails(BudgetAboveDevice, lambda: Hiremate(model, sample, budget))
+
+
+@pytest.mark.parametrize("reserve", [-1, "1MiB", True])
+def test_a_reserve_that_means_nothing(reserve: Any, model: nn.Module, sample: Tensor) -> None:
+    """Bytes are wanted."""
+    said = fails(BadBudget, lambda: Hiremate(model, sample, "40%", reserve_nbytes=reserve))
+    assert "reserve_nbytes" in said
+
+
+def test_a_reserve_that_leaves_nothing(model: nn.Module, sample: Tensor) -> None:
+    """The budget is spent before the plan begins."""
+    said = fails(BadBudget, lambda: Hiremate(model, sample, "1MiB", reserve_nbytes=2**20))
+    assert "leaves nothing" in said
+
+
+def test_an_infeasible_budget(model: nn.Module, sample: Tensor, tmp_path: Path) -> None:
+    """The budget it names works, the model and the random state are untouched."""
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    with pytest.raises(InfeasibleBudget) as caught:
+        Hiremate(model, sample, 100, cache_dir=tmp_path)
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+    smallest = caught.value.smallest_nbytes
+    planned = Hiremate(model, sample, smallest, cache_dir=tmp_path)
+    assert planned.plan.peak_nbytes <= smallest
+
+
+def test_a_sample_of_another_kind(model: nn.Module, sample: Tensor) -> None:
+    """A number, a text or nothing is no sample."""
+    for bad in (3, "batch", None, {1: sample}):
+        fails(BadSample, lambda bad=bad: Hiremate(model, bad, "40%"))
+    fails(BadSample, lambda: Hiremate(model, {"x": sample}, "40%", sample_kwargs={"scale": 2.0}))
+    fails(BadSample, lambda: Hiremate(model, sample, "40%", sample_kwargs=[sample]))  # type: ignore[arg-type]
+
+
+def test_a_sample_on_another_device(model: nn.Module, sample: Tensor) -> None:
+    """It is named by its place in the sample."""
+    said = fails(BadSample, lambda: Hiremate(model, {"x": sample.to("meta")}, "40%"))
+    assert "meta" in said
+    assert "'x'" in said
+
+
+def test_what_is_no_model(sample: Tensor, model: nn.Module) -> None:
+    """A function, a class, nothing to train, no memory, no shape yet."""
+    assert "nn.Module" in fails(BadModel, lambda: Hiremate(torch.relu, sample, "40%"))  # type: ignore[arg-type]
+    assert "class" in fails(BadModel, lambda: Hiremate(Mlp, sample, "40%"))  # type: ignore[arg-type]
+    assert "meta" in fails(BadModel, lambda: Hiremate(Mlp().to("meta"), sample, "40%"))
+    assert "shape" in fails(BadModel, lambda: Hiremate(nn.LazyLinear(4), sample, "40%"))
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    assert "trainable" in fails(BadModel, lambda: Hiremate(frozen, sample, "40%"))
+
+
+def test_a_planned_model_is_not_planned_again(
+    model: nn.Module, sample: Tensor, quick: dict[str, Any]
+) -> None:
+    """The original is what to give."""
+    planned = Hiremate(model, sample, "100%", **quick)
+    assert "module" in fails(BadModel, lambda: Hiremate(planned, sample, "100%", **quick))
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("PureRotor", "rotor"),
+        ("PureCheckmate", "checkmate"),
+        ("PureRockmate", "rockmate"),
+        ("PureHiremate", "hiremate"),
+        ("Offmate", "offmate"),
+    ],
+)
+def test_a_method_that_is_not_there(name: str, method: str, model: nn.Module, sample: Tensor) -> None:
+    """By class and by config: an error that names it, and nothing runs in its place."""
+    entry = getattr(remat_facade, name)
+    assert fails(MethodNotAvailable, lambda: entry(model, sample, "40%")).startswith(method)
+    assert fails(MethodNotAvailable, lambda: from_config(model, sample, "40%", method)).startswith(method)
+
+
+def test_choices_that_contradict_each_other(model: nn.Module, sample: Tensor) -> None:
+    """A solver beside a config, or another method than the class'."""
+    config = generate_config("noremat")
+    fails(BadConfig, lambda: Hiremate(model, sample, "40%", config=config, solver="noremat"))
+    fails(BadConfig, lambda: Offmate(model, sample, "40%", config=config))
+    fails(UnknownSolver, lambda: Hiremate(model, sample, "40%", solver="noremt"))
+
+
+def test_a_config_is_the_fourth_argument(
+    model: nn.Module, sample: Tensor, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """As a config, a path, or a type's name."""
+    config = generate_config("noremat")
+    path = save_config(config, tmp_path / "config.yaml")
+    for given in (config, path, str(path), "noremat"):
+        planned = from_config(model, sample, "100%", given, cache_dir=quick["cache_dir"])
+        assert isinstance(planned, Rockmate)
+        assert planned.plan.solver == "noremat"
+    assert "did you mean" in fails(BadConfig, lambda: from_config(model, sample, "100%", "noremt"))
+    fails(BadFile, lambda: from_config(model, sample, "100%", tmp_path / "none.yaml"))
+    fails(BadConfig, lambda: from_config(model, sample, "100%", 3))  # type: ignore[arg-type]
+
+
+def test_a_saved_plan_is_used_again(
+    model: nn.Module, sample: Tensor, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """On its own model; on another, or at a smaller budget, it is refused."""
+    made = Hiremate(model, sample, "100%", **quick).plan
+    save_plan(made, tmp_path / "plan.json")
+    again = Hiremate(model, sample, "100%", plan=tmp_path / "plan.json", **quick)
+    assert made.schedule == again.plan.schedule
+
+    said = fails(ForeignPlan, lambda: Hiremate(Mlp(16), sample, "100%", plan=made, **quick))
+    assert "another graph" in said
+    fails(OverBudget, lambda: Hiremate(model, sample, "50%", plan=made, **quick))
+    (tmp_path / "plan.json").write_text("{")
+    fails(BadFile, lambda: Hiremate(model, sample, "100%", plan=tmp_path / "plan.json", **quick))
+
+
+def test_samples_of_every_kind_mean_the_same_call(
+    model: nn.Module, sample: Tensor, quick: dict[str, Any]
+) -> None:
+    """A tensor, positional inputs, keyword inputs: one loss."""
+    losses = set()
+    for given, named in (
+        (sample, None),
+        ((sample,), None),
+        ([sample], {"scale": 1.0}),
+        ({"x": sample}, None),
+        ({"x": sample, "scale": 1.0}, None),
+    ):
+        planned = Hiremate(model, given, "100%", sample_kwargs=named, **quick)
+        args, kwargs = as_call(given, named)
+        torch.manual_seed(0)
+        losses.add(planned(*args, **kwargs).item())
+        assert planned.runs["planned"] == 1
+    assert len(losses) == 1

@@ -1,0 +1,148 @@
+"""`remat solve` and `remat show` on saved graphs: without torch, and one line for each mistake."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from remat_facade.cli import main
+from remat_graph import load_graph, load_plan, simulate
+
+DATA = Path(__file__).parent / "data" / "graphs"
+UNET = DATA / "unet.json"
+
+
+def solve(*words: str | Path) -> int:
+    """Run `remat solve` in this process."""
+    return main(["solve", *map(str, words)])
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    """What went to stderr: one line, and no traceback."""
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1, err
+    assert err.startswith("remat: ")
+    assert "Traceback" not in err
+    return err
+
+
+def test_a_saved_graph_is_solved_without_torch(tmp_path: Path) -> None:
+    """The whole command, in a process of its own, never imports torch."""
+    code = (
+        "import sys; from remat_facade.cli import main; "
+        f"code = main(['solve', {str(UNET)!r}, '--budget', '100%', '--solver', 'noremat', "
+        f"'--plan-out', {str(tmp_path / 'plan.json')!r}]); "
+        f"code = code or main(['show', {str(tmp_path / 'plan.json')!r}, '--graph', {str(UNET)!r}, "
+        f"'--html', {str(tmp_path / 'plan.html')!r}]); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "plan.html").is_file()
+
+
+def test_the_order_is_what_the_judge_of_the_corpus_reads(tmp_path: Path) -> None:
+    """The corpus' own judge replays the order and finds the plan's peak."""
+    order, plan = tmp_path / "order.json", tmp_path / "plan.json"
+    assert solve(UNET, "--budget", "60%", "--time-limit", "20", "--order-out", order, "--plan-out", plan) == 0
+    made = load_plan(plan, load_graph(UNET))
+    assert made.peak_nbytes <= made.budget_nbytes < made.noremat_peak_nbytes
+    assert list(made.schedule.order) == json.loads(order.read_text())
+
+    done = subprocess.run(
+        [sys.executable, str(DATA / "judge.py"), str(UNET), str(order)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"{made.peak_nbytes / 2**20:.1f} MiB" in done.stdout or str(made.peak_nbytes) in done.stdout
+
+
+def test_a_plan_is_shown_with_its_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PNG and HTML are written, and the figures are on stdout."""
+    plan = tmp_path / "plan.json"
+    assert solve(UNET, "--budget", "100%", "--solver", "noremat", "--plan-out", plan) == 0
+    png, html = tmp_path / "new" / "plan.png", tmp_path / "plan.html"
+    assert main(["show", str(plan), "--graph", str(UNET), "--png", str(png), "--html", str(html)]) == 0
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    assert "<svg" in html.read_text()
+    assert "unplanned" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "budget", ["0", "-5", "-5%", "0%", "2 bananas", "nan", "", "1e999", "40 %%", "2 GiB 3"]
+)
+def test_a_budget_that_means_nothing(budget: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 and a line that shows how to write one."""
+    assert solve(UNET, "--budget", budget) == 2
+    assert '"40%"' in complaint(capsys)
+
+
+def test_an_infeasible_budget_names_one_that_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The smallest budget in the message can be used as it stands."""
+    assert solve(UNET, "--budget", "1%", "--time-limit", "20") == 2
+    said = complaint(capsys)
+    smallest = said.partition(" bytes)")[0].rpartition("(")[2]
+    assert solve(UNET, "--budget", smallest, "--plan-out", tmp_path / "plan.json") == 0
+    assert simulate(load_graph(UNET), load_plan(tmp_path / "plan.json").schedule).peak_nbytes <= int(smallest)
+
+
+def test_an_unknown_solver_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """And a close one is suggested."""
+    assert solve(UNET, "--budget", "40%", "--solver", "noremt") == 2
+    assert "did you mean 'noremat'" in complaint(capsys)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "", "{", "[]", "{}", '{"format": "remat-plan", "version": 1}', "\x00\x01", '{"format": 3}'],
+)
+def test_a_file_that_is_no_graph(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Missing, empty, cut off, or of another kind."""
+    path = tmp_path / "graph.json"
+    if content is not None:
+        path.write_text(content)
+    assert solve(path, "--budget", "40%") == 2
+    assert str(path) in complaint(capsys).replace("\n", "")
+
+
+def test_plans_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cut off, newer, of another graph, or without the graph that its picture needs."""
+    plan = tmp_path / "plan.json"
+    solve(UNET, "--budget", "100%", "--solver", "noremat", "--plan-out", plan)
+    capsys.readouterr()
+    text = plan.read_text()
+
+    (tmp_path / "cut.json").write_text(text[: len(text) // 2])
+    (tmp_path / "newer.json").write_text(text.replace('"version":1', '"version":99', 1))
+    for words, said in (
+        (["cut.json"], "cut off"),
+        (["newer.json"], "upgrade"),
+        (["plan.json", "--graph", str(DATA / "vgg16.json")], "another graph"),
+        (["plan.json", "--png", "picture.png"], "--graph"),
+    ):
+        assert main(["show", str(tmp_path / words[0]), *words[1:]]) == 2
+        assert said in complaint(capsys)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Said before any work is done."""
+    tmp_path.chmod(0o500)
+    assert solve(UNET, "--budget", "100%", "--plan-out", tmp_path / "plan.json") == 2
+    assert "read-only" in complaint(capsys)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file stands where the folder should be; it stays as it is."""
+    (tmp_path / "file").write_text("mine")
+    assert solve(UNET, "--budget", "100%", "--plan-out", tmp_path / "file" / "plan.json") == 2
+    assert "choose another place" in complaint(capsys)
+    assert (tmp_path / "file").read_text() == "mine"

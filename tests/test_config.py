@@ -1,0 +1,116 @@
+"""Configs survive a file and back; whatever is wrong with one is a single line that names it."""
+
+from pathlib import Path
+
+import attrs
+import pytest
+import yaml
+
+from remat_facade.config import config_text, config_types, generate_config, load_config, save_config
+from remat_facade.errors import BadConfig, CannotWrite
+from remat_graph import BadFile, RematError
+
+TYPES = ("auto", "rotor", "rockmate", "checkmate", "hilp", "hiremate", "offmate", "noremat")
+
+
+def load_text(tmp_path: Path, text: str | bytes) -> RematError:
+    """The error that a file of this content gives."""
+    path = tmp_path / "config.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(BadFile) as caught:
+        load_config(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_the_types_are_those_of_the_design() -> None:
+    """Eight types, each with a class of its own name."""
+    assert set(TYPES) == set(config_types())
+    assert list(TYPES) == [generate_config(name).type for name in TYPES]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_config_survives_a_file(name: str, tmp_path: Path) -> None:
+    """What was saved is what is loaded, also where it is not the default."""
+    config = attrs.evolve(generate_config(name), seed=3, time_limit_s=2.5)
+    assert config == load_config(save_config(config, tmp_path / "new" / "config.yaml"))
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_field_is_explained_in_the_file(name: str) -> None:
+    """The comment of each field stands in the YAML, and no field is left out."""
+    config = generate_config(name)
+    text = config_text(config)
+    for field in attrs.fields(type(config)):
+        assert f"# {field.metadata['doc']}" in text
+        assert field.name in yaml.safe_load(text)
+
+
+def test_a_short_file_by_hand_keeps_the_defaults(tmp_path: Path) -> None:
+    """A type and one field are enough."""
+    path = tmp_path / "config.yaml"
+    path.write_text("type: noremat\nseed: 7\n")
+    assert attrs.evolve(generate_config("noremat"), seed=7) == load_config(path)
+
+
+def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
+    """A file cut short anywhere never becomes another config."""
+    text = config_text(generate_config("offmate")).rstrip("\n")
+    for end in range(len(text)):
+        load_text(tmp_path, text[:end])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("type: auto\nsed: 1\n", "did you mean seed?"),
+        ("type: auto\nbudget: 1\n", "budget: auto has no such field"),
+        ("type: chekmate\n", "did you mean checkmate?"),
+        ("type: [auto]\n", "there is no type"),
+        ("type: auto\nseed: one\n", "seed: wants a whole number"),
+        ("type: auto\nseed: -1\n", "seed: wants a whole number"),
+        ("type: auto\nseed: true\n", "seed: wants a whole number"),
+        ("type: auto\ntime_limit_s: 0\n", "time_limit_s: wants seconds above 0"),
+        ("type: auto\ntime_limit_s: .inf\n", "time_limit_s: wants seconds above 0"),
+        ("type: auto\ntime_limit_s: .nan\n", "time_limit_s: wants seconds above 0"),
+        ("type: offmate\nhost_budget: [1]\n", "host_budget: wants bytes"),
+        ("remat_config: 2\ntype: auto\n", "newer than this remat reads"),
+        ("remat_config: one\ntype: auto\n", "wants a version"),
+        ("remat_config: true\ntype: auto\n", "wants a version"),
+        ("", "not a remat config"),
+        ("[1, 2]\n", "not a remat config"),
+        ('{"format": "remat-plan", "version": 1}', "not a remat config"),
+        ("type: auto\n  seed: 1\n", "not valid YAML at line"),
+        ("type: !!python/object:os.system {}\n", "not valid YAML"),
+        (b"\x89PNG\r\n\x1a\n\x00", "not text"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str | bytes, said: str, tmp_path: Path) -> None:
+    """Unknown keys, wrong values, newer, foreign and corrupt files: one line each."""
+    assert said in str(load_text(tmp_path, text))
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    """A path that cannot be read is named."""
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(BadFile, match="cannot be read"):
+            load_config(path)
+
+
+def test_an_unknown_type_lists_the_types() -> None:
+    """`generate_config` says what there is."""
+    with pytest.raises(BadConfig, match="there are auto, rotor"):
+        generate_config("fastest")
+
+
+def test_a_failed_save_leaves_no_trace(tmp_path: Path) -> None:
+    """Where a file cannot be written, nothing is, and the error says so."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CannotWrite, match="choose another place"):
+        save_config(generate_config(), tmp_path / "file" / "config.yaml")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CannotWrite):
+        save_config(generate_config(), tmp_path / "folder")
+    assert {"file", "folder"} == {path.name for path in tmp_path.iterdir()}
+    assert (tmp_path / "file").read_text() == "mine"

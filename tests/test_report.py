@@ -1,0 +1,165 @@
+"""Pictures and pages show what the referee says, and need nothing but themselves."""
+
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import attrs
+import pytest
+
+from remat_facade.report import picture
+from remat_facade.report.html import page
+from remat_facade.report.table import Table, plan_table, repeats_table
+from remat_facade.report.trace import repeated_targets, trace, unplanned
+from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, simulate
+from remat_graph.plan import Plan
+
+
+def chain(length: int = 6, name: str = "chain") -> Graph:
+    """A chain of `length` forward and backward ops, each backward one making a gradient too."""
+    values = [Value(name="x", nbytes=0, external=True)]
+    values += [Value(name=f"a{i}", nbytes=2**20) for i in range(length)]
+    values.append(Value(name="tangent", nbytes=2**10, role=Role.TANGENT))
+    ops = [
+        Op(
+            name=f"f{i}",
+            target="aten.relu.default" if i % 2 else "aten.mm.default",
+            implementations=(Implementation(inputs=(i,), outputs=(i + 1,), time_s=1e-3 * (i + 1)),),
+        )
+        for i in range(length)
+    ]
+    error = length + 1
+    for i in reversed(range(length)):
+        made = [Value(name=f"d{i}", nbytes=2**20), Value(name=f"g{i}", nbytes=2**18, role=Role.GRAD)]
+        implementation = Implementation(
+            inputs=(error, i + 1), outputs=(len(values), len(values) + 1), time_s=2e-3
+        )
+        ops.append(
+            Op(name=f"b{i}", target="aten.mm.default", backward=True, implementations=(implementation,))
+        )
+        error = len(values)
+        values += made
+    return Graph(name=name, values=tuple(values), ops=tuple(ops))
+
+
+def recompute_all(graph: Graph) -> Plan:
+    """A plan that keeps the first activation alone and recomputes the others one by one."""
+    length = len(graph.ops) // 2
+    order = list(range(length))
+    for i in reversed(range(length)):
+        order += [*range(1, i + 1), 2 * length - 1 - i] if i < length - 1 else [2 * length - 1 - i]
+    schedule = Schedule.from_order(graph, order)
+    peak = simulate(graph, schedule).peak_nbytes
+    return Plan.from_schedule(
+        graph, schedule, budget_nbytes=peak + 2**16, lower_bound_s=graph.time_s, solver="hand"
+    )
+
+
+@pytest.fixture
+def graph() -> Graph:
+    """The chain."""
+    return chain()
+
+
+@pytest.fixture
+def plan(graph: Graph) -> Plan:
+    """A plan of it that repeats ops."""
+    return recompute_all(graph)
+
+
+def test_the_trace_is_the_referees(graph: Graph, plan: Plan) -> None:
+    """Its peak, end and repeats are what the referee says, with and without a plan."""
+    for schedule in (plan.schedule, unplanned(graph)):
+        timeline, shown = simulate(graph, schedule), trace(graph, schedule)
+        assert timeline.peak_nbytes == shown.peak_nbytes
+        assert timeline.time_s == pytest.approx(shown.end_s)
+        assert timeline.recomputed_s == pytest.approx(sum(run.end_s - run.begin_s for run in shown.repeats))
+        assert schedule.order == tuple(run.op for run in shown.runs)
+        assert all(a <= b for a, b in zip(shown.gradient_nbytes, shown.held_nbytes, strict=True))
+    assert sum(graph.allocated_nbytes(v) for v in graph.gradients) == shown.gradient_nbytes[-1]
+
+
+def test_repeats_add_up(graph: Graph, plan: Plan) -> None:
+    """The kinds of ops that run again account for all repeats and all recomputed seconds."""
+    kinds = repeated_targets(graph, plan.schedule)
+    assert len(plan.schedule.order) - len(graph.ops) == sum(kind.count for kind in kinds)
+    assert plan.recomputed_s == pytest.approx(sum(kind.time_s for kind in kinds))
+    assert len(repeats_table(graph, plan, most=1).rows) == 2
+
+
+def test_tables_have_a_cell_for_every_column(graph: Graph, plan: Plan) -> None:
+    """No row is shorter or longer than the head."""
+    for table in (plan_table(plan), repeats_table(graph, plan)):
+        assert table.rows
+        assert {len(table.columns)} == {len(row) for row in table.rows}
+
+
+def test_the_png_is_one_and_always_the_same(graph: Graph, plan: Plan) -> None:
+    """Drawing twice gives the same bytes."""
+    first = picture.png(picture.draw(graph, plan))
+    assert first[:8] == b"\x89PNG\r\n\x1a\n"
+    assert first == picture.png(picture.draw(graph, plan))
+
+
+def test_the_svg_takes_its_colours_from_the_page(graph: Graph, plan: Plan) -> None:
+    """It parses, and every colour of the palette is a variable."""
+    svg = picture.svg(picture.draw(graph, plan))
+    ElementTree.fromstring(svg)
+    for name, colour in attrs.asdict(picture.Palette()).items():
+        assert colour not in svg
+        assert f"var(--{name})" in svg
+
+
+def without_times(graph: Graph) -> Graph:
+    """The same graph, not measured."""
+    ops = [
+        attrs.evolve(op, implementations=[attrs.evolve(i, time_s=0.0) for i in op.implementations])
+        for op in graph.ops
+    ]
+    return attrs.evolve(graph, ops=ops)
+
+
+@pytest.mark.parametrize(
+    "graph", [chain(1), chain(40), without_times(chain())], ids=["one op", "many ops", "no times"]
+)
+def test_odd_graphs_can_be_drawn(graph: Graph) -> None:
+    """Nothing to repeat, many ops, or a graph that knows no times."""
+    page(graph, recompute_all(graph))
+
+
+class Tags(HTMLParser):
+    """Collects what a page refers to, and the tags that are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag and its links."""
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag not in ("meta", "link", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Close a tag; pages nest properly."""
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_else(graph: Graph, plan: Plan) -> None:
+    """No script, style sheet, image or font from elsewhere; only links within the page."""
+    text = page(graph, plan, [Table(title="measured", columns=("a", "b"), rows=(("1", "2"),))])
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert [] == [link for link in tags.links if not link.startswith("#")]
+    assert "@import" not in text
+    assert "url(http" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert "measured" in text
+
+
+def test_names_cannot_break_the_page() -> None:
+    """A graph's name is text, whatever it holds."""
+    graph = chain(name="<script>alert('$x$ & more')</script>")
+    text = page(graph, recompute_all(graph))
+    assert "<script>" not in text
