@@ -1,0 +1,75 @@
+"""Who depends on whom in a graph, as bit sets (Python ints): what both bounds start from."""
+
+import attrs
+from remat_graph import Graph, Home, Role
+
+
+@attrs.frozen(kw_only=True)
+class Relatives:
+    """Dependencies of first runs.
+
+    Attributes:
+        ancestors: per op, the ops that must have run before its first run.
+        descendants: per op, the ops that cannot have run before it.
+        readers: per value, the ops whose first run reads it.
+        after_boundary: per op, whether it depends on a tangent, so that every forward op has run before it.
+        free: per value, whether it costs nothing and is always there.
+        remakeable: values that a repeat of their producer makes.
+        tangent_set: indices of the tangents.
+        base_nbytes: bytes of persistent values on the device.
+    """
+
+    ancestors: list[int]
+    descendants: list[int]
+    readers: list[int]
+    after_boundary: list[bool]
+    free: list[bool]
+    remakeable: set[int]
+    tangent_set: set[int]
+    base_nbytes: int
+
+
+def relatives(graph: Graph) -> Relatives:
+    """Work the dependencies out; O(ops * edges / 64)."""
+    count = len(graph.ops)
+    free = [value.external or value.home is not None for value in graph.values]
+    tangents = {v for v in graph.tangents if not free[v]}
+    readers = [0] * len(graph.values)
+    ancestors, after_boundary = [0] * count, [False] * count
+    for i, op in enumerate(graph.ops):
+        for v in op.first.inputs:
+            readers[v] |= 1 << i
+            maker = graph.producer[v]
+            if graph.values[v].role is Role.TANGENT:
+                after_boundary[i] = True
+            elif maker is not None and maker != i:
+                ancestors[i] |= ancestors[maker] | 1 << maker
+                after_boundary[i] = after_boundary[i] or after_boundary[maker]
+    descendants = [0] * count
+    for i in range(count - 1, -1, -1):
+        for v in graph.ops[i].first.outputs:
+            waiting = readers[v]
+            descendants[i] |= waiting
+            while waiting:
+                lowest = waiting & -waiting
+                descendants[i] |= descendants[lowest.bit_length() - 1]
+                waiting ^= lowest
+    remakeable = {
+        v
+        for op in graph.ops
+        if op.rerun is not None
+        for v in op.implementations[op.rerun].outputs
+        if not free[v]
+    }
+    return Relatives(
+        ancestors=ancestors,
+        descendants=descendants,
+        readers=readers,
+        after_boundary=after_boundary,
+        free=free,
+        remakeable=remakeable,
+        tangent_set=tangents,
+        base_nbytes=sum(
+            graph.allocated_nbytes(i) for i, value in enumerate(graph.values) if value.home is Home.DEVICE
+        ),
+    )

@@ -1,0 +1,89 @@
+"""Compiled annealing of a sequence in chunks; `search` says what it minimizes."""
+
+import numpy as np
+
+from remat_solvers.compiled import njit_in_place as njit
+from remat_solvers.kernels_moves import (
+    drop,
+    evict,
+    evict_run,
+    drop_run,
+    exchange,
+    pick_repeat,
+    shift,
+    shift_first,
+)
+from remat_solvers.kernels_state import COUNT, apply, begin, rebuild, trial, uniform
+
+# Places in `State.numbers`.
+SECONDS, EXCESS, PRICE, BEST, BEST_COUNT, TRIED, TAKEN, PRICE_LOW = range(8)
+
+
+@njit
+def start(S, budget):  # type: ignore[no-untyped-def]
+    """Derive the state from its order, and take that as the best if it fits."""
+    seconds, excess = rebuild(S, budget)
+    S.numbers[SECONDS] = seconds
+    S.numbers[EXCESS] = excess
+    S.numbers[BEST] = np.inf
+    keep_best(S)
+
+
+@njit
+def keep_best(S):  # type: ignore[no-untyped-def]
+    """Remember the sequence if it fits and is faster than any before."""
+    if S.numbers[EXCESS] <= 0.0 and S.numbers[SECONDS] < S.numbers[BEST]:
+        S.numbers[BEST] = S.numbers[SECONDS]
+        S.numbers[BEST_COUNT] = S.meta[COUNT]
+        for p in range(S.meta[COUNT]):
+            S.pos[p].best = S.pos[p].order
+
+
+@njit
+def anneal(S, budget, moves, hot, cold, weights, adapt):  # type: ignore[no-untyped-def]
+    """Try `moves` changes while the temperature falls from `hot` to `cold` (seconds)."""
+    seconds, excess = S.numbers[SECONDS], S.numbers[EXCESS]
+    temperature = hot
+    cool = (cold / hot) ** (1.0 / max(1, moves)) if hot > 0 else 1.0
+    for i in range(moves):
+        temperature *= cool
+        if i % 256 == 255:
+            # Lean on the budget harder while it is broken, less while it holds: the walk stays at the border.
+            S.numbers[PRICE] *= adapt if excess > 0 else 1.0 / adapt
+            S.numbers[PRICE] = max(S.numbers[PRICE], S.numbers[PRICE_LOW])
+        begin(S)
+        u = uniform(S)
+        hold = 0.3 * uniform(S)
+        kind = 0
+        while kind < weights.shape[0] - 1 and u >= weights[kind]:
+            kind += 1
+        if kind == 0:
+            good = evict(S, budget, hold)
+        elif kind == 1:
+            p = pick_repeat(S)
+            good = p >= 0
+            if good:
+                drop(S, p, uniform(S) < 0.8)
+        elif kind == 2:
+            good = shift(S)
+        elif kind == 3:
+            good = exchange(S, budget, hold)
+        elif kind == 4:
+            good = evict_run(S, budget, hold)
+        elif kind == 5:
+            good = drop_run(S)
+        else:
+            good = shift_first(S)
+        if not good:
+            continue
+        good, change, new_excess = trial(S, budget)
+        S.numbers[TRIED] += 1
+        if not good:
+            continue
+        rise = change + S.numbers[PRICE] * (new_excess - excess)
+        if rise <= 0 or (temperature > 0 and uniform(S) < np.exp(-rise / temperature)):
+            S.numbers[TAKEN] += 1
+            seconds, excess = apply(S, budget)
+            S.numbers[SECONDS], S.numbers[EXCESS] = seconds, excess
+            keep_best(S)
+    return temperature

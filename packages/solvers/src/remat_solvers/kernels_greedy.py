@@ -1,0 +1,71 @@
+"""Compiled greedy eviction; `greedy` explains it."""
+
+import numpy as np
+
+from remat_solvers.compiled import njit_in_place as njit
+from remat_solvers.kernels_moves import close_over
+from remat_solvers.kernels_state import COUNT, STAMP, apply, begin, next_event, rebuild, spans, trial
+
+LOOKED_AT = 64  # values tried a step; more are sampled by a stride
+
+
+@njit
+def describe(S, v, gap):  # type: ignore[no-untyped-def]
+    """The change that gives `v` up until `gap` and rebuilds it there."""
+    begin(S)
+    S.val[v].value_stamp = S.meta[STAMP]
+    return close_over(S, v, gap, 0.0, 50)
+
+
+@njit
+def worst_position(S):  # type: ignore[no-untyped-def]
+    """Where the sequence holds most."""
+    worst, most = 0, -1
+    for p in range(S.meta[COUNT]):
+        if S.pos[p].held + S.pos[p].own > most:
+            worst, most = p, S.pos[p].held + S.pos[p].own
+    return worst
+
+
+@njit
+def gap_over(S, v, p):  # type: ignore[no-untyped-def]
+    """The next use of a value that is held over position `p` without being used there; -1 if it is not."""
+    if S.val[v].pinned or S.val[v].size == 0 or not S.val[v].remake or not spans(S, v, p):
+        return -1
+    gap = S.events[next_event(S, v, p)] >> 1
+    return gap if gap > p else -1
+
+
+@njit
+def greedy(S, budget, steps):  # type: ignore[no-untyped-def]
+    """Evict until the budget holds, no eviction helps, or `steps` are done; returns (go on, excess)."""
+    _, excess = rebuild(S, budget)
+    values = S.val.shape[0] - 1
+    for _ in range(steps):
+        if excess <= 0:
+            return False, excess
+        p = worst_position(S)
+        count = 0
+        for v in range(values):
+            if gap_over(S, v, p) >= 0:
+                count += 1
+        stride = 1 + count // LOOKED_AT
+        best, best_gap, best_score = -1, 0, np.inf
+        seen = 0
+        for v in range(values):
+            gap = gap_over(S, v, p)
+            if gap < 0:
+                continue
+            seen += 1
+            if seen % stride or not describe(S, v, gap):
+                continue
+            good, change, new_excess = trial(S, budget)
+            if good and new_excess < excess:
+                score = change / (excess - new_excess)
+                if score < best_score:
+                    best, best_gap, best_score = v, gap, score
+        if best < 0:
+            return False, excess
+        describe(S, best, best_gap)
+        _, excess = apply(S, budget)
+    return True, excess

@@ -1,0 +1,130 @@
+"""The working state of sequence search: arrays that the compiled loops share, made once a run.
+
+Everything with one entry a position, value, op or variant is one record array: few arrays to hand from function to
+function keep both compiling and calling cheap.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_solvers.evaluate import Arrays, Floats, Ints
+
+META = 16
+SLOTS = 64
+EXTRAS = 4096
+
+POSITION = "order spare variant repeats held own excess:f8 diff deleted_stamp best"
+VALUE = "size pinned producer is_tangent remake ev_ptr ev_fill affected affected_stamp head tail head_stamp value_stamp"
+OP = "first backward op_stamp"
+VARIANT = "time:f8 workspace out_total in_ptr out_ptr guard_ptr over_ptr credit_ptr"
+SLOT = "in_gap in_op in_key in_variant in_held in_own deleted"
+EXTRA = "extra_key extra_made extra_next stack stack_at"
+TOUCH = "touched touched_by"
+
+
+class State(NamedTuple):
+    """A sequence and everything derived from it; see `kernels_state` for the meaning of a change."""
+
+    meta: Ints  # scalars
+    numbers: Floats  # scalars of the annealing
+    random: NDArray[np.uint64]
+    pos: NDArray[Any]  # per position of the sequence
+    val: NDArray[Any]  # per value
+    ops: NDArray[Any]  # per op
+    var: NDArray[Any]  # per variant: 2 * op for a first run, 2 * op + 1 for a repeat
+    slot: NDArray[Any]  # per run that the change inserts, or position that it deletes
+    extra: NDArray[Any]  # per event of an inserted run
+    touch: NDArray[Any]  # per change of what a run at a position needs
+    in_idx: Ints
+    out_idx: Ints
+    credit_idx: Ints
+    events: Ints  # per value, 2 * position + (1 if made there)
+
+
+def _records(fields: str, length: int) -> NDArray[Any]:
+    kinds = [(field.split(":")[0], field.split(":")[1] if ":" in field else "i8") for field in fields.split()]
+    return np.zeros(length, np.dtype(kinds))
+
+
+def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
+    """Lay out the state for a sequence.
+
+    Args:
+        arrays: the graph.
+        order: the first sequence.
+        seed: of the random numbers.
+        room: longest sequence to allow; at least 4 times the graph plus 1,000.
+    """
+    ops, values = len(arrays.backward), len(arrays.size)
+    cap = max(4 * ops + 1000, 2 * len(order) + 200, room)
+    degree = (len(arrays.in_idx) + len(arrays.out_idx)) / max(1, 2 * ops)
+    events = int(cap * (degree + 4)) + 1000
+    val = _records(VALUE, values + 1)
+    val["size"][:values] = arrays.size
+    val["pinned"][:values] = arrays.pinned
+    val["producer"][:values] = arrays.producer
+    val["is_tangent"][arrays.tangents] = 1
+    var = _records(VARIANT, 2 * ops + 1)
+    var["time"][: 2 * ops] = arrays.time
+    var["workspace"][: 2 * ops] = arrays.workspace
+    for field in ("in_ptr", "out_ptr", "guard_ptr", "over_ptr"):
+        var[field] = getattr(arrays, field)
+    credit: list[int] = []
+    for variant in range(2 * ops):
+        outputs = arrays.out_idx[arrays.out_ptr[variant] : arrays.out_ptr[variant + 1]]
+        var["out_total"][variant] = arrays.size[outputs].sum()
+        credit += _credits(arrays, variant)
+        var["credit_ptr"][variant + 1] = len(credit)
+        # A repeat that reads what is overwritten later would be valid only for a while: such ops run once.
+        guarded = arrays.guard_ptr[variant + 1] > arrays.guard_ptr[variant]
+        if variant % 2 == 1 and arrays.can_rerun[variant // 2] and not guarded:
+            val["remake"][outputs] = 1
+    op = _records(OP, ops)
+    op["backward"] = arrays.backward
+    state = State(
+        meta=np.zeros(META, np.int64),
+        numbers=np.zeros(16, np.float64),
+        random=np.array([(seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1], np.uint64),
+        pos=_records(POSITION, cap + 8),
+        val=val,
+        ops=op,
+        var=var,
+        slot=_records(SLOT, SLOTS),
+        extra=_records(EXTRA, EXTRAS),
+        touch=_records(TOUCH, events),
+        in_idx=arrays.in_idx,
+        out_idx=arrays.out_idx,
+        credit_idx=np.array([*credit, 0], np.int64),
+        events=np.zeros(events, np.int64),
+    )
+    state.meta[13] = arrays.base_nbytes
+    state.meta[14] = len(credit)
+    set_order(state, order)
+    return state
+
+
+def set_order(state: State, order: Ints) -> None:
+    """Replace the sequence; `rebuild` must follow."""
+    state.pos["order"][: len(order)] = order
+    state.meta[0] = len(order)
+
+
+def _credits(arrays: Arrays, variant: int) -> list[int]:
+    """Inputs whose storage an output takes over if they die there, one for one."""
+    taken: set[int] = set()
+    sources: list[int] = []
+    for k in range(arrays.reuse_ptr[variant], arrays.reuse_ptr[variant + 1]):
+        made, source = int(arrays.reuse_out[k]), int(arrays.reuse_src[k])
+        second_copy = variant % 2 == 1 and arrays.pinned[made]
+        if made not in taken and source not in sources and not arrays.pinned[source] and not second_copy:
+            taken.add(made)
+            sources.append(source)
+    return sources
+
+
+def get_order(state: State) -> Ints:
+    """A copy of the sequence."""
+    order: Ints = state.pos["order"][: int(state.meta[0])].copy()
+    return order
