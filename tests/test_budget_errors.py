@@ -158,6 +158,8 @@ def test_choices_that_contradict_each_other(model: nn.Module, sample: Tensor) ->
     config = generate_config("noremat")
     fails(BadConfig, lambda: Hiremate(model, sample, "40%", config=config, solver="noremat"))
     fails(BadConfig, lambda: Offmate(model, sample, "40%", config=config))
+    fails(BadConfig, lambda: Hiremate(model, sample, "40%", seed=-1))
+    fails(BadConfig, lambda: Hiremate(model, sample, "40%", solver="noremat", time_limit_s=-1.0))
     fails(UnknownSolver, lambda: Hiremate(model, sample, "40%", solver="noremt"))
 
 

@@ -61,6 +61,19 @@ def test_the_order_is_what_the_judge_of_the_corpus_reads(tmp_path: Path) -> None
     assert f"{made.peak_nbytes / 2**20:.1f} MiB" in done.stdout or str(made.peak_nbytes) in done.stdout
 
 
+def test_a_config_says_who_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its file or its type; beside a solver's name it is refused, and so is a method that is not there."""
+    path = tmp_path / "config.yaml"
+    assert main(["config", "noremat", "--out", str(path)]) == 0
+    for config in (path, "noremat"):
+        assert solve(UNET, "--budget", "100%", "--config", config) == 0
+        assert "planned by noremat" in capsys.readouterr().out
+    assert solve(UNET, "--budget", "100%", "--config", path, "--solver", "noremat") == 2
+    assert "one of solver and config" in complaint(capsys)
+    assert solve(UNET, "--budget", "100%", "--config", "checkmate") == 2
+    assert "checkmate is not in this version" in complaint(capsys)
+
+
 def test_a_plan_is_shown_with_its_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """PNG and HTML are written, and the figures are on stdout."""
     plan = tmp_path / "plan.json"

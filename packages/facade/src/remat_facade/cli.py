@@ -16,7 +16,6 @@ from remat_facade.terminal import complain, progress, say, show
 from remat_graph import RematError
 
 if TYPE_CHECKING:
-    from remat_facade.planner import Method
     from remat_graph import Graph
     from remat_graph.plan import Plan
 
@@ -34,7 +33,10 @@ INTERRUPTED = 130
 _Budget = Annotated[
     str, typer.Option(help='Bytes, "2GiB", "800MB", or a share of the unplanned peak: "40%".')
 ]
-_Solver = Annotated[str, typer.Option(help="Who plans; `remat solvers` lists them.")]
+_Solver = Annotated[str | None, typer.Option(help="Who plans; `remat solvers` lists them. [default: auto]")]
+_Config = Annotated[
+    str | None, typer.Option(metavar="FILE|TYPE", help="Instead of a solver: `remat config`.")
+]
 _Seed = Annotated[int, typer.Option(min=0, help="Seeds the solver's random choices.")]
 _TimeLimit = Annotated[
     float | None, typer.Option(min=0.0, metavar="SECONDS", help="Return the best plan found by then.")
@@ -71,13 +73,15 @@ def demo(
 def plan(
     target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="Returns (model, sample).")],
     budget: _Budget,
-    solver: _Solver = "auto",
+    solver: _Solver = None,
+    config: _Config = None,
     seed: _Seed = 0,
     time_limit: _TimeLimit = None,
     out: _Out = None,
     graph_out: _Out = None,
 ) -> None:
     """Capture, measure and plan a model of yours."""
+    from remat_facade.method import choose_method
     from remat_facade.target import load_target
 
     check_place(out, graph_out)
@@ -90,7 +94,7 @@ def plan(
             sample,
             budget,
             sample_kwargs=sample_kwargs,
-            method=_method(solver, seed, time_limit),
+            method=choose_method("auto", config, solver, seed, time_limit),
             on_progress=tell,
         )
     _deliver(graph, made, out, None)
@@ -104,26 +108,30 @@ def plan(
 def solve(
     graph: Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A saved graph, or one of the corpus.")],
     budget: _Budget,
-    solver: _Solver = "auto",
+    solver: _Solver = None,
+    config: _Config = None,
     seed: _Seed = 0,
     time_limit: _TimeLimit = None,
     order_out: _Out = None,
     plan_out: _Out = None,
 ) -> None:
     """Plan a saved graph; needs no torch."""
+    from remat_facade.method import choose_method
     from remat_facade.planner import Planner
     from remat_graph.serialize import load_graph
 
     check_place(order_out, plan_out)
     with progress(f"reading {graph}") as tell:
         loaded = load_graph(graph)
-        planner = Planner(budget=budget, method=_method(solver, seed, time_limit), on_progress=tell)
+        planner = Planner(
+            budget=budget, method=choose_method("auto", config, solver, seed, time_limit), on_progress=tell
+        )
         made = planner(loaded)
     _deliver(loaded, made, plan_out, order_out)
 
 
-@app.command()
-def config(
+@app.command("config")
+def show_config(
     type: Annotated[str, typer.Argument(metavar="TYPE", help="auto, noremat, rotor, ...")], out: _Out = None
 ) -> None:
     """Write a config with every field explained."""
@@ -197,12 +205,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:  # newer typer turns Ctrl-C into this code by itself
         complain("interrupted; files of earlier runs are as they were")
     return code if isinstance(code, int) else 0
-
-
-def _method(solver: str, seed: int, time_limit_s: float | None) -> "Method":
-    from remat_facade.planner import Method, seeded
-
-    return Method(solver=solver, time_limit_s=time_limit_s, parameters=seeded(seed))
 
 
 def _deliver(graph: "Graph", made: "Plan", plan_out: Path | None, order_out: Path | None) -> None:

@@ -15,10 +15,11 @@ from typing import Any, ClassVar, TypedDict, Unpack
 from torch import nn
 
 from remat_executor.module import PlannedModule, plan_graph
-from remat_facade.config import Config, config_types, generate_config, load_config
-from remat_facade.errors import BadConfig, BadModel
+from remat_facade.config import Config
+from remat_facade.errors import BadModel
 from remat_facade.inputs import as_call, check_model, device_nbytes
-from remat_facade.planner import Method, Planner, Progress, SavedPlan, seeded, silent
+from remat_facade.method import Method, choose_method
+from remat_facade.planner import Planner, Progress, SavedPlan, silent
 from remat_graph import Graph
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform
@@ -214,56 +215,6 @@ def prepare(
     )
     planner.check()
     return args, kwargs, planner
-
-
-def as_config(config: Config | _Path) -> Config:
-    """A config from itself, a type's name or a path.
-
-    Raises:
-        BadConfig: a text that is neither a type's name nor looks like a path.
-        BadFile: the path holds no config.
-    """
-    if isinstance(config, Config):
-        return config
-    if not isinstance(config, str | PathLike):
-        problem = f"wants a Config, a path or a type's name, got a {type(config).__name__}"
-        raise BadConfig(field="config", problem=problem)
-    looks_like_path = isinstance(config, PathLike) or Path(config).suffix or Path(config).exists()
-    if looks_like_path and config not in config_types():
-        return load_config(Path(config))
-    return generate_config(str(config))
-
-
-def choose_method(
-    default: str, config: Config | _Path | None, solver: str | None, seed: int, time_limit_s: float | None
-) -> Method:
-    """The method that a user's choices name.
-
-    Args:
-        default: what the class runs.
-        config: instead of the default, if the class leaves the choice.
-        solver: the same, by the name of a solver.
-        seed: replaces the config's unless it is 0.
-        time_limit_s: replaces the config's unless it is None.
-
-    Raises:
-        BadConfig: the choices contradict each other.
-        MethodNotAvailable: the method is not in this version.
-    """
-    if default != "auto" and (config is not None or solver is not None):
-        named = as_config(config).type if config is not None else solver
-        if named != default:
-            raise BadConfig(
-                field="type", problem=f"this class runs {default} alone, not {named}: use Hiremate"
-            )
-    if solver is not None and config is not None:
-        raise BadConfig(
-            field="solver", problem="a config names the method already: give one of solver and config"
-        )
-    if solver is not None and default == "auto":
-        return Method(solver=solver, time_limit_s=time_limit_s, parameters=seeded(seed))
-    chosen = as_config(default if config is None else config)
-    return Method.from_config(chosen.with_(seed=seed or None, time_limit_s=time_limit_s))
 
 
 def _stages(on_progress: Progress | None) -> Callable[[str, int, int], None] | None:

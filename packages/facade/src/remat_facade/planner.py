@@ -5,21 +5,20 @@ This is what the entry points and the command share, and all that they know of s
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
 
 import attrs
 
-from remat_facade.config import Config, OffmateConfig
-from remat_facade.errors import BudgetAboveDevice, MethodNotAvailable, NotFound
+from remat_facade.errors import BudgetAboveDevice, NotFound
+from remat_facade.method import Method
 from remat_graph import Graph, Implementation, Op, RematError, Value
 from remat_graph.errors import BadBudget, OverBudget
 from remat_graph.fingerprint import fingerprint
 from remat_graph.plan import Plan
 from remat_graph.serialize import plan_from_data, plan_to_data
 from remat_graph.units import format_nbytes, format_seconds, resolve_budget
-from remat_solvers import Deadline, InfeasibleBudget, Problem, get_solver, solver_names
+from remat_solvers import Deadline, InfeasibleBudget, Problem, get_solver
 from remat_solvers import Progress as SolverProgress
 from remat_solvers.questions import infeasible
 
@@ -32,37 +31,6 @@ PLANNING_S = "planning_s"
 
 def silent(_: str) -> None:
     """A `Progress` that tells nobody."""
-
-
-@attrs.frozen(kw_only=True)
-class Method:
-    """A solver by name, and what it is given.
-
-    Attributes:
-        solver: its registered name.
-        time_limit_s: wall-clock seconds, or None.
-        parameters: its own parameters, the seed among them.
-    """
-
-    solver: str = "auto"
-    time_limit_s: float | None = None
-    parameters: Mapping[str, Any] = attrs.field(factory=dict)
-
-    @classmethod
-    def from_config(cls, config: Config) -> "Method":
-        """The method that a config means.
-
-        Raises:
-            MethodNotAvailable: it is not in this version.
-        """
-        if isinstance(config, OffmateConfig) or config.type not in solver_names():
-            raise MethodNotAvailable(method=config.type)
-        return cls(solver=config.type, time_limit_s=config.time_limit_s, parameters=seeded(config.seed))
-
-
-def seeded(seed: int) -> dict[str, Any]:
-    """Solver parameters for a seed: none for 0, the default of every solver that draws at all."""
-    return {"seed": seed} if seed else {}
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +48,7 @@ class Planner:
     """
 
     budget: int | str
-    method: Method = Method()
+    method: Method = attrs.field(factory=Method)
     reserve_nbytes: int = attrs.field(default=0)
     device_nbytes: int | None = None
     device: str = ""
