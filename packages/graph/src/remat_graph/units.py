@@ -86,7 +86,7 @@ def resolve_budget(budget: Budget, graph: Graph) -> int:
         raise BadBudget(budget=shown, problem=problem)
     if unit == "%":
         fixed = gradient_nbytes(graph)
-        nbytes = fixed + math.floor(number / 100 * (noremat_peak_nbytes(graph) - fixed))
+        nbytes = min(fixed + math.floor(number / 100 * (noremat_peak_nbytes(graph) - fixed)), 2**63 - 1)
     else:
         nbytes = _as_nbytes(number, unit, shown)
     if nbytes <= 0:
@@ -142,4 +142,7 @@ def _as_nbytes(number: float | int, unit: str, shown: str) -> int:
     if not unit and number != int(number):
         raise BadBudget(budget=shown, problem="is not a whole number of bytes")
     scale: int = _SCALES[unit or "b"]
-    return math.floor(number * scale)
+    nbytes = math.floor(number * scale)
+    if nbytes >= 2**63:
+        raise BadBudget(budget=shown, problem="is more than any machine has")
+    return nbytes

@@ -1,0 +1,103 @@
+"""What a budget means for a graph."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from remat_graph import (
+    BadBudget,
+    Graph,
+    Implementation,
+    Op,
+    Role,
+    Schedule,
+    Value,
+    gradient_nbytes,
+    noremat_peak_nbytes,
+    resolve_budget,
+    simulate,
+)
+from remat_graph.testing import graphs
+
+
+def step(rounding: int = 1) -> Graph:
+    """The unplanned peak P is 1400: 600 and 400 of activations, and a gradient of 400, which is G."""
+    values = [
+        Value(name="a", nbytes=600),
+        Value(name="b", nbytes=400),
+        Value(name="g", nbytes=400, role=Role.GRAD),
+    ]
+    ways = [((), (0,)), ((0,), (1,)), ((0, 1), (2,))]
+    ops = [
+        Op(name=f"f{i}", target="f", implementations=(Implementation(inputs=r, outputs=m),))
+        for i, (r, m) in enumerate(ways)
+    ]
+    return Graph(name="step", values=values, ops=ops, rounding_nbytes=rounding)
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ("40%", 400 + 400),
+        ("100%", 1400),
+        ("100 %", 1400),
+        ("12.35%", 400 + 123),
+        ("0.001%", 400),
+        ("150%", 400 + 1500),
+        ("1KiB", 1024),
+        (77, 77),
+        (np.int32(77), 77),
+        (77.0, 77),
+    ],
+)
+def test_a_percentage_leaves_the_gradients_alone(budget, expected):
+    """G + 0.40 (P - G); sizes are themselves."""
+    assert expected == resolve_budget(budget, step())
+
+
+def test_gradients_count_as_they_are_allocated():
+    """With the allocator's rounding in both G and P."""
+    graph = step(512)
+    assert (512, 1024 + 512 + 512) == (gradient_nbytes(graph), noremat_peak_nbytes(graph))
+    assert 512 + 768 == resolve_budget("50%", graph)
+
+
+@settings(deadline=None, max_examples=50)
+@given(graphs())
+def test_the_whole_is_the_unplanned_peak(graph):
+    """100 % is what the unplanned step needs."""
+    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    if peak:
+        assert peak == resolve_budget("100%", graph)
+
+
+@pytest.mark.parametrize(
+    ("budget", "problem"),
+    [
+        (0, "is zero"),
+        ("0", "is zero"),
+        ("0%", "is zero"),
+        ("0GiB", "is zero"),
+        (-5, "is negative"),
+        ("-40%", "is negative"),
+        ("2 bananas", "'bananas' is no unit"),
+        ("", "neither a size nor a percentage"),
+        ("%", "neither a size nor a percentage"),
+        ("40%%", "is no unit"),
+        (True, "is a bool"),
+        (2.5, "not a whole number"),
+        ("2.5", "not a whole number"),
+        (float("nan"), "not a finite number"),
+        ("1e99GiB", "more than any machine has"),
+        (2**63, "more than any machine has"),
+        ("0.1B", "less than one byte"),
+        (None, "is a NoneType"),
+    ],
+)
+def test_a_bad_budget_is_one_clear_line(budget, problem):
+    """What came, what is wrong, what to give instead."""
+    with pytest.raises(BadBudget, match=problem) as caught:
+        resolve_budget(budget, step())
+    assert str(caught.value).startswith(f"budget {budget!r}: ")
+    assert '"40%"' in str(caught.value)
+    assert "\n" not in str(caught.value)
