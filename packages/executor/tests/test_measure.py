@@ -1,6 +1,7 @@
 """Measured costs: of the right size, one key at a time, kept, and without a trace on the user's state."""
 
 import gc
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -82,10 +83,12 @@ def test_scratch_that_an_op_frees_before_its_output_is_made() -> None:
     assert (costs["beside"].output_nbytes, costs["beside"].workspace_nbytes) == (2400, 4000)
 
 
-def test_longer_work_takes_longer() -> None:
-    """Times are positive and in the order of the work: eight times the side, 512 times the products."""
-    costs = measure({"small": unary(lambda x: x @ x, 32, 32), "large": unary(lambda x: x @ x, 256, 256)})
-    assert 0 < 2 * costs["small"].time_s < costs["large"].time_s < 10
+def test_times_are_of_one_run() -> None:
+    """A thunk that sleeps costs what it sleeps, whether its runs are grouped or not."""
+    seconds = {"10 us": 1e-5, "1 ms": 1e-3, "30 ms": 3e-2}
+    costs = measure({key: lambda s=s: lambda: time.sleep(s) for key, s in seconds.items()})  # type: ignore[misc]
+    assert all(costs[key].time_s >= s for key, s in seconds.items())
+    assert costs["10 us"].time_s < costs["1 ms"].time_s < costs["30 ms"].time_s
 
 
 def test_one_key_at_a_time() -> None:

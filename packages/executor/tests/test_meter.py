@@ -203,6 +203,19 @@ def test_wrapper_subclasses() -> None:
         assert meter.live_nbytes == 0
 
 
+def test_tracing_under_a_meter() -> None:
+    """Graphs can be captured under the meter, and fake tensors weigh nothing."""
+    net = torch.nn.Linear(10, 10)
+    x = torch.randn(4, 10)
+    with MemoryMeter(net, x) as meter:
+        exported = torch.export.export(net, (x,))
+        compiled = torch.compile(net, backend="aot_eager")
+        assert meter.peak_nbytes < NBYTES
+        y = compiled(x)
+    assert "call_function" in [node.op for node in exported.graph.nodes]
+    assert torch.equal(net(x), y)
+
+
 def test_other_devices_do_not_count() -> None:
     """A meter watches one device."""
     with MemoryMeter(device="cuda:1") as other, MemoryMeter(device="cpu") as here:

@@ -33,7 +33,7 @@ class OpCost:
     """What one run of an operator costs, in its steady state.
 
     Attributes:
-        time_s: seconds, the median of several runs.
+        time_s: seconds, the lower quartile of several runs.
         workspace_nbytes: bytes held while it ran beyond its inputs and outputs.
         output_nbytes: bytes that its outputs hold and its inputs did not: 0 for a view.
     """

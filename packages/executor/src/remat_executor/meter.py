@@ -15,7 +15,8 @@ A storage that an operator reads and none of the meter's operators made was ther
 Name such storages as the *baseline* to have them followed too: freeing one then lowers ``live_nbytes``.
 
 Not seen: scratch inside kernels, the allocator's rounding, buffers inside Inductor's kernels and higher-order
-operators. ``remat_executor.allocator`` is the second, independent reading, which sees them.
+operators, sparse tensors, and what is made without an operator, such as ``Generator.get_state()`` (a clone of
+it is). ``remat_executor.allocator`` is the second, independent reading, which sees them all.
 """
 
 import threading
@@ -84,8 +85,10 @@ class MemoryMeter(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if any(_runs_its_own_ops(cls) for cls in types):
-            return NotImplemented  # the subclass makes operators on its inner tensors of it; those come back
+        if any(hasattr(cls, "__tensor_flatten__") for cls in types):
+            return (
+                NotImplemented  # a wrapper makes operators on its inner tensors of this one; those come back
+            )
         if torch.is_inference_mode_enabled() and hasattr(func, "decompose"):
             with self:  # autograd, which takes composite operators apart elsewhere, is out of the way here
                 parts = func.decompose(*args, **kwargs)
@@ -153,14 +156,6 @@ class MemoryMeter(TorchDispatchMode):
     def _here(self, storage: torch.UntypedStorage) -> bool:
         device = storage.device
         return device.type == self.device.type and self.device.index in (None, device.index)
-
-
-def _runs_its_own_ops(cls: type) -> bool:
-    own = getattr(cls, "__torch_dispatch__", None)
-    return issubclass(cls, torch.Tensor) and getattr(own, "__func__", own) is not _PLAIN_DISPATCH
-
-
-_PLAIN_DISPATCH = getattr(torch.Tensor.__torch_dispatch__, "__func__", torch.Tensor.__torch_dispatch__)
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
