@@ -250,7 +250,7 @@ class _Replay:
             self.fail(f"{reader} reads gradient {stored.name}, which was delivered")
         if value not in self.on_device:
             self.fail(f"{reader} reads {stored.name}, which is not live")
-        if Transfer(value, Lane.TO_DEVICE) in self.arriving:
+        if self.moving(value, Lane.TO_DEVICE):
             self.fail(f"{reader} reads {stored.name}, whose transfer was not waited for")
         if value in self.updated and value not in self.stale_on_device:
             self.fail(f"{reader} reads {stored.name}, which the optimizer has already changed")
@@ -289,8 +289,9 @@ class _Replay:
             self.held -= self.graph.allocated_nbytes(value)
             self.held_exact -= stored.nbytes
 
-    def moving(self, value: int) -> bool:
-        return any(Transfer(value, lane) in self.arriving for lane in (Lane.TO_HOST, Lane.TO_DEVICE))
+    def moving(self, value: int, lane: Lane | None = None) -> bool:
+        """Whether a transfer of it is under way, on one lane or on any."""
+        return any(t.value == value and lane in (None, t.lane) for t in self.arriving)
 
     def is_spent(self, grad: int) -> bool:
         return any(update.grad == grad and update.param in self.updated for update in self.graph.updates)
@@ -347,7 +348,7 @@ class _Replay:
         if value not in place or value in self.delivered:
             self.fail(f"{stored.name} is to leave {where} but is not there")
         # The host may still be receiving it: lanes order that by themselves; the device may not.
-        if place is self.on_device and Transfer(value, Lane.TO_DEVICE) in self.arriving:
+        if place is self.on_device and self.moving(value, Lane.TO_DEVICE):
             self.fail(f"{stored.name} is to leave {where} while it arrives")
 
     def keep_staleness(self, value: int, source: set[int], destination: set[int]) -> None:
@@ -386,12 +387,12 @@ class _Replay:
             if value not in place:
                 where = "the host" if on_cpu else "the device"
                 self.fail(f"the update of {name} needs {self.graph.values[value].name} on {where}")
-            if not on_cpu and Transfer(value, Lane.TO_DEVICE) in self.arriving:
+            if not on_cpu and self.moving(value, Lane.TO_DEVICE):
                 self.fail(f"the update of {name} reads {self.graph.values[value].name} while it arrives")
         changed = (update.param, *update.states)
         leaving = Lane.TO_DEVICE if on_cpu else Lane.TO_HOST
         for value in changed:
-            if Transfer(value, leaving) in self.arriving:
+            if self.moving(value, leaving):
                 self.fail(f"the update of {name} changes {self.graph.values[value].name} while it is copied")
         self.updated.update(changed)
         elsewhere, stale = (
