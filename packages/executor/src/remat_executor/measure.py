@@ -8,8 +8,8 @@ times. The time is the lower quartile of the groups, because a busy machine only
 load of four, eight measurements of one operator differed by up to 13 times with the median, and by up to 3
 with the lower quartile.
 
-Bytes are the allocator's (``remat_executor.allocator``), so on CUDA they come rounded up to its blocks. On CPU
-the first run of 37 kinds of operators took no other scratch than later ones, with one thread or two.
+Bytes are the allocator's (``remat_executor.allocator``), so on CUDA they come rounded up to its blocks. On
+CPU the first run of 37 kinds of operators took no other scratch than later ones, with one thread or two.
 """
 
 import time
