@@ -3,13 +3,13 @@
 Each key is measured once, with inputs of that key alone, and these are gone before the next key's are made:
 so the operators of a model larger than the device can be measured. A first run warms up what is set up once
 (oneDNN's primitives, cuBLAS' workspace, code to be compiled); times and bytes are of the runs after it. Short
-operators run in groups of some 50 us, until the times agree or 20 ms are spent; long ones run two or three
+operators run in groups of some 50 us, until the times agree or 20 ms are spent; long ones run three
 times. The time is the lower quartile of the groups, because a busy machine only ever adds: on two cores at a
 load of four, eight measurements of one operator differed by up to 13 times with the median, and by up to 3
 with the lower quartile.
 
 Bytes are the allocator's (``remat_executor.allocator``), so on CUDA they come rounded up to its blocks. On
-CPU the first run of 37 kinds of operators took no other scratch than later ones, with one thread or two.
+CPU the first run of 38 operators took no other scratch than later ones, with one thread or two.
 """
 
 import time
