@@ -13,7 +13,8 @@ from typing import NamedTuple
 import attrs
 import numpy as np
 from numpy.typing import NDArray
-from remat_graph import Graph, Home, Role
+
+from remat_graph import Graph, Home, Op, Role
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.uint8]
@@ -72,7 +73,11 @@ def _rows(rows: list[list[int]]) -> tuple[Ints, Ints]:
 def flatten(graph: Graph) -> Arrays:
     """Lay a graph out as arrays."""
     values = graph.values
-    free = [value.external or value.home is not None for value in values]
+    # A buffer's next version is external too, but has to be made before it is read: pinned, of 0 bytes.
+    free = [
+        (value.external and graph.producer[i] is None) or value.home is not None
+        for i, value in enumerate(values)
+    ]
     replaced = {value.replaces for value in values if value.replaces is not None}
     inputs: list[list[int]] = []
     outputs: list[list[int]] = []
@@ -106,9 +111,9 @@ def flatten(graph: Graph) -> Arrays:
         time=np.array(time_s, np.float64),
         workspace=np.array(workspace, np.int64),
         backward=np.array([op.backward for op in graph.ops], np.uint8),
-        can_rerun=np.array([op.rerun is not None for op in graph.ops], np.uint8),
+        can_rerun=np.array([_can_rerun(graph, op) for op in graph.ops], np.uint8),
         size=np.array([graph.allocated_nbytes(i) for i in range(len(values))], np.int64),
-        pinned=np.array([value.pinned for value in values], np.uint8),
+        pinned=np.array([value.pinned or value.external for value in values], np.uint8),
         producer=np.array([-1 if op is None else op for op in graph.producer], np.int64),
         tangents=np.array([v for v in graph.tangents if not free[v]], np.int64),
         base_nbytes=sum(
@@ -127,6 +132,13 @@ def flatten(graph: Graph) -> Arrays:
         over_idx=over_idx,
         drives=np.array(_depends_on_tangent(graph), np.uint8),
     )
+
+
+def _can_rerun(graph: Graph, op: Op) -> bool:
+    """A buffer's version is written once, so what writes one in its repeat has none."""
+    if op.rerun is None:
+        return False
+    return not any(graph.values[v].external for v in op.implementations[op.rerun].outputs)
 
 
 def _depends_on_tangent(graph: Graph) -> list[bool]:
