@@ -3,7 +3,10 @@
 import attrs
 from remat_graph import Graph, Schedule, simulate
 
+from remat_solvers.bounds import budget_floor
+from remat_solvers.descend import descend
 from remat_solvers.errors import InfeasibleBudget
+from remat_solvers.evaluate import flatten
 from remat_solvers.protocol import Deadline
 
 
@@ -29,11 +32,22 @@ class MinBudget:
 
 
 def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
-    """Find the smallest budget (first version: save-all)."""
-    schedule = Schedule.from_order(graph, range(len(graph.ops)))
-    peak = simulate(graph, schedule).peak_nbytes
+    """Find the smallest budget for which a schedule is found, and certify a floor below it.
+
+    Args:
+        graph: the training step.
+        deadline: limit by the clock; without one about 10 s at 600 ops.
+    """
+    floor = budget_floor(graph)
+    order = descend(flatten(graph), floor.nbytes, floor.nbytes, deadline or Deadline())
+    schedule = Schedule.from_order(graph, order.tolist())
     return MinBudget(
-        nbytes=peak, schedule=schedule, floor_nbytes=0, floor_op="", floor_reason="", floor_op_nbytes=0
+        nbytes=simulate(graph, schedule).peak_nbytes,
+        schedule=schedule,
+        floor_nbytes=floor.nbytes,
+        floor_op=floor.op,
+        floor_reason=floor.reason,
+        floor_op_nbytes=floor.op_nbytes,
     )
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from remat_solvers.evaluate import Arrays, Ints, evaluate, flatten
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
-CHUNK = 10_000  # moves between two looks at the clock: Ctrl-C waits no longer than that
+CHUNK = 4_000  # moves between two looks at the clock: Ctrl-C waits no longer than that
 # Shares of evict, drop, shift, exchange, evict a run, drop a run, shift a first run.
 WEIGHTS = np.cumsum(np.array([0.30, 0.22, 0.15, 0.15, 0.08, 0.05, 0.05]))
 
@@ -122,7 +122,13 @@ class Walk:
         best: Ints = self.state.pos["best"][: int(numbers[self._kernels.BEST_COUNT])].copy()
         return best
 
-    def anneal(self, moves: int, hot: float, cold: float, deadline: Deadline) -> Ints | None:
+    def reach(self, moves: int, hot: float, cold: float, deadline: Deadline) -> Ints | None:
+        """As `anneal`, but end soon after the first sequence that fits."""
+        return self.anneal(moves, hot, cold, deadline, enough=True)
+
+    def anneal(
+        self, moves: int, hot: float, cold: float, deadline: Deadline, *, enough: bool = False
+    ) -> Ints | None:
         """Let the temperature fall once.
 
         Args:
@@ -130,10 +136,11 @@ class Walk:
             hot: first temperature in mean op times.
             cold: last one.
             deadline: looked at between chunks.
+            enough: whether any sequence that fits is enough.
         """
         chunks = max(1, -(-moves // CHUNK))
         for i in range(chunks):
-            if deadline.reached():
+            if deadline.reached() or (enough and self.best is not None):
                 break
             begin = hot * (cold / hot) ** (i / chunks) * self.mean_s
             end = hot * (cold / hot) ** ((i + 1) / chunks) * self.mean_s
