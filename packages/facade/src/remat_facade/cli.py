@@ -55,10 +55,11 @@ def demo(
 ) -> None:
     """Train a real model twice, unplanned and within a budget, and compare."""
     from remat_facade.demo import run_demo
+    from remat_facade.demo_tasks import get_task
 
     check_place(out / "plan.json")
     with progress("importing torch") as tell:
-        result = run_demo(model, budget, steps=steps, out=out, on_progress=tell)
+        result = run_demo(get_task(model), budget, steps=steps, out=out, on_progress=tell)
     for table in result.tables:
         show(table)
     for path in result.written:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from remat_executor.allocator import allocator_peak
 from remat_executor.meter import MemoryMeter
-from remat_facade.demo_tasks import Batch, Task, get_task
+from remat_facade.demo_tasks import Batch, Task
 from remat_facade.entrypoints import Hiremate
 from remat_facade.files import save_to, write_whole
 from remat_facade.planner import PLANNING_S, Progress, silent
@@ -190,22 +190,20 @@ class Demo:
         return Table(title="loss", columns=("step", "unplanned", "planned", "identical"), rows=rows)
 
 
-def run_demo(name: str, budget: int | str, *, steps: int, out: Path, on_progress: Progress = silent) -> Demo:
+def run_demo(task: Task, budget: int | str, *, steps: int, out: Path, on_progress: Progress = silent) -> Demo:
     """Train twice, compare, and write the picture.
 
     Args:
-        name: ``gpt2`` or ``resnet``.
+        task: what to train.
         budget: as everywhere.
         steps: training steps, at least 4.
         out: folder for ``memory.png``, ``report.html``, ``plan.json`` and ``graph.json``.
         on_progress: told what begins.
 
     Raises:
-        MissingExtra: a library that the model or its data needs is absent.
         InfeasibleBudget: no schedule fits the budget.
     """
-    on_progress(f"building {name}")
-    task = get_task(name)
+    on_progress(f"building {task.name}")
     unplanned = Training(_seeded(task.build), task, task.batches(SEED))
     began_s = time.perf_counter()
     module = Hiremate(

@@ -115,7 +115,7 @@ def _draw_memory(
     axes: Axes, plan: Plan, planned: Trace, without: Trace, scale: float, palette: Palette
 ) -> None:
     size, unit = _byte_unit(max(without.peak_nbytes, planned.peak_nbytes, plan.budget_nbytes))
-    axes.set_ylabel(f"memory ({unit})", color=palette.muted)
+    axes.set_ylabel(f"predicted memory ({unit})", color=palette.muted)
     top = max(without.peak_nbytes, planned.peak_nbytes) / size * 1.12 or 1
     axes.set_ylim(0, top)
 

@@ -1,0 +1,91 @@
+"""The demo's comparison, on models small enough for every run: true when it holds, loud when it does not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+
+from remat_facade.cli import main
+from remat_facade.demo import Demo, run_demo
+from remat_facade.demo_tasks import Task, get_task, gpt2, resnet
+from remat_facade.errors import BadConfig
+from remat_graph import load_graph, load_plan
+
+STEPS = 4
+FILES = {"memory.png", "report.html", "plan.json", "graph.json"}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the user's measured times alone."""
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def small_gpt2() -> Task:
+    """Two layers."""
+    return gpt2(layers=2, width=32, batch=4, length=64)
+
+
+def small_resnet() -> Task:
+    """Small images, yet large enough that activations outweigh the gradients."""
+    return resnet(batch=8, size=64)
+
+
+@pytest.mark.parametrize("make", [small_gpt2, pytest.param(small_resnet, marks=pytest.mark.full)])
+def test_both_trainings_are_the_same_within_the_budget(make: Callable[[], Task], tmp_path: Path) -> None:
+    """Losses and weights to the bit, both readings within the budget, every step planned, files written."""
+    demo = run_demo(make(), "60%", steps=STEPS, out=tmp_path / "out")
+    assert demo.problems == ()
+    assert demo.unplanned.losses == demo.planned.losses
+    assert STEPS == len(demo.planned.losses) == len(set(demo.planned.losses))
+    assert demo.planned.allocator_nbytes <= demo.plan.budget_nbytes < demo.plan.noremat_peak_nbytes
+    assert demo.plan.recomputed_s > 0
+    assert (
+        FILES == {path.name for path in demo.written} == {path.name for path in (tmp_path / "out").iterdir()}
+    )
+    load_plan(tmp_path / "out" / "plan.json", load_graph(tmp_path / "out" / "graph.json"))
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """A comparison that holds."""
+    return run_demo(small_gpt2(), "100%", steps=STEPS, out=tmp_path_factory.mktemp("demo"))
+
+
+def test_a_difference_is_said(demo: Demo) -> None:
+    """Another loss, more memory than the budget, other weights, a step without a plan: each is a problem."""
+    assert demo.problems == ()
+    planned, budget = demo.planned, demo.plan.budget_nbytes
+    for broken, said in (
+        (attrs.evolve(demo, same_weights=False), "weights differ"),
+        (attrs.evolve(demo, fell_through=2), "2 steps ran without a plan"),
+    ):
+        assert [said in problem for problem in broken.problems] == [True]
+    for name, value, said in (
+        ("losses", [*planned.losses[:2], 0.0, *planned.losses[3:]], "from step 3 on"),
+        ("meter_nbytes", budget + 1, "1 above the budget"),
+        ("allocator_nbytes", budget + 5, "5 above the budget"),
+    ):
+        kept = getattr(planned, name)
+        setattr(planned, name, value)
+        try:
+            assert [said in problem for problem in demo.problems] == [True]
+            tables = [cell for table in demo.tables for row in table.rows for cell in row]
+            assert ("NO" in tables) == (name == "losses")
+        finally:
+            setattr(planned, name, kept)
+
+
+def test_an_infeasible_demo_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As for any other command."""
+    assert main(["demo", "--budget", "2 bananas", "--out", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "bananas" in err
+
+
+def test_an_unknown_task_is_named() -> None:
+    """With those there are."""
+    with pytest.raises(BadConfig, match="gpt2 or resnet"):
+        get_task("bert")
