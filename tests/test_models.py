@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,9 +13,16 @@ from torch.utils._pytree import tree_leaves
 
 from tests.models import CASES, CI_CASES, ModelCase, get_case, reference_flag
 
-# The cases that import transformers or torchvision are slower to build: those outside the CI cut run in full.
-_QUICK = [case for case in CASES if case.ci or case.family == "own"]
-_REST = [pytest.param(case, marks=pytest.mark.full) for case in CASES if case not in _QUICK]
+_CASES = [case if case.ci else pytest.param(case, marks=pytest.mark.full) for case in CASES]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small lose more to threads that wait for each other than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def _step(case: ModelCase, steps: int = 1) -> list[Tensor]:
@@ -49,7 +57,7 @@ def test_names_are_unique_and_the_quick_cut_is_six_diverse_cases() -> None:
         get_case("gpt3")
 
 
-@pytest.mark.parametrize("case", [*_QUICK, *_REST], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
 def test_case_is_reproducible_and_leaves_global_random_states_alone(case: ModelCase) -> None:
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     model = case.build()
@@ -66,14 +74,14 @@ def test_case_is_reproducible_and_leaves_global_random_states_alone(case: ModelC
     assert _same([*model.state_dict().values()], [*case.build().state_dict().values()])
 
 
-@pytest.mark.parametrize("case", [*_QUICK, *_REST], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
 def test_three_steps_are_finite_and_repeat_bitwise(case: ModelCase) -> None:
     first = _step(case, 3)
     assert all(torch.isfinite(tensor).all() for tensor in first)
     assert _same(first, _step(case, 3))
 
 
-@pytest.mark.parametrize("case", [*_QUICK, *_REST], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
 def test_compile_flag_changes_only_the_cases_that_say_so(case: ModelCase) -> None:
     with reference_flag(case):
         reference = _step(case)
