@@ -46,3 +46,16 @@ def evict(arrays: Arrays, budget_nbytes: int, deadline: Deadline, order: Ints | 
     while more and not deadline.reached():
         more, _ = greedy(state, budget_nbytes, CHUNK)
     return get_order(state)
+
+
+def keep_only(arrays: Arrays, budget_nbytes: int, op: int, kept: set[int], deadline: Deadline) -> Ints:
+    """Trace order, with everything but `kept` given up over the first run of `op`, then evicted until it fits."""
+    from remat_solvers import kernels_greedy
+    from remat_solvers.state import get_order, make_state
+
+    keep = np.zeros(len(arrays.size) + 1, np.int64)
+    keep[sorted(kept)] = 1
+    state = make_state(arrays, np.arange(len(arrays.backward), dtype=np.int64), seed=0)
+    while kernels_greedy.keep_only(state, budget_nbytes, op, keep, CHUNK) and not deadline.reached():
+        pass
+    return evict(arrays, budget_nbytes, deadline, get_order(state))

@@ -69,3 +69,29 @@ def greedy(S, budget, steps):  # type: ignore[no-untyped-def]
         describe(S, best, best_gap)
         _, excess = apply(S, budget)
     return True, excess
+
+
+@njit
+def keep_only(S, budget, op, keep, steps):  # type: ignore[no-untyped-def]
+    """Evict, over the first run of `op`, every value that `keep` does not mark; returns whether there is more to do."""
+    rebuild(S, budget)
+    values = S.val.shape[0] - 1
+    for _ in range(steps):
+        p = S.ops[op].first
+        # The latest use first: its rebuilding may need others, whose next use then moves before it.
+        found, found_gap = -1, -1
+        for v in range(values):
+            if keep[v] == 0:
+                gap = gap_over(S, v, p)
+                if gap > found_gap:
+                    found, found_gap = v, gap
+        if found < 0:
+            return False
+        if not describe(S, found, found_gap):
+            keep[found] = 1
+            continue
+        trial(S, budget)
+        if S.meta[COUNT] + 100 > S.pos.shape[0]:
+            return False
+        apply(S, budget)
+    return True

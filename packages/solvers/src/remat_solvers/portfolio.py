@@ -1,9 +1,10 @@
 """`auto`, the portfolio: what a user gets.
 
-In this order, each start only if the gap to the lower bound is still open: save everything; the floor, which may
-prove that nothing fits; the cut bound; greedy eviction and interval DP, which give a first valid schedule soon; then
-rounds of sequence annealing from the best starts until the gap closes or the work is used up. A candidate counts only
-with the referee's word, so a method that returns nonsense loses its place and nothing else.
+In this order, each step only if the gap to the lower bound is still open: save everything; the floor, which may prove
+that nothing fits; greedy eviction, which gives a first valid schedule soon; the cut bound, whose cut is a start of its
+own; interval DP; each start polished. Then rounds of sequence annealing: short walks from every start and from the
+unplanned sequence, cold and warm, then walks from the best. Where no start fits, the search for the smallest peak
+steps in. A candidate counts only with the referee's word, and no schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in.
 """
@@ -16,8 +17,11 @@ import numpy as np
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.evaluate import Arrays, Ints, evaluate, flatten
-from remat_solvers.greedy import evict
+from remat_solvers.descend import descend
+from remat_solvers.greedy import evict, keep_only
+from remat_solvers.interval_dp import plan
 from remat_solvers.noremat import NoRemat
+from remat_solvers.polish import polish
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
 from remat_solvers.search import Walk, default_moves
 
@@ -48,14 +52,17 @@ class Auto:
         if budget < floor.nbytes:
             stats = {"method": "floor", "floor_nbytes": floor.nbytes, "floor_op": floor.op}
             return attrs.evolve(unplanned, status=Status.INFEASIBLE, lower_bound_s=float("inf"), stats=stats)
-        return _Run(self, problem, deadline, flatten(graph)).solve()
+        return _Run(self, problem, deadline, flatten(graph), floor.nbytes).solve()
 
 
 class _Run:
     """One solve: the best order so far and how it came about."""
 
-    def __init__(self, settings: Auto, problem: Problem, deadline: Deadline, arrays: Arrays) -> None:
+    def __init__(
+        self, settings: Auto, problem: Problem, deadline: Deadline, arrays: Arrays, floor_nbytes: int
+    ) -> None:
         self.settings, self.problem, self.deadline, self.arrays = settings, problem, deadline, arrays
+        self.floor_nbytes = floor_nbytes
         self.base_s = problem.graph.time_s
         self.bound_s = self.base_s
         self.best: Ints | None = None
@@ -64,42 +71,62 @@ class _Run:
         self.moves = 0
 
     def solve(self) -> Solution:
-        starts: list[Ints] = [np.arange(len(self.arrays.backward), dtype=np.int64)]
-        evicted = evict(self.arrays, self.problem.budget_nbytes, self.deadline)
-        starts.append(evicted)
-        self.offer(evicted, "greedy")
-        self.bound_s += CutBound(self.problem.graph).extra_s(self.problem.budget_nbytes, self.deadline)
-        self.search(starts)
-        stats = {"method": self.method, "moves": self.moves, "deadline": self.deadline.hit}
+        graph, arrays, budget, deadline = (
+            self.problem.graph,
+            self.arrays,
+            self.problem.budget_nbytes,
+            self.deadline,
+        )
+        starts = [self.offer(evict(arrays, budget, deadline), "greedy")]
+        bound = CutBound(graph)
+        self.bound_s += bound.extra_s(budget, deadline)
+        binding = bound.binding()
+        if binding is not None and not self.closed():
+            starts.insert(0, self.offer(keep_only(arrays, budget, *binding, deadline), "cut"))
+        if not self.closed():
+            planned = plan(graph, arrays, budget)
+            if planned is not None:
+                starts.append(self.offer(planned, "interval_dp"))
+        if self.best is None and not deadline.reached():
+            starts.append(self.offer(descend(arrays, budget, self.floor_nbytes, deadline), "descend"))
+        if self.best is not None:
+            self.search(starts)
+        stats = {"method": self.method, "moves": self.moves, "deadline": deadline.hit}
         order = None if self.best is None else self.best.tolist()
         return judge(self.problem, order, lower_bound_s=self.bound_s, stats=stats)
 
     def closed(self) -> bool:
         return self.best_s - self.bound_s <= self.settings.gap * self.base_s
 
-    def offer(self, order: Ints | None, method: str) -> None:
-        """Take an order if it is valid, fits and is faster than the best."""
-        if order is None:
-            return
-        result = evaluate(self.arrays, order)
-        if result.valid and result.peak_nbytes <= self.problem.budget_nbytes and result.time_s < self.best_s:
-            self.best, self.best_s, self.method = order, result.time_s, method
-            self.deadline.report(method, self.best_s, self.bound_s)
+    def offer(self, order: Ints, method: str) -> Ints:
+        """Polish an order that fits, and take it if it is the fastest so far."""
+        if evaluate(self.arrays, order).peak_nbytes <= self.problem.budget_nbytes:
+            order = polish(self.arrays, order, self.problem.budget_nbytes, self.deadline)
+            result = evaluate(self.arrays, order)
+            fits = result.valid and result.peak_nbytes <= self.problem.budget_nbytes
+            if fits and result.time_s < self.best_s:
+                self.best, self.best_s, self.method = order, result.time_s, method
+                self.deadline.report(method, self.best_s, self.bound_s)
+        return order
 
     def search(self, starts: list[Ints]) -> None:
         """Short walks from every start, then longer ones from the best."""
         moves = (
             default_moves(len(self.arrays.backward)) if self.settings.moves is None else self.settings.moves
         )
-        plan = [(start, 0.1, 1.0) for start in starts] + [
-            (None, 0.25, 0.5),
-            (None, 0.3, 0.3),
-            (None, 0.25, 0.15),
-        ]
-        for i, (start, share, hot) in enumerate(plan):
+        trace = np.arange(len(self.arrays.backward), dtype=np.int64)
+        walks: list[tuple[Ints | None, float, float, float]] = []
+        for start in starts:
+            walks += [(start, 0.3 / (2 * len(starts)), 0.1, 0.3), (start, 0.3 / (2 * len(starts)), 1.0, 0.02)]
+        walks.append((trace, 0.1, 2.0, 0.02))
+        walks += [(None, 0.1, hot, price) for price in (0.02, 0.3, 0.02) for hot in (1.0, 0.2)]
+        for i, (start, share, hot, price) in enumerate(walks):
             if self.closed() or self.deadline.reached():
                 return
-            order = start if start is not None else self.best if self.best is not None else starts[-1]
-            walk = Walk(self.arrays, order, self.problem.budget_nbytes, self.settings.seed + i)
-            self.offer(walk.anneal(round(moves * share), hot, 0.01, self.deadline), "search")
+            order = start if start is not None else self.best
+            assert order is not None
+            walk = Walk(self.arrays, order, self.problem.budget_nbytes, self.settings.seed + i, price)
+            found = walk.anneal(round(moves * share), hot, 0.01, self.deadline)
             self.moves += walk.tried
+            if found is not None:
+                self.offer(found, "search")

@@ -72,6 +72,7 @@ class CutBound:
         self.tick_s = graph.time_s / TICKS
         self.candidates = [i for i, op in enumerate(graph.ops) if op.backward]
         self._moments: dict[int, _Moment] = {}
+        self._binding: tuple[int, float] | None = None
 
     def extra_s(self, budget_nbytes: int, deadline: Deadline) -> float:
         """Seconds of recomputation that no schedule within the budget avoids."""
@@ -91,7 +92,30 @@ class CutBound:
                 value, at = self._best_price(i, budget_nbytes, price)
                 if value > best:
                     best, price = value, at
+                    self._binding = i, at
         return best * self.tick_s * (1 - 1e-9)
+
+    def binding(self) -> tuple[int, set[int]] | None:
+        """The op that binds and the values that the cut there keeps, after `extra_s`; None if nothing binds."""
+        if self._binding is None:
+            return None
+        i, price = self._binding
+        moment = self._moments[i]
+        capacity = _capacity(moment, price * 1.001)  # rather a value less than one too many
+        _flow(moment, capacity)
+        nodes, ops = len(moment.first), len(self.graph.ops)
+        reached, waiting = {nodes - 2}, [nodes - 2]
+        while waiting:
+            e = moment.first[waiting.pop()]
+            while e >= 0:
+                y = int(moment.edge_to[e])
+                if capacity[e] > 0 and y not in reached:
+                    reached.add(y)
+                    waiting.append(y)
+                e = moment.edge_next[e]
+        producer = self.graph.producer
+        kept = {x - ops for x in reached if ops <= x < nodes - 2 and producer[x - ops] not in reached}
+        return i, kept | unavoidable(self.graph, self.kin, i) | set(self.graph.ops[i].first.inputs)
 
     def _order(self, sweep: int, best: int) -> list[int]:
         """A coarse sample, whose best op gives the price for all; as many as time allows; the best's neighbours."""
@@ -129,17 +153,13 @@ class CutBound:
 
     def _at(self, i: int, budget: int, price: float) -> float:
         """The bound at op i for a price in ticks per byte."""
-        from remat_solvers.kernels_flow import max_flow
-
         moment = self._moments.get(i)
         if moment is None:
             moment = self._moments[i] = self._moment(i)
         room = budget - moment.room
         if moment.largest * price > 1e17:
             return 0.0
-        capacity = moment.fixed + np.floor(moment.size * price).astype(np.int64)
-        nodes = len(moment.first)
-        cut = max_flow(nodes, nodes - 2, nodes - 1, moment.first, moment.edge_next, moment.edge_to, capacity)
+        cut = _flow(moment, _capacity(moment, price))
         return float(cut - np.ceil(price * room))
 
     def _moment(self, i: int) -> _Moment:
@@ -203,6 +223,20 @@ class CutBound:
         if self.kin.ancestors[i] >> x & 1:
             return False
         return self.graph.ops[x].backward or not self.kin.after_boundary[i]
+
+
+def _capacity(moment: _Moment, price: float) -> Ints:
+    capacity: Ints = moment.fixed + np.floor(moment.size * price).astype(np.int64)
+    return capacity
+
+
+def _flow(moment: _Moment, capacity: Ints) -> int:
+    from remat_solvers.kernels_flow import max_flow
+
+    nodes = len(moment.first)
+    return int(
+        max_flow(nodes, nodes - 2, nodes - 1, moment.first, moment.edge_next, moment.edge_to, capacity)
+    )
 
 
 def _build(room: int, nodes: int, edges: list[tuple[int, int, int, int]]) -> _Moment:
