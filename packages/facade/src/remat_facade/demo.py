@@ -60,7 +60,7 @@ class Training:
     _random: Tensor = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.task.learning_rate)
         self._random = torch.Generator().manual_seed(SEED).get_state()
 
     def step(self) -> None:
@@ -178,7 +178,11 @@ class Demo:
                 f"{format_seconds(self.built_s)}, of it solving {format_seconds(solving_s)}",
             ),
         )
-        return Table(title=one.task.about, columns=("", "unplanned", "planned"), rows=rows)
+        note = (
+            f"a percentage is of what {format_nbytes(plan.noremat_peak_nbytes)}, the peak of a plan that "
+            f"recomputes nothing, holds beyond the gradients ({format_nbytes(plan.gradient_nbytes)})"
+        )
+        return Table(title=one.task.about, columns=("", "unplanned", "planned"), rows=rows, note=note)
 
     @property
     def losses(self) -> Table:
