@@ -13,8 +13,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor.allocator import allocator_peak
-from remat_executor.meter import MemoryMeter
+from remat_executor import MemoryMeter, allocator_peak
 from remat_facade.demo_tasks import Batch, Task
 from remat_facade.entrypoints import Hiremate
 from remat_facade.files import save_to, write_whole

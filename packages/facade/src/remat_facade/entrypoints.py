@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypedDict, Unpack
 
 from torch import nn
 
-from remat_executor.module import PlannedModule, plan_graph
+from remat_executor import PlannedModule, plan_graph
 from remat_facade.config import Config
 from remat_facade.errors import BadModel
 from remat_facade.inputs import as_call, check_model, device_nbytes

@@ -1,0 +1,103 @@
+"""`remat plan MODULE:FACTORY`: a model of the user's becomes a saved plan; mistakes are one line each."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from remat_facade.cli import main
+from remat_graph import load_graph, load_plan
+
+FACTORIES = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8))
+
+    def forward(self, x, scale=1.0):
+        return (self.layers(x) * scale).square().mean()
+
+def pair():
+    return Model(), torch.randn(32, 8)
+
+def triple():
+    return Model(), (torch.randn(32, 8),), {"scale": 2.0}
+
+def alone():
+    return Model()
+
+def frozen():
+    return Model().requires_grad_(False), torch.randn(32, 8)
+
+def broken():
+    return Model(), undefined
+
+constant = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a module of factories, and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "user_factories.py").write_text(FACTORIES)
+    return tmp_path
+
+
+@pytest.fixture
+def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
+    """Plan a target that cannot be planned; what stderr says."""
+
+    def plan(target: str) -> str:
+        assert main(["plan", target, "--budget", "100%"]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1, err
+        return err
+
+    return plan
+
+
+@pytest.mark.parametrize("target", ["user_factories.py:pair", "user_factories:triple"])
+def test_a_model_of_the_users_is_planned(
+    target: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a file or a module; plan and graph fit each other and can be solved again without the model."""
+    words = ["--budget", "100%", "--solver", "noremat", "--out", "plan.json", "--graph-out", "new/graph.json"]
+    assert main(["plan", target, *words]) == 0
+    out = capsys.readouterr().out
+    assert "Model, predicted" in out
+    assert "wrote plan.json" in out
+
+    graph = load_graph(folder / "new" / "graph.json")
+    assert load_plan(folder / "plan.json", graph).graph_name == "Model"
+    assert main(["solve", "new/graph.json", "--budget", "100%", "--solver", "noremat"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("user_factories", "MODULE:FACTORY"),
+        ("user_factories:", "MODULE:FACTORY"),
+        (":pair", "MODULE:FACTORY"),
+        ("user_factories.py:piar", "it has"),
+        ("user_factories.py:constant", "no function constant"),
+        ("nowhere.py:pair", "no file"),
+        ("nowhere_at_all:pair", "No module named"),
+        ("user_factories.py:alone", "wanted (model, sample)"),
+        ("user_factories.py:broken", "NameError: name 'undefined' is not defined (user_factories.py, line"),
+        ("user_factories.py:frozen", "trainable"),
+    ],
+)
+def test_a_wrong_target_is_one_line(target: str, said: str, complaint: Callable[[str], str]) -> None:
+    """It names what was wanted, or where the user's own code failed."""
+    assert said in complaint(target)
+
+
+def test_a_module_that_does_not_parse(folder: Path, complaint: Callable[[str], str]) -> None:
+    """A syntax error is the user's to correct."""
+    (folder / "unfinished.py").write_text("def make(:\n")
+    assert "SyntaxError" in complaint("unfinished.py:make")
