@@ -7,7 +7,7 @@ its own order. Everything else in the sample is a constant that the module's gua
 
 import random
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import torch_private
+from remat_executor.dropout import use_eager_rounding
 from remat_executor.errors import CaptureError, UnplannedUse
+from remat_executor.recurrent import keep_workspaces
 from remat_executor.rng import preserved_generators
 
 
@@ -68,13 +70,21 @@ def collect(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             inputs.append(leaf)
         places.append(index[id(leaf)])
     return Tensors(
-        parameters=_distinct(module.named_parameters(remove_duplicate=False)),
-        buffers=_distinct(module.named_buffers(remove_duplicate=False)),
+        parameters=_distinct(_slots(module, "_parameters")),
+        buffers=_distinct(_slots(module, "_buffers")),
         inputs=tuple(inputs),
         leaves=tuple(places),
         constants=tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves),
         spec=spec,
     )
+
+
+def _slots(module: nn.Module, registry: str) -> Iterator[tuple[str, Any]]:
+    """Every place that holds a parameter or buffer, by name; a submodule used twice holds each of its own once."""
+    for prefix, submodule in module.named_modules():
+        for name, tensor in submodule.__dict__[registry].items():
+            if tensor is not None:
+                yield f"{prefix}.{name}" if prefix else name, tensor
 
 
 def _distinct(named: Iterable[tuple[str, Any]]) -> tuple[tuple[tuple[str, ...], Any], ...]:
@@ -265,6 +275,8 @@ def _explained(error: Exception, module: nn.Module) -> CaptureError:
 def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -> Captured:
     """Sort placeholders and outputs of the joint graph by their descriptors."""
     graph = joint.graph_module.graph
+    use_eager_rounding(graph)
+    keep_workspaces(graph)
     placeholders: dict[str, torch.fx.Node] = {}
     tangents: dict[str, torch.fx.Node] = {}
     for node in graph.find_nodes(op="placeholder"):

@@ -98,7 +98,10 @@ class Call:
                 advice="modify a clone of it, or call backward first",
             )
         values = dict(self.saved)
-        if not torch_private.backward_keeps_graph():
+        if torch_private.backward_keeps_graph():
+            # The promise of the budget is for one backward: a second one needs what this one writes over.
+            values.update({v: values[v].clone() for v in self.program.overwritten & values.keys()})
+        else:
             self.saved = None
             self.versions.clear()
         missing = set()
@@ -114,11 +117,9 @@ class Call:
                 continue
             if tangent is None:
                 missing.add(place)
-                tangent = torch.zeros_like(like, device=self.device)
+                tangent = _empty_as(like, self.device).zero_()
             elif tangent.stride() != like.stride() and tangent.numel() > 1:
-                tangent = torch.empty_strided(
-                    like.shape, like.stride(), dtype=like.dtype, device=tangent.device
-                ).copy_(tangent)
+                tangent = _empty_as(like, tangent.device).copy_(tangent)
             values[value] = tangent
         undefined = frozenset(i for i, places in enumerate(self.reach) if places <= missing) if missing else ()
         return Live(values, frozenset(undefined))
@@ -143,6 +144,11 @@ class Call:
         token = torch.empty(0, device=self.device)
         token.remat_live = live  # type: ignore[attr-defined]
         return token, gradients
+
+
+def _empty_as(like: Tensor, device: torch.device) -> Tensor:
+    """A real tensor with the layout of a fake one."""
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
 
 
 class _Link(torch.autograd.Function):

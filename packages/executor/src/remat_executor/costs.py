@@ -10,14 +10,16 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
+from remat_executor import torch_private
 from remat_executor.capture import Captured, Tensors
 from remat_executor.cost_cache import CostCache
 from remat_executor.keys import meta_tensors
 from remat_executor.lower import own_copy
 from remat_executor.measure import measure
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
-from remat_executor.rng import default_generator, read_state, replay
-from remat_executor.translate import Translation
+from remat_executor.recurrent import reads_opaque_bytes
+from remat_executor.rng import default_generator, preserved_generators, read_state, replay
+from remat_executor.translate import Translation, is_second_name
 from remat_graph import Graph, Implementation
 from remat_graph.platform import OpCost, Platform
 
@@ -58,6 +60,7 @@ def with_costs(
                 requests[key] = materials.request(recipe, repeat=k > 0)
     costs = measure(requests, translation.device, cache, on_progress)
 
+    graph = _with_real_sizes(translation, requests, {key: cost.output_nbytes for key, cost in costs.items()})
     ops = []
     for i, (op, recipe) in enumerate(zip(graph.ops, translation.recipes, strict=True)):
         implementations = []
@@ -76,6 +79,36 @@ def with_costs(
             )
         ops.append(attrs.evolve(op, implementations=tuple(implementations)))
     return attrs.evolve(graph, ops=tuple(ops))
+
+
+def _with_real_sizes(
+    translation: Translation, requests: Mapping[str, Request], output_nbytes: Mapping[str, int]
+) -> Graph:
+    """The graph with the storages that kernels really make, where the fake tensors told smaller ones.
+
+    Batch norm on CPU is one: with bfloat16 inputs and float32 parameters its statistics are float32.
+    """
+    graph = translation.graph
+    values = list(graph.values)
+    real: dict[str, list[int]] = {}
+    for op, recipe in zip(graph.ops, translation.recipes, strict=True):
+        outputs = [v for v in op.first.outputs if not values[v].external]
+        if not isinstance(recipe, Call | Draw | TrainBatchNorm):
+            continue
+        if output_nbytes[op.key] <= sum(graph.allocated_nbytes(v) for v in outputs):
+            continue
+        if op.key not in real:
+            with preserved_generators([translation.device]), torch.no_grad():
+                real[op.key] = _storage_sizes(requests[op.key]()())
+        if len(real[op.key]) == len(outputs):
+            for value, nbytes in zip(outputs, real[op.key], strict=True):
+                values[value] = attrs.evolve(values[value], nbytes=nbytes)
+    return attrs.evolve(graph, values=tuple(values))
+
+
+def _storage_sizes(results: object) -> list[int]:
+    storages = {torch_private.storage_id(t): t.untyped_storage().nbytes() for t in meta_tensors(results)}
+    return list(storages.values())
 
 
 def op_cost(recipe: Recipe, graph: Graph, implementation: Implementation) -> OpCost:
@@ -98,11 +131,12 @@ class _Materials:
     def __init__(self, captured: Captured, translation: Translation, tensors: Tensors) -> None:
         self.captured, self.translation = captured, translation
         self.real: dict[Node, Tensor] = dict(zip(captured.externals, tensors.flat, strict=True))
+        self.deep = False
 
     def request(self, recipe: Recipe, *, repeat: bool) -> Request:
         match recipe:
             case Call(node):
-                return lambda: self.call(node)
+                return lambda: self.tried(node)
             case Draw(node, device, _):
                 return lambda: self.draw(node, device, repeat)
             case ReadGenerator(device):
@@ -113,6 +147,22 @@ class _Materials:
                 return lambda: self.write_back(target, source)
             case OwnGradient(source, size, stride):
                 return lambda: self.own_gradient(source, size, stride)
+
+    def tried(self, node: Node) -> Callable[[], object]:
+        """The call on made-up arguments; where the kernel refuses those, on what their producers really make."""
+        if not reads_opaque_bytes(node.target):
+            thunk = self.call(node)
+            try:
+                thunk()
+            except (RuntimeError, ValueError, IndexError):
+                pass
+            else:
+                return thunk
+        self.deep = True
+        try:
+            return self.call(node)
+        finally:
+            self.deep = False
 
     def call(self, node: Node) -> Callable[[], object]:
         args, kwargs = self.arguments(node)
@@ -161,12 +211,24 @@ class _Materials:
             return self.replayed(node, base, getattr(self.captured.graph_module, base.target))
         if base in self.real:
             return self.replayed(node, base, self.real[base].detach())
+        if self.deep and base.op == "call_function":
+            self.deep = False
+            made = self.produced(base)
+            self.deep = True
+            return self.replayed(node, base, made)
         value = node.meta["val"]
         return _made_up(value) if isinstance(value, Tensor) else [_made_up(v) for v in meta_tensors(value)]
 
+    def produced(self, base: Node) -> Any:
+        """Run the op behind a storage on made-up arguments."""
+        if getattr(base.target, "__name__", "") == "getitem":
+            return self.produced(base.args[0])[base.args[1]]  # type: ignore[arg-type]
+        args, kwargs = self.arguments(base)
+        return base.target(*args, **kwargs)  # type: ignore[operator]
+
     def replayed(self, node: Node, base: Node, tensor: Tensor) -> Any:
         """A view of one of the caller's tensors."""
-        if node is base:
+        if node is base or is_second_name(node, base):
             return tensor
         source = self.replayed(node.args[0], base, tensor)
         if getattr(node.target, "__name__", "") == "getitem":

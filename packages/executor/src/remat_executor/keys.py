@@ -29,7 +29,13 @@ def describe(argument: Any) -> str:
     return repr(argument)
 
 
+def target_name(node: Node) -> str:
+    """The name of what a node calls: an operator's overload, or a function of ours."""
+    operator = isinstance(node.target, str) or hasattr(node.target, "overloadpacket")
+    return str(node.target) if operator else str(getattr(node.target, "__name__", node.target))
+
+
 def call_key(node: Node, device: torch.device) -> str:
     """The key of a call: its target and everything that decides which kernel runs."""
     parts = [describe(a) for a in node.args] + [f"{k}={describe(v)}" for k, v in sorted(node.kwargs.items())]
-    return f"{node.target}({', '.join(parts)}) on {device.type}"
+    return f"{target_name(node)}({', '.join(parts)}) on {device.type}"

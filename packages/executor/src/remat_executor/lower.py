@@ -17,9 +17,10 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 
 from remat_executor.capture import Captured
+from remat_executor.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
 from remat_executor.rng import read_state, replay
-from remat_executor.translate import Translation
+from remat_executor.translate import Translation, is_second_name
 from remat_graph import Compute, Deliver, Free, Grads, Schedule, Step, simulate
 
 aten = torch.ops.aten
@@ -58,10 +59,12 @@ class Program:
     Attributes:
         forward: makes the outputs that are not replayed, then what the backward needs.
         backward: the parts of the backward in order; the last one delivers at least one gradient.
+        overwritten: values that the forward hands over and the backward writes over.
     """
 
     forward: Part
     backward: tuple[Part, ...]
+    overwritten: frozenset[int]
 
 
 def lower(
@@ -88,6 +91,7 @@ def lower(
     forward = lowering.finish(outputs, set().union(*needed), ())
     live = {*forward.gives, *translation.graph.tangents}
     parts = []
+    overwritten: set[int] = set()
     for i, segment in enumerate(segments):
         lowering = _Lowering(captured, translation, replays, live)
         lowering.follow(segment)
@@ -95,8 +99,9 @@ def lower(
         gradients = [lowering.gradient(g) for g in delivered]
         part = lowering.finish(gradients, set().union(*needed[i + 1 :]), delivered)
         parts.append(part)
+        overwritten |= lowering.overwritten & set(forward.gives)
         live = live - set(part.drops) | set(part.gives)
-    return Program(forward=forward, backward=tuple(parts))
+    return Program(forward=forward, backward=tuple(parts), overwritten=frozenset(overwritten))
 
 
 def _read_by(translation: Translation, steps: Iterable[Step]) -> set[int]:
@@ -178,6 +183,7 @@ class _Lowering:
         self.delivered: list[int] = []
         self.gradient_of = {value: i for i, (_, _, value) in enumerate(translation.gradients)}
         self.takes: dict[int, Node] = {}
+        self.overwritten: set[int] = set()
 
     def unpack(self, name: str) -> Node:
         """A node for one tensor of the list; its index is known only when the part is finished."""
@@ -215,6 +221,7 @@ class _Lowering:
         made = self.translation.made_by[step.op]
         over = next((source for _, source in implementation.reuses if source in dying), None)
         if over is not None and not any(self.is_live(v) for _, v in made):
+            self.overwritten.add(over)
             result = self.emit_in_place(recipe, *self.translation.in_place[step.op][over])
         else:
             result = self.emit(recipe, repeat)
@@ -252,6 +259,11 @@ class _Lowering:
                 args, kwargs = self.call_arguments(node)
                 if not repeat:
                     return self.fx.call_function(node.target, args, kwargs)
+                if node.target is noise_dropout:
+                    # fx cannot print a function of ours as an argument, only as a target.
+                    return self.fx.call_function(
+                        replay_noise_dropout, (self.value_node(state), device, *args), kwargs
+                    )
                 return self.fx.call_function(replay, (self.value_node(state), device, node.target, *args), kwargs)
             case TrainBatchNorm(node, mean, variance):
                 x, weight, bias = (self.resolve(a) for a in node.args[:3])
@@ -295,7 +307,7 @@ class _Lowering:
             return None
         base = self.translation.base_of[node]
         value = self.translation.value_of[base]
-        if node is base:
+        if node is base or is_second_name(node, base):
             return self.value_node(value)
         if node not in self.views:
             source, rest = node.args[0], node.args[1:]

@@ -28,7 +28,7 @@ def read_state(device: str) -> Tensor:
     return default_generator(torch.device(device)).get_state()
 
 
-def replay(state: Tensor, device: str, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def replay(state: Tensor, device: str, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run a random op from a given state; the generator ends as it was found."""
     generator = default_generator(torch.device(device))
     found = generator.get_state()

@@ -48,10 +48,37 @@ def _as_if_compiling() -> Iterator[None]:
         compiler._is_compiling_flag = before
 
 
+@contextlib.contextmanager
+def _as_eager_composes() -> Iterator[None]:
+    """Trace recurrent layers and resizing as C++ composes them, which is what eager runs.
+
+    Torch's Python decompositions of these differ from it: other kernels, other rounding, and an LSTM without its
+    dropout between layers (torch 2.13).
+    """
+    implicit, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
+    packets = [getattr(torch.ops.aten, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")]
+    sizes = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
+    packets += [getattr(torch.ops.aten, f"upsample_{size}") for size in sizes]
+    removed = []
+    for packet in packets:
+        for overload in packet.overloads():
+            operator = getattr(packet, overload)
+            for key in (implicit, autograd):
+                if key in operator.py_kernels:
+                    removed.append((operator, key, operator.py_kernels.pop(key)))
+            operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operator, key, kernel in removed:
+            operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()
+
+
 def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> Joint:
     """Trace the forward and backward of `module(*tensors)` on fake tensors."""
     export = _private("torch._functorch.aot_autograd", "aot_export_joint_with_descriptors")
-    with contextlib.ExitStack() as stack, _as_if_compiling():
+    with contextlib.ExitStack() as stack, _as_if_compiling(), _as_eager_composes():
         joint = export(stack, module, tensors)
         info = joint._aot_state.fw_metadata.output_info
         return Joint(graph_module=joint.graph_module, aliases=tuple(o.output_type.name for o in info))

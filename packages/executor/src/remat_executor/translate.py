@@ -17,8 +17,9 @@ from torch.fx import Node
 from remat_executor import torch_private
 from remat_executor.capture import Captured, Tensors
 from remat_executor.errors import CaptureError
+from remat_executor.dropout import noise_dropout
 from remat_executor.inplace import InPlace, in_place_forms
-from remat_executor.keys import call_key, meta_tensors
+from remat_executor.keys import call_key, meta_tensors, target_name
 from remat_executor.recipes import (
     Call,
     Draw,
@@ -85,11 +86,20 @@ def _is_getitem(node: Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
+def is_second_name(node: Node, base: Node) -> bool:
+    """Whether a node is another output of the op that made `base`, and the same tensor (LSTM bias gradients)."""
+    return _is_getitem(node) and _is_getitem(base) and node is not base and node.args[0] is base.args[0]
+
+
 def _is_random(node: Node) -> bool:
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in node.target.tags
-    )
+    if node.target is noise_dropout:
+        return True
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    # Attention kernels carry the tag for the sake of a dropout that most calls switch off.
+    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
 
 
 @attrs.define(eq=False)
@@ -161,13 +171,15 @@ class _Translator:
             source, place = node.args
             if self.is_view(source):
                 self.base_of[node] = self.base_of[source]
-            else:
-                self.base_of[node] = owner.setdefault(torch_private.storage_id(value), node)
-                if self.base_of[node] is not node:
-                    raise CaptureError(
-                        problem=f"output {place} of {source.target} shares a storage with {self.base_of[node]}",
-                        advice="wrap a submodule that does not use it",
-                    )
+                return
+            made = source.meta["val"][place]
+            base = self.base_of[node] = owner.setdefault(torch_private.storage_id(made), node)
+            same = (base.meta["val"].shape, base.meta["val"].stride()) == (made.shape, made.stride())
+            if base is not node and not (_is_getitem(base) and base.args[0] is source and same):
+                raise CaptureError(
+                    problem=f"output {place} of {source.target} shares a storage with {base}",
+                    advice="wrap a submodule that does not use it",
+                )
             return
         if isinstance(value, Tensor):
             self.base_of[node] = owner.setdefault(torch_private.storage_id(value), node)
@@ -319,13 +331,10 @@ class _Translator:
         value = node.meta["val"]
         if isinstance(value, Tensor):
             return [(node, value)]
-        named = {u.args[1]: u for u in node.users if _is_getitem(u)}
-        found, seen = [], set()
-        for i, tensor in enumerate(value):
-            if isinstance(tensor, Tensor) and torch_private.storage_id(tensor) not in seen:
-                seen.add(torch_private.storage_id(tensor))
-                found.append((named.get(i), tensor))
-        return found
+        bases = [u for u in node.users if _is_getitem(u) and self.base_of[u] is u]
+        named = {torch_private.storage_id(value[u.args[1]]): u for u in bases}
+        storages = {torch_private.storage_id(t): t for t in value if isinstance(t, Tensor)}
+        return [(named.get(storage), tensor) for storage, tensor in storages.items()]
 
     def add_op(self, node: Node, *, backward: bool) -> None:
         inputs = self.input_values(node)
@@ -339,7 +348,7 @@ class _Translator:
         reuses = tuple((outputs[0], source) for source in forms)
         first = Implementation(inputs=inputs, outputs=outputs, reuses=reuses)
         key = call_key(node, self.device)
-        op = Op(name=node.name, target=str(node.target), backward=backward, key=key, implementations=(first,))
+        op = Op(name=node.name, target=target_name(node), backward=backward, key=key, implementations=(first,))
         named = tuple((n, v) for n, v in made if n is not None)
         if state is None:
             self.append(op, Call(node), named, forms)
@@ -429,7 +438,7 @@ class _Translator:
         again = Implementation(inputs=inputs, outputs=outputs)
         op = Op(
             name=node.name,
-            target=str(node.target),
+            target=target_name(node),
             key=call_key(node, self.device),
             rerun=1,
             implementations=(first, again),
