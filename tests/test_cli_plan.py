@@ -101,3 +101,17 @@ def test_a_module_that_does_not_parse(folder: Path, complaint: Callable[[str], s
     """A syntax error is the user's to correct."""
     (folder / "unfinished.py").write_text("def make(:\n")
     assert "SyntaxError" in complaint("unfinished.py:make")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_cache_that_cannot_be_written_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It costs time and nothing else: the plan is made, and the line says what to set."""
+    (folder / "file").write_text("mine")
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(folder / "file"))
+    assert main(["plan", "user_factories.py:pair", "--budget", "100%", "--solver", "noremat"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "REMAT_CACHE_DIR" in err
+    assert (folder / "file").read_text() == "mine"

@@ -5,6 +5,7 @@ user's mistake ends in one line on stderr and exit code 2, Ctrl-C in one line an
 """
 
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,8 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended."""
+USER_ERROR, INTERRUPTED = 2, 130
+"""Exit codes of a command that could not start, and of one that Ctrl-C ended."""
 
 _Budget = Annotated[
     str, typer.Option(help='Bytes, "2GiB", "800MB", or a share of the unplanned peak: "40%".')
@@ -188,23 +189,28 @@ def solvers() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    usage_error: type[Any] = typer.BadParameter.__mro__[
-        1
-    ]  # where typer keeps it has changed, what it is has not
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
+        code = _run(words or ["--help"])
+    if code == INTERRUPTED:
+        complain("interrupted; files of earlier runs are as they were")
+    return code
+
+
+def _run(words: list[str]) -> int:
+    usage_error: type[Any] = typer.BadParameter.__mro__[1]  # its module has changed, its place here has not
     try:
         # Not `app(...)`: that writes on the errors it sees, and ours are frozen.
-        code = typer.main.get_command(app).main(words or ["--help"], prog_name="remat", standalone_mode=False)
-    except (typer.Abort, KeyboardInterrupt):
-        code = INTERRUPTED
+        code = typer.main.get_command(app).main(words, prog_name="remat", standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):  # newer typer returns the exit code instead
+        return INTERRUPTED
     except usage_error as error:
         command = error.ctx.command_path if error.ctx else "remat"
         complain(f"{error.format_message().rstrip('.')}; see `{command} --help`")
-        return 2
+        return USER_ERROR
     except RematError as error:
         complain(str(error))
-        return 2
-    if code == INTERRUPTED:  # newer typer turns Ctrl-C into this code by itself
-        complain("interrupted; files of earlier runs are as they were")
+        return USER_ERROR
     return code if isinstance(code, int) else 0
 
 
