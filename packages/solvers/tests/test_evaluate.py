@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from remat_solvers.families import random_graph
+
 from remat_graph import InvalidSchedule, Schedule, simulate, verify
 from remat_solvers.evaluate import evaluate, flatten
+from remat_solvers.families import random_graph
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -1,15 +1,31 @@
 """Solvers that plan a training step inside a memory budget, one a file, all judged by one referee."""
 
+from typing import TYPE_CHECKING, Any
+
 from remat_solvers.errors import BadParameter, InfeasibleBudget, UnknownSolver
 from remat_solvers.protocol import Deadline, Problem, Progress, Solution, Solver, Status, judge
 from remat_solvers.registry import get_solver, solve, solver_names
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:
+    from remat_solvers.questions import MinBudget, min_budget
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs the compiled parts when it is first asked for."""
+    if name in ("MinBudget", "min_budget"):
+        from remat_solvers import questions
+
+        return getattr(questions, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "BadParameter",
     "Deadline",
     "InfeasibleBudget",
+    "MinBudget",
     "Problem",
     "Progress",
     "Solution",
@@ -18,6 +34,7 @@ __all__ = [
     "UnknownSolver",
     "get_solver",
     "judge",
+    "min_budget",
     "solve",
     "solver_names",
 ]

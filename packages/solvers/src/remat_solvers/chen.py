@@ -1,8 +1,11 @@
-"""`chen_sqrt`: sqrt(n) segments (Chen, Xu, Zhang, Guestrin 2016, "Training deep nets with sublinear memory cost").
+"""`chen_sqrt`: sqrt(n) segments.
 
-The forward is cut into sqrt(n) segments of equally many ops; only what crosses a cut is kept. When the backward
-reaches a segment, the segment runs once more. The paper speaks of chains; here what crosses a cut is a set of values,
-skips included, which makes the method valid for any graph. One extra forward at most; O(n).
+Chen, Xu, Zhang, Guestrin 2016, "Training deep nets with sublinear memory cost".
+
+The forward is cut into sqrt(n) segments of equally many ops; only what crosses a cut is kept. When the
+backward reaches a segment, the segment runs once more. The paper speaks of chains; here what crosses a cut
+is a set of values, skips included, which makes the method valid for any graph. One extra forward at most;
+O(n).
 
 The plan does not depend on the budget: it fits or it does not.
 """

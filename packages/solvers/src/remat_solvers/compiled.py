@@ -1,35 +1,35 @@
 """The one place that knows numba: decorators for the compiled inner loops.
 
-Modules whose name starts with ``kernels_`` hold nothing but such functions and are imported when first needed, so
-that importing the package stays cheap. Machine code is cached on disk; where no cache folder can be written the
-functions still compile, once a process.
+Modules whose name starts with ``kernels_`` hold nothing but such functions and are imported when first
+needed, so that importing the package stays cheap. Machine code is cached on disk; where no cache folder can
+be written the functions still compile, once a process.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numba
 
-F = TypeVar("F", bound=Callable[..., object])
+Kernel = Callable[..., Any]
 
 
-def _compile(function: F, **options: Any) -> F:
+def _compile(function: Kernel, **options: Any) -> Kernel:
     try:
-        compiled: F = numba.njit(cache=True, error_model="numpy", **options)(function)
+        compiled: Kernel = numba.njit(cache=True, error_model="numpy", **options)(function)
     except RuntimeError:  # numba found no folder to write to
         compiled = numba.njit(error_model="numpy", **options)(function)
     return compiled
 
 
-def njit(function: F) -> F:
+def njit(function: Kernel) -> Kernel:
     """Compile on first call, cached on disk where that is possible."""
     return _compile(function)
 
 
-def njit_in_place(function: F) -> F:
+def njit_in_place(function: Kernel) -> Kernel:
     """As `njit`, for functions that allocate nothing and only work on the arrays they are given.
 
-    Without reference counts: a state of sixty arrays that is handed from function to function would otherwise spend
-    nearly all its time on counting references.
+    Without reference counts: handing the state's arrays from function to function would otherwise spend
+    nearly all the time on counting references.
     """
     return _compile(function, _nrt=False)

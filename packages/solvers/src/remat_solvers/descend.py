@@ -1,10 +1,11 @@
 """The smallest peak that can be reached: sequence search with memory as the objective.
 
-Greedy eviction towards the floor first; then walks at falling targets, each from the sequence with the smallest peak
-so far and ended as soon as its target holds. Time hardly counts here, so sequences may grow to several times the
-graph. A target that is missed is moved halfway back; the search ends when steps are under half a percent, at the
-goal, or when the moves are used up. Deterministic for a seed and a number of moves; reaching for a goal passes
-through the same sequences as reaching for the floor, so a budget that was once reached is reached again.
+Greedy eviction towards the floor first; then walks at falling targets, each from the sequence with the
+smallest peak so far and ended as soon as its target holds. Time hardly counts here, so sequences may grow
+to several times the graph. A target that is missed is moved halfway back; the search ends when steps are
+under half a percent, at the goal, or when the moves are used up. Deterministic for a seed and a number of
+moves; reaching for a goal passes through the same sequences as reaching for the floor, so a budget that was
+once reached is reached again.
 
 Imperfect: nothing is proven; the floor may lie below what any schedule reaches.
 """

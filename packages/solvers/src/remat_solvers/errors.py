@@ -3,7 +3,9 @@
 import difflib
 
 import attrs
+
 from remat_graph import RematError
+from remat_graph.units import format_nbytes
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -59,23 +61,11 @@ class InfeasibleBudget(RematError):
     floor_op_nbytes: int
 
     def __str__(self) -> str:
-        verdict = (
-            "no schedule can fit it"
-            if self.budget_nbytes < self.floor_nbytes
-            else "no schedule was found for it"
-        )
+        proven = self.budget_nbytes < self.floor_nbytes
+        verdict = "no schedule can fit it" if proven else "no schedule was found for it"
         return (
-            f"budget {_text(self.budget_nbytes)} is too small: {verdict}; the smallest budget with a schedule is "
-            f"{_text(self.smallest_nbytes)} ({self.smallest_nbytes} bytes), none exists below "
-            f"{_text(self.floor_nbytes)}, where {self.floor_op} needs {_text(self.floor_op_nbytes)}; "
-            "raise the budget or use a smaller batch"
+            f"budget {format_nbytes(self.budget_nbytes)} is too small: {verdict}; the smallest budget with a "
+            f"schedule is {format_nbytes(self.smallest_nbytes)} ({self.smallest_nbytes} bytes), none exists "
+            f"below {format_nbytes(self.floor_nbytes)}, where {self.floor_op} needs "
+            f"{format_nbytes(self.floor_op_nbytes)}; raise the budget or use a smaller batch"
         )
-
-
-def _text(nbytes: int) -> str:
-    amount = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024 or unit == "GiB":
-            break
-        amount /= 1024
-    return f"{nbytes} B" if unit == "B" else f"{amount:.2f} {unit}"

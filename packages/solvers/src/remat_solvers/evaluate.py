@@ -1,10 +1,12 @@
 """A graph as flat arrays, and the compiled evaluation of op sequences that every solver's inner loop uses.
 
-`evaluate(arrays, order)` says what `simulate(graph, Schedule.from_order(graph, order))` says: the same memory rule,
-written a second time, for speed; a fuzz test holds the two together. It takes about 10 us at 600 ops.
+`evaluate(arrays, order)` says what `simulate(graph, Schedule.from_order(graph, order))` says: the same
+memory rule, written a second time, for speed; a fuzz test holds the two together. It takes about 10 us at
+600 ops.
 
-Each op has two variants: index ``2 * op`` is its first run, ``2 * op + 1`` its repeat. Values that are external or at
-home on the device all the time cost nothing and never die, so they are left out of the input and output lists.
+Each op has two variants: index ``2 * op`` is its first run, ``2 * op + 1`` its repeat. Values that are
+external or at home on the device all the time cost nothing and never die, so they are left out of the input
+and output lists.
 """
 
 from collections.abc import Iterable

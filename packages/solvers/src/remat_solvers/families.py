@@ -1,8 +1,131 @@
-"""Random graphs of several families for the solvers' tests: plain data, seeded."""
+"""Families of made-up graphs to try solvers on: seeded, plain data, with sizes and times of no real device.
+
+`random_graph` knows everything that the memory rule knows (workspaces, in-place outputs, pinned values, ops
+that run only once, overwritten buffers); the others have the shapes of networks, each with a backward in
+which an op reads the gradient of its output, its input and its output.
+"""
 
 import random
+from collections.abc import Sequence
 
 from remat_graph import Graph, Implementation, Op, Role, Value
+
+
+class _Builder:
+    """A forward under construction; `build` adds the backward."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.values: list[Value] = [Value(name="x", nbytes=0, external=True)]
+        self.nodes: list[tuple[list[int], int, float, bool]] = []
+
+    def add(self, inputs: Sequence[int], nbytes: int, time_s: float, *, heavy: bool = False) -> int:
+        """An op; a heavy one has a parameter gradient and reads its inputs in the backward."""
+        self.values.append(Value(name=f"a{len(self.values)}", nbytes=nbytes))
+        self.nodes.append((list(inputs), len(self.values) - 1, time_s, heavy))
+        return len(self.values) - 1
+
+    def build(self) -> Graph:
+        """The joint graph: gradients of values read several times are summed."""
+        values = list(self.values)
+        ops = [
+            Op(
+                name=f"f{out}",
+                target="forward",
+                implementations=[Implementation(inputs=inputs, outputs=[out], time_s=time_s)],
+            )
+            for inputs, out, time_s, _ in self.nodes
+        ]
+        grads: dict[int, int] = {}
+
+        def back(
+            name: str, inputs: set[int], nbytes: int, time_s: float, role: Role = Role.ACTIVATION
+        ) -> int:
+            values.append(Value(name=name, nbytes=nbytes, role=role))
+            implementation = Implementation(inputs=sorted(inputs), outputs=[len(values) - 1], time_s=time_s)
+            ops.append(
+                Op(name=f"b.{name}", target="backward", backward=True, implementations=[implementation])
+            )
+            return len(values) - 1
+
+        for inputs, out, time_s, heavy in reversed(self.nodes):
+            upstream = {grads[out]} if out in grads else set()
+            for source in inputs:
+                if source == 0:
+                    continue
+                saved = {source} if heavy else {out}
+                made = back(f"g{source}.{out}", upstream | saved, values[source].nbytes, time_s)
+                if source in grads:
+                    made = back(
+                        f"s{source}.{out}", {made, grads[source]}, values[source].nbytes, 0.2 * time_s
+                    )
+                grads[source] = made
+            if heavy:
+                back(f"w{out}", upstream | set(inputs), 0, time_s, Role.GRAD)
+        return Graph(name=self.name, values=values, ops=ops)
+
+
+def chain(length: int, *, seed: int = 0, skips: int = 0) -> Graph:
+    """Convolution-like and pointwise ops in a row; residual additions every `skips` ops if that is not 0."""
+    rng = random.Random(seed)
+    net = _Builder(f"chain{length}" + (f"skip{skips}" if skips else ""))
+    x = skip = net.add([0], rng.randint(20, 40), 5.0, heavy=True)
+    for i in range(1, length):
+        heavy = i % 2 == 0
+        x = net.add([x], rng.randint(20, 40), 5.0 if heavy else 1.0, heavy=heavy)
+        if skips and i % skips == 0:
+            x = skip = net.add([x, skip], rng.randint(20, 40), 1.0)
+    return net.build()
+
+
+def unet(depth: int, *, seed: int = 0) -> Graph:
+    """An encoder and a decoder with a skip at each of `depth` resolutions."""
+    rng = random.Random(seed)
+    net = _Builder(f"unet{depth}")
+    x, skips = 0, []
+    for level in range(depth):
+        size = 1024 >> level
+        x = net.add([x], size, 8.0 + rng.random(), heavy=True)
+        x = net.add([x], size, 1.0)
+        skips.append(x)
+        x = net.add([x], size // 4, 0.5)
+    for level in reversed(range(depth)):
+        size = 1024 >> level
+        x = net.add([x, skips[level]], 2 * size, 1.5)
+        x = net.add([x], size, 10.0 + rng.random(), heavy=True)
+        x = net.add([x], size, 1.0)
+    return net.build()
+
+
+def dense(blocks: int, *, layers: int = 6, seed: int = 0) -> Graph:
+    """Dense connections: each layer of a block reads all before it."""
+    rng = random.Random(seed)
+    net = _Builder(f"dense{blocks}")
+    x = net.add([0], 64, 4.0, heavy=True)
+    for _ in range(blocks):
+        before = [x]
+        for _ in range(layers):
+            joined = net.add(before, 16 * len(before), 0.5)
+            normal = net.add([joined], 16 * len(before), 1.0)
+            before.append(net.add([normal], 16, 3.0 + rng.random(), heavy=True))
+        x = net.add([before[-1]], 32, 1.0)
+    return net.build()
+
+
+def mobile(blocks: int, *, seed: int = 0) -> Graph:
+    """Inverted bottlenecks with wide early layers, as in mobile networks."""
+    rng = random.Random(seed)
+    net = _Builder(f"mobile{blocks}")
+    x = net.add([0], 400, 3.0, heavy=True)
+    for block in range(blocks):
+        size = max(8, 400 // (1 + block))
+        wide = net.add([x], 6 * size, 2.0, heavy=True)
+        for _ in range(2):
+            wide = net.add([wide], 6 * size, 0.6)
+        deep = net.add([wide], 6 * size, 1.5 + rng.random(), heavy=True)
+        thin = net.add([net.add([deep], 6 * size, 0.6)], size, 2.0, heavy=True)
+        x = net.add([x, thin], size, 0.3) if block % 3 else thin
+    return net.build()
 
 
 def random_graph(seed: int, ops: int = 6, *, fancy: bool = True) -> Graph:
@@ -21,7 +144,7 @@ def random_graph(seed: int, ops: int = 6, *, fancy: bool = True) -> Graph:
     forward_count = max(1, ops // 2)
     external = value("x", 7, external=True)
     made: list[int] = []
-    buffer = value("running", 3, external=True, role=Role.BUFFER) if fancy else None
+    buffer: int | None = value("running", 3, external=True, role=Role.BUFFER) if fancy else None
     for i in range(forward_count):
         pool = [external, *made]
         inputs = sorted({rng.choice(pool[-3:]), rng.choice(pool)}) if i else [external]
@@ -48,7 +171,8 @@ def random_graph(seed: int, ops: int = 6, *, fancy: bool = True) -> Graph:
             reuses=tuple(reuses),
             workspace_nbytes=rng.choice([0, 0, 4]) if fancy else 0,
         )
-        implementations, rerun = [first], 0
+        implementations: list[Implementation] = [first]
+        rerun: int | None = 0
         if buffer is not None and rng.random() < 0.15:
             newer = value("running", 3, external=True, role=Role.BUFFER, replaces=buffer)
             implementations[0] = Implementation(
@@ -73,23 +197,23 @@ def random_graph(seed: int, ops: int = 6, *, fancy: bool = True) -> Graph:
     ]
     back = list(tangents)
     for i in range(ops - forward_count):
-        inputs = {rng.choice(back[-2:]) if back else external, rng.choice(made)}
+        read = {rng.choice(back[-2:]) if back else external, rng.choice(made)}
         if rng.random() < 0.5:
-            inputs.add(rng.choice(made))
+            read.add(rng.choice(made))
         if fancy and rng.random() < 0.1:
-            inputs = {rng.choice(made)}
+            read = {rng.choice(made)}
         pinned = rng.random() < (0.4 if i < ops - forward_count - 1 else 1.0)
         outputs = [
             value("g", size(), role=Role.GRAD if pinned else Role.ACTIVATION, of=external if pinned else None)
         ]
         implementation = Implementation(
-            inputs=sorted(inputs),
+            inputs=sorted(read),
             outputs=outputs,
             time_s=rng.randint(0, 9),
             reuses=tuple(
                 (o, s)
                 for o in outputs
-                for s in sorted(inputs)
+                for s in sorted(read)
                 if fancy and s != external and values[o].nbytes == values[s].nbytes
             ),
         )

@@ -1,10 +1,11 @@
-"""Greedy eviction: at the worst moment, give up the value whose rebuilding costs least per byte of excess removed.
+"""Greedy eviction: at the worst moment, give up what costs least to rebuild per byte of excess removed.
 
-The unit is a (value, use-gap) pair: a value held from one use to the next over the moment at which the sequence
-holds most. Evicting it inserts its producer before the next use, together with the producers of whatever is dead
-there, and is scored by seconds added per byte of excess (summed over all positions above the budget) removed, so
-what piles up when values are rebuilt counts as well. In the spirit of DTR's eviction heuristic (Kirisame et al.
-2021), planned ahead. At most 64 candidates are looked at a step: O(evictions * (ops + 64 trials)).
+The unit is a (value, use-gap) pair: a value held from one use to the next over the moment at which the
+sequence holds most. Evicting it inserts its producer before the next use, together with the producers of
+whatever is dead there, and is scored by seconds added per byte of excess (summed over all positions above
+the budget) removed, so what piles up when values are rebuilt counts as well. In the spirit of DTR's
+eviction heuristic (Kirisame et al. 2021), planned ahead. At most 64 candidates are looked at a step:
+O(evictions * (ops + 64 trials)).
 
 Imperfect: never takes an eviction back; `polish` and `search` do.
 """
@@ -49,7 +50,7 @@ def evict(arrays: Arrays, budget_nbytes: int, deadline: Deadline, order: Ints | 
 
 
 def keep_only(arrays: Arrays, budget_nbytes: int, op: int, kept: set[int], deadline: Deadline) -> Ints:
-    """Trace order, with everything but `kept` given up over the first run of `op`, then evicted until it fits."""
+    """Trace order with all but `kept` given up over the first run of `op`, then evicted until it fits."""
     from remat_solvers import kernels_greedy
     from remat_solvers.state import get_order, make_state
 

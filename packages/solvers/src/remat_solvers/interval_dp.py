@@ -1,27 +1,30 @@
 """Dynamic programming over intervals of the linear order, with sets of values as interfaces, then polish.
 
-Idea: rotor (Beaumont et al. 2019, "Optimal checkpointing for heterogeneous chains") on a graph that is no chain. The
-forward is cut into up to `stages` segments where little crosses. ``cost(i, j, m)`` is the least forward time that
-runs segments i to j - 1 and their backward within m bytes, given what crosses cut i:
+Idea: rotor (Beaumont et al. 2019, "Optimal checkpointing for heterogeneous chains") on a graph that is no
+chain. The forward is cut into up to `stages` segments where little crosses. ``cost(i, j, m)`` is the least
+forward time that runs segments i to j - 1 and their backward within m bytes, given what crosses cut i:
 
-* keep:  run segment i and keep all that the backward reads of it, then ``cost(i + 1, j, less)``, then its backward;
-* drop:  run segments i to k - 1 keeping only what crosses cut k, then ``cost(k, j, less)``, then ``cost(i, k, m)``,
-  which makes them again.
+* keep: run segment i and keep all that the backward reads of it, then ``cost(i + 1, j, less)``, then its
+  backward;
+* drop: run segments i to k - 1 keeping only what crosses cut k, then ``cost(k, j, less)``, then ``cost(i,
+  k, m)``, which makes them again.
 
-Bytes are counted per set, so a skip that is there already is not charged again; memory is cut into `slots` levels.
-The plan becomes an op sequence (valid by construction, see `linear`), repeats that nothing needs are dropped, and
-since working sets inside a segment are only estimated, the table is read at several memory levels; the fastest
-sequence that really fits is polished. O(stages^3 * slots) vectorized over the slots: about 0.2 s.
+Bytes are counted per set, so a skip that is there already is not charged again; memory is cut into `slots`
+levels. The plan becomes an op sequence (valid by construction, see `linear`), repeats that nothing needs
+are dropped, and since working sets inside a segment are only estimated, the table is read at several memory
+levels; the fastest sequence that really fits is polished. O(stages^3 * slots) vectorized over the slots:
+about 0.2 s.
 
 Imperfect: inside a segment it is all or nothing; the polish and the search repair that.
 """
 
+from itertools import pairwise
 from typing import ClassVar
 
 import attrs
 import numpy as np
-from remat_graph import Graph
 
+from remat_graph import Graph
 from remat_solvers.evaluate import Arrays, Floats, Ints, evaluate, flatten
 from remat_solvers.linear import Segments, cut, forward_ops, repeatable, without_useless
 from remat_solvers.noremat import NoRemat
@@ -62,7 +65,7 @@ def plan(graph: Graph, arrays: Arrays, budget_nbytes: int, stages: int = 36, slo
     pieces = cut(graph, narrow_places(graph, stages))
     table = _Table(graph, pieces, budget_nbytes, slots)
     best, best_s = None, float("inf")
-    seen: set[tuple[int, ...]] = set()
+    seen: set[tuple[tuple[str, int], ...]] = set()
     for level in range(LEVELS):
         room = slots - 1 - round(level * (slots - 1) / LEVELS)
         if not np.isfinite(table.cost[0, len(pieces)][room]):
@@ -90,7 +93,7 @@ def narrow_places(graph: Graph, stages: int) -> list[int]:
         for v in graph.ops[op].first.outputs:
             crossing[place + 1 : last.get(v, place) + 1] += graph.allocated_nbytes(v)
     edges = np.linspace(1, len(ops), min(stages, len(ops)) + 1).astype(int)
-    places = {int(a + np.argmin(crossing[a:b])) for a, b in zip(edges, edges[1:], strict=False) if b > a}
+    places = {int(a + np.argmin(crossing[a:b])) for a, b in pairwise(edges.tolist()) if b > a}
     return sorted(places - {0, len(ops)})
 
 

@@ -5,9 +5,9 @@ import numpy as np
 from remat_solvers.compiled import njit_in_place as njit
 from remat_solvers.kernels_moves import (
     drop,
+    drop_run,
     evict,
     evict_run,
-    drop_run,
     exchange,
     pick_repeat,
     shift,

@@ -73,7 +73,7 @@ def greedy(S, budget, steps):  # type: ignore[no-untyped-def]
 
 @njit
 def keep_only(S, budget, op, keep, steps):  # type: ignore[no-untyped-def]
-    """Evict, over the first run of `op`, every value that `keep` does not mark; returns whether there is more to do."""
+    """Evict all that `keep` does not mark over the first run of `op`; returns whether there is more to do."""
     rebuild(S, budget)
     values = S.val.shape[0] - 1
     for _ in range(steps):

@@ -1,8 +1,8 @@
 """Compiled moves of the sequence search: each describes one change to the state; `trial` then evaluates it.
 
-Dropping or adding single repeats has no gradient where rebuilt values pile up, so a move brings along what it
-implies: an evicted value comes back together with the producers of its dead inputs, a dropped repeat takes the
-repeats with it that only it needed, and whole runs of neighbours are given up or kept at once.
+Dropping or adding single repeats has no gradient where rebuilt values pile up, so a move brings along what
+it implies: an evicted value comes back together with the producers of its dead inputs, a dropped repeat
+takes the repeats with it that only it needed, and whole runs of neighbours are given up or kept at once.
 """
 
 from remat_solvers.compiled import njit_in_place as njit
@@ -26,7 +26,7 @@ from remat_solvers.kernels_state import (
 def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
     """Insert the producer of `value` before `gap`, after the producers of its inputs that are dead there.
 
-    Values whose `S.val.value_stamp` is current count as dead. With chance `hold` a dead input is kept from its last
+    Values whose `value_stamp` is current count as dead. With chance `hold` a dead input is kept from its last
     use instead. False if that takes more than `most` runs or cannot be done.
     """
     stamp = S.meta[STAMP]
@@ -107,7 +107,7 @@ def drop(S, p, cascade):  # type: ignore[no-untyped-def]
 
 @njit
 def pick_gap(S, budget):  # type: ignore[no-untyped-def]
-    """A random (value, gap): the value is held in the gap and next read at it, some way after its last event."""
+    """A random (value, gap): the value is next read at the gap, some way after its last event."""
     count = S.meta[COUNT]
     for _ in range(20):
         q = below(S, count)

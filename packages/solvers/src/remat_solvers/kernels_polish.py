@@ -17,7 +17,7 @@ from remat_solvers.kernels_state import (
 
 @njit
 def drop_best(S, budget):  # type: ignore[no-untyped-def]
-    """Delete the repeat, and what only it needed, that saves most while the budget holds; False if none does."""
+    """Delete the repeat (and what only it needed) that saves most within the budget; False if none does."""
     excess = S.pos[S.meta[COUNT]].excess
     best, best_change = -1, 0.0
     for r in range(S.meta[REPEATS]):

@@ -1,16 +1,19 @@
 """The linear order of a graph cut into segments, for the methods that think of a network as a chain.
 
-A cut lies between two forward ops; what crosses it is a set of values (skips and encoder outputs among them), not
-one. A backward op belongs to the segment in which the last of the forward values that it reads has its last
-forward use, made monotone along the backward, so that the backward visits the segments in reverse.
+A cut lies between two forward ops; what crosses it is a set of values (skips and encoder outputs among
+them), not one. A backward op belongs to the segment in which the last of the forward values that it reads
+has its last forward use, made monotone along the backward, so that the backward visits the segments in
+reverse.
 
-Any order made of first runs in trace order and of repeats inserted later is valid, so a method that plans on this
-simplified picture always yields a valid sequence; only its peak has to be checked.
+Any order made of first runs in trace order and of repeats inserted later is valid, so a method that plans
+on this simplified picture always yields a valid sequence; only its peak has to be checked.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import attrs
+
 from remat_graph import Graph
 
 
@@ -48,7 +51,7 @@ def cut(graph: Graph, cuts: Sequence[int]) -> Segments:
     """
     ops = forward_ops(graph)
     bounds = [0, *cuts, len(ops)]
-    forward = [tuple(ops[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    forward = [tuple(ops[a:b]) for a, b in pairwise(bounds)]
     segment_of = {op: s for s, run in enumerate(forward) for op in run}
     made_in: dict[int, int] = {}
     last_in: dict[int, int] = {}
@@ -64,9 +67,9 @@ def cut(graph: Graph, cuts: Sequence[int]) -> Segments:
     backward: list[list[int]] = [[] for _ in forward]
     read: set[int] = set()
     lowest = len(forward) - 1
-    for i, op in enumerate(graph.ops):
-        if op.backward:
-            used = [v for v in op.first.inputs if v in last_in]
+    for i, node in enumerate(graph.ops):
+        if node.backward:
+            used = [v for v in node.first.inputs if v in last_in]
             read.update(used)
             lowest = min([lowest, *(last_in[v] for v in used)])
             backward[lowest].append(i)
@@ -92,9 +95,9 @@ def repeatable(graph: Graph, ops: Iterable[int]) -> list[int]:
 
 def without_useless(graph: Graph, order: Sequence[int]) -> list[int]:
     """Drop every repeat whose outputs nothing reads before they are made anew; one backward sweep."""
-    first = {}
-    for position, op in enumerate(order):
-        first.setdefault(op, position)
+    first: dict[int, int] = {}
+    for position, index in enumerate(order):
+        first.setdefault(index, position)
     needed: set[int] = set()
     kept = []
     for position in range(len(order) - 1, -1, -1):

@@ -1,8 +1,8 @@
 """Polish: drop every recomputation that is not needed, do the others as late as possible, repeat.
 
-Takes any valid sequence that fits and never makes it slower: the repeat whose deletion (with the repeats that only it
-needed) saves most goes first; when none can go, repeats move to right before their first reader, which may make
-room for the next deletion. O(deletions * repeats) trials of a few microseconds.
+Takes any valid sequence that fits and never makes it slower: the repeat whose deletion (with the repeats
+that only it needed) saves most goes first; when none can go, repeats move to right before their first
+reader, which may make room for the next deletion. O(deletions * repeats) trials of a few microseconds.
 
 Imperfect: a local optimum of single deletions; `search` climbs out of it.
 """

@@ -1,10 +1,11 @@
 """`auto`, the portfolio: what a user gets.
 
-In this order, each step only if the gap to the lower bound is still open: save everything; the floor, which may prove
-that nothing fits; greedy eviction, which gives a first valid schedule soon; the cut bound, whose cut is a start of its
-own; interval DP; each start polished. Then rounds of sequence annealing: short walks from every start and from the
-unplanned sequence, cold and warm, then walks from the best. Where no start fits, the search for the smallest peak
-steps in. A candidate counts only with the referee's word, and no schedule over the budget is returned.
+In this order, each step only if the gap to the lower bound is still open: save everything; the floor, which
+may prove that nothing fits; greedy eviction, which gives a first valid schedule soon; the cut bound, whose
+cut is a start of its own; interval DP; each start polished. Then rounds of sequence annealing: short walks
+from every start and from the unplanned sequence, cold and warm, then walks from the best. Where no start
+fits, the search for the smallest peak steps in. A candidate counts only with the referee's word, and no
+schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in.
 """
@@ -16,8 +17,8 @@ import numpy as np
 
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.cut import CutBound
-from remat_solvers.evaluate import Arrays, Ints, evaluate, flatten
 from remat_solvers.descend import descend
+from remat_solvers.evaluate import Arrays, Ints, evaluate, flatten
 from remat_solvers.greedy import evict, keep_only
 from remat_solvers.interval_dp import plan
 from remat_solvers.noremat import NoRemat
@@ -50,7 +51,11 @@ class Auto:
         graph, budget = problem.graph, problem.budget_nbytes
         floor = budget_floor(graph)
         if budget < floor.nbytes:
-            stats = {"method": "floor", "floor_nbytes": floor.nbytes, "floor_op": floor.op}
+            stats: dict[str, int | str] = {
+                "method": "floor",
+                "floor_nbytes": floor.nbytes,
+                "floor_op": floor.op,
+            }
             return attrs.evolve(unplanned, status=Status.INFEASIBLE, lower_bound_s=float("inf"), stats=stats)
         return _Run(self, problem, deadline, flatten(graph), floor.nbytes).solve()
 
@@ -91,9 +96,13 @@ class _Run:
             starts.append(self.offer(descend(arrays, budget, self.floor_nbytes, deadline), "descend"))
         if self.best is not None:
             self.search(starts)
-        stats = {"method": self.method, "moves": self.moves, "deadline": deadline.hit}
         order = None if self.best is None else self.best.tolist()
-        return judge(self.problem, order, lower_bound_s=self.bound_s, stats=stats)
+        return judge(
+            self.problem,
+            order,
+            lower_bound_s=self.bound_s,
+            stats={"method": self.method, "moves": self.moves, "deadline": deadline.hit},
+        )
 
     def closed(self) -> bool:
         return self.best_s - self.bound_s <= self.settings.gap * self.base_s
@@ -116,14 +125,15 @@ class _Run:
         )
         trace = np.arange(len(self.arrays.backward), dtype=np.int64)
         walks: list[tuple[Ints | None, float, float, float]] = []
-        for start in starts:
-            walks += [(start, 0.3 / (2 * len(starts)), 0.1, 0.3), (start, 0.3 / (2 * len(starts)), 1.0, 0.02)]
+        share = 0.3 / (2 * len(starts))
+        for each in starts:
+            walks += [(each, share, 0.1, 0.3), (each, share, 1.0, 0.02)]
         walks.append((trace, 0.1, 2.0, 0.02))
         walks += [(None, 0.1, hot, price) for price in (0.02, 0.3, 0.02) for hot in (1.0, 0.2)]
         for i, (start, share, hot, price) in enumerate(walks):
             if self.closed() or self.deadline.reached():
                 return
-            order = start if start is not None else self.best
+            order: Ints | None = start if start is not None else self.best
             assert order is not None
             walk = Walk(self.arrays, order, self.problem.budget_nbytes, self.settings.seed + i, price)
             found = walk.anneal(round(moves * share), hot, 0.01, self.deadline)

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 import attrs
+
 from remat_graph import Graph, InvalidSchedule, Schedule, simulate
 
 

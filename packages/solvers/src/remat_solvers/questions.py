@@ -1,8 +1,8 @@
 """Questions users ask: what is the smallest budget?"""
 
 import attrs
-from remat_graph import Graph, Schedule, simulate
 
+from remat_graph import Graph, Schedule, simulate
 from remat_solvers.bounds import budget_floor
 from remat_solvers.descend import descend
 from remat_solvers.errors import InfeasibleBudget

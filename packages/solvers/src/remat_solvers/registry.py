@@ -4,7 +4,6 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from remat_graph import Graph
-
 from remat_solvers.errors import BadParameter, UnknownSolver
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver
 

@@ -1,19 +1,19 @@
 """Sequence annealing: change the list of op runs itself until time runs out.
 
-Idea: with first runs in a valid order, inserting any repeat of an op already run and deleting any repeat keeps a
-schedule valid, and the best frees follow from liveness; so a schedule is a list of op ids and the moves are insert,
-delete and shift (as in simulated annealing, Kirkpatrick et al. 1983). Single moves get stuck where rebuilt values
-pile up, so a move brings its closure along (`kernels_moves`): an evicted value comes back with the producers of its
-dead inputs, a dropped repeat takes the repeats that only it needed with it, stretches of ops are given up together,
-one checkpoint is exchanged for another.
+Idea: with first runs in a valid order, inserting any repeat of an op already run and deleting any repeat
+keeps a schedule valid, and the best frees follow from liveness; so a schedule is a list of op ids and the
+moves are insert, delete and shift (as in simulated annealing, Kirkpatrick et al. 1983). Single moves get
+stuck where rebuilt values pile up, so a move brings its closure along (`kernels_moves`): an evicted value
+comes back with the producers of its dead inputs, a dropped repeat takes the repeats that only it needed
+with it, stretches of ops are given up together, one checkpoint is exchanged for another.
 
-The walk minimizes ``seconds + price * excess``, excess being the sum over positions of the bytes above the budget.
-The price rises while the budget is broken and falls while it holds, so the walk stays near the border and may pass
-through sequences that do not fit. The temperature falls from about one mean op time to a hundredth of it, several
-times over from the best sequence found; the rounds grow.
+The walk minimizes ``seconds + price * excess``, excess being the sum over positions of the bytes above the
+budget. The price rises while the budget is broken and falls while it holds, so the walk stays near the
+border and may pass through sequences that do not fit. The temperature falls from about one mean op time to
+a hundredth of it, several times over from the best sequence found; the rounds grow.
 
-Work is counted in moves, each 3 to 10 us at 600 ops since only the lifetimes that a change touches are derived
-again (`kernels_state`). Deterministic for a seed and a number of moves.
+Work is counted in moves, each 3 to 10 us at 600 ops since only the lifetimes that a change touches are
+derived again (`kernels_state`). Deterministic for a seed and a number of moves.
 
 Imperfect: forward first runs keep the trace order; a carried-out move rebuilds the state in full.
 """
@@ -28,7 +28,7 @@ from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
 CHUNK = 4_000  # moves between two looks at the clock: Ctrl-C waits no longer than that
 # Shares of evict, drop, shift, exchange, evict a run, drop a run, shift a first run.
-WEIGHTS = np.cumsum(np.array([0.30, 0.22, 0.15, 0.15, 0.08, 0.05, 0.05]))
+WEIGHTS = np.cumsum(np.array([0.32, 0.24, 0.08, 0.19, 0.09, 0.05, 0.03]))
 
 
 @attrs.frozen(kw_only=True)
@@ -73,8 +73,8 @@ class Search:
 
 
 def default_moves(ops: int) -> int:
-    """Work that takes about 10 s at 600 ops."""
-    return min(2_000_000, 300_000 + 2_000 * ops)
+    """Work that takes about 10 s at 600 ops and 30 s at 2,700."""
+    return min(1_000_000, 400_000 + 1_000 * ops)
 
 
 def shares(rounds: int) -> list[float]:

@@ -1,7 +1,7 @@
 """The working state of sequence search: arrays that the compiled loops share, made once a run.
 
-Everything with one entry a position, value, op or variant is one record array: few arrays to hand from function to
-function keep both compiling and calling cheap.
+Everything with one entry a position, value, op or variant is one record array: few arrays to hand from
+function to function keep both compiling and calling cheap.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +16,10 @@ SLOTS = 64
 EXTRAS = 4096
 
 POSITION = "order spare variant repeats held own excess:f8 diff deleted_stamp best"
-VALUE = "size pinned producer is_tangent remake ev_ptr ev_fill affected affected_stamp head tail head_stamp value_stamp"
+VALUE = (
+    "size pinned producer is_tangent remake ev_ptr ev_fill affected affected_stamp head tail head_stamp "
+    "value_stamp born dies"
+)
 OP = "first backward op_stamp"
 VARIANT = "time:f8 workspace out_total in_ptr out_ptr guard_ptr over_ptr credit_ptr"
 SLOT = "in_gap in_op in_key in_variant in_held in_own deleted"

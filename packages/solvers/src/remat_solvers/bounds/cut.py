@@ -1,28 +1,29 @@
 """A lower bound on a step's compute time at a budget, valid for any order and any number of recomputations.
 
-Take a backward op j at its first run. Every ancestor of j has run by then, and, if j depends on a tangent, every
-forward op; j and its descendants have not. Let K be the values live at that moment. K, what j makes and its
-workspace fit the budget. Everything that j's descendants need from now on is in K or is made from K, and running an
-op again that has run before costs its time. So
+Take a backward op j at its first run. Every ancestor of j has run by then, and, if j depends on a tangent,
+every forward op; j and its descendants have not. Let K be the values live at that moment. K, what j makes
+and its workspace fit the budget. Everything that j's descendants need from now on is in K or is made from
+K, and running an op again that has run before costs its time. So
 
     overhead  >=  min over K with bytes(K) <= room_j of  cost of remaking, from K, what the descendants need
 
-where room_j is the budget less what is certainly there (`floor.unavoidable`, j's own inputs and outputs). For a
-price per byte instead of the knapsack row this minimum is a minimum cut (keep or remake, a submodular choice), and
-every price gives a valid bound: bound_j(price) = cut_j(price) - price * room_j, concave in the price. The bound is the
-largest over j and price. Ops that are no descendants
-of j but may not have run yet cost nothing to run.
+where room_j is the budget less what is certainly there (`floor.unavoidable`, j's own inputs and outputs).
+For a price per byte instead of the knapsack row this minimum is a minimum cut (keep or remake, a submodular
+choice), and every price gives a valid bound: bound_j(price) = cut_j(price) - price * room_j, concave in the
+price. The bound is the largest over j and price. Ops that are no descendants of j but may not have run yet
+cost nothing to run.
 
-One max-flow takes about 1 ms at 600 ops. All j are tried at the best price so far, and the price is then searched
-for the most promising ones only; that gives up little, since neighbouring ops agree on the price.
+One max-flow takes about 1 ms at 600 ops. All j are tried at the best price so far, and the price is then
+searched for the most promising ones only; that gives up little, since neighbouring ops agree on the price.
 
-Imperfect: it looks at one moment at a time, so peaks that interact are not seen (U-Net at 30 %: 15 of 21.5 %).
+Imperfect: it looks at one moment at a time, so peaks that interact are not seen (U-Net at 30 %: 15 of 21.5
+%).
 """
 
 import attrs
 import numpy as np
-from remat_graph import Graph
 
+from remat_graph import Graph
 from remat_solvers.bounds.floor import budget_floor, unavoidable
 from remat_solvers.bounds.relatives import Relatives, relatives
 from remat_solvers.evaluate import Ints
@@ -58,8 +59,6 @@ def lower_bound(graph: Graph, budget_nbytes: int, deadline: Deadline | None = No
     """
     if budget_nbytes < budget_floor(graph).nbytes:
         return float("inf")
-    if not graph.time_s > 0:
-        return graph.time_s
     return graph.time_s + CutBound(graph).extra_s(budget_nbytes, deadline or Deadline())
 
 
@@ -76,6 +75,8 @@ class CutBound:
 
     def extra_s(self, budget_nbytes: int, deadline: Deadline) -> float:
         """Seconds of recomputation that no schedule within the budget avoids."""
+        if not self.tick_s > 0:
+            return 0.0
         sizes = [self.graph.allocated_nbytes(v) for v in range(len(self.graph.values))]
         mean = sum(sizes) / max(1, sum(size > 0 for size in sizes))
         price = TICKS / max(1, len(self.graph.ops)) / max(1.0, mean)
@@ -96,7 +97,7 @@ class CutBound:
         return best * self.tick_s * (1 - 1e-9)
 
     def binding(self) -> tuple[int, set[int]] | None:
-        """The op that binds and the values that the cut there keeps, after `extra_s`; None if nothing binds."""
+        """After `extra_s`: the op that binds and the values that its cut keeps; None if nothing binds."""
         if self._binding is None:
             return None
         i, price = self._binding
@@ -118,7 +119,7 @@ class CutBound:
         return i, kept | unavoidable(self.graph, self.kin, i) | set(self.graph.ops[i].first.inputs)
 
     def _order(self, sweep: int, best: int) -> list[int]:
-        """A coarse sample, whose best op gives the price for all; as many as time allows; the best's neighbours."""
+        """A coarse sample, whose best op gives the price; as many as time allows; the best's neighbours."""
         stride = max(1, len(self.candidates) // max(24, MOMENTS // max(1, len(self.graph.ops))))
         if sweep == 0:
             return self.candidates[:: max(1, len(self.candidates) // 12)]

@@ -1,16 +1,17 @@
 """The smallest budget below which no schedule exists, by looking at one op at a time.
 
-When an op first runs, these bytes are unavoidably there, whatever the order and however much is recomputed: what it
-reads, what it makes (less what it can make in the storage of its inputs), its workspace, every pinned value that
-must have been computed before, tangents that something still to run will read, and values that cannot be made
-again and are still to be read. The largest sum over the ops is the floor. O(ops^2) bit operations.
+When an op first runs, these bytes are unavoidably there, whatever the order and however much is recomputed:
+what it reads, what it makes (less what it can make in the storage of its inputs), its workspace, every
+pinned value that must have been computed before, tangents that something still to run will read, and values
+that cannot be made again and are still to be read. The largest sum over the ops is the floor. O(ops^2) bit
+operations.
 
 Imperfect: what several ops in a row need at once is not seen, so the true smallest budget may be higher.
 """
 
 import attrs
-from remat_graph import Graph, Implementation
 
+from remat_graph import Graph, Implementation
 from remat_solvers.bounds.relatives import Relatives, relatives
 
 

@@ -1,6 +1,7 @@
 """Who depends on whom in a graph, as bit sets (Python ints): what both bounds start from."""
 
 import attrs
+
 from remat_graph import Graph, Home, Role
 
 

@@ -1,0 +1,44 @@
+"""The incremental evaluation of a change says what evaluating the changed sequence says."""
+
+import random
+
+import numpy as np
+import pytest
+
+from remat_solvers import kernels_state as kernels
+from remat_solvers.evaluate import evaluate, flatten
+from remat_solvers.families import random_graph
+from remat_solvers.state import get_order, make_state
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_trial_equals_its_application(seed: int) -> None:
+    """Seconds and excess agree, and the memory profile is never below the true one."""
+    rng = random.Random(seed)
+    graph = random_graph(seed, ops=rng.randint(2, 24), fancy=seed % 3 > 0)
+    arrays = flatten(graph)
+    state = make_state(arrays, np.arange(len(graph.ops)), seed)
+    budget = int(evaluate(arrays, range(len(graph.ops))).peak_nbytes * rng.choice([0.3, 0.6, 0.8]))
+    seconds, _ = kernels.rebuild(state, budget)
+    for _ in range(40):
+        kernels.begin(state)
+        count, repeats = state.meta[kernels.COUNT], state.meta[kernels.REPEATS]
+        for _ in range(rng.randint(0, 3)):
+            if repeats:
+                kernels.delete(state, state.pos["repeats"][rng.randrange(repeats)])
+        for _ in range(rng.randint(0, 4)):
+            op = rng.randrange(len(graph.ops))
+            guarded = arrays.guard_ptr[2 * op + 1] < arrays.guard_ptr[2 * op + 2]
+            if arrays.can_rerun[op] and not guarded and count < 150:
+                kernels.insert(state, rng.randint(state.ops["first"][op] + 1, count), op)
+        possible, change, excess = kernels.trial(state, budget)
+        assert possible
+        assert not state.pos["diff"].any()
+        after, after_excess = kernels.apply(state, budget)
+        assert after == pytest.approx(seconds + change, abs=1e-9)
+        assert after_excess == pytest.approx(excess, rel=1e-9, abs=1e-6)
+        seconds = after
+        exact = evaluate(arrays, get_order(state))
+        assert exact.valid
+        profile = (state.pos["held"] + state.pos["own"])[: state.meta[kernels.COUNT]]
+        assert (profile >= exact.profile).all()
