@@ -1,7 +1,7 @@
 """Train a case with and without a plan, side by side: the same numbers, within the budget, as predicted.
 
-`tests` assert on what `compare` returns for a representative cut; `benchmarks/exact.py` prints it for every case
-and budget.
+`tests` assert on what `compare` returns for a representative cut; `benchmarks/exact.py` prints it for every
+case and budget.
 """
 
 from __future__ import annotations

@@ -12,9 +12,7 @@ AMPLE_NBYTES = 1 << 50
 def plan_order(graph: Graph, order: list[int], solver: str) -> Plan:
     """A plan of an order of ops, without a budget to speak of."""
     schedule = Schedule.from_order(graph, order)
-    return Plan.from_schedule(
-        graph, schedule, budget_nbytes=AMPLE_NBYTES, lower_bound_s=0.0, solver=solver
-    )
+    return Plan.from_schedule(graph, schedule, budget_nbytes=AMPLE_NBYTES, lower_bound_s=0.0, solver=solver)
 
 
 def save_all(graph: Graph) -> Plan:

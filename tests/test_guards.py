@@ -49,9 +49,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def pair(
-    model: nn.Module, cache: Path, *args: Any, **options: Any
-) -> tuple[nn.Module, PlannedModule]:
+def pair(model: nn.Module, cache: Path, *args: Any, **options: Any) -> tuple[nn.Module, PlannedModule]:
     """An untouched copy, and the planned module."""
     torch.manual_seed(0)
     return copy.deepcopy(model), PlannedModule(
@@ -129,10 +127,10 @@ def test_a_change_is_planned_anew(change: str, cache: Path) -> None:
 def test_replanning_is_said_once(cache: Path) -> None:
     """Two new batch sizes, one warning."""
     _, planned = pair(Net(), cache, torch.randn(5, 6))
-    with pytest.warns(RematWarning, match="planning again") as caught:
+    with pytest.warns(RematWarning, match="planning again"):
         planned(torch.randn(3, 6))
-        planned(torch.randn(4, 6))
-    assert [w.category for w in caught].count(RematWarning) == 1
+    planned(torch.randn(4, 6))  # a second warning would be an error
+    assert planned.runs == {"planned": 2, "replanned": 2}
 
 
 def test_an_input_that_requires_grad_gets_its_gradient(cache: Path) -> None:
@@ -154,13 +152,14 @@ def test_without_gradients_the_original_runs(off: Callable[[], Any], cache: Path
     """It is counted, warned about once, and gives the original's numbers."""
     x = torch.randn(5, 6)
     original, planned = pair(Net(), cache, x)
-    with off(), pytest.warns(RematWarning, match="without a plan") as caught:
+    with off():
         torch.manual_seed(1)
         expected = original(x)
         torch.manual_seed(1)
-        assert torch.equal(expected, planned(x))
-        planned(x)
-    assert len(caught) == 1
+        with pytest.warns(RematWarning, match="without a plan"):
+            actual = planned(x)
+        assert torch.equal(expected, actual)
+        planned(x)  # a second warning would be an error
     assert planned.runs == {"original": 2}
 
 

@@ -1,8 +1,9 @@
 """Capture: a module and a sample become one joint forward and backward fx graph.
 
-The module is traced as a function of flat tensors: its distinct parameters, its distinct buffers and the distinct
-tensors of the sample. Distinct means by identity, so a tied parameter is one input whose gradient autograd sums in
-its own order. Everything else in the sample is a constant that the module's guards compare at each call.
+The module is traced as a function of flat tensors: its distinct parameters, its distinct buffers and the
+distinct tensors of the sample. Distinct means by identity, so a tied parameter is one input whose gradient
+autograd sums in its own order. Everything else in the sample is a constant that the module's guards compare
+at each call.
 """
 
 import random
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from remat_executor import torch_private
 from remat_executor.dropout import use_eager_rounding
 from remat_executor.errors import CaptureError, UnplannedUse
+from remat_executor.nodes import args_of
 from remat_executor.recurrent import keep_workspaces
 from remat_executor.rng import preserved_generators
 
@@ -80,7 +82,7 @@ def collect(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def _slots(module: nn.Module, registry: str) -> Iterator[tuple[str, Any]]:
-    """Every place that holds a parameter or buffer, by name; a submodule used twice holds each of its own once."""
+    """Every place that holds a parameter or buffer, by name; a submodule used twice counts once."""
     for prefix, submodule in module.named_modules():
         for name, tensor in submodule.__dict__[registry].items():
             if tensor is not None:
@@ -104,7 +106,8 @@ class Output:
         node: the fx node that makes it.
         tangent: the placeholder of its tangent, if it is differentiated.
         requires_grad: whether the original's output does.
-        replayed: it is a view of an input or of another output, made outside the planned region by replaying it.
+        replayed: it is a view of an input or of another output, made outside the planned region by replaying
+            it.
     """
 
     node: torch.fx.Node
@@ -153,10 +156,10 @@ class _Step(nn.Module):
         self.__dict__["_original"] = module
         self.__dict__["_tensors"] = tensors
         self.__dict__["_differentiate"] = None if differentiate is None else set(differentiate)
-        self.__dict__["_found"] = {}
+        self.found: dict[str, Any] = {}
 
     def forward(self, *inputs: Tensor) -> list[Tensor]:
-        tensors: Tensors = self._tensors
+        tensors: Tensors = self.__dict__["_tensors"]
         swapped: dict[str, Tensor] = {}
         for (names, _), parameter in zip(tensors.parameters, self.parameters_, strict=True):
             swapped.update(dict.fromkeys(names, parameter))
@@ -167,12 +170,15 @@ class _Step(nn.Module):
             for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
         ]
         args, kwargs = torch_private.unflatten(leaves, tensors.spec)
-        output = torch.func.functional_call(self._original, swapped, args, kwargs, tie_weights=False)
+        output = torch.func.functional_call(
+            self.__dict__["_original"], swapped, args, kwargs, tie_weights=False
+        )
         leaves, spec = torch_private.flatten(output)
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         requires = [leaf.requires_grad for leaf in found]
-        chosen = self._differentiate if self._differentiate is not None else default_choice(found)
-        self._found.update(
+        wanted: set[int] | None = self.__dict__["_differentiate"]
+        chosen = default_choice(found) if wanted is None else wanted
+        self.found.update(
             spec=spec,
             requires=requires,
             chosen=chosen,
@@ -251,7 +257,7 @@ def capture(
             problem="the forward draws from Python's random module, which a captured graph cannot repeat",
             advice="draw with torch instead, or wrap the submodules around the draw",
         )
-    return _read(joint, step._found, tensors)
+    return _read(joint, step.found, tensors)
 
 
 def _explained(error: Exception, module: nn.Module) -> CaptureError:
@@ -291,7 +297,7 @@ def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -
     plain: dict[int, tuple[torch.fx.Node, str]] = {}
     bases: list[Output] = []
     mutations, gradients = [], []
-    for value, described in zip(output_node.args[0], output_node.meta["desc"], strict=True):
+    for value, described in zip(args_of(output_node)[0], output_node.meta["desc"], strict=True):
         kind = type(described).__name__ if described is not None else ""
         if not isinstance(value, torch.fx.Node):
             continue

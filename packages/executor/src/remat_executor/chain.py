@@ -1,9 +1,9 @@
 """Gradients delivered in parts: a chain of autograd functions tied by tokens.
 
-Link 0 is applied last in the forward, runs all of it and owns the outputs; the other links only pass a token along.
-Autograd then calls the links in the order 0, 1, 2, ...; each runs its part of the backward and returns the gradients
-of its parameters, which the engine accumulates before it calls the next link. The live values travel with the
-gradient of the token, so they belong to one backward run.
+Link 0 is applied last in the forward, runs all of it and owns the outputs; the other links only pass a token
+along. Autograd then calls the links in the order 0, 1, 2, ...; each runs its part of the backward and returns
+the gradients of its parameters, which the engine accumulates before it calls the next link. The live values
+travel with the gradient of the token, so they belong to one backward run.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,8 @@ class Live:
 
     Attributes:
         values: live tensors by value index.
-        undefined: indices of the gradients that stay None, since nothing that was differentiated reaches them.
+        undefined: indices of the gradients that stay None, since nothing that was differentiated reaches
+            them.
     """
 
     values: dict[int, Tensor]
@@ -38,8 +39,8 @@ class Call:
     Attributes:
         program: what to run.
         externals: the caller's tensors, by value index.
-        tangents: per output of link 0 the shape to fill with zeros if autograd brings none; None if the plan does
-            not expect a tangent there.
+        tangents: per output of link 0 the shape to fill with zeros if autograd brings none; None if the plan
+            does not expect a tangent there.
         reach: per gradient the places of the tangents it depends on.
         guarded: value indices whose tensors the caller could write to before the backward.
         differentiable: per output of link 0 its place among the outputs that are not replayed.
@@ -60,9 +61,11 @@ class Call:
     others: dict[int, Tensor] = attrs.field(factory=dict)
 
     def inputs(self, part: Part) -> list[Tensor]:
+        """The caller's tensors that a part reads."""
         return [self.externals[i] for i in part.reads]  # type: ignore[misc]
 
     def run_forward(self) -> tuple[Tensor, ...]:
+        """Run the forward; keep what the backward needs; return what autograd sees."""
         part = self.program.forward
         results = part.run(self.inputs(part))
         outputs = results[: part.results]
@@ -121,7 +124,9 @@ class Call:
             elif tangent.stride() != like.stride() and tangent.numel() > 1:
                 tangent = _empty_as(like, tangent.device).copy_(tangent)
             values[value] = tangent
-        undefined = frozenset(i for i, places in enumerate(self.reach) if places <= missing) if missing else ()
+        undefined = (
+            frozenset(i for i, places in enumerate(self.reach) if places <= missing) if missing else ()
+        )
         return Live(values, frozenset(undefined))
 
     def run_part(self, index: int, live: Live) -> tuple[Tensor | None, list[Tensor | None]]:
@@ -194,7 +199,7 @@ def apply(call: Call, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
     outputs: Any = ()
     for index in range(len(parts) - 1, -1, -1):
         mine = [owners[g] for g in parts[index].gradients]
-        result = _Link.apply(call, index, token, *mine)
+        result = _Link.apply(call, index, token, *mine)  # type: ignore[no-untyped-call]
         if index == 0:
             outputs = result
         else:

@@ -1,4 +1,4 @@
-"""What each op of a translated graph costs: measured seconds and workspaces, and FLOPs and bytes for platforms."""
+"""What each op of a graph costs: measured seconds and workspaces; FLOPs and bytes for platforms."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,13 +13,13 @@ from torch.utils.flop_counter import flop_registry
 from remat_executor import torch_private
 from remat_executor.capture import Captured, Tensors
 from remat_executor.cost_cache import CostCache
-from remat_executor.keys import meta_tensors
 from remat_executor.lower import own_copy
 from remat_executor.measure import measure
+from remat_executor.nodes import args_of, is_item, is_second_name, meta_tensors, source_of, target_of
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
 from remat_executor.recurrent import reads_opaque_bytes
 from remat_executor.rng import default_generator, preserved_generators, read_state, replay
-from remat_executor.translate import Translation, is_second_name
+from remat_executor.translate import Translation
 from remat_graph import Graph, Implementation
 from remat_graph.platform import OpCost, Platform
 
@@ -73,9 +73,7 @@ def with_costs(
             # An op that allocates more than its outputs is charged for it, whatever the fake tensors said.
             surplus = max(0, cost.output_nbytes - predicted) if implementation.outputs else 0
             implementations.append(
-                attrs.evolve(
-                    implementation, time_s=time_s, workspace_nbytes=cost.workspace_nbytes + surplus
-                )
+                attrs.evolve(implementation, time_s=time_s, workspace_nbytes=cost.workspace_nbytes + surplus)
             )
         ops.append(attrs.evolve(op, implementations=tuple(implementations)))
     return attrs.evolve(graph, ops=tuple(ops))
@@ -149,7 +147,7 @@ class _Materials:
                 return lambda: self.own_gradient(source, size, stride)
 
     def tried(self, node: Node) -> Callable[[], object]:
-        """The call on made-up arguments; where the kernel refuses those, on what their producers really make."""
+        """The call on made-up arguments; where the kernel refuses those, on what producers make."""
         if not reads_opaque_bytes(node.target):
             thunk = self.call(node)
             try:
@@ -168,21 +166,21 @@ class _Materials:
         args, kwargs = self.arguments(node)
         if node.target is aten.native_batch_norm_backward.default and args[7] is True:
             args = (*args[:3], None, None, *args[5:])
-        target = node.target
-        return lambda: target(*args, **kwargs)  # type: ignore[operator]
+        target = target_of(node)
+        return lambda: target(*args, **kwargs)
 
     def draw(self, node: Node, device: str, repeat: bool) -> Callable[[], object]:
         args, kwargs = self.arguments(node)
         if not repeat:
-            return lambda: node.target(*args, **kwargs)  # type: ignore[operator]
+            return lambda: target_of(node)(*args, **kwargs)
         state = default_generator(torch.device(device)).get_state()
-        return lambda: replay(state, device, node.target, *args, **kwargs)  # type: ignore[arg-type]
+        return lambda: replay(state, device, target_of(node), *args, **kwargs)
 
     def batch_norm(self, node: Node, repeat: bool) -> Callable[[], object]:
         (x, weight, bias), rest = self.arguments_of(node.args[:3]), node.args[5:]
         if repeat:
             return lambda: aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
-        mean, variance = (_made_up(a.meta["val"]) for a in node.args[3:5])
+        mean, variance = (_made_up(a.meta["val"]) for a in args_of(node)[3:5])
         return lambda: aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, *rest)
 
     def write_back(self, target: Node, source: Node) -> Callable[[], object]:
@@ -208,7 +206,7 @@ class _Materials:
     def tensor(self, node: Node) -> Any:
         base = self.translation.base_of.get(node, node)
         if base.op == "get_attr":
-            return self.replayed(node, base, getattr(self.captured.graph_module, base.target))
+            return self.replayed(node, base, getattr(self.captured.graph_module, str(base.target)))
         if base in self.real:
             return self.replayed(node, base, self.real[base].detach())
         if self.deep and base.op == "call_function":
@@ -221,19 +219,19 @@ class _Materials:
 
     def produced(self, base: Node) -> Any:
         """Run the op behind a storage on made-up arguments."""
-        if getattr(base.target, "__name__", "") == "getitem":
-            return self.produced(base.args[0])[base.args[1]]  # type: ignore[arg-type]
+        if is_item(base):
+            return self.produced(source_of(base))[args_of(base)[1]]
         args, kwargs = self.arguments(base)
-        return base.target(*args, **kwargs)  # type: ignore[operator]
+        return target_of(base)(*args, **kwargs)
 
     def replayed(self, node: Node, base: Node, tensor: Tensor) -> Any:
         """A view of one of the caller's tensors."""
         if node is base or is_second_name(node, base):
             return tensor
-        source = self.replayed(node.args[0], base, tensor)
-        if getattr(node.target, "__name__", "") == "getitem":
+        source = self.replayed(source_of(node), base, tensor)
+        if is_item(node):
             return source[node.args[1]]
-        return node.target(source, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+        return target_of(node)(source, *node.args[1:], **node.kwargs)
 
 
 def _made_up(like: Tensor) -> Tensor:

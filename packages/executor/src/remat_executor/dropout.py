@@ -1,8 +1,9 @@
 """Dropout on CPU with eager's rounding.
 
-Capture turns dropout into ``native_dropout``, which multiplies by the mask and then by the scale. Eager on CPU
-multiplies by one noise tensor that holds the scale as the tensor's dtype divides it. Where the two scales differ
-(half precision; a few rates in float32, such as 0.15) the captured nodes are replaced by eager's arithmetic.
+Capture turns dropout into ``native_dropout``, which multiplies by the mask and then by the scale. Eager on
+CPU multiplies by one noise tensor that holds the scale as the tensor's dtype divides it. Where the two scales
+differ (half precision; a few rates in float32, such as 0.15) the captured nodes are replaced by eager's
+arithmetic.
 """
 
 import torch
@@ -53,7 +54,7 @@ def use_eager_rounding(graph: torch.fx.Graph) -> None:
 
 
 def _same_scale(p: float, dtype: torch.dtype) -> bool:
-    """Whether eager's scale, divided in the tensor's dtype, is the one that the fused kernel multiplies by."""
+    """Whether eager's scale, divided in the tensor's dtype, is the fused kernel's."""
     divided = torch.ones((), dtype=dtype).div_(1 - p)
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     return bool(divided.to(wide) == torch.tensor(1 / (1 - p), dtype=wide))

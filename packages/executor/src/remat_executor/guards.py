@@ -89,8 +89,8 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 def hooked(module: nn.Module) -> str | None:
     """The name of a submodule with hooks, which a captured graph would not call; None if there is none.
 
-    The hooks that transformers installs on its own models at their first call are no reason: they hand on what the
-    call asked for, within the call, and are captured with it.
+    The hooks that transformers installs on its own models at their first call are no reason: they hand on
+    what the call asked for, within the call, and are captured with it.
     """
     for name, submodule in module.named_modules():
         for hook in torch_private.module_hooks(submodule):

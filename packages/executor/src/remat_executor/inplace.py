@@ -1,7 +1,7 @@
 """Pointwise ops that may write their result over an input that dies: in-place forms with the same kernel.
 
-Functionalization turns ``relu_`` into ``relu``, which costs a second storage at the peak. Each entry gives the
-overload that writes into one of its inputs and was checked to return the same bits.
+Functionalization turns ``relu_`` into ``relu``, which costs a second storage at the peak. Each entry gives
+the overload that writes into one of its inputs and was checked to return the same bits.
 """
 
 from collections.abc import Callable

@@ -7,13 +7,6 @@ from torch import Tensor
 from torch.fx import Node
 
 
-def meta_tensors(value: Any) -> list[Tensor]:
-    """The fake tensors of a node's result."""
-    if isinstance(value, Tensor):
-        return [value]
-    return [v for v in value if isinstance(v, Tensor)] if isinstance(value, list | tuple) else []
-
-
 def describe(argument: Any) -> str:
     """One argument as text: tensors by layout, everything else by value."""
     if isinstance(argument, Node):

@@ -1,9 +1,9 @@
 """Lowering: a schedule becomes one fx graph for the forward and a chain of them for the backward.
 
-Each graph takes its tensors in one list, which it empties, so that fx's generated code, which drops every name after
-its last use, frees a storage exactly where the schedule does. The backward is cut into parts at deliveries: a part
-ends by handing over its gradients, and passes on what the next ones still need. Views are rebuilt from their base
-where they are read, once per part while the base lives.
+Each graph takes its tensors in one list, which it empties, so that fx's generated code, which drops every
+name after its last use, frees a storage exactly where the schedule does. The backward is cut into parts at
+deliveries: a part ends by handing over its gradients, and passes on what the next ones still need. Views are
+rebuilt from their base where they are read, once per part while the base lives.
 """
 
 import operator
@@ -18,9 +18,10 @@ from torch.fx import GraphModule, Node
 
 from remat_executor.capture import Captured
 from remat_executor.dropout import noise_dropout, replay_noise_dropout
+from remat_executor.nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
 from remat_executor.rng import read_state, replay
-from remat_executor.translate import Translation, is_second_name
+from remat_executor.translate import Translation
 from remat_graph import Compute, Deliver, Free, Grads, Schedule, Step, simulate
 
 aten = torch.ops.aten
@@ -31,11 +32,12 @@ class Part:
     """One lowered piece of a schedule.
 
     Attributes:
-        run: takes a list of tensors (first the externals of `reads`, then the values of `takes`), empties it, and
-            returns a list: first the `results`, then the values of `gives`.
+        run: takes a list of tensors (first the externals of `reads`, then the values of `takes`), empties it,
+            and returns a list: first the `results`, then the values of `gives`.
         reads: indices of the externals.
         takes: indices of the live values that it reads.
-        drops: indices of the values that were live before and are not after; passed without another reference.
+        drops: indices of the values that were live before and are not after; passed without another
+            reference.
         gives: indices of the values that it leaves live for later parts.
         results: how many tensors come first: outputs of the forward, gradients of a backward part.
         gradients: for a backward part, indices into `Translation.gradients`.
@@ -76,11 +78,11 @@ def lower(
         captured: the joint graph.
         translation: its IR and the way back.
         schedule: valid steps on that IR, without transfers.
-        part_nbytes: gradient bytes after which a part ends at the latest; None: a 64th of all, at least 64 KiB.
-            A part ends earlier where waiting would raise the peak of a step whose ``.grad`` is there already.
+        part_nbytes: gradient bytes after which a part ends at the latest; None: a 64th of all, at least 64
+            KiB. A part ends earlier where waiting would raise the peak of a step whose ``.grad`` is there
+            already.
     """
     steps = schedule.steps
-    backward_steps = steps[schedule.boundary :]
     segments = _cut(translation, schedule, part_nbytes)
     replays = _repeated_draws(translation, steps)
     needed = [_read_by(translation, segment) for segment in segments]
@@ -125,7 +127,8 @@ def _cut(translation: Translation, schedule: Schedule, part_nbytes: int | None) 
     highest = _highest_until_delivery(steps, alone.during_nbytes)
     segments: list[list[Step]] = [[]]
     if any(graph.values[t].nbytes > 4096 for t in graph.tangents):
-        # While autograd calls a function it holds what it passes to it: an empty part takes large tangents over.
+        # While autograd calls a function it holds what it passes to it: an empty part takes large tangents
+        # over.
         segments.append([])
     pending, left = 0, len(nbytes)
     for position in range(schedule.boundary, len(steps)):
@@ -234,7 +237,7 @@ class _Lowering:
             self.define(value, self.part_of(result, node))
 
     def part_of(self, result: Node, node: Node) -> Node:
-        if getattr(node.target, "__name__", "") != "getitem":
+        if not is_item(node):
             return result
         return self.fx.call_function(operator.getitem, (result, node.args[1]))
 
@@ -254,19 +257,21 @@ class _Lowering:
         match recipe:
             case Call(node):
                 args, kwargs = self.call_arguments(node)
-                return self.fx.call_function(node.target, args, kwargs)
+                return self.fx.call_function(target_of(node), args, kwargs)
             case Draw(node, device, state):
                 args, kwargs = self.call_arguments(node)
                 if not repeat:
-                    return self.fx.call_function(node.target, args, kwargs)
+                    return self.fx.call_function(target_of(node), args, kwargs)
                 if node.target is noise_dropout:
                     # fx cannot print a function of ours as an argument, only as a target.
                     return self.fx.call_function(
                         replay_noise_dropout, (self.value_node(state), device, *args), kwargs
                     )
-                return self.fx.call_function(replay, (self.value_node(state), device, node.target, *args), kwargs)
+                return self.fx.call_function(
+                    replay, (self.value_node(state), device, target_of(node), *args), kwargs
+                )
             case TrainBatchNorm(node, mean, variance):
-                x, weight, bias = (self.resolve(a) for a in node.args[:3])
+                x, weight, bias = torch.fx.node.map_arg(args_of(node)[:3], self.resolve)
                 rest = node.args[5:]
                 if repeat:
                     return self.fx.call_function(
@@ -277,9 +282,7 @@ class _Lowering:
                     aten._native_batch_norm_legit.default, (x, weight, bias, *statistics, *rest)
                 )
             case WriteBack(target, source):
-                return self.fx.call_function(
-                    aten.copy_.default, (self.resolve(target), self.resolve(source))
-                )
+                return self.fx.call_function(aten.copy_.default, (self.resolve(target), self.resolve(source)))
             case OwnGradient(source, size, stride):
                 return self.fx.call_function(own_copy, (self.resolve(source), size, stride))
             case ReadGenerator(device):
@@ -302,21 +305,19 @@ class _Lowering:
         )
 
     def resolve(self, node: Node) -> Node:
-        """The lowered node for an original one: a live value, an external, or a view rebuilt from one of them."""
-        if node is None:
-            return None
+        """The lowered node for an original one: a value, or a view rebuilt from its base."""
         base = self.translation.base_of[node]
         value = self.translation.value_of[base]
         if node is base or is_second_name(node, base):
             return self.value_node(value)
         if node not in self.views:
-            source, rest = node.args[0], node.args[1:]
-            if getattr(node.target, "__name__", "") == "getitem":
+            source, rest = source_of(node), node.args[1:]
+            if is_item(node):
                 made = self.fx.call_function(operator.getitem, (self.resolve(source), *rest))
             else:
                 args = torch.fx.node.map_arg(node.args, self.resolve)
                 kwargs = torch.fx.node.map_arg(node.kwargs, self.resolve)
-                made = self.fx.call_function(node.target, args, kwargs)
+                made = self.fx.call_function(target_of(node), args, kwargs)
             self.views[node] = made
             self.views_on.setdefault(value, []).append(node)
         return self.views[node]

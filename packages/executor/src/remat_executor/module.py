@@ -1,4 +1,4 @@
-"""The planned module: plans a training step for what it is called with, and runs the plan as an `nn.Module`."""
+"""The planned module: plans a training step for each way it is called, and runs the plans."""
 
 import warnings
 from collections import Counter
@@ -18,6 +18,7 @@ from remat_executor.costs import with_costs
 from remat_executor.errors import BadInput
 from remat_executor.guards import Signature, hooked, reason_for_original, signature
 from remat_executor.lower import Program, lower
+from remat_executor.nodes import is_item, source_of, target_of
 from remat_executor.translate import Translation, translate, work_device
 from remat_graph import Graph
 from remat_graph.plan import Plan
@@ -54,9 +55,7 @@ class PlannedStep:
     constants: tuple[Tensor, ...]
 
     @classmethod
-    def build(
-        cls, captured: Captured, translation: Translation, graph: Graph, plan: Plan
-    ) -> "PlannedStep":
+    def build(cls, captured: Captured, translation: Translation, graph: Graph, plan: Plan) -> "PlannedStep":
         """Lower the plan's schedule."""
         direct = tuple(i for i, o in enumerate(captured.outputs) if not o.replayed)
         differentiable = tuple(
@@ -119,15 +118,13 @@ def _replayed(node: torch.fx.Node, sources: Mapping[torch.fx.Node, Tensor]) -> A
     """A view of an input or output, made under autograd as the original would."""
     if node in sources:
         return sources[node]
-    source = _replayed(node.args[0], sources)  # type: ignore[arg-type]
-    if getattr(node.target, "__name__", "") == "getitem":
+    source = _replayed(source_of(node), sources)
+    if is_item(node):
         return source[node.args[1]]
-    return node.target(source, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+    return target_of(node)(source, *node.args[1:], **node.kwargs)
 
 
-def _reach(
-    translation: Translation, tangents: list[torch.fx.Node | None]
-) -> tuple[frozenset[int], ...]:
+def _reach(translation: Translation, tangents: list[torch.fx.Node | None]) -> tuple[frozenset[int], ...]:
     """For each gradient the places of the tangents it depends on."""
     graph = translation.graph
     reach: list[set[int]] = [set() for _ in graph.values]
@@ -188,7 +185,8 @@ def plan_graph(
         kwargs: keyword sample inputs.
         platform: gives the times instead of the clock.
         cache_dir: folder of the cost cache; None for the user's.
-        differentiate: indices among the output tensors that get gradients; None: a lone scalar in front, else all.
+        differentiate: indices among the output tensors that get gradients; None: a lone scalar in front, else
+            all.
         on_progress: called with (what, done, total).
     """
     tensors = check_input(model, args, kwargs or {})
@@ -238,13 +236,14 @@ def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
 class PlannedModule(nn.Module):
     """An `nn.Module` equivalent to the one given, whose training step keeps to its plan.
 
-    It shares parameters, buffers and submodules with the original: `state_dict`, `parameters`, `to`, `train` and
-    optimizers see the same objects under the same names. A call in another mode, with other shapes, dtypes or
-    trainable parameters is planned anew, once each; where no plan can serve (gradients off, hooks), the original
-    runs and that is counted.
+    It shares parameters, buffers and submodules with the original: `state_dict`, `parameters`, `to`, `train`
+    and optimizers see the same objects under the same names. A call in another mode, with other shapes,
+    dtypes or trainable parameters is planned anew, once each; where no plan can serve (gradients off, hooks),
+    the original runs and that is counted.
 
     Attributes:
-        runs: how often a plan ran (``planned``), a new one was made (``replanned``), the original ran (``original``).
+        runs: how often a plan ran (``planned``), a new one was made (``replanned``), the original ran
+            (``original``).
     """
 
     def __init__(
@@ -268,8 +267,8 @@ class PlannedModule(nn.Module):
             planner: from a graph to a plan.
             platform: gives the times instead of the clock.
             cache_dir: folder of the cost cache; None for the user's.
-            differentiate: indices among the output tensors that get gradients; None: a lone scalar in front is a
-                loss and the only one, otherwise all.
+            differentiate: indices among the output tensors that get gradients; None: a lone scalar in front
+                is a loss and the only one, otherwise all.
             on_progress: called with (what, done, total).
 
         Raises:

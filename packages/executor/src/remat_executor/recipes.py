@@ -29,7 +29,7 @@ class ReadGenerator:
 
 @attrs.frozen(eq=False)
 class TrainBatchNorm:
-    """Batch norm that updates its running statistics in place the first time and leaves them alone in a repeat."""
+    """Batch norm that updates its running statistics in place; a repeat leaves them alone."""
 
     node: torch.fx.Node
     mean: torch.fx.Node
@@ -46,7 +46,7 @@ class WriteBack:
 
 @attrs.frozen(eq=False)
 class OwnGradient:
-    """Copy a gradient into a storage of its own, laid out like its parameter, so that autograd takes it over."""
+    """Copy a gradient into a storage of its own, laid out so that autograd takes it over."""
 
     source: torch.fx.Node
     size: tuple[int, ...]

@@ -1,8 +1,9 @@
 """Random generators: drawing the same numbers again, and leaving the user's generators as they were.
 
-A random op that will run again has its generator's state read before its first run; the repeat puts that state back,
-runs, and restores what it found, so that the generator ends as it would have without the repeat. The same code
-serves CPU (Mersenne twister, 5,056 bytes of state) and CUDA (philox seed and offset, 16 bytes, on the host).
+A random op that will run again has its generator's state read before its first run; the repeat puts that
+state back, runs, and restores what it found, so that the generator ends as it would have without the repeat.
+The same code serves CPU (Mersenne twister, 5,056 bytes of state) and CUDA (philox seed and offset, 16 bytes,
+on the host).
 """
 
 import contextlib

@@ -52,8 +52,8 @@ def _as_if_compiling() -> Iterator[None]:
 def _as_eager_composes() -> Iterator[None]:
     """Trace recurrent layers and resizing as C++ composes them, which is what eager runs.
 
-    Torch's Python decompositions of these differ from it: other kernels, other rounding, and an LSTM without its
-    dropout between layers (torch 2.13).
+    Torch's Python decompositions of these differ from it: other kernels, other rounding, and an LSTM without
+    its dropout between layers (torch 2.13).
     """
     implicit, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
     packets = [getattr(torch.ops.aten, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")]

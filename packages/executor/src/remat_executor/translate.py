@@ -1,9 +1,9 @@
 """From the joint fx graph to the IR and back: which node makes which storage, and what each op reads.
 
-A storage is recognised by the fake tensors' storages: a node whose result shares one is a view, and views are not
-ops; they are replayed where an op reads them. The backward keeps the order of the nodes that depend on a tangent;
-whatever else only the backward needs is placed right before its first reader, or it would pull every recomputation
-to the front.
+A storage is recognised by the fake tensors' storages: a node whose result shares one is a view, and views are
+not ops; they are replayed where an op reads them. The backward keeps the order of the nodes that depend on a
+tangent; whatever else only the backward needs is placed right before its first reader, or it would pull every
+recomputation to the front.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,10 +16,11 @@ from torch.fx import Node
 
 from remat_executor import torch_private
 from remat_executor.capture import Captured, Tensors
-from remat_executor.errors import CaptureError
 from remat_executor.dropout import noise_dropout
+from remat_executor.errors import CaptureError
 from remat_executor.inplace import InPlace, in_place_forms
-from remat_executor.keys import call_key, meta_tensors, target_name
+from remat_executor.keys import call_key, target_name
+from remat_executor.nodes import args_of, is_item, meta_tensors, source_of, target_of
 from remat_executor.recipes import (
     Call,
     Draw,
@@ -82,21 +83,12 @@ def translate(
     return _Translator(captured, tensors).run(name, tuple(conditions))
 
 
-def _is_getitem(node: Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
-
-
-def is_second_name(node: Node, base: Node) -> bool:
-    """Whether a node is another output of the op that made `base`, and the same tensor (LSTM bias gradients)."""
-    return _is_getitem(node) and _is_getitem(base) and node is not base and node.args[0] is base.args[0]
-
-
 def _is_random(node: Node) -> bool:
     if node.target is noise_dropout:
         return True
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    names = [argument.name for argument in node.target._schema.arguments]
+    names = [argument.name for argument in target_of(node)._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     # Attention kernels carry the tag for the sake of a dropout that most calls switch off.
     return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
@@ -154,7 +146,7 @@ class _Translator:
     # -- storages
 
     def find_bases(self) -> None:
-        """Follow storages through the trace: `base_of` maps every tensor node to the node that made its storage."""
+        """Follow storages through the trace; `base_of` leads to the node that made one."""
         owner: dict[int, Node] = {}
         for node in self.captured.graph_module.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
@@ -167,15 +159,15 @@ class _Translator:
 
     def find_base(self, node: Node, owner: dict[int, Node]) -> None:
         value = node.meta.get("val")
-        if _is_getitem(node) and node.args[0] in self.base_of and isinstance(value, Tensor):
-            source, place = node.args
+        if is_item(node) and source_of(node) in self.base_of and isinstance(value, Tensor):
+            source, place = args_of(node)
             if self.is_view(source):
                 self.base_of[node] = self.base_of[source]
                 return
             made = source.meta["val"][place]
             base = self.base_of[node] = owner.setdefault(torch_private.storage_id(made), node)
             same = (base.meta["val"].shape, base.meta["val"].stride()) == (made.shape, made.stride())
-            if base is not node and not (_is_getitem(base) and base.args[0] is source and same):
+            if base is not node and not (is_item(base) and source_of(base) is source and same):
                 raise CaptureError(
                     problem=f"output {place} of {source.target} shares a storage with {base}",
                     advice="wrap a submodule that does not use it",
@@ -200,10 +192,14 @@ class _Translator:
             if node.target is not torch.ops.aten._native_batch_norm_legit_functional.default:
                 continue
             buffers = []
-            for place, argument in ((3, node.args[3]), (4, node.args[4])):
+            for place, argument in ((3, args_of(node)[3]), (4, args_of(node)[4])):
                 buffer = latest.get(argument, argument if argument.op == "placeholder" else None)
-                news = [u for u in node.users if _is_getitem(u) and u.args[1] == place]
-                if buffer is None or len(news) != 1 or not self.only_statistic(news[0], replaced.get(news[0])):
+                news = [u for u in node.users if is_item(u) and u.args[1] == place]
+                if (
+                    buffer is None
+                    or len(news) != 1
+                    or not self.only_statistic(news[0], replaced.get(news[0]))
+                ):
                     break
                 buffers.append((buffer, news[0]))
             if len(buffers) == 2 and node.args[5] is True:
@@ -225,7 +221,7 @@ class _Translator:
         """The nodes whose storages a node reads, views resolved to what made them."""
         for argument in self.arguments(node):
             base = self.base_of.get(argument, argument)
-            yield base.args[0] if _is_getitem(base) and not self.is_view(base) else base
+            yield source_of(base) if is_item(base) and not self.is_view(base) else base
 
     def arguments(self, node: Node) -> list[Node]:
         """The tensor arguments that matter: a train-mode norm's backward needs no running statistics."""
@@ -242,14 +238,14 @@ class _Translator:
 
     def maker(self, node: Node) -> Node:
         base = self.base_of.get(node, node)
-        return base.args[0] if _is_getitem(base) else base
+        return source_of(base) if is_item(base) else base
 
     def order(self) -> tuple[list[Node], list[Node]]:
         """The compute nodes of the forward and of the backward, in the order the graph gets."""
         nodes = [
             n
             for n in self.captured.graph_module.graph.nodes
-            if n.op == "call_function" and not _is_getitem(n) and not self.is_view(n)
+            if n.op == "call_function" and not is_item(n) and not self.is_view(n)
         ]
         depends = {o.tangent for o in self.captured.outputs if o.tangent is not None}
         for node in nodes:
@@ -327,11 +323,11 @@ class _Translator:
         return tuple(found)
 
     def defined(self, node: Node) -> list[tuple[Node | None, Tensor]]:
-        """The storages that a compute node makes, each with the node that names it (None: nobody reads it)."""
+        """The storages that a compute node makes, each with the node that names it (None: never read)."""
         value = node.meta["val"]
         if isinstance(value, Tensor):
             return [(node, value)]
-        bases = [u for u in node.users if _is_getitem(u) and self.base_of[u] is u]
+        bases = [u for u in node.users if is_item(u) and self.base_of[u] is u]
         named = {torch_private.storage_id(value[u.args[1]]): u for u in bases}
         storages = {torch_private.storage_id(t): t for t in value if isinstance(t, Tensor)}
         return [(named.get(storage), tensor) for storage, tensor in storages.items()]
@@ -348,7 +344,9 @@ class _Translator:
         reuses = tuple((outputs[0], source) for source in forms)
         first = Implementation(inputs=inputs, outputs=outputs, reuses=reuses)
         key = call_key(node, self.device)
-        op = Op(name=node.name, target=target_name(node), backward=backward, key=key, implementations=(first,))
+        op = Op(
+            name=node.name, target=target_name(node), backward=backward, key=key, implementations=(first,)
+        )
         named = tuple((n, v) for n, v in made if n is not None)
         if state is None:
             self.append(op, Call(node), named, forms)
@@ -379,7 +377,9 @@ class _Translator:
         self.made_by.append(named)
         self.in_place.append(forms)
 
-    def add_made(self, node: Node, defined: list[tuple[Node | None, Tensor]]) -> list[tuple[Node | None, int]]:
+    def add_made(
+        self, node: Node, defined: list[tuple[Node | None, Tensor]]
+    ) -> list[tuple[Node | None, int]]:
         return [
             (name, self.add_value(name, tensor, name=name.name if name else f"{node.name}_unread{i}"))
             for i, (name, tensor) in enumerate(defined)
@@ -481,7 +481,14 @@ class _Translator:
             if index is not None and not output.replayed and not self.values[index].external:
                 self.values[index] = attrs.evolve(self.values[index], role=Role.OUTPUT)
             if output.tangent is not None:
-                self.add_value(output.tangent, output.tangent.meta["val"], role=Role.TANGENT, of=index)
+                tangent = output.tangent.meta["val"]
+                fields: dict[str, Any] = {"role": Role.TANGENT, "of": index}
+                if tangent.ndim == 0 and index is not None:
+                    # `loss.backward()` holds the gradient it begins with until it returns: count it with the loss.
+                    loss = self.values[index]
+                    self.values[index] = attrs.evolve(loss, nbytes=loss.nbytes + tangent.element_size())
+                    fields["nbytes"] = 0
+                self.add_value(output.tangent, tangent, **fields)
 
     def reusable(self, node: Node, outputs: tuple[int, ...]) -> dict[int, tuple[int, InPlace]]:
         """Values that this op could write over, with the argument position and the form to call."""

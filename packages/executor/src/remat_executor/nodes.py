@@ -1,0 +1,40 @@
+"""Reading fx nodes: arguments without fx's wide unions, and what recurs in captured graphs."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+
+def args_of(node: Node) -> tuple[Any, ...]:
+    """The positional arguments."""
+    return node.args
+
+
+def target_of(node: Node) -> Any:
+    """What the node calls."""
+    return node.target
+
+
+def source_of(node: Node) -> Node:
+    """The first argument: what a view looks at, what an item is taken from."""
+    source: Any = node.args[0]
+    assert isinstance(source, Node)
+    return source
+
+
+def is_item(node: Node) -> bool:
+    """Whether the node takes one output of an op that has several."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def is_second_name(node: Node, base: Node) -> bool:
+    """Whether two outputs of one op are the same tensor, as an LSTM's bias gradients are."""
+    return is_item(node) and is_item(base) and node is not base and node.args[0] is base.args[0]
+
+
+def meta_tensors(value: Any) -> list[Tensor]:
+    """The fake tensors of a node's result."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [v for v in value if isinstance(v, Tensor)] if isinstance(value, list | tuple) else []
