@@ -17,6 +17,7 @@ import numpy as np
 
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.cut import CutBound
+from remat_solvers.bounds.relatives import Relatives, relatives
 from remat_solvers.descend import descend
 from remat_solvers.evaluate import Arrays, Ints, evaluate, flatten
 from remat_solvers.greedy import evict, keep_only
@@ -49,7 +50,8 @@ class Auto:
         if unplanned.feasible:
             return attrs.evolve(unplanned, stats={"method": "noremat"})
         graph, budget = problem.graph, problem.budget_nbytes
-        floor = budget_floor(graph)
+        kin = relatives(graph)
+        floor = budget_floor(graph, kin)
         if budget < floor.nbytes:
             stats: dict[str, int | str] = {
                 "method": "floor",
@@ -57,17 +59,23 @@ class Auto:
                 "floor_op": floor.op,
             }
             return attrs.evolve(unplanned, status=Status.INFEASIBLE, lower_bound_s=float("inf"), stats=stats)
-        return _Run(self, problem, deadline, flatten(graph), floor.nbytes).solve()
+        return _Run(self, problem, deadline, flatten(graph), floor.nbytes, kin).solve()
 
 
 class _Run:
     """One solve: the best order so far and how it came about."""
 
     def __init__(
-        self, settings: Auto, problem: Problem, deadline: Deadline, arrays: Arrays, floor_nbytes: int
+        self,
+        settings: Auto,
+        problem: Problem,
+        deadline: Deadline,
+        arrays: Arrays,
+        floor_nbytes: int,
+        kin: Relatives,
     ) -> None:
         self.settings, self.problem, self.deadline, self.arrays = settings, problem, deadline, arrays
-        self.floor_nbytes = floor_nbytes
+        self.floor_nbytes, self.kin = floor_nbytes, kin
         self.base_s = problem.graph.time_s
         self.bound_s = self.base_s
         self.best: Ints | None = None
@@ -83,7 +91,7 @@ class _Run:
             self.deadline,
         )
         starts = [self.offer(evict(arrays, budget, deadline), "greedy")]
-        bound = CutBound(graph)
+        bound = CutBound(graph, self.kin)
         self.bound_s += bound.extra_s(budget, deadline)
         binding = bound.binding()
         if binding is not None and not self.closed():

@@ -89,10 +89,6 @@ class Deadline:
             return True
         return False
 
-    def part(self, fraction: float) -> "Deadline":
-        """A deadline of its own for a part of the remaining time, without progress reports."""
-        return Deadline(None if self.seconds is None else self.remaining_s * fraction)
-
     def report(self, solver: str, time_s: float | None, lower_bound_s: float) -> None:
         """Tell the caller, if it listens."""
         if self.on_progress is not None:

@@ -74,7 +74,7 @@ class Search:
 
 def default_moves(ops: int) -> int:
     """Work that takes about 10 s at 600 ops and 30 s at 2,700."""
-    return min(1_000_000, 400_000 + 1_000 * ops)
+    return min(1_000_000, 500_000 + 1_000 * ops)
 
 
 def shares(rounds: int) -> list[float]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from remat_graph import Graph
 from remat_solvers.bounds.floor import budget_floor, unavoidable
-from remat_solvers.bounds.relatives import Relatives, relatives
+from remat_solvers.bounds.relatives import Relatives, members, relatives
 from remat_solvers.evaluate import Ints
 from remat_solvers.protocol import Deadline
 
@@ -65,9 +65,9 @@ def lower_bound(graph: Graph, budget_nbytes: int, deadline: Deadline | None = No
 class CutBound:
     """The bound of one graph for any number of budgets."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, kin: Relatives | None = None) -> None:
         self.graph = graph
-        self.kin: Relatives = relatives(graph)
+        self.kin = kin or relatives(graph)
         self.tick_s = graph.time_s / TICKS
         self.candidates = [i for i, op in enumerate(graph.ops) if op.backward]
         self._moments: dict[int, _Moment] = {}
@@ -84,11 +84,11 @@ class CutBound:
         scores = dict.fromkeys(self.candidates, 0.0)
         for sweep in range(3):
             for i in self._order(sweep, max(scores, key=scores.__getitem__, default=0)):
-                if deadline.remaining_s <= 0:
+                if deadline.reached():
                     break
                 scores[i] = max(scores[i], self._at(i, budget_nbytes, price))
             for i in sorted(self.candidates, key=lambda i: -scores[i])[: 6 if sweep else 3]:
-                if deadline.remaining_s <= 0 or (scores[i] <= 0 and best > 0):
+                if deadline.reached() or (scores[i] <= 0 and best > 0):
                     break
                 value, at = self._best_price(i, budget_nbytes, price)
                 if value > best:
@@ -201,10 +201,9 @@ class CutBound:
                 else:
                     edges.append((ops + v, sink, 0, size))
 
-        for x in range(ops):
-            if coming >> x & 1 and x != i:
-                for v in graph.ops[x].first.inputs:
-                    need(source, v)
+        for x in members(kin.descendants[i]):
+            for v in graph.ops[x].first.inputs:
+                need(source, v)
         while waiting:
             x = waiting.pop()
             op = graph.ops[x]

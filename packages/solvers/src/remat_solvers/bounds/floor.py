@@ -32,13 +32,14 @@ class Floor:
     reason: str
 
 
-def budget_floor(graph: Graph) -> Floor:
+def budget_floor(graph: Graph, kin: Relatives | None = None) -> Floor:
     """Compute the floor.
 
     Args:
         graph: the training step.
+        kin: its dependencies, if they are known already.
     """
-    kin = relatives(graph)
+    kin = kin or relatives(graph)
     base = kin.base_nbytes
     boundary = base + sum(map(graph.allocated_nbytes, {*graph.outputs, *graph.tangents}))
     best = Floor(
@@ -72,16 +73,14 @@ def unavoidable(graph: Graph, kin: Relatives, index: int) -> set[int]:
     """Values that are certainly live when op `index` first runs, apart from what it reads and makes."""
     ancestors, coming = kin.ancestors[index], kin.descendants[index] | (1 << index)
     must: set[int] = set()
-    for v, maker in enumerate(graph.producer):
-        if kin.free[v]:
-            continue
-        value = graph.values[v]
+    for v, readers in kin.sticky.items():
+        value, maker = graph.values[v], graph.producer[v]
         if maker is None:
             done = kin.after_boundary[index] and v in kin.tangent_set
         else:
             done = bool(ancestors >> maker & 1) or (
                 kin.after_boundary[index] and not graph.ops[maker].backward
             )
-        if done and (value.pinned or (v not in kin.remakeable and kin.readers[v] & coming)):
+        if done and (value.pinned or readers & coming):
             must.add(v)
     return must

@@ -12,7 +12,8 @@ class Relatives:
     Attributes:
         ancestors: per op, the ops that must have run before its first run.
         descendants: per op, the ops that cannot have run before it.
-        readers: per value, the ops whose first run reads it.
+        sticky: values with bytes that cannot be given up freely (pinned, tangents, not remakeable), each with
+            the ops whose first run reads it.
         after_boundary: per op, whether it depends on a tangent, so that every forward op has run before it.
         free: per value, whether it costs nothing and is always there.
         remakeable: values that a repeat of their producer makes.
@@ -22,7 +23,7 @@ class Relatives:
 
     ancestors: list[int]
     descendants: list[int]
-    readers: list[int]
+    sticky: dict[int, int]
     after_boundary: list[bool]
     free: list[bool]
     remakeable: set[int]
@@ -35,11 +36,11 @@ def relatives(graph: Graph) -> Relatives:
     count = len(graph.ops)
     free = [value.external or value.home is not None for value in graph.values]
     tangents = {v for v in graph.tangents if not free[v]}
-    readers = [0] * len(graph.values)
+    reading: list[list[int]] = [[] for _ in graph.values]
     ancestors, after_boundary = [0] * count, [False] * count
     for i, op in enumerate(graph.ops):
         for v in op.first.inputs:
-            readers[v] |= 1 << i
+            reading[v].append(i)
             maker = graph.producer[v]
             if graph.values[v].role is Role.TANGENT:
                 after_boundary[i] = True
@@ -49,12 +50,8 @@ def relatives(graph: Graph) -> Relatives:
     descendants = [0] * count
     for i in range(count - 1, -1, -1):
         for v in graph.ops[i].first.outputs:
-            waiting = readers[v]
-            descendants[i] |= waiting
-            while waiting:
-                lowest = waiting & -waiting
-                descendants[i] |= descendants[lowest.bit_length() - 1]
-                waiting ^= lowest
+            for reader in reading[v]:
+                descendants[i] |= descendants[reader] | 1 << reader
     remakeable = {
         v
         for op in graph.ops
@@ -62,10 +59,15 @@ def relatives(graph: Graph) -> Relatives:
         for v in op.implementations[op.rerun].outputs
         if not free[v]
     }
+    sticky = {
+        v: sum(1 << i for i in reading[v])
+        for v, value in enumerate(graph.values)
+        if not free[v] and graph.allocated_nbytes(v) > 0 and (value.pinned or v not in remakeable)
+    }
     return Relatives(
         ancestors=ancestors,
         descendants=descendants,
-        readers=readers,
+        sticky=sticky,
         after_boundary=after_boundary,
         free=free,
         remakeable=remakeable,
@@ -74,3 +76,8 @@ def relatives(graph: Graph) -> Relatives:
             graph.allocated_nbytes(i) for i, value in enumerate(graph.values) if value.home is Home.DEVICE
         ),
     )
+
+
+def members(mask: int) -> list[int]:
+    """The indices in a bit set, in order."""
+    return [i for i, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"]
