@@ -2,6 +2,7 @@
 
 import random
 
+import numba
 import numpy as np
 import pytest
 
@@ -9,6 +10,24 @@ from remat_solvers import kernels_state as kernels
 from remat_solvers.evaluate import evaluate, flatten
 from remat_solvers.families import random_graph
 from remat_solvers.state import get_order, make_state
+
+
+@numba.njit
+def change_and_apply(S, budget, positions, gaps, ops):
+    """Describe a change, evaluate it, carry it out."""
+    kernels.begin(S)
+    for p in positions:
+        kernels.delete(S, p)
+    for i in range(len(gaps)):
+        kernels.insert(S, gaps[i], ops[i])
+    possible, change, excess = kernels.trial(S, budget)
+    return possible, change, excess, S.pos.diff.any(), kernels.apply(S, budget)
+
+
+@numba.njit
+def rebuild(S, budget):
+    """Derive everything."""
+    return kernels.rebuild(S, budget)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -19,22 +38,22 @@ def test_a_trial_equals_its_application(seed: int) -> None:
     arrays = flatten(graph)
     state = make_state(arrays, np.arange(len(graph.ops)), seed)
     budget = int(evaluate(arrays, range(len(graph.ops))).peak_nbytes * rng.choice([0.3, 0.6, 0.8]))
-    seconds, _ = kernels.rebuild(state, budget)
+    seconds, _ = rebuild(state, budget)
     for _ in range(40):
-        kernels.begin(state)
         count, repeats = state.meta[kernels.COUNT], state.meta[kernels.REPEATS]
-        for _ in range(rng.randint(0, 3)):
-            if repeats:
-                kernels.delete(state, state.pos["repeats"][rng.randrange(repeats)])
+        chosen = state.pos["repeats"][:repeats]
+        deleted = rng.sample(chosen.tolist(), min(len(chosen), rng.randint(0, 3)))
+        gaps, ops = [], []
         for _ in range(rng.randint(0, 4)):
             op = rng.randrange(len(graph.ops))
             guarded = arrays.guard_ptr[2 * op + 1] < arrays.guard_ptr[2 * op + 2]
             if arrays.can_rerun[op] and not guarded and count < 150:
-                kernels.insert(state, rng.randint(state.ops["first"][op] + 1, count), op)
-        possible, change, excess = kernels.trial(state, budget)
+                gaps.append(rng.randint(state.ops["first"][op] + 1, count))
+                ops.append(op)
+        lists = (np.array(row, np.int64) for row in (deleted, gaps, ops))
+        possible, change, excess, dirty, (after, after_excess) = change_and_apply(state, budget, *lists)
         assert possible
-        assert not state.pos["diff"].any()
-        after, after_excess = kernels.apply(state, budget)
+        assert not dirty
         assert after == pytest.approx(seconds + change, abs=1e-9)
         assert after_excess == pytest.approx(excess, rel=1e-9, abs=1e-6)
         seconds = after

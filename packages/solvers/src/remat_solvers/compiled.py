@@ -21,15 +21,15 @@ def _compile(function: Kernel, **options: Any) -> Kernel:
     return compiled
 
 
-def njit(function: Kernel) -> Kernel:
-    """Compile on first call, cached on disk where that is possible."""
-    return _compile(function)
-
-
 def njit_in_place(function: Kernel) -> Kernel:
     """As `njit`, for functions that allocate nothing and only work on the arrays they are given.
 
     Without reference counts: handing the state's arrays from function to function would otherwise spend
     nearly all the time on counting references.
     """
-    return _compile(function, _nrt=False)
+    return _compile(function, _nrt=False, no_cfunc_wrapper=True)
+
+
+def njit_inner(function: Kernel) -> Kernel:
+    """As `njit_in_place`, for functions that only compiled functions call: half the compile time."""
+    return _compile(function, _nrt=False, no_cfunc_wrapper=True, no_cpython_wrapper=True)

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_graph import Graph, Home, Op, Role
+from remat_graph import Graph, Home, Op
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.uint8]
@@ -46,7 +46,6 @@ class Arrays(NamedTuple):
     guard_idx: Ints
     over_ptr: Ints  # external values that running this overwrites
     over_idx: Ints
-    drives: Bools  # per op: depends on a tangent
 
 
 @attrs.frozen
@@ -132,7 +131,6 @@ def flatten(graph: Graph) -> Arrays:
         guard_idx=guard_idx,
         over_ptr=over_ptr,
         over_idx=over_idx,
-        drives=np.array(_depends_on_tangent(graph), np.uint8),
     )
 
 
@@ -143,17 +141,6 @@ def _can_rerun(graph: Graph, op: Op) -> bool:
     return not any(graph.values[v].external for v in op.implementations[op.rerun].outputs)
 
 
-def _depends_on_tangent(graph: Graph) -> list[bool]:
-    reached = [value.role is Role.TANGENT for value in graph.values]
-    drives = []
-    for op in graph.ops:
-        driven = any(reached[v] for v in op.first.inputs)
-        drives.append(driven)
-        for v in op.first.outputs:
-            reached[v] = reached[v] or driven
-    return drives
-
-
 def evaluate(arrays: Arrays, order: Iterable[int] | Ints) -> Evaluation:
     """Peak and time of a sequence of op indices, as the referee would say."""
     from remat_solvers import kernels_evaluate
@@ -162,5 +149,8 @@ def evaluate(arrays: Arrays, order: Iterable[int] | Ints) -> Evaluation:
         order if isinstance(order, np.ndarray) else np.fromiter(order, np.int64), np.int64
     )
     profile = np.zeros(len(sequence), np.int64)
-    code, _, peak, seconds = kernels_evaluate.evaluate(arrays, sequence, profile)
+    degree = int(max(np.diff(arrays.in_ptr).max(initial=0), np.diff(arrays.out_ptr).max(initial=0)))
+    room = max(len(sequence) * max(1, degree), len(arrays.size), len(arrays.backward))
+    work = np.zeros((9, room), np.int64)
+    code, _, peak, seconds = kernels_evaluate.evaluate(arrays, sequence, profile, work)
     return Evaluation(code == kernels_evaluate.VALID, int(peak), float(seconds), profile)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from remat_solvers.compiled import njit_in_place as njit
+from remat_solvers.compiled import njit_inner as inner
 from remat_solvers.kernels_moves import (
     drop,
     drop_run,
@@ -29,7 +30,7 @@ def start(S, budget):  # type: ignore[no-untyped-def]
     keep_best(S)
 
 
-@njit
+@inner
 def keep_best(S):  # type: ignore[no-untyped-def]
     """Remember the sequence if it fits and is faster than any before."""
     if S.numbers[EXCESS] <= 0.0 and S.numbers[SECONDS] < S.numbers[BEST]:

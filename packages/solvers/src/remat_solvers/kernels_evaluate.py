@@ -1,29 +1,26 @@
 """Compiled evaluation of an op sequence; `evaluate` explains it. Nothing but numba functions lives here."""
 
-import numpy as np
-
-from remat_solvers.compiled import njit
+from remat_solvers.compiled import njit_in_place as njit
 
 VALID, DEAD_INPUT, RUNS_AGAIN, OVERWRITTEN, MISSING = 0, 1, 2, 3, 4
 
 
 @njit
-def evaluate(A, order, profile):  # type: ignore[no-untyped-def]
+def evaluate(A, order, profile, work):  # type: ignore[no-untyped-def]
     """Peak and time of a sequence, and whether it is valid.
 
     Args:
         A: the graph's `Arrays`.
         order: op indices.
         profile: filled with the bytes held while each position runs.
+        work: nine rows of zeros, as long as there are ops, values, positions, inputs and outputs run.
 
     Returns:
         (code, position at fault, peak bytes, seconds)
     """
     count = order.shape[0]
     ops = A.time.shape[0] // 2
-    values = A.size.shape[0]
-    seen = np.zeros(ops, np.uint8)
-    variant = np.empty(count, np.int64)
+    seen, variant = work[0], work[1]
     slots_in, slots_out, boundary = 0, 0, 0
     for p in range(count):
         op = order[p]
@@ -40,9 +37,7 @@ def evaluate(A, order, profile):  # type: ignore[no-untyped-def]
             return MISSING, op, 0, 0.0
 
     # Backward over the sequence: which inputs and outputs are dead after each position.
-    dies_in = np.zeros(slots_in, np.uint8)
-    dies_out = np.zeros(slots_out, np.uint8)
-    needed = np.zeros(values, np.uint8)
+    dies_in, dies_out, needed = work[2], work[3], work[4]
     i, o = slots_in, slots_out
     for p in range(count - 1, -1, -1):
         v = variant[p]
@@ -57,10 +52,9 @@ def evaluate(A, order, profile):  # type: ignore[no-untyped-def]
             dies_in[i + k - A.in_ptr[v]] = not needed[value] and not A.pinned[value]
             needed[value] = 1
 
-    live = np.zeros(values, np.uint8)
-    taken = np.zeros(values, np.int64)  # position + 1 at which an output took over the storage
-    dying = np.zeros(values, np.int64)  # position + 1 at which the value dies as an input
-    gone = np.zeros(values, np.uint8)
+    live, gone = work[5], work[6]
+    taken = work[7]  # position + 1 at which an output took over the storage
+    dying = work[8]  # position + 1 at which the value dies as an input
     held = A.base_nbytes
     peak = held
     seconds = 0.0

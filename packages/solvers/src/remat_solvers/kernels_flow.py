@@ -1,20 +1,20 @@
 """Compiled maximum flow (Dinic 1970) on integer capacities, for the cut bound."""
 
-import numpy as np
-
-from remat_solvers.compiled import njit
+from remat_solvers.compiled import njit_in_place as njit
 
 
 @njit
-def max_flow(nodes, source, sink, first, edge_next, edge_to, capacity):  # type: ignore[no-untyped-def]
-    """Value of the maximum flow; `capacity` becomes the residual. Edges i and i ^ 1 are a pair."""
-    level = np.empty(nodes, np.int64)
-    at = np.empty(nodes, np.int64)
-    queue = np.empty(nodes, np.int64)
-    path = np.empty(nodes + 1, np.int64)
+def max_flow(nodes, source, sink, first, edge_next, edge_to, capacity, work):  # type: ignore[no-untyped-def]
+    """Value of the maximum flow; `capacity` becomes the residual. Edges i and i ^ 1 are a pair.
+
+    `work` is scratch: 4 rows of nodes + 1.
+    """
+    level, at, queue, path = work[0], work[1], work[2], work[3]
     total = 0
     while True:
-        level[:] = -1
+        for x in range(nodes):
+            level[x] = -1
+            at[x] = first[x]
         level[source] = 0
         queue[0] = source
         head, tail = 0, 1
@@ -31,7 +31,6 @@ def max_flow(nodes, source, sink, first, edge_next, edge_to, capacity):  # type:
                 e = edge_next[e]
         if level[sink] < 0:
             return total
-        at[:] = first
         depth = 0
         x = source
         while True:

@@ -3,13 +3,14 @@
 import numpy as np
 
 from remat_solvers.compiled import njit_in_place as njit
+from remat_solvers.compiled import njit_inner as inner
 from remat_solvers.kernels_moves import close_over
 from remat_solvers.kernels_state import COUNT, STAMP, apply, begin, next_event, rebuild, spans, trial
 
 LOOKED_AT = 64  # values tried a step; more are sampled by a stride
 
 
-@njit
+@inner
 def describe(S, v, gap):  # type: ignore[no-untyped-def]
     """The change that gives `v` up until `gap` and rebuilds it there."""
     begin(S)
@@ -17,7 +18,7 @@ def describe(S, v, gap):  # type: ignore[no-untyped-def]
     return close_over(S, v, gap, 0.0, 50)
 
 
-@njit
+@inner
 def worst_position(S):  # type: ignore[no-untyped-def]
     """Where the sequence holds most."""
     worst, most = 0, -1
@@ -27,7 +28,7 @@ def worst_position(S):  # type: ignore[no-untyped-def]
     return worst
 
 
-@njit
+@inner
 def gap_over(S, v, p):  # type: ignore[no-untyped-def]
     """The next use of a value that is held over position `p` without being used there; -1 if it is not."""
     if S.val[v].pinned or S.val[v].size == 0 or not S.val[v].remake or not spans(S, v, p):
@@ -90,7 +91,6 @@ def keep_only(S, budget, op, keep, steps):  # type: ignore[no-untyped-def]
         if not describe(S, found, found_gap):
             keep[found] = 1
             continue
-        trial(S, budget)
         if S.meta[COUNT] + 100 > S.pos.shape[0]:
             return False
         apply(S, budget)

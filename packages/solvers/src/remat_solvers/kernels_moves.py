@@ -5,7 +5,7 @@ it implies: an evicted value comes back together with the producers of its dead 
 takes the repeats with it that only it needed, and whole runs of neighbours are given up or kept at once.
 """
 
-from remat_solvers.compiled import njit_in_place as njit
+from remat_solvers.compiled import njit_inner as inner
 from remat_solvers.kernels_state import (
     BOUNDARY,
     COUNT,
@@ -22,7 +22,7 @@ from remat_solvers.kernels_state import (
 )
 
 
-@njit
+@inner
 def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
     """Insert the producer of `value` before `gap`, after the producers of its inputs that are dead there.
 
@@ -67,7 +67,7 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit
+@inner
 def useless(S, p):  # type: ignore[no-untyped-def]
     """Whether nothing reads what the repeat at `p` makes, once the deletions are done."""
     stamp = S.meta[STAMP]
@@ -84,7 +84,7 @@ def useless(S, p):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit
+@inner
 def drop(S, p, cascade):  # type: ignore[no-untyped-def]
     """Delete the repeat at `p` and, if asked, the repeats that become useless."""
     done = S.meta[DELETED]
@@ -105,7 +105,7 @@ def drop(S, p, cascade):  # type: ignore[no-untyped-def]
                 delete(S, maker)
 
 
-@njit
+@inner
 def pick_gap(S, budget):  # type: ignore[no-untyped-def]
     """A random (value, gap): the value is next read at the gap, some way after its last event."""
     count = S.meta[COUNT]
@@ -131,7 +131,7 @@ def pick_gap(S, budget):  # type: ignore[no-untyped-def]
     return -1, 0, 0
 
 
-@njit
+@inner
 def evict(S, budget, hold):  # type: ignore[no-untyped-def]
     """Give a value up between two uses and rebuild it for the second."""
     v, q, before = pick_gap(S, budget)
@@ -146,7 +146,7 @@ def evict(S, budget, hold):  # type: ignore[no-untyped-def]
     return close_over(S, v, gap, hold, 40)
 
 
-@njit
+@inner
 def evict_run(S, budget, hold):  # type: ignore[no-untyped-def]
     """Give up what a stretch of consecutive ops made and rebuild it together."""
     v, q, _ = pick_gap(S, budget)
@@ -176,14 +176,14 @@ def evict_run(S, budget, hold):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit
+@inner
 def pick_repeat(S):  # type: ignore[no-untyped-def]
     """Position of a random repeat, or -1."""
     repeats = S.meta[REPEATS]
     return S.pos[below(S, repeats)].repeats if repeats > 0 else -1
 
 
-@njit
+@inner
 def drop_run(S):  # type: ignore[no-untyped-def]
     """Delete a stretch of consecutive repeats and what only they needed."""
     repeats = S.meta[REPEATS]
@@ -195,7 +195,7 @@ def drop_run(S):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit
+@inner
 def shift(S):  # type: ignore[no-untyped-def]
     """Move a repeat elsewhere between the last event of its inputs and the first reader of its outputs."""
     p = pick_repeat(S)
@@ -224,7 +224,7 @@ def shift(S):  # type: ignore[no-untyped-def]
     return insert(S, gap, op)
 
 
-@njit
+@inner
 def shift_first(S):  # type: ignore[no-untyped-def]
     """Move the first run of a backward op within what its inputs and readers allow."""
     count, boundary = S.meta[COUNT], S.meta[BOUNDARY]
@@ -259,7 +259,7 @@ def shift_first(S):  # type: ignore[no-untyped-def]
     return insert(S, gap, op)
 
 
-@njit
+@inner
 def exchange(S, budget, hold):  # type: ignore[no-untyped-def]
     """Keep what a repeat made and give up something else, near to it if chance says so."""
     p = pick_repeat(S)

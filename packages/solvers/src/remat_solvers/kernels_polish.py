@@ -1,6 +1,7 @@
 """Compiled polishing; `polish` explains it."""
 
 from remat_solvers.compiled import njit_in_place as njit
+from remat_solvers.compiled import njit_inner as inner
 from remat_solvers.kernels_moves import drop
 from remat_solvers.kernels_state import (
     COUNT,
@@ -15,7 +16,7 @@ from remat_solvers.kernels_state import (
 )
 
 
-@njit
+@inner
 def drop_best(S, budget):  # type: ignore[no-untyped-def]
     """Delete the repeat (and what only it needed) that saves most within the budget; False if none does."""
     excess = S.pos[S.meta[COUNT]].excess
@@ -31,12 +32,11 @@ def drop_best(S, budget):  # type: ignore[no-untyped-def]
         return False
     begin(S)
     drop(S, best, True)
-    trial(S, budget)
     apply(S, budget)
     return True
 
 
-@njit
+@inner
 def delay(S, budget, r):  # type: ignore[no-untyped-def]
     """Move the r-th repeat to right before its first reader, if nothing is lost by it."""
     p = S.pos[r].repeats

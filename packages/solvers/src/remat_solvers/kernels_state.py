@@ -16,7 +16,7 @@ input that `State.credit` names, never a second choice.
 
 import numpy as np
 
-from remat_solvers.compiled import njit_in_place as njit
+from remat_solvers.compiled import njit_inner as inner
 
 # Places in `State.meta`.
 COUNT, BOUNDARY, REPEATS, EVENTS, STAMP, DELETED, INSERTED, AFFECTED, EXTRA, BAD, TOUCHED, LOW, HIGH = range(
@@ -28,7 +28,7 @@ GONE = 1 << 60
 NEVER = -9
 
 
-@njit
+@inner
 def settle(S, v):  # type: ignore[no-untyped-def]
     """Account for the copy of a value that lives from `born` to `dies`; for `rebuild`."""
     born, dies = S.val[v].born, S.val[v].dies
@@ -42,7 +42,7 @@ def settle(S, v):  # type: ignore[no-untyped-def]
                     S.pos[dies].own -= S.val[v].size
 
 
-@njit
+@inner
 def rebuild(S, budget):  # type: ignore[no-untyped-def]
     """Derive everything from `S.pos.order`; returns (seconds, excess)."""
     count = S.meta[COUNT]
@@ -124,7 +124,7 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
     return seconds, excess
 
 
-@njit
+@inner
 def close_copy(S, v, born, dies, sign):  # type: ignore[no-untyped-def]
     """Account for one copy of a value, alive after the run at key `born` until the run at key `dies`."""
     size = sign * S.val[v].size
@@ -166,7 +166,7 @@ def close_copy(S, v, born, dies, sign):  # type: ignore[no-untyped-def]
                     S.meta[HIGH] = max(S.meta[HIGH], p)
 
 
-@njit
+@inner
 def copies(S, v, sign, changed):  # type: ignore[no-untyped-def]
     """Walk a value's events, old or changed, and account for each of its copies."""
     i, end = S.val[v].ev_ptr, S.val[v + 1].ev_ptr
@@ -213,7 +213,7 @@ def copies(S, v, sign, changed):  # type: ignore[no-untyped-def]
         close_copy(S, v, born, dies, sign)
 
 
-@njit
+@inner
 def affect(S, v):  # type: ignore[no-untyped-def]
     """Note that a change touches a value."""
     if S.val[v].affected_stamp != S.meta[STAMP]:
@@ -222,7 +222,7 @@ def affect(S, v):  # type: ignore[no-untyped-def]
         S.meta[AFFECTED] += 1
 
 
-@njit
+@inner
 def add_extra(S, v, key, made):  # type: ignore[no-untyped-def]
     """Note an event of an inserted run; called in the order of keys."""
     e = S.meta[EXTRA]
@@ -238,7 +238,7 @@ def add_extra(S, v, key, made):  # type: ignore[no-untyped-def]
     S.val[v].tail = e
 
 
-@njit
+@inner
 def begin(S):  # type: ignore[no-untyped-def]
     """Start describing a change."""
     S.meta[STAMP] += 1
@@ -249,7 +249,7 @@ def begin(S):  # type: ignore[no-untyped-def]
     S.meta[BAD] = 0
 
 
-@njit
+@inner
 def delete(S, p):  # type: ignore[no-untyped-def]
     """Add the deletion of position `p` to the change."""
     if S.pos[p].deleted_stamp != S.meta[STAMP] and S.meta[DELETED] < MOST:
@@ -258,7 +258,7 @@ def delete(S, p):  # type: ignore[no-untyped-def]
         S.meta[DELETED] += 1
 
 
-@njit
+@inner
 def insert(S, gap, op):  # type: ignore[no-untyped-def]
     """Add a repeat of `op` before position `gap`, after what was inserted there already; False if full."""
     i = S.meta[INSERTED]
@@ -274,7 +274,7 @@ def insert(S, gap, op):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit
+@inner
 def trial(S, budget):  # type: ignore[no-untyped-def]
     """Evaluate the change; returns (whether it can be carried out, change in seconds, new excess)."""
     count = S.meta[COUNT]
@@ -355,7 +355,7 @@ def trial(S, budget):  # type: ignore[no-untyped-def]
     return S.meta[BAD] == 0, seconds, max(excess, 0.0)
 
 
-@njit
+@inner
 def apply(S, budget):  # type: ignore[no-untyped-def]
     """Carry the change out; returns (seconds, excess)."""
     count = S.meta[COUNT]
@@ -375,7 +375,7 @@ def apply(S, budget):  # type: ignore[no-untyped-def]
     return rebuild(S, budget)
 
 
-@njit
+@inner
 def next_event(S, v, p):  # type: ignore[no-untyped-def]
     """Index into `S.events` of the value's first event at or after position `p`; the row's end if none."""
     low, high = S.val[v].ev_ptr, S.val[v + 1].ev_ptr
@@ -388,7 +388,7 @@ def next_event(S, v, p):  # type: ignore[no-untyped-def]
     return low
 
 
-@njit
+@inner
 def spans(S, v, gap):  # type: ignore[no-untyped-def]
     """Whether a copy of the value is held in the gap before position `gap`."""
     e = next_event(S, v, gap)
@@ -399,7 +399,7 @@ def spans(S, v, gap):  # type: ignore[no-untyped-def]
     return e > S.val[v].ev_ptr or (S.val[v].is_tangent == 1 and gap >= S.meta[BOUNDARY])
 
 
-@njit
+@inner
 def xorshift(S):  # type: ignore[no-untyped-def]
     """The next 64 random bits."""
     x = S.random[0]
@@ -410,13 +410,13 @@ def xorshift(S):  # type: ignore[no-untyped-def]
     return x * np.uint64(2685821657736338717)
 
 
-@njit
+@inner
 def uniform(S):  # type: ignore[no-untyped-def]
     """A random float in [0, 1)."""
     return np.float64(xorshift(S) >> np.uint64(11)) / 9007199254740992.0
 
 
-@njit
+@inner
 def below(S, bound):  # type: ignore[no-untyped-def]
     """A random int in [0, bound)."""
     return min(np.int64(uniform(S) * bound), bound - 1)

@@ -235,7 +235,16 @@ def _flow(moment: _Moment, capacity: Ints) -> int:
 
     nodes = len(moment.first)
     return int(
-        max_flow(nodes, nodes - 2, nodes - 1, moment.first, moment.edge_next, moment.edge_to, capacity)
+        max_flow(
+            nodes,
+            nodes - 2,
+            nodes - 1,
+            moment.first,
+            moment.edge_next,
+            moment.edge_to,
+            capacity,
+            np.empty((4, nodes + 1), np.int64),
+        )
     )
 
 
