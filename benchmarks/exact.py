@@ -1,8 +1,8 @@
 """The whole acceptance: every model, at the smallest budget found, 40 %, 70 % and 100 %, judged and tabled.
 
-For each row: three training steps beside the unplanned model, compared to the bit; the peak by the meter and by the
-allocator, with ``.grad`` None and there already, against the budget and the predictions. Exits with 1 if a row breaks
-a rule that `EXCEPTIONS` does not list with its cause.
+For each row: three training steps beside the unplanned model, compared to the bit; the peak by the meter and by
+the allocator, with ``.grad`` None and there already, against the budget and the predictions. Exits with 1 if a
+row breaks a rule that `EXCEPTIONS` does not list with its cause.
 
     python benchmarks/exact.py [MODEL ...] [--budgets smallest,40%,70%,100%] [--time-limit 5] [--json FILE]
 """
@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from remat_executor import plan_graph
 from remat_facade import Hiremate
 from remat_graph.units import gradient_nbytes, noremat_peak_nbytes
 from remat_solvers.questions import min_budget
-from tests.acceptance import Comparison, compare, whole_step
+from tests.acceptance import broken_rules, compare, whole_step
 from tests.models import CASES, ModelCase
 
 BUDGETS = ("smallest", "40%", "70%", "100%")
@@ -43,37 +42,6 @@ EXCEPTIONS = {
         "eager",
     ): "capture sees through the model's own checkpoints, so 100 % is above eager's peak",
 }
-
-
-def judge(case: ModelCase, label: str, found: Comparison) -> Iterator[tuple[str, str]]:
-    """The rules that a row breaks, as (rule, what was found)."""
-    plan, peaks = found.module.plan, found.peaks
-    if found.differences:
-        yield "exact", f"{len(found.differences)} tensors differ: {', '.join(found.differences[:3])}"
-    if not found.untouched:
-        yield "untouched", "building changed the model or the generator"
-    if found.planned != found.calls:
-        yield "planned", f"a plan served {found.planned} of {found.calls} calls"
-    if plan.budget_nbytes < plan.noremat_peak_nbytes and not found.repeats:
-        yield "recomputed", "nothing was recomputed below the unplanned peak"
-    for name in (
-        "metered_nbytes",
-        "allocated_nbytes",
-        "metered_accumulating_nbytes",
-        "allocated_accumulating_nbytes",
-    ):
-        if getattr(peaks, name) > plan.budget_nbytes:
-            yield "budget", f"{name} {getattr(peaks, name)} above {plan.budget_nbytes}"
-    error = plan.live_peak_nbytes - peaks.metered_nbytes
-    if not 0 <= error <= max(0.01 * peaks.metered_nbytes, 64 << 10):
-        yield "live", f"predicted {plan.live_peak_nbytes}, metered {peaks.metered_nbytes}"
-    if abs(plan.peak_nbytes - peaks.allocated_nbytes) > 0.02 * peaks.allocated_nbytes:
-        yield "allocator", f"predicted {plan.peak_nbytes}, recorded {peaks.allocated_nbytes}"
-    if peaks.metered_accumulating_nbytes > found.original.metered_accumulating_nbytes:
-        yield (
-            "eager",
-            f"accumulating {peaks.metered_accumulating_nbytes}, eager {found.original.metered_accumulating_nbytes}",
-        )
 
 
 def smallest_budget(case: ModelCase, cache: Path) -> tuple[int, float]:
@@ -103,7 +71,7 @@ def run(
 
     found = compare(case, build)
     plan, peaks = found.module.plan, found.peaks
-    broken = dict(judge(case, label, found))
+    broken = dict(broken_rules(found))
     return row | {
         "budget_nbytes": plan.budget_nbytes,
         "unplanned_nbytes": plan.noremat_peak_nbytes,

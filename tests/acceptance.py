@@ -233,3 +233,32 @@ def compare(case: ModelCase, build: Build, *, wrapped: bool = True) -> Compariso
         original=original,
         module=module,
     )
+
+
+def broken_rules(found: Comparison) -> Iterator[tuple[str, str]]:
+    """The promises that a run breaks, as (promise, what was found)."""
+    plan, peaks = found.module.plan, found.peaks
+    if found.differences:
+        yield "exact", f"{len(found.differences)} tensors differ: {', '.join(found.differences[:3])}"
+    if not found.untouched:
+        yield "untouched", "building changed the model or the generator"
+    if found.planned != found.calls:
+        yield "planned", f"a plan served {found.planned} of {found.calls} calls"
+    if plan.budget_nbytes < plan.noremat_peak_nbytes and not found.repeats:
+        yield "recomputed", "nothing was recomputed below the unplanned peak"
+    for name in (
+        "metered_nbytes",
+        "allocated_nbytes",
+        "metered_accumulating_nbytes",
+        "allocated_accumulating_nbytes",
+    ):
+        if getattr(peaks, name) > plan.budget_nbytes:
+            yield "budget", f"{name} {getattr(peaks, name)} above {plan.budget_nbytes}"
+    error = plan.live_peak_nbytes - peaks.metered_nbytes
+    if not 0 <= error <= max(0.01 * peaks.metered_nbytes, 64 << 10):
+        yield "live", f"predicted {plan.live_peak_nbytes}, metered {peaks.metered_nbytes}"
+    if abs(plan.peak_nbytes - peaks.allocated_nbytes) > 0.02 * peaks.allocated_nbytes:
+        yield "allocator", f"predicted {plan.peak_nbytes}, recorded {peaks.allocated_nbytes}"
+    eager_nbytes = found.original.metered_accumulating_nbytes
+    if peaks.metered_accumulating_nbytes > eager_nbytes:
+        yield "eager", f"accumulating {peaks.metered_accumulating_nbytes}, eager {eager_nbytes}"

@@ -52,3 +52,18 @@ class BadInput(RematError):
 
     def __str__(self) -> str:
         return f"{self.problem}; {self.advice}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class UntruePlan(RematError):
+    """A planner promised a peak that its schedule does not have."""
+
+    solver: str
+    promised_nbytes: int
+    peak_nbytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"the plan of {self.solver!r} promises a peak of {self.promised_nbytes} bytes and its schedule has "
+            f"{self.peak_nbytes}: make plans with Plan.from_schedule"
+        )

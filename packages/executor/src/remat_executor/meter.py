@@ -155,7 +155,12 @@ class MemoryMeter(TorchDispatchMode):
 
     def _here(self, storage: torch.UntypedStorage) -> bool:
         device = storage.device
-        return device.type == self.device.type and self.device.index in (None, device.index)
+        if device.type != self.device.type or self.device.index not in (None, device.index):
+            return False
+        try:
+            return storage.nbytes() == 0 or storage.data_ptr() != 0
+        except RuntimeError:
+            return False  # a tracer's storage, which holds nothing
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -15,12 +15,12 @@ from remat_executor.capture import Captured, Tensors, capture, collect
 from remat_executor.chain import Call, apply
 from remat_executor.cost_cache import CostCache
 from remat_executor.costs import with_costs
-from remat_executor.errors import BadInput
+from remat_executor.errors import BadInput, UntruePlan
 from remat_executor.guards import Signature, hooked, reason_for_original, signature
 from remat_executor.lower import Program, lower
 from remat_executor.nodes import is_item, source_of, target_of
 from remat_executor.translate import Translation, translate, work_device
-from remat_graph import Graph
+from remat_graph import Graph, OverBudget, simulate
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform
 
@@ -112,6 +112,21 @@ class PlannedStep:
             else:
                 leaves.append(_replayed(captured.outputs[place].node, sources))
         return torch_private.unflatten(leaves, captured.out_spec)
+
+
+def _believe(graph: Graph, plan: Plan) -> None:
+    """Take no planner's word: the referee says what the schedule peaks at.
+
+    Raises:
+        InvalidSchedule: the schedule cannot be carried out.
+        OverBudget: it peaks above the plan's budget, whatever the plan says.
+        UntruePlan: its peak is not the one that the plan promises.
+    """
+    peak_nbytes = simulate(graph, plan.schedule).peak_nbytes
+    if peak_nbytes > plan.budget_nbytes:
+        raise OverBudget(solver=plan.solver, peak_nbytes=peak_nbytes, budget_nbytes=plan.budget_nbytes)
+    if peak_nbytes != plan.peak_nbytes:
+        raise UntruePlan(solver=plan.solver, promised_nbytes=plan.peak_nbytes, peak_nbytes=peak_nbytes)
 
 
 def _replayed(node: torch.fx.Node, sources: Mapping[torch.fx.Node, Tensor]) -> Any:
@@ -332,7 +347,9 @@ class PlannedModule(nn.Module):
             seen=seen,
             on_progress=self._on_progress,
         )
-        step = PlannedStep.build(captured, translation, graph, self._planner(graph))
+        plan = self._planner(graph)
+        _believe(graph, plan)
+        step = PlannedStep.build(captured, translation, graph, plan)
         self._steps[seen] = step
         return step
 

@@ -487,8 +487,17 @@ class _Translator:
                     # `loss.backward()` holds the gradient it begins with until it returns: count it with the loss.
                     loss = self.values[index]
                     self.values[index] = attrs.evolve(loss, nbytes=loss.nbytes + tangent.element_size())
+                    self.write_over_nothing(index)
                     fields["nbytes"] = 0
                 self.add_value(output.tangent, tangent, **fields)
+
+    def write_over_nothing(self, value: int) -> None:
+        """Keep the op that makes a value from taking over an input's storage."""
+        for i, op in enumerate(self.ops):
+            if value in op.first.outputs:
+                only = tuple(attrs.evolve(way, reuses=()) for way in op.implementations)
+                self.ops[i] = attrs.evolve(op, implementations=only)
+                self.in_place[i] = {}
 
     def reusable(self, node: Node, outputs: tuple[int, ...]) -> dict[int, tuple[int, InPlace]]:
         """Values that this op could write over, with the argument position and the form to call."""
