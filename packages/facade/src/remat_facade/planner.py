@@ -12,7 +12,7 @@ import attrs
 
 from remat_facade.errors import BudgetAboveDevice, NotFound
 from remat_facade.method import Method
-from remat_graph import Graph, Implementation, Op, RematError, Value
+from remat_graph import Graph, Implementation, Op, Schedule, Value
 from remat_graph.errors import BadBudget, OverBudget
 from remat_graph.fingerprint import fingerprint
 from remat_graph.plan import Plan
@@ -20,7 +20,7 @@ from remat_graph.serialize import plan_from_data, plan_to_data
 from remat_graph.units import format_nbytes, format_seconds, resolve_budget
 from remat_solvers import Deadline, InfeasibleBudget, Problem, get_solver
 from remat_solvers import Progress as SolverProgress
-from remat_solvers.questions import infeasible
+from remat_solvers.questions import min_budget
 
 Progress = Callable[[str], None]
 """Told in a few words what begins now."""
@@ -110,14 +110,10 @@ class Planner:
         deadline = Deadline(self.method.time_limit_s, self._tell)
         solver = get_solver(self.method.solver, **self.method.parameters)
         solution = solver.solve(Problem(graph, budget_nbytes), deadline)
-        if solution.schedule is None:
-            self.on_progress(
-                f"no schedule in {format_nbytes(budget_nbytes)}: looking for the smallest budget"
-            )
-            raise self._not_found(infeasible(graph, budget_nbytes))
+        schedule = solution.schedule or self._smallest(graph, budget_nbytes)
         return Plan.from_schedule(
             graph,
-            solution.schedule,
+            schedule,
             budget_nbytes=budget_nbytes,
             lower_bound_s=solution.lower_bound_s,
             solver=self.method.solver,
@@ -127,14 +123,25 @@ class Planner:
             deadline_hit=deadline.hit,
         )
 
-    def _not_found(self, error: InfeasibleBudget) -> RematError:
+    def _smallest(self, graph: Graph, budget_nbytes: int) -> Schedule:
+        """What needs least, where the solver found nothing; the portfolio may use it."""
+        self.on_progress(f"no schedule in {format_nbytes(budget_nbytes)}: looking for the smallest budget")
+        smallest = min_budget(graph)
+        if smallest.nbytes > budget_nbytes:
+            raise InfeasibleBudget(
+                budget_nbytes=budget_nbytes,
+                smallest_nbytes=smallest.nbytes,
+                floor_nbytes=smallest.floor_nbytes,
+                floor_op=smallest.floor_op,
+                floor_op_nbytes=smallest.floor_op_nbytes,
+            )
+        if self.method.solver == "auto":
+            return smallest.schedule
         # One method may fail where another would not; "infeasible" would then be a lie.
-        if error.smallest_nbytes > error.budget_nbytes:
-            return error
-        return NotFound(
+        raise NotFound(
             solver=self.method.solver,
-            budget=format_nbytes(error.budget_nbytes),
-            smallest=format_nbytes(error.smallest_nbytes),
+            budget=format_nbytes(budget_nbytes),
+            smallest=format_nbytes(smallest.nbytes),
         )
 
     def _tell(self, progress: SolverProgress) -> None:
