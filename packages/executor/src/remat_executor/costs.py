@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from remat_executor import torch_private
 from remat_executor.capture import Captured, Tensors
 from remat_executor.cost_cache import CostCache
+from remat_executor.dataflow import drops_statistics
 from remat_executor.lower import own_copy
 from remat_executor.measure import measure
 from remat_executor.nodes import args_of, is_item, is_second_name, meta_tensors, source_of, target_of
@@ -164,7 +165,7 @@ class _Materials:
 
     def call(self, node: Node) -> Callable[[], object]:
         args, kwargs = self.arguments(node)
-        if node.target is aten.native_batch_norm_backward.default and args[7] is True:
+        if drops_statistics(node):
             args = (*args[:3], None, None, *args[5:])
         target = target_of(node)
         return lambda: target(*args, **kwargs)

@@ -17,6 +17,7 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 
 from remat_executor.capture import Captured
+from remat_executor.dataflow import drops_statistics
 from remat_executor.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
@@ -297,7 +298,7 @@ class _Lowering:
 
     def call_arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args: tuple[Any, ...] = node.args
-        if node.target is aten.native_batch_norm_backward.default and node.args[7] is True:
+        if drops_statistics(node):
             args = (*args[:3], None, None, *args[5:])
         return (
             torch.fx.node.map_arg(args, self.resolve),

@@ -1,12 +1,11 @@
-"""From the joint fx graph to the IR and back: which node makes which storage, and what each op reads.
+"""From the joint fx graph to the IR and back: ops, values, and how each op is carried out.
 
-A storage is recognised by the fake tensors' storages: a node whose result shares one is a view, and views are
-not ops; they are replayed where an op reads them. The backward keeps the order of the nodes that depend on a
-tangent; whatever else only the backward needs is placed right before its first reader, or it would pull every
-recomputation to the front.
+Storages of the graph become values; what changes the caller's tensors becomes a chain of versions of an external
+value, so that the referee refuses a repeat that would read a later one. Generators are such chains too: a draw
+moves its generator on, and its repeat reads the state that an op before it kept.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -16,11 +15,10 @@ from torch.fx import Node
 
 from remat_executor import torch_private
 from remat_executor.capture import Captured, Tensors
-from remat_executor.dropout import noise_dropout
-from remat_executor.errors import CaptureError
+from remat_executor.dataflow import Dataflow, is_random
 from remat_executor.inplace import InPlace, in_place_forms
 from remat_executor.keys import call_key, target_name
-from remat_executor.nodes import args_of, is_item, meta_tensors, source_of, target_of
+from remat_executor.nodes import is_item, meta_tensors
 from remat_executor.recipes import (
     Call,
     Draw,
@@ -83,40 +81,27 @@ def translate(
     return _Translator(captured, tensors).run(name, tuple(conditions))
 
 
-def _is_random(node: Node) -> bool:
-    if node.target is noise_dropout:
-        return True
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    names = [argument.name for argument in target_of(node)._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    # Attention kernels carry the tag for the sake of a dropout that most calls switch off.
-    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
-
-
 @attrs.define(eq=False)
 class _Translator:
     captured: Captured
     tensors: Tensors
+    flow: Dataflow = attrs.field(init=False)
     device: torch.device = attrs.field(init=False)
     values: list[Value] = attrs.field(init=False, factory=list)
     ops: list[Op] = attrs.field(init=False, factory=list)
     recipes: list[Recipe] = attrs.field(init=False, factory=list)
     made_by: list[tuple[tuple[Node, int], ...]] = attrs.field(init=False, factory=list)
     in_place: list[dict[int, tuple[int, InPlace]]] = attrs.field(init=False, factory=list)
-    base_of: dict[Node, Node] = attrs.field(init=False, factory=dict)
     value_of: dict[Node, int] = attrs.field(init=False, factory=dict)
     newest: dict[Node, int] = attrs.field(init=False, factory=dict)  # latest version of a mutated external
     generator: dict[str, int] = attrs.field(init=False, factory=dict)  # latest version of each generator
-    norms: dict[Node, tuple[Node, Node]] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
+        self.flow = Dataflow(self.captured)
         self.device = work_device(self.tensors)
 
     def run(self, name: str, conditions: tuple[tuple[str, str], ...]) -> Translation:
-        self.find_bases()
-        self.norms = self.find_batch_norms()
-        forward, backward = self.order()
+        forward, backward = self.flow.order()
         self.add_externals()
         for node in forward:
             self.add_op(node, backward=False)
@@ -137,160 +122,11 @@ class _Translator:
             recipes=tuple(self.recipes),
             value_of=self.value_of,
             made_by=tuple(self.made_by),
-            base_of=self.base_of,
+            base_of=self.flow.base_of,
             in_place=tuple(self.in_place),
             gradients=gradients,
             device=self.device,
         )
-
-    # -- storages
-
-    def find_bases(self) -> None:
-        """Follow storages through the trace; `base_of` leads to the node that made one."""
-        owner: dict[int, Node] = {}
-        for node in self.captured.graph_module.graph.nodes:
-            if node.op in ("placeholder", "get_attr"):
-                self.base_of[node] = node
-                value = node.meta.get("val")
-                if isinstance(value, Tensor):
-                    owner.setdefault(torch_private.storage_id(value), node)
-            elif node.op == "call_function":
-                self.find_base(node, owner)
-
-    def find_base(self, node: Node, owner: dict[int, Node]) -> None:
-        value = node.meta.get("val")
-        if is_item(node) and source_of(node) in self.base_of and isinstance(value, Tensor):
-            source, place = args_of(node)
-            if self.is_view(source):
-                self.base_of[node] = self.base_of[source]
-                return
-            made = source.meta["val"][place]
-            base = self.base_of[node] = owner.setdefault(torch_private.storage_id(made), node)
-            same = (base.meta["val"].shape, base.meta["val"].stride()) == (made.shape, made.stride())
-            if base is not node and not (is_item(base) and source_of(base) is source and same):
-                raise CaptureError(
-                    problem=f"output {place} of {source.target} shares a storage with {base}",
-                    advice="wrap a submodule that does not use it",
-                )
-            return
-        if isinstance(value, Tensor):
-            self.base_of[node] = owner.setdefault(torch_private.storage_id(value), node)
-        elif isinstance(value, list | tuple):
-            known = [owner.get(torch_private.storage_id(v)) for v in value if isinstance(v, Tensor)]
-            shared = known[0] if known and known[0] is not None and len(set(known)) == 1 else None
-            self.base_of[node] = shared if shared is not None else node
-
-    def is_view(self, node: Node) -> bool:
-        return self.base_of.get(node, node) is not node
-
-    def find_batch_norms(self) -> dict[Node, tuple[Node, Node]]:
-        """Train-mode batch norms whose new statistics do nothing but replace a buffer of the caller."""
-        replaced = {new: target for target, new in self.captured.mutations}
-        found: dict[Node, tuple[Node, Node]] = {}
-        latest: dict[Node, Node] = {}  # new statistic -> buffer, through repeated use of one norm
-        for node in self.captured.graph_module.graph.nodes:
-            if node.target is not torch.ops.aten._native_batch_norm_legit_functional.default:
-                continue
-            buffers = []
-            for place, argument in ((3, args_of(node)[3]), (4, args_of(node)[4])):
-                buffer = latest.get(argument, argument if argument.op == "placeholder" else None)
-                news = [u for u in node.users if is_item(u) and u.args[1] == place]
-                if (
-                    buffer is None
-                    or len(news) != 1
-                    or not self.only_statistic(news[0], replaced.get(news[0]))
-                ):
-                    break
-                buffers.append((buffer, news[0]))
-            if len(buffers) == 2 and node.args[5] is True:
-                found[node] = (buffers[0][0], buffers[1][0])
-                latest.update({new: buffer for buffer, new in buffers})
-        written = {target for target, _ in self.captured.mutations}
-        return found if all({m, v} <= written for m, v in found.values()) else {}
-
-    def only_statistic(self, new: Node, replaces: Node | None) -> bool:
-        norms = (
-            torch.ops.aten._native_batch_norm_legit_functional.default,
-            torch.ops.aten.native_batch_norm_backward.default,
-        )
-        return all(u.op == "output" or u.target in norms for u in new.users)
-
-    # -- order
-
-    def reads(self, node: Node) -> Iterator[Node]:
-        """The nodes whose storages a node reads, views resolved to what made them."""
-        for argument in self.arguments(node):
-            base = self.base_of.get(argument, argument)
-            yield source_of(base) if is_item(base) and not self.is_view(base) else base
-
-    def arguments(self, node: Node) -> list[Node]:
-        """The tensor arguments that matter: a train-mode norm's backward needs no running statistics."""
-        arguments = list(node.all_input_nodes)
-        if node in self.norms:
-            return [a for a in arguments if a in node.args[:3]]
-        if self.drops_statistics(node):
-            kept = {a for i, a in enumerate(node.args) if i not in (3, 4) and isinstance(a, Node)}
-            return [a for a in arguments if a in kept]
-        return arguments
-
-    def drops_statistics(self, node: Node) -> bool:
-        return node.target is torch.ops.aten.native_batch_norm_backward.default and node.args[7] is True
-
-    def maker(self, node: Node) -> Node:
-        base = self.base_of.get(node, node)
-        return source_of(base) if is_item(base) else base
-
-    def order(self) -> tuple[list[Node], list[Node]]:
-        """The compute nodes of the forward and of the backward, in the order the graph gets."""
-        nodes = [
-            n
-            for n in self.captured.graph_module.graph.nodes
-            if n.op == "call_function" and not is_item(n) and not self.is_view(n)
-        ]
-        depends = {o.tangent for o in self.captured.outputs if o.tangent is not None}
-        for node in nodes:
-            if any(source in depends for source in self.reads(node)):
-                depends.add(node)
-        results = [o.node for o in self.captured.outputs if not o.replayed]
-        results += [new for _, new in self.captured.mutations]
-        roots = [self.maker(n) for n in results]
-        roots += [n for n in nodes if _is_random(n) and n not in depends]
-        in_forward = self.ancestors(roots)
-        wanted = self.ancestors([self.maker(g) for _, g in self.captured.gradients])
-        forward = [n for n in nodes if n in in_forward]
-        backward: list[Node] = []
-        placed = set(forward)
-
-        def place(node: Node) -> None:
-            # An explicit stack: chains of nodes can be deeper than Python's recursion limit.
-            stack = [(node, iter(list(self.reads(node))))]
-            while stack:
-                current, sources = stack[-1]
-                source = next(sources, None)
-                if source is None:
-                    stack.pop()
-                    if current not in placed and current.op == "call_function":
-                        placed.add(current)
-                        backward.append(current)
-                elif source not in placed and source.op == "call_function":
-                    stack.append((source, iter(list(self.reads(source)))))
-
-        for node in nodes:
-            if node in wanted and node in depends:
-                place(node)
-        for _, gradient in self.captured.gradients:
-            place(self.maker(gradient))
-        return forward, backward
-
-    def ancestors(self, roots: Iterable[Node]) -> set[Node]:
-        seen = set(roots)
-        stack = list(seen)
-        while stack:
-            for source in self.reads(stack.pop()):
-                if source not in seen:
-                    seen.add(source)
-                    stack.append(source)
-        return seen
 
     # -- values and ops
 
@@ -317,8 +153,8 @@ class _Translator:
 
     def input_values(self, node: Node) -> tuple[int, ...]:
         found: dict[int, None] = {}
-        for argument in self.arguments(node):
-            base = self.base_of[argument]
+        for argument in self.flow.arguments(node):
+            base = self.flow.base_of[argument]
             found[self.newest.get(base, self.value_of[base])] = None
         return tuple(found)
 
@@ -327,17 +163,17 @@ class _Translator:
         value = node.meta["val"]
         if isinstance(value, Tensor):
             return [(node, value)]
-        bases = [u for u in node.users if is_item(u) and self.base_of[u] is u]
+        bases = [u for u in node.users if is_item(u) and self.flow.base_of[u] is u]
         named = {torch_private.storage_id(value[u.args[1]]): u for u in bases}
         storages = {torch_private.storage_id(t): t for t in value if isinstance(t, Tensor)}
         return [(named.get(storage), tensor) for storage, tensor in storages.items()]
 
     def add_op(self, node: Node, *, backward: bool) -> None:
         inputs = self.input_values(node)
-        if node in self.norms:
+        if node in self.flow.norms:
             self.add_batch_norm(node, inputs)
             return
-        state = self.add_reader(node, backward) if _is_random(node) else None
+        state = self.add_reader(node, backward) if is_random(node) else None
         made = self.add_made(node, self.defined(node))
         outputs = tuple(value for _, value in made)
         forms = self.reusable(node, outputs)
@@ -420,7 +256,7 @@ class _Translator:
         made = self.add_made(node, self.defined(node)[:3])
         outputs = tuple(value for _, value in made)
         old, new = [], []
-        for buffer in self.norms[node]:
+        for buffer in self.flow.norms[node]:
             old.append(self.newest.get(buffer, self.value_of[buffer]))
             new.append(
                 self.add_value(
@@ -444,15 +280,15 @@ class _Translator:
             implementations=(first, again),
         )
         named = tuple((n, v) for n, v in made if n is not None)
-        self.append(op, TrainBatchNorm(node, *self.norms[node]), named, {})
+        self.append(op, TrainBatchNorm(node, *self.flow.norms[node]), named, {})
 
     def add_write_backs(self) -> None:
-        in_place = {buffer for pair in self.norms.values() for buffer in pair}
+        in_place = {buffer for pair in self.flow.norms.values() for buffer in pair}
         for target, source in self.captured.mutations:
             if target in in_place:
                 continue
             old = self.newest.get(target, self.value_of[target])
-            read = self.value_of[self.base_of[source]]
+            read = self.value_of[self.flow.base_of[source]]
             new = self.add_value(
                 None,
                 None,
@@ -476,7 +312,7 @@ class _Translator:
 
     def add_outputs_and_tangents(self) -> None:
         for output in self.captured.outputs:
-            base = self.base_of.get(output.node, output.node)
+            base = self.flow.base_of.get(output.node, output.node)
             index = self.value_of.get(base)
             if index is not None and not output.replayed and not self.values[index].external:
                 self.values[index] = attrs.evolve(self.values[index], role=Role.OUTPUT)
@@ -509,10 +345,10 @@ class _Translator:
             if not isinstance(argument, Node) or not isinstance(argument.meta.get("val"), Tensor):
                 continue
             written = argument.meta["val"]
-            base = self.base_of[argument]
+            base = self.flow.base_of[argument]
             value = self.value_of[base]
             stored = self.values[value]
-            alone = sum(self.base_of.get(a) is base for a in node.all_input_nodes) == 1
+            alone = sum(self.flow.base_of.get(a) is base for a in node.all_input_nodes) == 1
             same = (written.shape, written.stride(), written.dtype) == (
                 result.shape,
                 result.stride(),
@@ -532,7 +368,7 @@ class _Translator:
     def add_gradients(self) -> tuple[tuple[int, Node, int], ...]:
         """Give every gradient a storage of its own that autograd can take over without a copy."""
         places = {node: i for i, node in enumerate(self.captured.externals)}
-        bases = [self.base_of.get(g, g) for _, g in self.captured.gradients]
+        bases = [self.flow.base_of.get(g, g) for _, g in self.captured.gradients]
         found = []
         for (owner, gradient), base in zip(self.captured.gradients, bases, strict=True):
             place = places[owner]
