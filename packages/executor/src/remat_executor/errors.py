@@ -64,6 +64,6 @@ class UntruePlan(RematError):
 
     def __str__(self) -> str:
         return (
-            f"the plan of {self.solver!r} promises a peak of {self.promised_nbytes} bytes and its schedule has "
-            f"{self.peak_nbytes}: make plans with Plan.from_schedule"
+            f"the plan of {self.solver!r} promises a peak of {self.promised_nbytes} bytes and its schedule "
+            f"has {self.peak_nbytes}: make plans with Plan.from_schedule"
         )
