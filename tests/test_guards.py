@@ -240,6 +240,64 @@ def test_python_randomness_is_refused(cache: Path) -> None:
     assert random.getstate() == state
 
 
+class Assigns(nn.Module):
+    """Puts a new tensor in a buffer's place."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.linear(x - self.mean)
+
+
+class Remembers(nn.Module):
+    """Counts its calls and keeps its last hidden tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.calls, self.hidden = 0, None
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.hidden = self.linear(x)
+        self.seen.append(self.hidden)
+        return self.hidden.tanh()
+
+
+def test_assigning_a_buffer_is_refused(cache: Path) -> None:
+    """The graph would compute the new buffer and lose it; the error says how to write it."""
+    with pytest.raises(CaptureError, match=r"'mean'.*copy_"):
+        pair(Assigns(), cache, torch.randn(2, 3))
+
+
+def test_what_the_forward_sets_is_put_back_and_said(cache: Path) -> None:
+    """No tracer stays behind in the user's module."""
+    model = Remembers()
+    with pytest.warns(RematWarning, match="calls"):
+        _, planned = pair(model, cache, torch.randn(2, 3))
+    assert (0, None, []) == (model.calls, model.hidden, model.seen)
+    planned(torch.randn(2, 3)).sum().backward()
+    assert planned.runs == {"planned": 1}
+
+
+@pytest.mark.filterwarnings("ignore::remat_executor.RematWarning")
+def test_a_changed_setting_is_planned_anew(cache: Path) -> None:
+    """A dropout rate is read by Python code: the captured one would be stale."""
+    x = torch.randn(5, 6)
+    original, planned = pair(Net(), cache, x)
+    for module in (original, planned):
+        module.drop.p = 0.8
+    assert_same_step(original, planned, x)
+    assert planned.runs == {"planned": 1, "replanned": 1}
+
+
 def test_hooks_there_at_the_start_are_refused(cache: Path) -> None:
     """The error names the submodule."""
     model = Net()

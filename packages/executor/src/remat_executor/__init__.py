@@ -1,9 +1,9 @@
 """Capture, measure, lower and run PyTorch models under a plan, and meter the memory they use."""
 
 from remat_executor.allocator import AllocatorRecord, allocator_peak
-from remat_executor.errors import BadInput, CaptureError, UnplannedUse, UnsupportedTorch
+from remat_executor.errors import BadInput, CaptureError, RematWarning, UnplannedUse, UnsupportedTorch
 from remat_executor.meter import MemoryMeter
-from remat_executor.module import PlannedModule, Planner, RematWarning, plan_graph
+from remat_executor.module import PlannedModule, Planner, plan_graph
 
 __version__ = "0.1.0"
 

@@ -8,8 +8,8 @@ at each call.
 
 import random
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import torch_private
+from remat_executor.attributes import kept_attributes
 from remat_executor.dropout import use_eager_rounding
-from remat_executor.errors import CaptureError, UnplannedUse
+from remat_executor.errors import CaptureError, RematWarning, UnplannedUse
 from remat_executor.nodes import args_of
 from remat_executor.recurrent import keep_workspaces
 from remat_executor.rng import preserved_generators
@@ -170,9 +171,9 @@ class _Step(nn.Module):
             for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
         ]
         args, kwargs = torch_private.unflatten(leaves, tensors.spec)
-        output = torch.func.functional_call(
-            self.__dict__["_original"], swapped, args, kwargs, tie_weights=False
-        )
+        probe = _Probe(self.__dict__["_original"], swapped)
+        named = {f"original.{name}": tensor for name, tensor in swapped.items()}
+        output = torch.func.functional_call(probe, named, args, kwargs, tie_weights=False)
         leaves, spec = torch_private.flatten(output)
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         requires = [leaf.requires_grad for leaf in found]
@@ -189,6 +190,27 @@ class _Step(nn.Module):
             leaf.detach() if needs and i not in chosen else leaf
             for i, (leaf, needs) in enumerate(zip(found, requires, strict=True))
         ]
+
+
+class _Probe(nn.Module):
+    """Calls the original and sees whether it put other tensors in the place of its own."""
+
+    def __init__(self, original: nn.Module, swapped: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.original = original
+        self.__dict__["swapped"] = swapped
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the original; raises `CaptureError` if it assigned a parameter or buffer."""
+        output = self.original(*args, **kwargs)
+        for name, tensor in self.__dict__["swapped"].items():
+            path, _, attribute = name.rpartition(".")
+            if getattr(self.original.get_submodule(path), attribute) is not tensor:
+                raise CaptureError(
+                    problem=f"the forward puts a new tensor in the place of {name!r}",
+                    advice=f"write into it instead: self.{attribute}.copy_(...)",
+                )
+        return output
 
 
 @attrs.frozen
@@ -226,7 +248,6 @@ def capture(
     tensors: Tensors,
     *,
     differentiate: Iterable[int] | None = None,
-    context: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> Captured:
     """Trace one training step; leaves the module, its buffers and every random generator as they were.
 
@@ -234,7 +255,6 @@ def capture(
         module: the user's module, in the mode to capture.
         tensors: what `collect` found of it and the sample.
         differentiate: indices among the output tensors that get gradients; None: see `default_choice`.
-        context: made around the trace, such as an autocast state.
 
     Raises:
         CaptureError: the step is not one graph, with the line where it stops and what to do.
@@ -243,7 +263,7 @@ def capture(
     step.train(module.training)
     python_state = random.getstate()
     try:
-        with preserved_generators(t.device for t in tensors.flat):
+        with preserved_generators(t.device for t in tensors.flat), kept_attributes(module) as changed:
             joint = torch_private.export_joint(step, tensors.inputs)
     except CaptureError:
         raise
@@ -256,6 +276,12 @@ def capture(
         raise CaptureError(
             problem="the forward draws from Python's random module, which a captured graph cannot repeat",
             advice="draw with torch instead, or wrap the submodules around the draw",
+        )
+    if changed:
+        warnings.warn(
+            f"the forward sets {', '.join(changed[:3])}: a planned module does not do that",
+            RematWarning,
+            stacklevel=2,
         )
     return _read(joint, step.found, tensors)
 

@@ -5,6 +5,10 @@ import attrs
 from remat_graph import RematError
 
 
+class RematWarning(UserWarning):
+    """A planned module does something a user may not expect; said once."""
+
+
 @attrs.frozen(kw_only=True, str=False)
 class UnsupportedTorch(RematError):
     """This torch lacks a private name that capture relies on."""

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import torch_private
+from remat_executor.attributes import PLAIN, settings
 from remat_executor.capture import Tensors
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format)
 
 
 @attrs.frozen(kw_only=True)
@@ -17,6 +16,7 @@ class Signature:
     """Everything that decides which graph a call runs; hashable.
 
     Attributes:
+        settings: plain attributes of every submodule, `training` among them.
         modes: `training` of every submodule.
         parameters: layout and requires_grad of each parameter, and which names share one.
         buffers: layout of each buffer.
@@ -26,6 +26,7 @@ class Signature:
         flags: (name, value) of the global state that changes kernels.
     """
 
+    settings: tuple[Any, ...]
     modes: tuple[bool, ...]
     parameters: tuple[Any, ...]
     buffers: tuple[Any, ...]
@@ -43,11 +44,12 @@ class Signature:
 def signature(module: nn.Module, tensors: Tensors) -> Signature:
     """Read the signature of a call."""
     return Signature(
+        settings=settings(module),
         modes=tuple(m.training for m in module.modules()),
         parameters=tuple((names, _layout(p), p.requires_grad) for names, p in tensors.parameters),
         buffers=tuple((names, _layout(b)) for names, b in tensors.buffers),
         inputs=(tensors.leaves, *((_layout(t), t.requires_grad) for t in tensors.inputs)),
-        constants=tuple(c if isinstance(c, _PLAIN) else _Same(c) for c in tensors.constants),
+        constants=tuple(c if isinstance(c, PLAIN) else _Same(c) for c in tensors.constants),
         spec=str(tensors.spec),
         flags=global_flags(tensors.flat[0].device.type if tensors.flat else "cpu"),
     )

@@ -15,7 +15,7 @@ from remat_executor.capture import Captured, Tensors, capture, collect
 from remat_executor.chain import Call, apply
 from remat_executor.cost_cache import CostCache
 from remat_executor.costs import with_costs
-from remat_executor.errors import BadInput, UntruePlan
+from remat_executor.errors import BadInput, RematWarning, UntruePlan
 from remat_executor.guards import Signature, hooked, reason_for_original, signature
 from remat_executor.lower import Program, lower
 from remat_executor.nodes import is_item, source_of, target_of
@@ -33,10 +33,6 @@ class Planner(Protocol):
     def __call__(self, graph: Graph) -> Plan:
         """Plan the graph; raises if the budget cannot be met."""
         ...
-
-
-class RematWarning(UserWarning):
-    """The planned module does something a user may not expect; said once."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

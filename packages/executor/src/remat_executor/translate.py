@@ -1,7 +1,7 @@
 """From the joint fx graph to the IR and back: ops, values, and how each op is carried out.
 
 Storages of the graph become values; what changes the caller's tensors becomes a chain of versions of an
-external value, so that the referee refuses a repeat that would read a later one. Generators are such chains too:
+external value, so that the referee refuses a repeat that would read a later one. Generators are such chains:
 a draw moves its generator on, and its repeat reads the state that an op before it kept.
 """
 
@@ -320,7 +320,7 @@ class _Translator:
                 tangent = output.tangent.meta["val"]
                 fields: dict[str, Any] = {"role": Role.TANGENT, "of": index}
                 if tangent.ndim == 0 and index is not None:
-                    # `loss.backward()` holds the gradient it begins with until it returns: the loss counts it.
+                    # `loss.backward()` holds the gradient it begins with: it is counted with the loss.
                     loss = self.values[index]
                     self.values[index] = attrs.evolve(loss, nbytes=loss.nbytes + tangent.element_size())
                     self.write_over_nothing(index)
