@@ -32,7 +32,7 @@ def kept_attributes(module: nn.Module) -> Iterator[list[str]]:
     """Put back what a forward sets on its submodules; the list names what it set, filled at the end."""
     before = [(name, submodule, dict(submodule.__dict__)) for name, submodule in module.named_modules()]
     contents = [
-        (value, value.copy())
+        (value, list(value) if isinstance(value, list) else dict(value))
         for _, _, attributes in before
         for value in attributes.values()
         if isinstance(value, dict | list)
@@ -49,7 +49,7 @@ def kept_attributes(module: nn.Module) -> Iterator[list[str]]:
         for value, content in contents:
             if isinstance(value, list):
                 value[:] = content
-            else:
+            elif isinstance(content, dict):
                 _restore(value, content)
 
 

@@ -1,6 +1,5 @@
 """What each op of a graph costs: measured seconds and workspaces; FLOPs and bytes for platforms."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -100,8 +99,9 @@ def _with_real_sizes(
             with preserved_generators([translation.device]), torch.no_grad():
                 real[op.key] = _storage_sizes(requests[op.key]()())
         if len(real[op.key]) == len(outputs):
-            for value, nbytes in zip(outputs, real[op.key], strict=True):
-                values[value] = attrs.evolve(values[value], nbytes=nbytes)
+            told = _storage_sizes(recipe.node.meta["val"])[: len(outputs)]
+            for value, nbytes, fake in zip(outputs, real[op.key], told, strict=True):
+                values[value] = attrs.evolve(values[value], nbytes=values[value].nbytes + nbytes - fake)
     return attrs.evolve(graph, values=tuple(values))
 
 
@@ -236,10 +236,10 @@ class _Materials:
 
 
 def _made_up(like: Tensor) -> Tensor:
-    """A real tensor with the layout of a fake one: normal numbers, or zeros, which are valid indices."""
-    reach = sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True)) + 1
-    storage = torch.zeros(reach if math.prod(like.shape) else 0, dtype=like.dtype, device=like.device)
+    """A real tensor with the layout and storage of a fake one: normal numbers, or zeros."""
+    elements = like.untyped_storage().nbytes() // like.element_size()
+    storage = torch.zeros(elements, dtype=like.dtype, device=like.device)
     if storage.is_floating_point() or storage.is_complex():
         storage.normal_()
-    tensor = storage.as_strided(like.shape, like.stride())
+    tensor = storage.as_strided(like.shape, like.stride(), like.storage_offset())
     return tensor.conj() if like.is_conj() else tensor
