@@ -2,19 +2,23 @@
 
     python benchmarks/solvers.py [FOLDER] [--solver auto] [--json FILE]
 
-On the corpus (the default folder) the budgets are the rows of its ``best_known.csv``, and the exit status is not
-zero if a promise about them is broken. Other folders of graphs in the corpus format get 70 to 20 %. Percentages are
-of the peak of the unplanned step, which on corpus graphs is what a budget in percent means.
+On the corpus (the default folder) the budgets are the rows of its ``best_known.csv``, and the exit status is
+not zero if a promise about them is broken. Other folders of graphs in the corpus format get 70 to 20 %.
+Percentages are of the peak of the unplanned step, which on corpus graphs is what a budget in percent means.
 """
 
 import argparse
 import csv
+import datetime
 import json
+import platform
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import attrs
+
 from remat_graph import Graph, Schedule, simulate
 from remat_graph.serialize import load_graph
 from remat_solvers import Deadline, Problem, get_solver
@@ -167,7 +171,16 @@ def main() -> int:
         if arguments.solver == "auto" and row.broken():
             failures.append(f"{row.graph} at {100 * fraction:.0f} %: {row.broken()}")
     if arguments.json:
-        arguments.json.write_text(json.dumps([attrs.asdict(row) for row in rows], indent=1))
+        about = {
+            "date": datetime.date.today().isoformat(),
+            "python": platform.python_version(),
+            "remat-solvers": version("remat-solvers"),
+            "numba": version("numba"),
+        }
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(
+            json.dumps(about | {"rows": [attrs.asdict(row) for row in rows]}, indent=1) + "\n"
+        )
     for failure in failures:
         print(f"BROKEN: {failure}")
     return 1 if failures else 0

@@ -1,4 +1,4 @@
-"""What planning without a device costs to import: under a second, no torch, no modelling tool before it is needed."""
+"""What planning without a device costs to import: under a second, and no torch."""
 
 import json
 import statistics

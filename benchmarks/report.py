@@ -1,0 +1,147 @@
+"""Write docs/results.md from the rows that the benchmarks left in benchmarks/results.
+
+python benchmarks/report.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+MIB = 1 << 20
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """A Markdown table."""
+    names = list(header)
+    yield "| " + " | ".join(names) + " |"
+    yield "|" + "---|" * len(names)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+    yield ""
+
+
+def percent(ratio: float) -> str:
+    """A ratio as text."""
+    return f"{100 * ratio:.2f} %"
+
+
+def mib(nbytes: float) -> str:
+    """Bytes in MiB."""
+    return f"{nbytes / MIB:.2f}"
+
+
+def made_with(data: dict[str, Any]) -> str:
+    """Date and versions of a file of results."""
+    facts = [
+        f"{key} {value}" for key, value in data.items() if isinstance(value, str | int) and key != "date"
+    ]
+    return f"Made on {data['date']} with {', '.join(facts)}.\n"
+
+
+def exact(data: dict[str, Any]) -> Iterator[str]:
+    """The acceptance over models."""
+    yield "## Exact and within the budget\n"
+    yield (
+        "Three training steps with momentum and dropout beside the unplanned model, at the smallest budget "
+        "found and at 40, 70 and 100 %. Exact: outputs, gradients, parameters, buffers and the generator's "
+        "state are equal to the bit. Sizes in MiB; *accumulating* is the metered peak with `.grad` there.\n"
+    )
+    yield made_with(data)
+    rows = []
+    for row in data["rows"]:
+        start = [row["model"], row["budget"]]
+        if row.get("infeasible"):
+            rows.append([*start, f"infeasible: smallest {row['smallest_share']:.0%}", *[""] * 9])
+        elif "error" in row:
+            rows.append([*start, f"failed: {row['error']}", *[""] * 9])
+        else:
+            broken = "; ".join(row["broken"].values())
+            rows.append(
+                [
+                    *start,
+                    mib(row["budget_nbytes"]),
+                    mib(row["metered_nbytes"]),
+                    percent(row["predicted_live_nbytes"] / row["metered_nbytes"] - 1),
+                    mib(row["allocated_nbytes"]),
+                    percent(row["predicted_nbytes"] / row["allocated_nbytes"] - 1),
+                    f"{mib(row['accumulating_nbytes'])} ({mib(row['eager_accumulating_nbytes'])})",
+                    "yes" if row["exact"] else "no",
+                    str(row["repeats"]),
+                    f"{percent(row['overhead'])} ({percent(row['lower_bound'])})",
+                    broken,
+                ]
+            )
+    header = (
+        "model, budget, MiB, meter, predicted, allocator, predicted, accumulating (eager), exact, repeats"
+    )
+    yield from table([*header.split(", "), "overhead (bound)", "what fell short"], rows)
+
+
+def solvers(data: dict[str, Any]) -> Iterator[str]:
+    """The corpus."""
+    yield "## Solvers on the graph corpus\n"
+    yield "In percent of the unplanned step; `known` is the best schedule found before remat.\n"
+    yield made_with(data)
+    rows = [
+        [
+            row["graph"],
+            str(row["ops"]),
+            f"{100 * row['budget_fraction']:.0f} %",
+            *(
+                "" if row[key] is None else f"{row[key]:.2f}"
+                for key in (
+                    "overhead_pct",
+                    "lower_bound_pct",
+                    "known_best_pct",
+                    "known_bound_pct",
+                    "wall_s",
+                    "cpu_s",
+                )
+            ),
+        ]
+        for row in data["rows"]
+    ]
+    header = "graph, ops, budget, overhead, bound, known, known bound, wall s, CPU s"
+    yield from table(header.split(", "), rows)
+
+
+def peers(data: dict[str, Any]) -> Iterator[str]:
+    """Against hand-placed checkpoints and torch's own budget."""
+    yield "## Beside other ways to save memory\n"
+    yield "One meter, one run; recomputed FLOPs in percent of eager's.\n"
+    yield made_with(data)
+    names = [key for key, value in data["rows"][0].items() if not isinstance(value, list | dict)]
+    rows = [
+        [
+            f"{row[n]:.4g}" if isinstance(row[n], float) else "" if row[n] is None else str(row[n])
+            for n in names
+        ]
+        for row in data["rows"]
+    ]
+    yield from table(names, rows)
+
+
+def main() -> int:
+    """Write the page from whatever results are there."""
+    lines = [
+        "# Results\n",
+        "Every figure here was printed by a command of this repository: `hatch run exact`.\n",
+    ]
+    for name, section in (("exact", exact), ("solvers", solvers), ("peers", peers)):
+        path = RESULTS / f"{name}.json"
+        if path.exists():
+            lines.extend(section(json.loads(path.read_text())))
+    PAGE.write_text("\n".join(lines))
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
