@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -256,19 +258,31 @@ class Assigns(nn.Module):
 
 
 class Remembers(nn.Module):
-    """Counts its calls and keeps its last hidden tensor."""
+    """Keeps its last hidden tensor, to be looked at."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 3)
-        self.calls, self.hidden = 0, None
+        self.hidden: Tensor | None = None
         self.seen: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
         self.hidden = self.linear(x)
         self.seen.append(self.hidden)
         return self.hidden.tanh()
+
+
+class Counts(Remembers):
+    """Counts its calls, and uses the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.sizes = 0, [1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.sizes.append(len(x))
+        return self.linear(x) * self.calls * len(self.sizes)
 
 
 def test_assigning_a_buffer_is_refused(cache: Path) -> None:
@@ -277,14 +291,211 @@ def test_assigning_a_buffer_is_refused(cache: Path) -> None:
         pair(Assigns(), cache, torch.randn(2, 3))
 
 
-def test_what_the_forward_sets_is_put_back_and_said(cache: Path) -> None:
+def test_state_of_the_forward_is_refused(cache: Path) -> None:
+    """A count would stand still in a graph."""
+    model = Counts()
+    with pytest.raises(CaptureError, match=r"changes calls, sizes.*buffer"):
+        pair(model, cache, torch.randn(2, 3))
+    assert (0, [1]) == (model.calls, model.sizes)
+
+
+def test_what_the_forward_keeps_is_put_back_and_said(cache: Path) -> None:
     """No tracer stays behind in the user's module."""
     model = Remembers()
-    with pytest.warns(RematWarning, match="calls"):
+    with pytest.warns(RematWarning, match="hidden"):
         _, planned = pair(model, cache, torch.randn(2, 3))
-    assert (0, None, []) == (model.calls, model.hidden, model.seen)
+    assert (None, []) == (model.hidden, model.seen)
     planned(torch.randn(2, 3)).sum().backward()
     assert planned.runs == {"planned": 1}
+
+
+class Config:
+    """What a model reads its settings from."""
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+
+class Configured(nn.Module):
+    """Reads settings of every kind: an object, a dict, a function, an argument, its mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.config, self.options, self.activation = Config(), {"shift": 1.0}, torch.tanh
+        self.gain = 1.0
+        self.register_buffer("moved", torch.zeros(3))
+
+    def forward(self, x: Tensor, k: Any = 2, w: Tensor | None = None) -> Tensor:
+        y = self.activation(self.linear(x)) * self.config.scale + self.options["shift"]
+        factor = 5 if k is True else 3 if isinstance(k, int) else 7
+        y = nn.functional.dropout(y * factor * self.gain, 0.3, self.training)
+        self.moved.add_(1.0)
+        return y if w is None else y * w
+
+
+@pytest.mark.filterwarnings("ignore::remat_executor.RematWarning")
+@pytest.mark.parametrize(
+    "change", ["config", "options", "activation", "on_planned", "eval_original", "true", "float", "alias"]
+)
+def test_every_kind_of_setting_is_seen(change: str, cache: Path) -> None:
+    """Whatever the forward reads, a change of it is not answered by a stale plan."""
+    x, w = torch.randn(2, 3), torch.zeros(3)
+    model = Configured()
+    original, planned = pair(model, cache, x, 2, w)
+    args: tuple[Any, ...] = (x, 2, w)
+    if change == "eval_original":
+        original.eval(), model.eval()
+    for module in (original, planned):
+        if change == "config":
+            module.config.scale = 7.0
+        elif change == "options":
+            module.options["shift"] = 3.0
+        elif change in ("activation", "on_planned"):
+            setattr(module, *{"activation": ("activation", torch.relu), "on_planned": ("gain", 4.0)}[change])
+    if change in ("true", "float"):
+        args = (x, {"true": True, "float": 2.0}[change], w)
+    found = []
+    for module in (original, planned):
+        torch.manual_seed(4)
+        found.append(module(*args[:2], module.moved if change == "alias" else w))
+    assert torch.equal(*found)
+    assert planned.runs["replanned"] + planned.runs["original"] == 1
+
+
+def test_an_argument_that_could_change_unseen_runs_the_original(cache: Path) -> None:
+    """An array in place of a tensor is compared by nothing."""
+
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor, factors: Any = 1) -> Tensor:
+            return self.linear(x) * (factors if isinstance(factors, int) else max(factors))
+
+    original, planned = pair(Scales(), cache, torch.randn(2, 3))
+    factors = {1, 2}
+    x = torch.randn(2, 3)
+    with pytest.warns(RematWarning, match="a set, which could change"):
+        assert torch.equal(original(x, factors), planned(x, factors))
+    factors.add(9)
+    assert torch.equal(original(x, factors), planned(x, factors))
+    with pytest.raises(BadInput, match="a set"):
+        pair(Scales(), cache, x, factors)
+
+
+def test_copies_share_plans_and_pickling_is_refused(cache: Path) -> None:
+    """A deep copy trains by itself; a pickle is one clear error."""
+    x = torch.randn(5, 6)
+    original, planned = pair(Net(), cache, x)
+    for _ in range(3):
+        copied = copy.deepcopy(planned)
+        assert_same_step(copy.deepcopy(original), copied, x)
+        assert copied.runs == {"planned": 1}
+        assert copied.first.weight is not planned.first.weight
+    with pytest.raises(UnplannedUse, match="state_dict"):
+        pickle.dumps(planned)
+
+
+def test_replaced_data_does_not_reach_the_backward(cache: Path) -> None:
+    """A weight swapped through `.data` after the forward: the backward uses what the forward read."""
+    x = torch.randn(5, 4)
+    original, planned = pair(Heads(), cache, x)
+    for module in (original, planned):
+        output = module(x)["left"]
+        module.left.weight.data = torch.ones(3, 4)
+        output.square().sum().backward()
+    assert torch.equal(original.trunk.weight.grad, planned.trunk.weight.grad)
+
+
+@pytest.mark.parametrize("source", ["numpy", "torch"])
+def test_generators_moved_by_hand_are_refused(source: str, cache: Path) -> None:
+    """Numpy's numbers would be constants, a seed would be set once."""
+
+    class Moves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if source == "torch":
+                torch.manual_seed(3)
+                return self.linear(x)
+            return self.linear(x) * float(np.random.rand())
+
+    with pytest.raises(CaptureError, match="random module" if source == "numpy" else "seed"):
+        pair(Moves(), cache, torch.randn(2, 3))
+
+
+def test_global_hooks_are_called(cache: Path) -> None:
+    """Hooks for all modules: the original runs."""
+    x = torch.randn(5, 6)
+    _, planned = pair(Net(), cache, x)
+    seen: list[int] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
+    try:
+        with pytest.warns(RematWarning, match="hooks"):
+            planned(x)
+    finally:
+        handle.remove()
+    assert seen
+
+
+def test_inputs_that_share_a_storage(cache: Path) -> None:
+    """Tokens and labels cut from one tensor, as language models get them."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+        def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+            logits = self.head(self.embed(tokens).tanh())
+            return nn.functional.cross_entropy(logits.flatten(0, 1), labels.t().t().flatten())
+
+    tokens = torch.randint(0, 9, (3, 6))
+    original, planned = pair(Shifted(), cache, tokens[:, :-1], tokens[:, 1:])
+    assert_same_step(original, planned, tokens[:, :-1], tokens[:, 1:], loss=lambda loss: loss)
+    assert planned.runs == {"planned": 1}
+
+
+def test_stacked_lstm_layers_with_a_head(cache: Path) -> None:
+    """Their workspaces are made by real forwards only, while planning too."""
+
+    class Stacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(8, 8, 2, batch_first=True), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0])
+
+    x = torch.randn(4, 5, 8)
+    original, planned = pair(Stacked(), cache, x)
+    assert_same_step(original, planned, x)
+
+
+@pytest.mark.parametrize("differentiate", [[7], [-1], []])
+def test_outputs_that_cannot_be_differentiated(differentiate: list[int], cache: Path) -> None:
+    """The error names those that can."""
+    with pytest.raises(CaptureError, match=r"differentiate"):
+        pair(Losing(), cache, torch.randn(4, 3), differentiate=differentiate)
+
+
+def test_sparse_gradients_are_refused(cache: Path) -> None:
+    """One clear error, not a traceback of somebody else's."""
+
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(9, 4, sparse=True)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.embed(tokens).tanh()
+
+    with pytest.raises(CaptureError):
+        pair(Sparse(), cache, torch.randint(0, 9, (3, 6)))
 
 
 @pytest.mark.filterwarnings("ignore::remat_executor.RematWarning")

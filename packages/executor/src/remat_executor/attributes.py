@@ -1,7 +1,8 @@
 """The Python side of a module: attributes that a forward reads or sets, which no graph captures.
 
-What it reads is guarded: a changed dropout rate is another step. What it sets would be lost (the graph runs,
-the Python code does not), so capture puts it back and says so.
+What it may read is guarded: plain values and functions on the submodules, also one level down in their
+lists, dicts and objects (a config, say). What it sets would be lost, since the graph runs and the Python code
+does not: capture puts it back, refuses what counts or accumulates, and says what is only kept to be seen.
 """
 
 import contextlib
@@ -9,48 +10,87 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format)
 """Types that are compared by value."""
 
 
+def exactly(value: Any) -> tuple[Any, ...]:
+    """A key that tells apart what `==` does not: True from 1, 0.0 from -0.0; and a NaN equals itself."""
+    if isinstance(value, float):
+        return (float, value.hex())
+    return (type(value), value if isinstance(value, PLAIN) else id(value))
+
+
 def settings(module: nn.Module) -> tuple[Any, ...]:
-    """Per submodule its attributes of plain types, and tuples of those: rates, flags, sizes; hashable."""
-    return tuple(
-        tuple((key, value) for key, value in submodule.__dict__.items() if _is_plain(value))
-        for submodule in module.modules()
-    )
+    """What the submodules hold beside tensors and each other, as far as it can be compared; hashable."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    for submodule in module.modules():
+        for key, value in submodule.__dict__.items():
+            if isinstance(value, PLAIN) or callable(value):
+                found.append((key, exactly(value)))
+            elif type(value) is tuple:
+                found.append((key, *(exactly(v) for v in value)))
+            elif key not in _REGISTRIES and id(value) not in seen:
+                seen.add(id(value))
+                found.extend((key, name, exactly(v)) for name, v in _inside(value))
+    return tuple(found)
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, PLAIN) or (type(value) is tuple and all(isinstance(v, PLAIN) for v in value))
+_REGISTRIES = frozenset(nn.Module().__dict__)
+
+
+def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Plain values and functions in a container or object."""
+    if isinstance(value, Mapping):
+        items: Any = list(value.items())
+    elif isinstance(value, list | tuple):
+        items = list(enumerate(value))
+    else:
+        items = list(getattr(value, "__dict__", {}).items())
+    return ((str(k), v) for k, v in items if isinstance(v, PLAIN) or callable(v))
 
 
 @contextlib.contextmanager
-def kept_attributes(module: nn.Module) -> Iterator[list[str]]:
-    """Put back what a forward sets on its submodules; the list names what it set, filled at the end."""
+def kept_attributes(module: nn.Module) -> Iterator[tuple[list[str], list[str]]]:
+    """Put back what a forward sets on its submodules.
+
+    The lists are filled at the end: names of state that the forward changed (numbers, text, contents of lists
+    and dicts), and names of what it merely keeps, such as its last hidden tensor.
+    """
     before = [(name, submodule, dict(submodule.__dict__)) for name, submodule in module.named_modules()]
     contents = [
-        (value, list(value) if isinstance(value, list) else dict(value))
-        for _, _, attributes in before
-        for value in attributes.values()
+        (f"{name}.{key}" if name else key, value, _copy(value))
+        for name, _, attributes in before
+        for key, value in attributes.items()
         if isinstance(value, dict | list)
     ]
-    changed: list[str] = []
+    state: list[str] = []
+    kept: list[str] = []
     try:
-        yield changed
+        yield state, kept
     finally:
         for name, submodule, attributes in before:
             found = submodule.__dict__
-            different = [k for k in found.keys() | attributes.keys() if not _same(found, attributes, k)]
-            changed += [f"{name}.{k}" if name else k for k in sorted(different) if not k.startswith("_")]
+            for key in sorted(found.keys() | attributes.keys()):
+                if not key.startswith("_") and not _same(found, attributes, key):
+                    counts = isinstance(attributes.get(key), bool | int | float | complex | str)
+                    (state if counts else kept).append(f"{name}.{key}" if name else key)
             _restore(found, attributes)
-        for value, content in contents:
+        for name, value, content in contents:
+            if not name.rpartition(".")[2].startswith("_") and len(value) != len(content):
+                items = value.values() if isinstance(value, dict) else value
+                (kept if any(isinstance(item, Tensor) for item in items) else state).append(name)
             if isinstance(value, list):
                 value[:] = content
             elif isinstance(content, dict):
                 _restore(value, content)
+
+
+def _copy(value: dict[Any, Any] | list[Any]) -> dict[Any, Any] | list[Any]:
+    return list(value) if isinstance(value, list) else dict(value)
 
 
 def _restore(mapping: dict[Any, Any], content: Mapping[Any, Any]) -> None:

@@ -6,14 +6,17 @@ autograd sums in its own order. Everything else in the sample is a constant that
 at each call.
 """
 
+import contextlib
 import random
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -173,11 +176,18 @@ class _Step(nn.Module):
         args, kwargs = torch_private.unflatten(leaves, tensors.spec)
         probe = _Probe(self.__dict__["_original"], swapped)
         named = {f"original.{name}": tensor for name, tensor in swapped.items()}
+        seed = torch.initial_seed()
         output = torch.func.functional_call(probe, named, args, kwargs, tie_weights=False)
+        if torch.initial_seed() != seed:
+            raise CaptureError(
+                problem="the forward seeds torch's generator, which a captured graph would not do",
+                advice="seed outside of it",
+            )
         leaves, spec = torch_private.flatten(output)
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         requires = [leaf.requires_grad for leaf in found]
         wanted: set[int] | None = self.__dict__["_differentiate"]
+        _check_choice(wanted, requires)
         chosen = default_choice(found) if wanted is None else wanted
         self.found.update(
             spec=spec,
@@ -235,6 +245,23 @@ def _remade(leaf: Any) -> Any:
     return leaf if isinstance(leaf, plain) else UnavailableOutput(type(leaf).__name__)
 
 
+def _check_choice(wanted: set[int] | None, requires: list[bool]) -> None:
+    if not any(requires):
+        raise CaptureError(
+            problem="the model returns no tensor that requires a gradient",
+            advice="plan a module whose output or loss does",
+        )
+    for i in wanted or ():
+        if not (0 <= i < len(requires) and requires[i]):
+            possible = [place for place, needs in enumerate(requires) if needs]
+            raise CaptureError(
+                problem=f"output {i} cannot be differentiated",
+                advice=f"name some of {possible} in differentiate=[...]",
+            )
+    if wanted is not None and not wanted:
+        raise CaptureError(problem="differentiate=[] names no output", advice="name one, or leave it out")
+
+
 def default_choice(outputs: list[Tensor]) -> set[int]:
     """Which outputs a caller will differentiate: a lone scalar in front is a loss, otherwise all."""
     differentiable = [i for i, output in enumerate(outputs) if output.requires_grad]
@@ -261,36 +288,56 @@ def capture(
     """
     step = _Step(module, tensors, differentiate)
     step.train(module.training)
-    python_state = random.getstate()
-    try:
-        with preserved_generators(t.device for t in tensors.flat), kept_attributes(module) as changed:
+    with kept_attributes(module) as (state, kept), _no_other_randomness(tensors):
+        try:
             joint = torch_private.export_joint(step, tensors.inputs)
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise _explained(error, module) from error
-    finally:
-        drew = random.getstate() != python_state
-        random.setstate(python_state)
-    if drew:
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise _explained(error, module) from error
+    if state:
         raise CaptureError(
-            problem="the forward draws from Python's random module, which a captured graph cannot repeat",
-            advice="draw with torch instead, or wrap the submodules around the draw",
+            problem=f"the forward changes {', '.join(state[:3])}, which a captured graph would not do again",
+            advice="keep such state in a buffer and write it in place",
         )
-    if changed:
+    if kept:
         warnings.warn(
-            f"the forward sets {', '.join(changed[:3])}: a planned module does not do that",
+            f"the forward sets {', '.join(kept[:3])}: a planned module does not do that",
             RematWarning,
             stacklevel=2,
         )
     return _read(joint, step.found, tensors)
 
 
+@contextlib.contextmanager
+def _no_other_randomness(tensors: Tensors) -> Iterator[None]:
+    """Put generators back, and refuse a forward that moves one in a way that no graph repeats."""
+    before = (random.getstate(), np.random.get_state())
+    try:
+        with preserved_generators(t.device for t in tensors.flat):
+            yield
+    finally:
+        drew_python, drew_numpy = random.getstate() != before[0], not _same_numpy(before[1])
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+    if drew_python or drew_numpy:
+        raise CaptureError(
+            problem=f"the forward draws from {'Python' if drew_python else 'numpy'}'s random module, which a "
+            "captured graph cannot repeat",
+            advice="draw with torch instead, or wrap the submodules around the draw",
+        )
+
+
+def _same_numpy(before: Any) -> bool:
+    now = np.random.get_state()
+    return all(np.array_equal(a, b) for a, b in zip(now, before, strict=True))
+
+
 def _explained(error: Exception, module: nn.Module) -> CaptureError:
     """Turn what the trace raised into one line with the user's line in it."""
     library = torch.__path__[0]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(library)]
-    frames = [f for f in frames if f.filename != __file__]
+    frames = [f for f in frames if not f.filename.startswith(str(Path(__file__).parent))]
     where = f" at {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
     if torch_private.is_data_dependent(error):
         return CaptureError(

@@ -75,8 +75,10 @@ class Call:
             saved[value] = saved[value].detach()
             self.versions.append((saved[value], torch_private.version(saved[value])))
         for value in {i for p in self.program.backward for i in p.reads}:
-            tensor = self.externals[value]
-            assert tensor is not None
+            external = self.externals[value]
+            assert external is not None
+            # An alias keeps the storage that the forward read, also if `.data` is replaced meanwhile.
+            tensor = self.externals[value] = external.detach()
             self.versions.append((tensor, torch_private.version(tensor)))
         self.saved = saved
         chosen = set(self.differentiable)

@@ -98,16 +98,15 @@ def _with_real_sizes(
         if op.key not in real:
             with preserved_generators([translation.device]), torch.no_grad():
                 real[op.key] = _storage_sizes(requests[op.key]()())
-        if len(real[op.key]) == len(outputs):
-            told = _storage_sizes(recipe.node.meta["val"])[: len(outputs)]
-            for value, nbytes, fake in zip(outputs, real[op.key], told, strict=True):
-                values[value] = attrs.evolve(values[value], nbytes=values[value].nbytes + nbytes - fake)
+        told = _storage_sizes(recipe.node.meta["val"])
+        for value, nbytes, fake in zip(outputs, real[op.key], told, strict=False):
+            more = max(0, nbytes - fake)
+            values[value] = attrs.evolve(values[value], nbytes=values[value].nbytes + more)
     return attrs.evolve(graph, values=tuple(values))
 
 
 def _storage_sizes(results: object) -> list[int]:
-    storages = {torch_private.storage_id(t): t.untyped_storage().nbytes() for t in meta_tensors(results)}
-    return list(storages.values())
+    return [tensor.untyped_storage().nbytes() for tensor in meta_tensors(results)]
 
 
 def op_cost(recipe: Recipe, graph: Graph, implementation: Implementation) -> OpCost:
@@ -222,12 +221,14 @@ class _Materials:
         """Run the op behind a storage on made-up arguments."""
         if is_item(base):
             return self.produced(source_of(base))[args_of(base)[1]]
+        self.deep = reads_opaque_bytes(base.target)
         args, kwargs = self.arguments(base)
+        self.deep = False
         return target_of(base)(*args, **kwargs)
 
     def replayed(self, node: Node, base: Node, tensor: Tensor) -> Any:
         """A view of one of the caller's tensors."""
-        if node is base or is_second_name(node, base):
+        if node is base or node in self.real or is_second_name(node, base):
             return tensor
         source = self.replayed(source_of(node), base, tensor)
         if is_item(node):

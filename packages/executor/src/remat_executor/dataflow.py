@@ -79,7 +79,11 @@ class Dataflow:
                 )
             return
         if isinstance(value, Tensor):
-            self.base_of[node] = owner.setdefault(torch_private.storage_id(value), node)
+            # Inputs may share a storage with each other: a view belongs to the one that it was taken from.
+            storage = torch_private.storage_id(value)
+            looked_at = (a for a in node.all_input_nodes if _storage(a) == storage)
+            source = next(looked_at, None)
+            self.base_of[node] = self.base_of[source] if source else owner.setdefault(storage, node)
         elif isinstance(value, list | tuple):
             known = [owner.get(torch_private.storage_id(v)) for v in value if isinstance(v, Tensor)]
             shared = known[0] if known and known[0] is not None and len(set(known)) == 1 else None
@@ -184,6 +188,11 @@ class Dataflow:
                     seen.add(source)
                     stack.append(source)
         return seen
+
+
+def _storage(node: Node) -> int | None:
+    value = node.meta.get("val")
+    return torch_private.storage_id(value) if isinstance(value, Tensor) else None
 
 
 def _only_statistic(new: Node) -> bool:

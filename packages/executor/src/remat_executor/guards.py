@@ -1,5 +1,7 @@
 """Guards: what a captured step depends on, read anew at each call, and when the original must run instead."""
 
+from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 import attrs
@@ -7,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import torch_private
-from remat_executor.attributes import PLAIN, settings
+from remat_executor.attributes import PLAIN, exactly, settings
 from remat_executor.capture import Tensors
 
 
@@ -18,6 +20,7 @@ class Signature:
     Attributes:
         settings: plain attributes of every submodule, `training` among them.
         modes: `training` of every submodule.
+        sharing: for each tensor the first one that shares its storage.
         parameters: layout and requires_grad of each parameter, and which names share one.
         buffers: layout of each buffer.
         inputs: layout and requires_grad of each input tensor, and the leaves' places.
@@ -28,12 +31,18 @@ class Signature:
 
     settings: tuple[Any, ...]
     modes: tuple[bool, ...]
+    sharing: tuple[int, ...]
     parameters: tuple[Any, ...]
     buffers: tuple[Any, ...]
     inputs: tuple[Any, ...]
     constants: tuple[Any, ...]
     spec: str
     flags: tuple[tuple[str, str], ...]
+
+    def changes(self, other: "Signature") -> str:
+        """In which respects another call differs from this one."""
+        names = (field.name for field in attrs.fields(Signature))
+        return ", ".join(name for name in names if getattr(self, name) != getattr(other, name))
 
     def conditions(self) -> tuple[tuple[str, str], ...]:
         """What of it a plan's fingerprint covers beside the ops."""
@@ -46,10 +55,11 @@ def signature(module: nn.Module, tensors: Tensors) -> Signature:
     return Signature(
         settings=settings(module),
         modes=tuple(m.training for m in module.modules()),
+        sharing=_sharing(tensors.flat),
         parameters=tuple((names, _layout(p), p.requires_grad) for names, p in tensors.parameters),
         buffers=tuple((names, _layout(b)) for names, b in tensors.buffers),
         inputs=(tensors.leaves, *((_layout(t), t.requires_grad) for t in tensors.inputs)),
-        constants=tuple(c if isinstance(c, PLAIN) else _Same(c) for c in tensors.constants),
+        constants=tuple(exactly(c) for c in tensors.constants),
         spec=str(tensors.spec),
         flags=global_flags(tensors.flat[0].device.type if tensors.flat else "cpu"),
     )
@@ -71,17 +81,9 @@ def global_flags(device_type: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-@attrs.frozen(eq=False)
-class _Same:
-    """An argument that can only be compared by identity."""
-
-    thing: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.thing is self.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
+def _sharing(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(torch_private.storage_id(t), i) for i, t in enumerate(tensors))
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -89,15 +91,17 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def hooked(module: nn.Module) -> str | None:
-    """The name of a submodule with hooks, which a captured graph would not call; None if there is none.
+    """What has hooks, a submodule by name or all of them; None if nothing has. A graph would not call them.
 
     The hooks that transformers installs on its own models at their first call are no reason: they hand on
     what the call asked for, within the call, and are captured with it.
     """
+    if torch_private.global_module_hooks():
+        return "every module (global hooks)"
     for name, submodule in module.named_modules():
         for hook in torch_private.module_hooks(submodule):
             if not (getattr(hook, "__module__", None) or "").startswith("transformers."):
-                return name or type(submodule).__name__
+                return f"submodule {(name or type(submodule).__name__)!r}"
     return None
 
 
@@ -110,7 +114,19 @@ def reason_for_original(module: nn.Module, tensors: Tensors) -> str | None:
     odd = next((t for t in tensors.flat if type(t) not in (Tensor, nn.Parameter, nn.Buffer)), None)
     if odd is not None:
         return f"it was given a {type(odd).__name__}, a tensor subclass"
+    strange = unseen_change(tensors)
+    if strange is not None:
+        return f"it was given a {strange}, which could change without being seen"
     hook = hooked(module)
     if hook is not None:
-        return f"submodule {hook!r} has hooks"
+        return f"{hook} has hooks"
     return None
+
+
+def unseen_change(tensors: Tensors) -> str | None:
+    """What is wrong with an argument that cannot be compared by value or is the module's own."""
+    own = {id(t) for _, t in (*tensors.parameters, *tensors.buffers)}
+    if any(id(t) in own for t in tensors.inputs):
+        return "parameter or buffer of its own"
+    odd = (c for c in tensors.constants if not (isinstance(c, PLAIN) or callable(c) or isinstance(c, Enum)))
+    return next((type(c).__name__ for c in odd), None)

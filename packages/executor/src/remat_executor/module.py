@@ -1,10 +1,11 @@
 """The planned module: plans a training step for each way it is called, and runs the plans."""
 
+import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 import torch
@@ -15,8 +16,8 @@ from remat_executor.capture import Captured, Tensors, capture, collect
 from remat_executor.chain import Call, apply
 from remat_executor.cost_cache import CostCache
 from remat_executor.costs import with_costs
-from remat_executor.errors import BadInput, RematWarning, UntruePlan
-from remat_executor.guards import Signature, hooked, reason_for_original, signature
+from remat_executor.errors import BadInput, CaptureError, RematWarning, UnplannedUse, UntruePlan
+from remat_executor.guards import Signature, hooked, reason_for_original, signature, unseen_change
 from remat_executor.lower import Program, lower
 from remat_executor.nodes import is_item, source_of, target_of
 from remat_executor.translate import Translation, translate, work_device
@@ -166,7 +167,13 @@ def capture_graph(
     captured = capture(model, tensors, differentiate=differentiate)
     report("capture", 1, 1)
     seen = seen or signature(model, tensors)
-    translation = translate(captured, tensors, name=type(model).__name__, conditions=seen.conditions())
+    try:
+        translation = translate(captured, tensors, name=type(model).__name__, conditions=seen.conditions())
+    except (KeyError, IndexError, AttributeError, NotImplementedError) as error:
+        raise CaptureError(
+            problem=f"it has something that is not handled yet ({type(error).__name__}: {error})",
+            advice="wrap a submodule without it, and please report it",
+        ) from error
     graph = with_costs(
         captured,
         translation,
@@ -235,13 +242,36 @@ def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
             problem="the model has no trainable parameter and no input requires a gradient",
             advice="set requires_grad on what is to be trained",
         )
+    strange = unseen_change(tensors)
+    if strange is not None:
+        raise BadInput(
+            problem=f"the sample holds a {strange}, which could change without being seen",
+            advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
+        )
     hook = hooked(model)
     if hook is not None:
         raise BadInput(
-            problem=f"submodule {hook!r} has hooks, which a planned module would not call",
+            problem=f"{hook} has hooks, which a planned module would not call",
             advice="remove them, or plan a part of the model without them",
         )
     return tensors
+
+
+@attrs.define(kw_only=True, eq=False)
+class _State:
+    """What a planned module has beside the original's fields."""
+
+    MOST_STEPS: ClassVar[int] = 32
+
+    planner: Planner
+    platform: Platform | None
+    cache: CostCache
+    differentiate: tuple[int, ...] | None
+    on_progress: Progress | None
+    steps: dict[Signature, PlannedStep] = attrs.field(factory=dict)
+    said: set[str] = attrs.field(factory=set)
+    latest: Any = None
+    latest_signature: Any = None
 
 
 class PlannedModule(nn.Module):
@@ -288,35 +318,41 @@ class PlannedModule(nn.Module):
         """
         super().__init__()
         tensors = check_input(model, args, kwargs)
-        self.__dict__["module"] = model
+        self._attach(
+            model,
+            _State(
+                planner=planner,
+                platform=platform,
+                cache=CostCache(work_device(tensors), cache_dir),
+                differentiate=None if differentiate is None else tuple(differentiate),
+                on_progress=on_progress,
+            ),
+        )
+        with torch.enable_grad():
+            self._plan_step(tensors, signature(model, tensors))
+
+    def _attach(self, model: nn.Module, state: "_State") -> None:
+        """Share the original's registries; everything of our own is in three fields."""
+        self.__dict__.update(module=model, runs=Counter(), _remat=state)
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[registry] = model.__dict__[registry]
-        self.training = model.training
-        self._planner = planner
-        self._platform = platform
-        self._cache = CostCache(work_device(tensors), cache_dir)
-        self._differentiate = None if differentiate is None else tuple(differentiate)
-        self._on_progress = on_progress
-        self._steps: dict[Signature, PlannedStep] = {}
-        self._said: set[str] = set()
-        self.runs: Counter[str] = Counter()
-        with torch.enable_grad():
-            self._latest = self._plan_step(tensors, signature(model, tensors))
 
     @property
     def plan(self) -> Plan:
         """The plan that ran last (at first, the sample's)."""
-        return self._latest.plan
+        plan: Plan = self._remat.latest.plan
+        return plan
 
     @property
     def graph(self) -> Graph:
         """The graph of that plan."""
-        return self._latest.graph
+        graph: Graph = self._remat.latest.graph
+        return graph
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, run by a plan."""
         module: nn.Module = self.module
-        module.training = self.training
+        state = self._remat
         tensors = collect(module, args, kwargs)
         reason = reason_for_original(module, tensors)
         if reason is not None:
@@ -324,35 +360,50 @@ class PlannedModule(nn.Module):
             self._say_once("original", f"the original module runs without a plan: {reason}")
             return module(*args, **kwargs)
         seen = signature(module, tensors)
-        step = self._steps.get(seen)
-        if step is None:
-            self._say_once("replanned", "called in a way that was not planned yet: planning again")
+        if seen not in state.steps:
+            changes = seen.changes(state.latest_signature)
+            self._say_once("replanned", f"called in another way ({changes} changed): planning again")
             self.runs["replanned"] += 1
-            step = self._plan_step(tensors, seen)
-        self._latest = step
+            self._plan_step(tensors, seen)
+        state.latest, state.latest_signature = state.steps[seen], seen
         self.runs["planned"] += 1
-        return step.run(tensors)
+        return state.latest.run(tensors)
 
-    def _plan_step(self, tensors: Tensors, seen: Signature) -> PlannedStep:
+    def _plan_step(self, tensors: Tensors, seen: Signature) -> None:
+        state = self._remat
         captured, translation, graph = capture_graph(
             self.module,
             tensors,
-            cache=self._cache,
-            platform=self._platform,
-            differentiate=self._differentiate,
+            cache=state.cache,
+            platform=state.platform,
+            differentiate=state.differentiate,
             seen=seen,
-            on_progress=self._on_progress,
+            on_progress=state.on_progress,
         )
-        plan = self._planner(graph)
+        plan = state.planner(graph)
         _believe(graph, plan)
-        step = PlannedStep.build(captured, translation, graph, plan)
-        self._steps[seen] = step
-        return step
+        if len(state.steps) >= _State.MOST_STEPS:
+            del state.steps[next(iter(state.steps))]
+        state.latest = state.steps[seen] = PlannedStep.build(captured, translation, graph, plan)
+        state.latest_signature = seen
 
     def _say_once(self, kind: str, message: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            warnings.warn(message, RematWarning, stacklevel=4)
+        if kind not in self._remat.said:
+            self._remat.said.add(kind)
+            warnings.warn(message, RematWarning, stacklevel=5)  # the caller of the module
+
+    # -- what is not ours is the original's
+
+    @property
+    def training(self) -> bool:
+        """The original's mode."""
+        module = self.__dict__.get("module")
+        return True if module is None else bool(module.training)
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "module" in self.__dict__:
+            self.module.training = mode
 
     def __getattr__(self, name: str) -> Any:
         """What this module lacks, the original may have: `config`, `generate`, ..."""
@@ -362,6 +413,28 @@ class PlannedModule(nn.Module):
             if "module" not in self.__dict__:
                 raise
             return getattr(self.__dict__["module"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Attributes are the original's."""
+        if "module" in self.__dict__:
+            setattr(self.__dict__["module"], name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedModule":
+        """A copy of the original that shares the plans."""
+        copied = self.__class__.__new__(self.__class__)
+        nn.Module.__init__(copied)
+        state = attrs.evolve(self._remat, steps=dict(self._remat.steps), said=set(self._remat.said))
+        copied._attach(copy.deepcopy(self.module, memo), state)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Captured graphs cannot be pickled."""
+        raise UnplannedUse(
+            problem="a planned module cannot be pickled",
+            advice="save its state_dict() and its plan, and plan the loaded model with that plan",
+        )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The original's."""

@@ -5,6 +5,7 @@ A torch version that moves one of them breaks this file and no other, with one c
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,10 +76,30 @@ def _as_eager_composes() -> Iterator[None]:
             operator._dispatch_cache.clear()
 
 
+@contextlib.contextmanager
+def _without_fake_cache() -> Iterator[None]:
+    """Infer each op's result anew: a cached one forgets which outputs share a storage."""
+    mode = _private("torch._subclasses.fake_tensor", "FakeTensorMode")
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    build, level = mode.__init__, logger.level
+
+    def build_without_cache(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, *args, **kwargs)
+        self.cache_enabled = False
+
+    mode.__init__ = build_without_cache
+    logger.setLevel(logging.CRITICAL)  # it prints at length what `capture` says in one line
+    try:
+        yield
+    finally:
+        mode.__init__ = build
+        logger.setLevel(level)
+
+
 def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> Joint:
     """Trace the forward and backward of `module(*tensors)` on fake tensors."""
     export = _private("torch._functorch.aot_autograd", "aot_export_joint_with_descriptors")
-    with contextlib.ExitStack() as stack, _as_if_compiling(), _as_eager_composes():
+    with contextlib.ExitStack() as stack, _as_if_compiling(), _as_eager_composes(), _without_fake_cache():
         joint = export(stack, module, tensors)
         info = joint._aot_state.fw_metadata.output_info
         return Joint(graph_module=joint.graph_module, aliases=tuple(o.output_type.name for o in info))
@@ -119,6 +140,12 @@ def module_hooks(module: torch.nn.Module) -> list[Any]:
         module._backward_pre_hooks,
     )
     return [hook for registry in registries if registry for hook in registry.values()]
+
+
+def global_module_hooks() -> bool:
+    """Whether hooks are registered for all modules."""
+    kinds = ("forward", "forward_pre", "backward", "backward_pre")
+    return any(_private("torch.nn.modules.module", f"_global_{kind}_hooks") for kind in kinds)
 
 
 def is_data_dependent(error: Exception) -> bool:

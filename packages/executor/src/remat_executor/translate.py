@@ -165,8 +165,11 @@ class _Translator:
             return [(node, value)]
         bases = [u for u in node.users if is_item(u) and self.flow.base_of[u] is u]
         named = {torch_private.storage_id(value[u.args[1]]): u for u in bases}
-        storages = {torch_private.storage_id(t): t for t in value if isinstance(t, Tensor)}
-        return [(named.get(storage), tensor) for storage, tensor in storages.items()]
+        found: list[tuple[Node | None, Tensor]] = []
+        for tensor in meta_tensors(value):
+            # A tensor returned twice may be two in the kernel: the second is counted while the op runs.
+            found.append((named.pop(torch_private.storage_id(tensor), None), tensor))
+        return found
 
     def add_op(self, node: Node, *, backward: bool) -> None:
         inputs = self.input_values(node)
