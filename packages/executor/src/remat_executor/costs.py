@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
-from remat_executor import torch_private
 from remat_executor.capture import Captured, Tensors
 from remat_executor.cost_cache import CostCache
 from remat_executor.dataflow import drops_statistics
