@@ -314,6 +314,29 @@ class Config:
 
     def __init__(self) -> None:
         self.scale = 2.0
+        self.kind: str | None = None
+
+
+class FillsIn(nn.Module):
+    """Fills a default into its config at the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.config = nn.Linear(3, 3), Config()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.config.kind = self.config.kind or "regression"
+        return self.linear(x) if self.config.kind == "regression" else x
+
+
+def test_a_default_that_the_forward_fills_in(cache: Path) -> None:
+    """The config is as it was, and one plan serves."""
+    x = torch.randn(2, 3)
+    original, planned = pair(FillsIn(), cache, x)
+    assert planned.config.kind is None
+    assert_same_step(original, planned, x)
+    assert_same_step(original, planned, x)
+    assert planned.runs == {"planned": 2}
 
 
 class Configured(nn.Module):

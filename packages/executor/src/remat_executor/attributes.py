@@ -42,6 +42,16 @@ def settings(module: nn.Module) -> tuple[Any, ...]:
 _REGISTRIES = frozenset(nn.Module().__dict__)
 
 
+_COUNTS = (bool, int, float, complex, str)
+
+
+def _is_settings(value: Any) -> bool:
+    """Whether an attribute is an object that holds settings, such as a config."""
+    if isinstance(value, (Tensor, nn.Module, dict, list, tuple, *PLAIN)) or callable(value):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)
+
+
 def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
     """Plain values and functions in a container or object."""
     if isinstance(value, Mapping):
@@ -67,6 +77,12 @@ def kept_attributes(module: nn.Module) -> Iterator[tuple[list[str], list[str]]]:
         for key, value in attributes.items()
         if isinstance(value, dict | list)
     ]
+    objects = {
+        id(value): (f"{name}.{key}" if name else key, value, dict(value.__dict__))
+        for name, _, attributes in before
+        for key, value in attributes.items()
+        if _is_settings(value)
+    }
     state: list[str] = []
     kept: list[str] = []
     try:
@@ -76,9 +92,14 @@ def kept_attributes(module: nn.Module) -> Iterator[tuple[list[str], list[str]]]:
             found = submodule.__dict__
             for key in sorted(found.keys() | attributes.keys()):
                 if not key.startswith("_") and not _same(found, attributes, key):
-                    counts = isinstance(attributes.get(key), bool | int | float | complex | str)
+                    counts = isinstance(attributes.get(key), _COUNTS)
                     (state if counts else kept).append(f"{name}.{key}" if name else key)
             _restore(found, attributes)
+        for name, thing, fields in objects.values():
+            # What was None is a default filled in at the first call, and filled in again at the next.
+            changed = (k for k, v in fields.items() if isinstance(v, _COUNTS) and thing.__dict__.get(k) != v)
+            state.extend(f"{name}.{k}" for k in changed)
+            _restore(thing.__dict__, fields)
         for name, value, content in contents:
             if not name.rpartition(".")[2].startswith("_") and len(value) != len(content):
                 items = value.values() if isinstance(value, dict) else value
