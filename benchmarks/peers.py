@@ -25,6 +25,7 @@ within its budget and eager's numbers.
 
 import argparse
 import contextlib
+import datetime
 import functools
 import gc
 import importlib
@@ -599,10 +600,12 @@ def main() -> int:
         print("every promise is kept")
     if arguments.json:
         data = {
+            "date": datetime.date.today().isoformat(),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "rows": [attrs.asdict(r) for r in rows],
         }
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(data, indent=1) + "\n")
     return 1 if problems else 0
 

@@ -117,15 +117,21 @@ def peers(data: dict[str, Any]) -> Iterator[str]:
     yield "## Beside other ways to save memory\n"
     yield "One meter, one run; recomputed FLOPs in percent of eager's.\n"
     yield made_with(data)
-    names = [key for key, value in data["rows"][0].items() if not isinstance(value, list | dict)]
+    header = "model, method, budget MiB, peak MiB, with .grad there, recomputed FLOPs, bound, step time"
     rows = [
         [
-            f"{row[n]:.4g}" if isinstance(row[n], float) else "" if row[n] is None else str(row[n])
-            for n in names
+            row["model"],
+            row["method"],
+            *(
+                "" if row[key] is None else mib(row[key])
+                for key in ("budget_nbytes", "peak_nbytes", "accumulating_peak_nbytes")
+            ),
+            *("" if row[key] is None else f"{row[key]:.2f} %" for key in ("recomputed_pct", "bound_pct")),
+            "" if row["step_ratio"] is None else f"{row['step_ratio']:.2f}",
         ]
         for row in data["rows"]
     ]
-    yield from table(names, rows)
+    yield from table(header.split(", "), rows)
 
 
 def main() -> int:
