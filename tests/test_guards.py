@@ -499,6 +499,12 @@ def test_stacked_lstm_layers_with_a_head(cache: Path) -> None:
     assert_same_step(original, planned, x)
 
 
+def test_a_sample_that_does_not_fit(cache: Path) -> None:
+    """The error is about the sample, not about code inside of remat."""
+    with pytest.raises(CaptureError, match=r"cannot be called with this sample.*positional"):
+        pair(Losing(), cache, torch.randn(4, 3), torch.randn(4, 3))
+
+
 @pytest.mark.parametrize("differentiate", [[7], [-1], []])
 def test_outputs_that_cannot_be_differentiated(differentiate: list[int], cache: Path) -> None:
     """The error names those that can."""

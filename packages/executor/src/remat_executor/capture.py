@@ -344,6 +344,12 @@ def _explained(error: Exception, module: nn.Module) -> CaptureError:
             problem=f"a branch depends on the values of a tensor{where}",
             advice="wrap the submodules on either side of it instead of the whole model",
         )
+    if isinstance(error, TypeError) and not frames:
+        # Nobody's code but torch's was reached: the call itself does not fit.
+        return CaptureError(
+            problem=f"{type(module).__name__} cannot be called with this sample: {error}",
+            advice="give a sample that it takes",
+        )
     first_line = (str(error).splitlines() or [""])[0][:300]
     return CaptureError(
         problem=f"{type(error).__name__}: {first_line}{where}",
