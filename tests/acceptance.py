@@ -259,6 +259,7 @@ def broken_rules(found: Comparison) -> Iterator[tuple[str, str]]:
         yield "live", f"predicted {plan.live_peak_nbytes}, metered {peaks.metered_nbytes}"
     if abs(plan.peak_nbytes - peaks.allocated_nbytes) > 0.02 * peaks.allocated_nbytes:
         yield "allocator", f"predicted {plan.peak_nbytes}, recorded {peaks.allocated_nbytes}"
-    eager_nbytes = found.original.metered_accumulating_nbytes
-    if peaks.metered_accumulating_nbytes > eager_nbytes:
-        yield "eager", f"accumulating {peaks.metered_accumulating_nbytes}, eager {eager_nbytes}"
+    for name in ("metered_accumulating_nbytes", "allocated_accumulating_nbytes"):
+        mine, eager = getattr(peaks, name), getattr(found.original, name)
+        if mine > eager:
+            yield "eager", f"{name} {mine}, eager {eager}"

@@ -125,7 +125,9 @@ def _cut(translation: Translation, schedule: Schedule, part_nbytes: int | None) 
     total = sum(nbytes.values())
     enough = max(total // 64, 1 << 16) if part_nbytes is None else part_nbytes
     alone = simulate(graph, schedule, grads=Grads.ACCUMULATE)
-    highest = _highest_until_delivery(steps, alone.during_nbytes)
+    # By the allocator and by live bytes: the two can peak at different steps.
+    series = (alone.during_nbytes, alone.live_nbytes)
+    readings = [(_highest_until_delivery(steps, nbytes), max(nbytes)) for nbytes in series]
     segments: list[list[Step]] = [[]]
     if any(graph.values[t].nbytes > 4096 for t in graph.tangents):
         # While autograd calls a function it holds what it passes to it: an empty part takes large tangents
@@ -138,7 +140,8 @@ def _cut(translation: Translation, schedule: Schedule, part_nbytes: int | None) 
         if isinstance(step, Deliver):
             pending += nbytes[step.value]
             left -= 1
-            if left and (pending >= enough or highest[position] + pending > alone.peak_nbytes):
+            raised = any(highest[position] + pending > peak_nbytes for highest, peak_nbytes in readings)
+            if left and (pending >= enough or raised):
                 segments.append([])
                 pending = 0
     return segments

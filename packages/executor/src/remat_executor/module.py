@@ -54,6 +54,7 @@ class PlannedStep:
     @classmethod
     def build(cls, captured: Captured, translation: Translation, graph: Graph, plan: Plan) -> "PlannedStep":
         """Lower the plan's schedule."""
+        translation = attrs.evolve(translation, graph=graph)  # with what was measured
         direct = tuple(i for i, o in enumerate(captured.outputs) if not o.replayed)
         differentiable = tuple(
             place
