@@ -3,7 +3,8 @@
 from remat_executor.allocator import AllocatorRecord, allocator_peak
 from remat_executor.errors import BadInput, CaptureError, RematWarning, UnplannedUse, UnsupportedTorch
 from remat_executor.meter import MemoryMeter
-from remat_executor.module import PlannedModule, Planner, plan_graph
+from remat_executor.module import PlannedModule, Planner
+from remat_executor.stepgraph import plan_graph
 
 __version__ = "0.1.0"
 

@@ -12,15 +12,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from remat_executor.tensors import REGISTRIES
+
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format)
 """Types that are compared by value."""
+
+
+class Itself:
+    """Equal to itself alone; holds on to the object, whose id another one could have after it."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
 
 
 def exactly(value: Any) -> tuple[Any, ...]:
     """A key that tells apart what `==` does not: True from 1, 0.0 from -0.0; and a NaN equals itself."""
     if isinstance(value, float):
         return (float, value.hex())
-    return (type(value), value if isinstance(value, PLAIN) else id(value))
+    if isinstance(value, complex):
+        return (complex, value.real.hex(), value.imag.hex())
+    return (type(value), value if isinstance(value, PLAIN) else Itself(value))
 
 
 def settings(module: nn.Module) -> tuple[Any, ...]:
@@ -29,17 +48,16 @@ def settings(module: nn.Module) -> tuple[Any, ...]:
     seen: set[int] = set()
     for submodule in module.modules():
         for key, value in submodule.__dict__.items():
+            if key in REGISTRIES:
+                continue
             if isinstance(value, PLAIN) or callable(value):
                 found.append((key, exactly(value)))
             elif type(value) is tuple:
                 found.append((key, *(exactly(v) for v in value)))
-            elif key not in _REGISTRIES and id(value) not in seen:
+            elif id(value) not in seen:
                 seen.add(id(value))
                 found.extend((key, name, exactly(v)) for name, v in _inside(value))
     return tuple(found)
-
-
-_REGISTRIES = frozenset(nn.Module().__dict__)
 
 
 _COUNTS = (bool, int, float, complex, str)

@@ -1,22 +1,18 @@
 """Capture: a module and a sample become one joint forward and backward fx graph.
 
-The module is traced as a function of flat tensors: its distinct parameters, its distinct buffers and the
-distinct tensors of the sample. Distinct means by identity, so a tied parameter is one input whose gradient
-autograd sums in its own order. Everything else in the sample is a constant that the module's guards compare
-at each call.
+The module is traced as a function of flat tensors: its distinct parameters, its distinct buffers, the
+distinct tensors of the sample and those that it holds in plain attributes. Everything else in the sample is a
+constant that the module's guards compare at each call.
 """
 
-import contextlib
-import random
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,80 +22,8 @@ from remat_executor.dropout import use_eager_rounding
 from remat_executor.errors import CaptureError, RematWarning, UnplannedUse
 from remat_executor.nodes import args_of
 from remat_executor.recurrent import keep_workspaces
-from remat_executor.rng import preserved_generators
-
-
-@attrs.frozen(kw_only=True)
-class Tensors:
-    """The distinct tensors of a module and of one call.
-
-    Attributes:
-        parameters: (names, parameter) with every name that reaches it.
-        buffers: (names, buffer) likewise.
-        inputs: distinct tensors among the arguments.
-        leaves: per leaf of the arguments the index into `inputs`, or None for a constant.
-        constants: the leaves that are not tensors, None where they are.
-        spec: structure of ``(args, kwargs)``.
-    """
-
-    parameters: tuple[tuple[tuple[str, ...], nn.Parameter], ...]
-    buffers: tuple[tuple[tuple[str, ...], Tensor], ...]
-    inputs: tuple[Tensor, ...]
-    leaves: tuple[int | None, ...]
-    constants: tuple[Any, ...]
-    spec: Any
-
-    @property
-    def flat(self) -> tuple[Tensor, ...]:
-        """Parameters, then buffers, then inputs."""
-        return (*(p for _, p in self.parameters), *(b for _, b in self.buffers), *self.inputs)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """A name for each of `flat`."""
-        inputs = (f"input{i}" for i in range(len(self.inputs)))
-        return (*(n[0] for n, _ in self.parameters), *(n[0] for n, _ in self.buffers), *inputs)
-
-
-def collect(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
-    """Find the distinct tensors of a module and of a call."""
-    leaves, spec = torch_private.flatten((args, dict(kwargs)))
-    index: dict[int, int] = {}
-    inputs: list[Tensor] = []
-    places: list[int | None] = []
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor):
-            places.append(None)
-            continue
-        if id(leaf) not in index:
-            index[id(leaf)] = len(inputs)
-            inputs.append(leaf)
-        places.append(index[id(leaf)])
-    return Tensors(
-        parameters=_distinct(_slots(module, "_parameters")),
-        buffers=_distinct(_slots(module, "_buffers")),
-        inputs=tuple(inputs),
-        leaves=tuple(places),
-        constants=tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves),
-        spec=spec,
-    )
-
-
-def _slots(module: nn.Module, registry: str) -> Iterator[tuple[str, Any]]:
-    """Every place that holds a parameter or buffer, by name; a submodule used twice counts once."""
-    for prefix, submodule in module.named_modules():
-        for name, tensor in submodule.__dict__[registry].items():
-            if tensor is not None:
-                yield f"{prefix}.{name}" if prefix else name, tensor
-
-
-def _distinct(named: Iterable[tuple[str, Any]]) -> tuple[tuple[tuple[str, ...], Any], ...]:
-    names: dict[int, list[str]] = {}
-    tensors: dict[int, Any] = {}
-    for name, tensor in named:
-        names.setdefault(id(tensor), []).append(name)
-        tensors[id(tensor)] = tensor
-    return tuple((tuple(names[key]), tensors[key]) for key in tensors)
+from remat_executor.tensors import Tensors
+from remat_executor.watch import Watched, no_other_randomness
 
 
 @attrs.frozen(kw_only=True)
@@ -164,30 +88,26 @@ class _Step(nn.Module):
 
     def forward(self, *inputs: Tensor) -> list[Tensor]:
         tensors: Tensors = self.__dict__["_tensors"]
-        swapped: dict[str, Tensor] = {}
-        for (names, _), parameter in zip(tensors.parameters, self.parameters_, strict=True):
-            swapped.update(dict.fromkeys(names, parameter))
-        for i, (names, _) in enumerate(tensors.buffers):
-            swapped.update(dict.fromkeys(names, self.buffers_.get_buffer(str(i))))
+        flat = (
+            *self.parameters_,
+            *(self.buffers_.get_buffer(str(i)) for i in range(len(tensors.buffers))),
+            *inputs,
+        )
+        owned = [names for names, _ in (*tensors.parameters, *tensors.buffers)]
+        swapped = {name: tensor for names, tensor in zip(owned, flat, strict=False) for name in names}
         leaves = [
             constant if place is None else inputs[place]
             for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
         ]
         args, kwargs = torch_private.unflatten(leaves, tensors.spec)
-        probe = _Probe(self.__dict__["_original"], swapped)
+        watched = Watched(self.__dict__["_original"], swapped, [flat[slot.place] for slot in tensors.slots])
         named = {f"original.{name}": tensor for name, tensor in swapped.items()}
-        seed = torch.initial_seed()
-        output = torch.func.functional_call(probe, named, args, kwargs, tie_weights=False)
-        if torch.initial_seed() != seed:
-            raise CaptureError(
-                problem="the forward seeds torch's generator, which a captured graph would not do",
-                advice="seed outside of it",
-            )
+        output = torch.func.functional_call(watched, named, (tensors, *args), kwargs, tie_weights=False)
         leaves, spec = torch_private.flatten(output)
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         requires = [leaf.requires_grad for leaf in found]
         wanted: set[int] | None = self.__dict__["_differentiate"]
-        _check_choice(wanted, requires)
+        _check_choice(wanted, requires, (leaf for leaf in leaves if not isinstance(leaf, Tensor)))
         chosen = default_choice(found) if wanted is None else wanted
         self.found.update(
             spec=spec,
@@ -195,32 +115,12 @@ class _Step(nn.Module):
             chosen=chosen,
             constants=[None if isinstance(leaf, Tensor) else _remade(leaf) for leaf in leaves],
             is_tensor=[isinstance(leaf, Tensor) for leaf in leaves],
+            replaced=watched.replaced,
         )
         return [
             leaf.detach() if needs and i not in chosen else leaf
             for i, (leaf, needs) in enumerate(zip(found, requires, strict=True))
         ]
-
-
-class _Probe(nn.Module):
-    """Calls the original and sees whether it put other tensors in the place of its own."""
-
-    def __init__(self, original: nn.Module, swapped: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.original = original
-        self.__dict__["swapped"] = swapped
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the original; raises `CaptureError` if it assigned a parameter or buffer."""
-        output = self.original(*args, **kwargs)
-        for name, tensor in self.__dict__["swapped"].items():
-            path, _, attribute = name.rpartition(".")
-            if getattr(self.original.get_submodule(path), attribute) is not tensor:
-                raise CaptureError(
-                    problem=f"the forward puts a new tensor in the place of {name!r}",
-                    advice=f"write into it instead: self.{attribute}.copy_(...)",
-                )
-        return output
 
 
 @attrs.frozen
@@ -245,11 +145,13 @@ def _remade(leaf: Any) -> Any:
     return leaf if isinstance(leaf, plain) else UnavailableOutput(type(leaf).__name__)
 
 
-def _check_choice(wanted: set[int] | None, requires: list[bool]) -> None:
+def _check_choice(wanted: set[int] | None, requires: list[bool], others: Iterable[Any]) -> None:
     if not any(requires):
+        opaque = sorted({type(o).__name__ for o in others if isinstance(_remade(o), UnavailableOutput)})
+        beside = f" ({', '.join(opaque)} is not looked into)" if opaque else ""
         raise CaptureError(
-            problem="the model returns no tensor that requires a gradient",
-            advice="plan a module whose output or loss does",
+            problem=f"the model returns no tensor that requires a gradient{beside}",
+            advice="return a loss or output that does, in a tuple, list, dict or on its own",
         )
     for i in wanted or ():
         if not (0 <= i < len(requires) and requires[i]):
@@ -288,7 +190,7 @@ def capture(
     """
     step = _Step(module, tensors, differentiate)
     step.train(module.training)
-    with kept_attributes(module) as (state, kept), _no_other_randomness(tensors):
+    with kept_attributes(module) as (state, kept), no_other_randomness(tensors):
         try:
             joint = torch_private.export_joint(step, tensors.inputs)
         except CaptureError:
@@ -300,37 +202,14 @@ def capture(
             problem=f"the forward changes {', '.join(state[:3])}, which a captured graph would not do again",
             advice="keep such state in a buffer and write it in place",
         )
+    captured = _read(joint, step.found, tensors)
     if kept:
         warnings.warn(
             f"the forward sets {', '.join(kept[:3])}: a planned module does not do that",
             RematWarning,
             stacklevel=2,
         )
-    return _read(joint, step.found, tensors)
-
-
-@contextlib.contextmanager
-def _no_other_randomness(tensors: Tensors) -> Iterator[None]:
-    """Put generators back, and refuse a forward that moves one in a way that no graph repeats."""
-    before = (random.getstate(), np.random.get_state())
-    try:
-        with preserved_generators(t.device for t in tensors.flat):
-            yield
-    finally:
-        drew_python, drew_numpy = random.getstate() != before[0], not _same_numpy(before[1])
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-    if drew_python or drew_numpy:
-        raise CaptureError(
-            problem=f"the forward draws from {'Python' if drew_python else 'numpy'}'s random module, which a "
-            "captured graph cannot repeat",
-            advice="draw with torch instead, or wrap the submodules around the draw",
-        )
-
-
-def _same_numpy(before: Any) -> bool:
-    now = np.random.get_state()
-    return all(np.array_equal(a, b) for a, b in zip(now, before, strict=True))
+    return captured
 
 
 def _explained(error: Exception, module: nn.Module) -> CaptureError:
@@ -351,6 +230,12 @@ def _explained(error: Exception, module: nn.Module) -> CaptureError:
             advice="give a sample that it takes",
         )
     first_line = (str(error).splitlines() or [""])[0][:300]
+    if "convert all Tensors to FakeTensors" in first_line:
+        return CaptureError(
+            problem=f"the forward reads a tensor that is no parameter, buffer, attribute or input{where}",
+            advice="register it with register_buffer, or its module in an nn.ModuleList, or pass it as an "
+            "argument",
+        )
     return CaptureError(
         problem=f"{type(error).__name__}: {first_line}{where}",
         advice=f"wrap a submodule of {type(module).__name__} that does not contain this line",
@@ -368,9 +253,17 @@ def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -
         described = node.meta["desc"]
         if described.is_tangent():
             tangents[described.output.expr()] = node
+            written = getattr(described.output, "mutated_input", None)
+            if written is not None:
+                place = _externals(placeholders, tensors).index(placeholders[written.expr()])
+                raise CaptureError(
+                    problem=f"the forward writes into {tensors.names[place]!r}, which requires a gradient",
+                    advice="write into it outside of the forward, after the optimizer's step say",
+                )
         else:
             placeholders[described.expr()] = node
     externals = _externals(placeholders, tensors)
+    _check_effects(joint.graph_module, externals, found["replaced"], tensors)
 
     output_node = graph.output_node()
     plain: dict[int, tuple[torch.fx.Node, str]] = {}
@@ -390,8 +283,11 @@ def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -
             tangent = tangents.get(described.expr())
             bases.append(Output(node=value, tangent=tangent, requires_grad=True, replayed=False))
         else:
+            effects = {
+                str(n.args[1]) for n in graph.nodes if getattr(n.target, "_name", "") == "with_effects"
+            }
             raise CaptureError(
-                problem=f"the step has an effect that is not handled yet ({kind})",
+                problem=f"the step has an effect that is not handled yet ({', '.join(effects) or kind})",
                 advice="wrap a submodule that does not have it",
             )
     outputs = []
@@ -411,6 +307,41 @@ def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -
         mutations=tuple(mutations),
         gradients=tuple(gradients),
     )
+
+
+def _check_effects(
+    graph_module: torch.fx.GraphModule,
+    externals: Sequence[torch.fx.Node],
+    replaced: set[int],
+    tensors: Tensors,
+) -> None:
+    """Refuse what the trace let through and a lowered graph would not do right.
+
+    Raises:
+        CaptureError: a tensor is read and then replaced, a generator is passed, a gradient is sparse.
+    """
+    for place in sorted(replaced):
+        if externals[place].users:
+            name = tensors.names[place]
+            raise CaptureError(
+                problem=f"the forward reads {name!r} and puts a new tensor in its place, which a captured "
+                "graph would not do again",
+                advice="keep such state in a buffer and write it in place: buffer.copy_(...)",
+            )
+    for node in graph_module.graph.nodes:
+        constant = getattr(graph_module, node.target) if node.op == "get_attr" else None
+        given = (*node.args, *node.kwargs.values(), constant)
+        if any(isinstance(argument, torch.Generator) for argument in given):
+            raise CaptureError(
+                problem="the forward draws from a generator of its own, which is not handled yet",
+                advice="draw from torch's default generator, or pass the numbers drawn as an input",
+            )
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            raise CaptureError(
+                problem=f"{node.target} makes a tensor of layout {value.layout}, which is not handled yet",
+                advice="use dense tensors (sparse=False)",
+            )
 
 
 def _externals(placeholders: dict[str, torch.fx.Node], tensors: Tensors) -> tuple[torch.fx.Node, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
-from remat_executor.capture import Captured, Tensors
+from remat_executor.capture import Captured
 from remat_executor.cost_cache import CostCache
 from remat_executor.dataflow import drops_statistics
 from remat_executor.lower import own_copy
@@ -18,6 +18,7 @@ from remat_executor.nodes import args_of, is_item, is_second_name, meta_tensors,
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
 from remat_executor.recurrent import reads_opaque_bytes
 from remat_executor.rng import default_generator, preserved_generators, read_state, replay
+from remat_executor.tensors import Tensors
 from remat_executor.translate import Translation
 from remat_graph import Graph, Implementation
 from remat_graph.platform import OpCost, Platform
@@ -236,10 +237,15 @@ class _Materials:
 
 
 def _made_up(like: Tensor) -> Tensor:
-    """A real tensor with the layout and storage of a fake one: normal numbers, or zeros."""
+    """A real tensor with the layout and storage of a fake one: numbers between 0 and 1, or zeros.
+
+    Probabilities are such numbers too, and logarithms and roots of them are numbers.
+    """
     elements = like.untyped_storage().nbytes() // like.element_size()
     storage = torch.zeros(elements, dtype=like.dtype, device=like.device)
-    if storage.is_floating_point() or storage.is_complex():
+    if storage.is_complex():
         storage.normal_()
+    elif storage.is_floating_point():
+        storage.uniform_()
     tensor = storage.as_strided(like.shape, like.stride(), like.storage_offset())
     return tensor.conj() if like.is_conj() else tensor

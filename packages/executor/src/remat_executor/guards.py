@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from remat_executor import torch_private
 from remat_executor.attributes import PLAIN, exactly, settings
-from remat_executor.capture import Tensors
+from remat_executor.tensors import Tensors
 
 
 @attrs.frozen(kw_only=True)
@@ -18,8 +18,8 @@ class Signature:
     """Everything that decides which graph a call runs; hashable.
 
     Attributes:
-        settings: plain attributes of every submodule, `training` among them.
-        modes: `training` of every submodule.
+        modules: name and class of every submodule, and whether it trains.
+        settings: plain attributes of every submodule.
         sharing: for each tensor the first one that shares its storage.
         parameters: layout and requires_grad of each parameter, and which names share one.
         buffers: layout of each buffer.
@@ -29,8 +29,8 @@ class Signature:
         flags: (name, value) of the global state that changes kernels.
     """
 
+    modules: tuple[tuple[str, type, bool], ...]
     settings: tuple[Any, ...]
-    modes: tuple[bool, ...]
     sharing: tuple[int, ...]
     parameters: tuple[Any, ...]
     buffers: tuple[Any, ...]
@@ -41,20 +41,25 @@ class Signature:
 
     def changes(self, other: "Signature") -> str:
         """In which respects another call differs from this one."""
-        names = (field.name for field in attrs.fields(Signature))
-        return ", ".join(name for name in names if getattr(self, name) != getattr(other, name))
+        fields = [field.name for field in attrs.fields(Signature)]
+        changed = {name: name for name in fields if getattr(self, name) != getattr(other, name)}
+        if "settings" in changed:
+            names = {entry[0] for entry in {*self.settings} ^ {*other.settings}}
+            changed["settings"] += f" ({', '.join(sorted(names))})"
+        return ", ".join(changed.values())
 
     def conditions(self) -> tuple[tuple[str, str], ...]:
         """What of it a plan's fingerprint covers beside the ops."""
-        mode = "train" if all(self.modes) else "eval" if not any(self.modes) else "mixed"
+        modes = {training for _, _, training in self.modules}
+        mode = "mixed" if len(modes) > 1 else "train" if True in modes else "eval"
         return (("mode", mode), *self.flags)
 
 
 def signature(module: nn.Module, tensors: Tensors) -> Signature:
     """Read the signature of a call."""
     return Signature(
+        modules=tuple((name, type(m), m.training) for name, m in module.named_modules()),
         settings=settings(module),
-        modes=tuple(m.training for m in module.modules()),
         sharing=_sharing(tensors.flat),
         parameters=tuple((names, _layout(p), p.requires_grad) for names, p in tensors.parameters),
         buffers=tuple((names, _layout(b)) for names, b in tensors.buffers),
@@ -78,6 +83,8 @@ def global_flags(device_type: str) -> tuple[tuple[str, str], ...]:
         ("matmul_precision", torch.get_float32_matmul_precision()),
         ("attention", str(attention)),
         ("default_dtype", str(torch.get_default_dtype())),
+        ("default_device", str(torch.get_default_device())),
+        ("libraries", str([torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled])),
     )
 
 
@@ -94,13 +101,13 @@ def hooked(module: nn.Module) -> str | None:
     """What has hooks, a submodule by name or all of them; None if nothing has. A graph would not call them.
 
     The hooks that transformers installs on its own models at their first call are no reason: they hand on
-    what the call asked for, within the call, and are captured with it.
+    what the call asked for, within the call, and are captured with it. Nor are those of this package.
     """
     if torch_private.global_module_hooks():
         return "every module (global hooks)"
     for name, submodule in module.named_modules():
         for hook in torch_private.module_hooks(submodule):
-            if not (getattr(hook, "__module__", None) or "").startswith("transformers."):
+            if not (getattr(hook, "__module__", None) or "").startswith(("transformers.", "remat_executor.")):
                 return f"submodule {(name or type(submodule).__name__)!r}"
     return None
 
@@ -126,7 +133,7 @@ def reason_for_original(module: nn.Module, tensors: Tensors) -> str | None:
 def unseen_change(tensors: Tensors) -> str | None:
     """What is wrong with an argument that cannot be compared by value or is the module's own."""
     own = {id(t) for _, t in (*tensors.parameters, *tensors.buffers)}
-    if any(id(t) in own for t in tensors.inputs):
+    if any(id(t) in own for t in tensors.arguments):
         return "parameter or buffer of its own"
     odd = (c for c in tensors.constants if not (isinstance(c, PLAIN) or callable(c) or isinstance(c, Enum)))
     return next((type(c).__name__ for c in odd), None)

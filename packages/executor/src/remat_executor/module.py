@@ -1,31 +1,28 @@
 """The planned module: plans a training step for each way it is called, and runs the plans."""
 
 import copy
+import functools
+import inspect
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from remat_executor import torch_private
-from remat_executor.capture import Captured, Tensors, capture, collect
-from remat_executor.chain import Call, apply
 from remat_executor.cost_cache import CostCache
-from remat_executor.costs import with_costs
-from remat_executor.errors import BadInput, CaptureError, RematWarning, UnplannedUse, UntruePlan
-from remat_executor.guards import Signature, hooked, reason_for_original, signature, unseen_change
-from remat_executor.lower import Program, lower
-from remat_executor.nodes import is_item, source_of, target_of
-from remat_executor.translate import Translation, translate, work_device
+from remat_executor.errors import RematWarning, UnplannedUse, UntruePlan
+from remat_executor.guards import Signature, reason_for_original, signature
+from remat_executor.step import PlannedStep
+from remat_executor.stepgraph import Progress, capture_graph, check_input
+from remat_executor.tensors import Tensors, collect
+from remat_executor.translate import work_device
 from remat_graph import Graph, OverBudget, simulate
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform
-
-Progress = Callable[[str, int, int], None]
 
 
 class Planner(Protocol):
@@ -34,82 +31,6 @@ class Planner(Protocol):
     def __call__(self, graph: Graph) -> Plan:
         """Plan the graph; raises if the budget cannot be met."""
         ...
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class PlannedStep:
-    """A captured step with its plan, ready to run."""
-
-    captured: Captured
-    translation: Translation
-    graph: Graph
-    plan: Plan
-    program: Program
-    direct: tuple[int, ...]  # outputs that the program makes, in its order
-    differentiable: tuple[int, ...]  # places in `direct` that autograd sees
-    reach: tuple[frozenset[int], ...]
-    guarded: frozenset[int]
-    constants: tuple[Tensor, ...]
-
-    @classmethod
-    def build(cls, captured: Captured, translation: Translation, graph: Graph, plan: Plan) -> "PlannedStep":
-        """Lower the plan's schedule."""
-        translation = attrs.evolve(translation, graph=graph)  # with what was measured
-        direct = tuple(i for i, o in enumerate(captured.outputs) if not o.replayed)
-        differentiable = tuple(
-            place
-            for place, i in enumerate(direct)
-            if captured.outputs[i].tangent is not None or captured.outputs[i].requires_grad
-        )
-        tangents = [captured.outputs[direct[place]].tangent for place in differentiable]
-        return cls(
-            captured=captured,
-            translation=translation,
-            graph=graph,
-            plan=plan,
-            program=lower(captured, translation, plan.schedule),
-            direct=direct,
-            differentiable=differentiable,
-            reach=_reach(translation, tangents),
-            guarded=frozenset(graph.outputs),
-            constants=tuple(
-                getattr(captured.graph_module, str(n.target))
-                for n in captured.graph_module.graph.nodes
-                if n.op == "get_attr"
-            ),
-        )
-
-    def run(self, tensors: Tensors) -> Any:
-        """Run the forward under autograd and put the outputs into their containers."""
-        captured, translation = self.captured, self.translation
-        tangents = [captured.outputs[self.direct[place]].tangent for place in self.differentiable]
-        flat = tensors.flat
-        call = Call(
-            program=self.program,
-            externals=[*flat, *self.constants],
-            tangents=tuple(None if t is None else t.meta["val"] for t in tangents),
-            tangent_values=tuple(None if t is None else translation.value_of[t] for t in tangents),
-            reach=self.reach,
-            guarded=self.guarded,
-            differentiable=self.differentiable,
-            device=translation.device,
-        )
-        with torch.autocast(translation.device.type, enabled=False):
-            visible = apply(call, [flat[place] for place, _, _ in translation.gradients])
-        made: dict[int, Tensor] = {self.direct[p]: t for p, t in call.others.items()}
-        call.others = {}
-        made.update(zip((self.direct[p] for p in self.differentiable), visible, strict=True))
-        sources = {captured.outputs[i].node: tensor for i, tensor in made.items()}
-        sources.update(zip(captured.externals, flat, strict=True))
-        leaves = []
-        for place, constant in zip(captured.output_leaves, captured.output_constants, strict=True):
-            if place is None:
-                leaves.append(constant)
-            elif place in made:
-                leaves.append(made[place])
-            else:
-                leaves.append(_replayed(captured.outputs[place].node, sources))
-        return torch_private.unflatten(leaves, captured.out_spec)
 
 
 def _believe(graph: Graph, plan: Plan) -> None:
@@ -127,135 +48,9 @@ def _believe(graph: Graph, plan: Plan) -> None:
         raise UntruePlan(solver=plan.solver, promised_nbytes=plan.peak_nbytes, peak_nbytes=peak_nbytes)
 
 
-def _replayed(node: torch.fx.Node, sources: Mapping[torch.fx.Node, Tensor]) -> Any:
-    """A view of an input or output, made under autograd as the original would."""
-    if node in sources:
-        return sources[node]
-    source = _replayed(source_of(node), sources)
-    if is_item(node):
-        return source[node.args[1]]
-    return target_of(node)(source, *node.args[1:], **node.kwargs)
-
-
-def _reach(translation: Translation, tangents: list[torch.fx.Node | None]) -> tuple[frozenset[int], ...]:
-    """For each gradient the places of the tangents it depends on."""
-    graph = translation.graph
-    reach: list[set[int]] = [set() for _ in graph.values]
-    for place, tangent in enumerate(tangents):
-        if tangent is not None:
-            reach[translation.value_of[tangent]].add(place)
-    for op in graph.ops:
-        found = set().union(*(reach[v] for v in op.first.inputs))
-        if found:
-            for value in op.first.outputs:
-                reach[value] |= found
-    return tuple(frozenset(reach[value]) for _, _, value in translation.gradients)
-
-
-def capture_graph(
-    model: nn.Module,
-    tensors: Tensors,
-    *,
-    cache: CostCache | None = None,
-    platform: Platform | None = None,
-    differentiate: Iterable[int] | None = None,
-    seen: Signature | None = None,
-    on_progress: Progress | None = None,
-) -> tuple[Captured, Translation, Graph]:
-    """Capture, translate and measure one training step."""
-    report = on_progress or (lambda what, done, total: None)
-    report("capture", 0, 1)
-    captured = capture(model, tensors, differentiate=differentiate)
-    report("capture", 1, 1)
-    seen = seen or signature(model, tensors)
-    try:
-        translation = translate(captured, tensors, name=type(model).__name__, conditions=seen.conditions())
-    except (KeyError, IndexError, AttributeError, NotImplementedError) as error:
-        raise CaptureError(
-            problem=f"it has something that is not handled yet ({type(error).__name__}: {error})",
-            advice="wrap a submodule without it, and please report it",
-        ) from error
-    graph = with_costs(
-        captured,
-        translation,
-        tensors,
-        cache=cache,
-        platform=platform,
-        on_progress=lambda done, total: report("measure", done, total),
-    )
-    return captured, translation, graph
-
-
-def plan_graph(
-    model: nn.Module,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    platform: Platform | None = None,
-    cache_dir: str | Path | None = None,
-    differentiate: Iterable[int] | None = None,
-    on_progress: Progress | None = None,
-) -> Graph:
-    """The measured graph of a training step, for planning without building a module.
-
-    Args:
-        model: the module, in the mode it will train in.
-        args: positional sample inputs.
-        kwargs: keyword sample inputs.
-        platform: gives the times instead of the clock.
-        cache_dir: folder of the cost cache; None for the user's.
-        differentiate: indices among the output tensors that get gradients; None: a lone scalar in front, else
-            all.
-        on_progress: called with (what, done, total).
-    """
-    tensors = check_input(model, args, kwargs or {})
-    cache = CostCache(work_device(tensors), cache_dir)
-    return capture_graph(
-        model,
-        tensors,
-        cache=cache,
-        platform=platform,
-        differentiate=differentiate,
-        on_progress=on_progress,
-    )[2]
-
-
-def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
-    """Collect the tensors of a model and a sample; say what is wrong with them if they cannot be planned.
-
-    Raises:
-        BadInput: with what came and what to do.
-    """
-    if not isinstance(model, nn.Module):
-        raise BadInput(
-            problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it in one"
-        )
-    tensors = collect(model, args, kwargs)
-    device = work_device(tensors)
-    for tensor in tensors.inputs:
-        if tensor.device != device and tensor.ndim > 0:
-            raise BadInput(
-                problem=f"the sample is on {tensor.device} and the model on {device}",
-                advice=f"move the sample with .to({str(device)!r})",
-            )
-    if not any(t.requires_grad for t in tensors.flat):
-        raise BadInput(
-            problem="the model has no trainable parameter and no input requires a gradient",
-            advice="set requires_grad on what is to be trained",
-        )
-    strange = unseen_change(tensors)
-    if strange is not None:
-        raise BadInput(
-            problem=f"the sample holds a {strange}, which could change without being seen",
-            advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
-        )
-    hook = hooked(model)
-    if hook is not None:
-        raise BadInput(
-            problem=f"{hook} has hooks, which a planned module would not call",
-            advice="remove them, or plan a part of the model without them",
-        )
-    return tensors
+def _same_work(one: Graph, other: Graph) -> bool:
+    """Whether a plan for one graph is a plan for the other: what changed did not reach it."""
+    return (one.values, one.ops, one.conditions) == (other.values, other.ops, other.conditions)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -357,8 +152,7 @@ class PlannedModule(nn.Module):
         tensors = collect(module, args, kwargs)
         reason = reason_for_original(module, tensors)
         if reason is not None:
-            self.runs["original"] += 1
-            self._say_once("original", f"the original module runs without a plan: {reason}")
+            self._count_original(reason)
             return module(*args, **kwargs)
         seen = signature(module, tensors)
         if seen not in state.steps:
@@ -381,17 +175,22 @@ class PlannedModule(nn.Module):
             seen=seen,
             on_progress=state.on_progress,
         )
-        plan = state.planner(graph)
+        known = (step.plan for step in state.steps.values() if _same_work(step.graph, graph))
+        plan = next(known, None) or state.planner(graph)
         _believe(graph, plan)
         if len(state.steps) >= _State.MOST_STEPS:
             del state.steps[next(iter(state.steps))]
         state.latest = state.steps[seen] = PlannedStep.build(captured, translation, graph, plan)
         state.latest_signature = seen
 
-    def _say_once(self, kind: str, message: str) -> None:
+    def _count_original(self, reason: str) -> None:
+        self.runs["original"] += 1
+        self._say_once("original", f"the original module runs without a plan: {reason}", stacklevel=6)
+
+    def _say_once(self, kind: str, message: str, *, stacklevel: int = 5) -> None:
         if kind not in self._remat.said:
             self._remat.said.add(kind)
-            warnings.warn(message, RematWarning, stacklevel=5)  # the caller of the module
+            warnings.warn(message, RematWarning, stacklevel=stacklevel)  # the caller of the module
 
     # -- what is not ours is the original's
 
@@ -413,7 +212,25 @@ class PlannedModule(nn.Module):
         except AttributeError:
             if "module" not in self.__dict__:
                 raise
-            return getattr(self.__dict__["module"], name)
+            found = getattr(self.__dict__["module"], name)
+        return self._watching(found) if inspect.ismethod(found) else found
+
+    def _watching(self, method: Any) -> Any:
+        """A method of the original's, which calls the original: without a plan, so that is counted."""
+
+        def note(module: nn.Module, args: Any) -> None:
+            if torch.is_grad_enabled():
+                self._count_original(f"its method {method.__name__} calls it")
+
+        @functools.wraps(method)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            hook = self.module.register_forward_pre_hook(note)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                hook.remove()
+
+        return watched
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Attributes are the original's."""

@@ -6,7 +6,8 @@ A torch version that moves one of them breaks this file and no other, with one c
 import contextlib
 import importlib
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -94,6 +95,58 @@ def _without_fake_cache() -> Iterator[None]:
     finally:
         mode.__init__ = build
         logger.setLevel(level)
+
+
+class _WatchedGenerator:
+    """Stands for a generator where torch's functions look it up; tells before it is set."""
+
+    def __init__(self, generator: torch.Generator, tell: Callable[[str], None]) -> None:
+        self._generator, self._tell = generator, tell
+
+    def __getattr__(self, name: str) -> Any:
+        sets = ("manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state")
+        if name in sets and not _caller().startswith(
+            ("torch._dynamo", "torch._functorch", "torch._inductor")
+        ):
+            self._tell(name)
+        return getattr(self._generator, name)
+
+
+def _caller() -> str:
+    """Name of the module that called a function of torch's for generators; a compiler keeps states itself."""
+    frame: Any = sys._getframe(2)
+    between = (
+        "torch.random",
+        "torch.cuda.random",
+        "contextlib",
+        "torch._compile",
+        "torch._dynamo.eval_frame",
+    )
+    while frame.f_back is not None and frame.f_globals.get("__name__") in between:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))
+
+
+@contextlib.contextmanager
+def watched_generators(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell when a function of torch's is about to seed a default generator or to set its state."""
+    device = torch.accelerator.current_accelerator()
+    owners: list[Any] = [torch, torch.random]
+    before: dict[Any, Any] = {owner: owner.default_generator for owner in owners}
+    watched: Any = _WatchedGenerator(torch.default_generator, tell)
+    of_device: Any = torch.get_device_module(device) if device is not None else None
+    several = getattr(of_device, "default_generators", ())
+    for owner in owners:
+        owner.default_generator = watched
+    if several:
+        of_device.default_generators = tuple(_WatchedGenerator(g, tell) for g in several)
+    try:
+        yield
+    finally:
+        for owner in owners:
+            owner.default_generator = before[owner]
+        if several:
+            of_device.default_generators = several
 
 
 def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> Joint:

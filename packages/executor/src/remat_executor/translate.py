@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from remat_executor import torch_private
-from remat_executor.capture import Captured, Tensors
+from remat_executor.capture import Captured
 from remat_executor.dataflow import Dataflow, is_random
 from remat_executor.inplace import InPlace, in_place_forms
 from remat_executor.keys import call_key, target_name
@@ -29,6 +29,7 @@ from remat_executor.recipes import (
     WriteBack,
 )
 from remat_executor.rng import default_generator
+from remat_executor.tensors import Tensors
 from remat_graph import Graph, Implementation, Op, Role, Value
 
 

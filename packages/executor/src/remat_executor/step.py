@@ -1,0 +1,119 @@
+"""A captured step with its plan, ready to run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from remat_executor import torch_private
+from remat_executor.capture import Captured
+from remat_executor.chain import Call, apply
+from remat_executor.lower import Program, lower
+from remat_executor.nodes import is_item, source_of, target_of
+from remat_executor.tensors import Tensors
+from remat_executor.translate import Translation
+from remat_graph import Graph
+from remat_graph.plan import Plan
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PlannedStep:
+    """A captured step with its plan, ready to run."""
+
+    captured: Captured
+    translation: Translation
+    graph: Graph
+    plan: Plan
+    program: Program
+    direct: tuple[int, ...]  # outputs that the program makes, in its order
+    differentiable: tuple[int, ...]  # places in `direct` that autograd sees
+    reach: tuple[frozenset[int], ...]
+    guarded: frozenset[int]
+    constants: tuple[Tensor, ...]
+
+    @classmethod
+    def build(cls, captured: Captured, translation: Translation, graph: Graph, plan: Plan) -> "PlannedStep":
+        """Lower the plan's schedule."""
+        translation = attrs.evolve(translation, graph=graph)  # with what was measured
+        direct = tuple(i for i, o in enumerate(captured.outputs) if not o.replayed)
+        differentiable = tuple(
+            place
+            for place, i in enumerate(direct)
+            if captured.outputs[i].tangent is not None or captured.outputs[i].requires_grad
+        )
+        tangents = [captured.outputs[direct[place]].tangent for place in differentiable]
+        return cls(
+            captured=captured,
+            translation=translation,
+            graph=graph,
+            plan=plan,
+            program=lower(captured, translation, plan.schedule),
+            direct=direct,
+            differentiable=differentiable,
+            reach=_reach(translation, tangents),
+            guarded=frozenset(graph.outputs),
+            constants=tuple(
+                getattr(captured.graph_module, str(n.target))
+                for n in captured.graph_module.graph.nodes
+                if n.op == "get_attr"
+            ),
+        )
+
+    def run(self, tensors: Tensors) -> Any:
+        """Run the forward under autograd and put the outputs into their containers."""
+        captured, translation = self.captured, self.translation
+        tangents = [captured.outputs[self.direct[place]].tangent for place in self.differentiable]
+        flat = tensors.flat
+        call = Call(
+            program=self.program,
+            externals=[*flat, *self.constants],
+            tangents=tuple(None if t is None else t.meta["val"] for t in tangents),
+            tangent_values=tuple(None if t is None else translation.value_of[t] for t in tangents),
+            reach=self.reach,
+            guarded=self.guarded,
+            differentiable=self.differentiable,
+            device=translation.device,
+        )
+        with torch.autocast(translation.device.type, enabled=False):
+            visible = apply(call, [flat[place] for place, _, _ in translation.gradients])
+        made: dict[int, Tensor] = {self.direct[p]: t for p, t in call.others.items()}
+        call.others = {}
+        made.update(zip((self.direct[p] for p in self.differentiable), visible, strict=True))
+        sources = {captured.outputs[i].node: tensor for i, tensor in made.items()}
+        sources.update(zip(captured.externals, flat, strict=True))
+        leaves = []
+        for place, constant in zip(captured.output_leaves, captured.output_constants, strict=True):
+            if place is None:
+                leaves.append(constant)
+            elif place in made:
+                leaves.append(made[place])
+            else:
+                leaves.append(_replayed(captured.outputs[place].node, sources))
+        return torch_private.unflatten(leaves, captured.out_spec)
+
+
+def _replayed(node: torch.fx.Node, sources: Mapping[torch.fx.Node, Tensor]) -> Any:
+    """A view of an input or output, made under autograd as the original would."""
+    if node in sources:
+        return sources[node]
+    source = _replayed(source_of(node), sources)
+    if is_item(node):
+        return source[node.args[1]]
+    return target_of(node)(source, *node.args[1:], **node.kwargs)
+
+
+def _reach(translation: Translation, tangents: list[torch.fx.Node | None]) -> tuple[frozenset[int], ...]:
+    """For each gradient the places of the tangents it depends on."""
+    graph = translation.graph
+    reach: list[set[int]] = [set() for _ in graph.values]
+    for place, tangent in enumerate(tangents):
+        if tangent is not None:
+            reach[translation.value_of[tangent]].add(place)
+    for op in graph.ops:
+        found = set().union(*(reach[v] for v in op.first.inputs))
+        if found:
+            for value in op.first.outputs:
+                reach[value] |= found
+    return tuple(frozenset(reach[value]) for _, _, value in translation.gradients)

@@ -1,0 +1,125 @@
+"""From a model and a sample to the measured graph of its training step."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from remat_executor.capture import Captured, capture
+from remat_executor.cost_cache import CostCache
+from remat_executor.costs import with_costs
+from remat_executor.errors import BadInput, CaptureError
+from remat_executor.guards import Signature, hooked, signature, unseen_change
+from remat_executor.tensors import Tensors, collect
+from remat_executor.translate import Translation, translate, work_device
+from remat_graph import Graph
+from remat_graph.platform import Platform
+
+Progress = Callable[[str, int, int], None]
+
+
+def capture_graph(
+    model: nn.Module,
+    tensors: Tensors,
+    *,
+    cache: CostCache | None = None,
+    platform: Platform | None = None,
+    differentiate: Iterable[int] | None = None,
+    seen: Signature | None = None,
+    on_progress: Progress | None = None,
+) -> tuple[Captured, Translation, Graph]:
+    """Capture, translate and measure one training step."""
+    report = on_progress or (lambda what, done, total: None)
+    report("capture", 0, 1)
+    captured = capture(model, tensors, differentiate=differentiate)
+    report("capture", 1, 1)
+    seen = seen or signature(model, tensors)
+    try:
+        translation = translate(captured, tensors, name=type(model).__name__, conditions=seen.conditions())
+    except (KeyError, IndexError, AttributeError, NotImplementedError) as error:
+        raise CaptureError(
+            problem=f"it has something that is not handled yet ({type(error).__name__}: {error})",
+            advice="wrap a submodule without it, and please report it",
+        ) from error
+    graph = with_costs(
+        captured,
+        translation,
+        tensors,
+        cache=cache,
+        platform=platform,
+        on_progress=lambda done, total: report("measure", done, total),
+    )
+    return captured, translation, graph
+
+
+def plan_graph(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    platform: Platform | None = None,
+    cache_dir: str | Path | None = None,
+    differentiate: Iterable[int] | None = None,
+    on_progress: Progress | None = None,
+) -> Graph:
+    """The measured graph of a training step, for planning without building a module.
+
+    Args:
+        model: the module, in the mode it will train in.
+        args: positional sample inputs.
+        kwargs: keyword sample inputs.
+        platform: gives the times instead of the clock.
+        cache_dir: folder of the cost cache; None for the user's.
+        differentiate: indices among the output tensors that get gradients; None: a lone scalar in front, else
+            all.
+        on_progress: called with (what, done, total).
+    """
+    tensors = check_input(model, args, kwargs or {})
+    cache = CostCache(work_device(tensors), cache_dir)
+    return capture_graph(
+        model,
+        tensors,
+        cache=cache,
+        platform=platform,
+        differentiate=differentiate,
+        on_progress=on_progress,
+    )[2]
+
+
+def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
+    """Collect the tensors of a model and a sample; say what is wrong with them if they cannot be planned.
+
+    Raises:
+        BadInput: with what came and what to do.
+    """
+    if not isinstance(model, nn.Module):
+        raise BadInput(
+            problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it in one"
+        )
+    tensors = collect(model, args, kwargs)
+    device = work_device(tensors)
+    for tensor in tensors.arguments:
+        if tensor.device != device and tensor.ndim > 0:
+            raise BadInput(
+                problem=f"the sample is on {tensor.device} and the model on {device}",
+                advice=f"move the sample with .to({str(device)!r})",
+            )
+    if not any(t.requires_grad for t in tensors.flat):
+        raise BadInput(
+            problem="the model has no trainable parameter and no input requires a gradient",
+            advice="set requires_grad on what is to be trained",
+        )
+    strange = unseen_change(tensors)
+    if strange is not None:
+        raise BadInput(
+            problem=f"the sample holds a {strange}, which could change without being seen",
+            advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
+        )
+    hook = hooked(model)
+    if hook is not None:
+        raise BadInput(
+            problem=f"{hook} has hooks, which a planned module would not call",
+            advice="remove them, or plan a part of the model without them",
+        )
+    return tensors

@@ -1,0 +1,162 @@
+"""The tensors of a module and of one call, which capture turns into the inputs of a graph.
+
+Distinct means by identity, so a tied parameter is one input whose gradient autograd sums in its own order.
+Beside parameters, buffers and arguments there is what a module merely holds and its forward may read: a
+position table in a plain attribute, anchors in a list.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from remat_executor import torch_private
+
+REGISTRIES = frozenset(nn.Module().__dict__)
+"""The attributes that every module has for itself."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Slot:
+    """A place in a plain attribute that holds a tensor: ``holder[key]``, or ``holder[key][item]``.
+
+    Attributes:
+        name: what a user calls it.
+        holder: dict or list.
+        key: of the holder.
+        place: index of the tensor in `Tensors.flat`.
+    """
+
+    name: str
+    holder: Any
+    key: Any
+    place: int
+
+
+@attrs.frozen(kw_only=True)
+class Tensors:
+    """The distinct tensors of a module and of one call.
+
+    Attributes:
+        parameters: (names, parameter) with every name that reaches it.
+        buffers: (names, buffer) likewise.
+        arguments: distinct tensors among the arguments.
+        held: distinct tensors in plain attributes that are none of the above.
+        slots: where the plain attributes hold tensors, of whichever kind.
+        leaves: per leaf of the arguments the index into `arguments`, or None for a constant.
+        constants: the leaves that are not tensors, None where they are.
+        spec: structure of ``(args, kwargs)``.
+    """
+
+    parameters: tuple[tuple[tuple[str, ...], nn.Parameter], ...]
+    buffers: tuple[tuple[tuple[str, ...], Tensor], ...]
+    arguments: tuple[Tensor, ...]
+    held: tuple[Tensor, ...]
+    slots: tuple[Slot, ...]
+    leaves: tuple[int | None, ...]
+    constants: tuple[Any, ...]
+    spec: Any
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What is neither parameter nor buffer."""
+        return (*self.arguments, *self.held)
+
+    @property
+    def flat(self) -> tuple[Tensor, ...]:
+        """Parameters, then buffers, then inputs."""
+        return (*(p for _, p in self.parameters), *(b for _, b in self.buffers), *self.inputs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for each of `flat`."""
+        slots = {slot.place: slot.name for slot in reversed(self.slots)}
+        owned = (*(n[0] for n, _ in self.parameters), *(n[0] for n, _ in self.buffers))
+        arguments = (f"input{i}" for i in range(len(self.arguments)))
+        held = (slots[len(owned) + len(self.arguments) + i] for i in range(len(self.held)))
+        return (*owned, *arguments, *held)
+
+
+def collect(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
+    """Find the distinct tensors of a module and of a call."""
+    leaves, spec = torch_private.flatten((args, dict(kwargs)))
+    index: dict[int, int] = {}
+    arguments: list[Tensor] = []
+    places: list[int | None] = []
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            places.append(None)
+            continue
+        if id(leaf) not in index:
+            index[id(leaf)] = len(arguments)
+            arguments.append(leaf)
+        places.append(index[id(leaf)])
+    named = list(module.named_modules())
+    parameters = _distinct(_registered(named, "_parameters"))
+    buffers = _distinct(_registered(named, "_buffers"))
+    known = [*(p for _, p in parameters), *(b for _, b in buffers), *arguments]
+    place_of = {id(tensor): place for place, tensor in enumerate(known)}
+    held: list[Tensor] = []
+    slots: list[Slot] = []
+    for name, holder, key, tensor in _plainly_held(named):
+        if id(tensor) not in place_of:
+            place_of[id(tensor)] = len(known) + len(held)
+            held.append(tensor)
+        slots.append(Slot(name=name, holder=holder, key=key, place=place_of[id(tensor)]))
+    return Tensors(
+        parameters=parameters,
+        buffers=buffers,
+        arguments=tuple(arguments),
+        held=tuple(held),
+        slots=tuple(slots),
+        leaves=tuple(places),
+        constants=tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves),
+        spec=spec,
+    )
+
+
+def _registered(named: Iterable[tuple[str, nn.Module]], registry: str) -> Iterator[tuple[str, Any]]:
+    """Every place that holds a parameter or buffer, by name; a submodule used twice counts once."""
+    for prefix, submodule in named:
+        for name, tensor in submodule.__dict__[registry].items():
+            if tensor is not None:
+                yield f"{prefix}.{name}" if prefix else name, tensor
+
+
+def _distinct(named: Iterable[tuple[str, Any]]) -> tuple[tuple[tuple[str, ...], Any], ...]:
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Any] = {}
+    for name, tensor in named:
+        names.setdefault(id(tensor), []).append(name)
+        tensors[id(tensor)] = tensor
+    return tuple((tuple(names[key]), tensors[key]) for key in tensors)
+
+
+def _plainly_held(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, Any, Any, Tensor]]:
+    """(name, holder, key, tensor) of tensors in attributes, and in the lists and dicts in attributes.
+
+    Left out is what a forward left behind: a tensor with a history is no input of the next call.
+    """
+    seen: set[int] = set()
+    for prefix, submodule in named:
+        attributes = submodule.__dict__
+        for key, value in attributes.items():
+            kind = type(value)
+            if key in REGISTRIES or kind not in (Tensor, nn.Parameter, nn.Buffer, list, dict):
+                continue
+            name = f"{prefix}.{key}" if prefix else key
+            if kind is not list and kind is not dict:
+                if _is_input(value):
+                    yield name, attributes, key, value
+            elif id(value) not in seen:
+                seen.add(id(value))
+                for item, inner in enumerate(value) if kind is list else value.items():
+                    if isinstance(inner, Tensor) and _is_input(inner):
+                        yield f"{name}[{item!r}]", value, item, inner
+
+
+def _is_input(tensor: Tensor) -> bool:
+    plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+    return plain and tensor.is_leaf and tensor.layout is torch.strided and tensor.device.type != "meta"

@@ -1,0 +1,121 @@
+"""Running a user's forward under watch: what it does beside computing, no captured graph would do again.
+
+Each such effect is refused where it happens, with what to do instead; effects that leave no trace afterwards
+(a seed set to what it was, `.data` replaced) are the reason to watch and not only to compare.
+"""
+
+import contextlib
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from remat_executor import torch_private
+from remat_executor.errors import CaptureError
+from remat_executor.rng import preserved_generators
+from remat_executor.tensors import Tensors
+
+
+class Watched(nn.Module):
+    """Calls the original, with other tensors in the place of its own, and refuses what a graph cannot do.
+
+    Attributes:
+        replaced: indices into `Tensors.flat` of plainly held tensors that the forward replaced.
+    """
+
+    original: nn.Module
+    swapped: Mapping[str, Tensor]
+    held: list[Tensor]
+    replaced: set[int]
+
+    def __init__(self, original: nn.Module, swapped: Mapping[str, Tensor], held: list[Tensor]) -> None:
+        """Watch a forward.
+
+        Args:
+            original: the user's module.
+            swapped: by name what stands for parameters and buffers; the caller puts it there.
+            held: what stands for each of `Tensors.slots`.
+        """
+        super().__init__()
+        self.original = original
+        self.__dict__.update(swapped=swapped, held=held, replaced=set())
+
+    def forward(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
+        """Call the original.
+
+        Raises:
+            CaptureError: it assigned a parameter or buffer, or set a generator or a tensor's `.data`.
+        """
+        found = [slot.holder[slot.key] for slot in tensors.slots]
+        for slot, stand_in in zip(tensors.slots, self.held, strict=True):
+            slot.holder[slot.key] = stand_in
+        try:
+            with torch_private.watched_generators(_refuse_seeding), _NoDataAssignment():
+                output = self.original(*args, **kwargs)
+        finally:
+            for slot, stand_in, tensor in zip(tensors.slots, self.held, found, strict=True):
+                if not _holds(slot.holder, slot.key, stand_in):
+                    self.replaced.add(slot.place)
+                else:
+                    slot.holder[slot.key] = tensor
+        for name, tensor in self.swapped.items():
+            path, _, attribute = name.rpartition(".")
+            if getattr(self.original.get_submodule(path), attribute) is not tensor:
+                raise CaptureError(
+                    problem=f"the forward puts a new tensor in the place of {name!r}",
+                    advice=f"write into it instead: self.{attribute}.copy_(...)",
+                )
+        return output
+
+
+def _holds(holder: Any, key: Any, tensor: Tensor) -> bool:
+    try:
+        return holder[key] is tensor
+    except (KeyError, IndexError):
+        return False
+
+
+class _NoDataAssignment(TorchFunctionMode):
+    """Refuses `tensor.data = ...`: the tensor stays the same object, so nothing else would notice."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+            raise CaptureError(
+                problem="the forward assigns a tensor's .data, which a captured graph would not do",
+                advice="write into the tensor instead: tensor.copy_(...)",
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _refuse_seeding(what: str) -> None:
+    raise CaptureError(
+        problem=f"the forward sets torch's random generator ({what}), which a captured graph would not do",
+        advice="seed, or set the generator's state, outside of it",
+    )
+
+
+@contextlib.contextmanager
+def no_other_randomness(tensors: Tensors) -> Iterator[None]:
+    """Put generators back, and refuse a forward that draws from one that no graph repeats."""
+    before = (random.getstate(), np.random.get_state())
+    try:
+        with preserved_generators(t.device for t in tensors.flat):
+            yield
+    finally:
+        drew_python, drew_numpy = random.getstate() != before[0], not _same_numpy(before[1])
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+    if drew_python or drew_numpy:
+        raise CaptureError(
+            problem=f"the forward draws from {'Python' if drew_python else 'numpy'}'s random module, which a "
+            "captured graph cannot repeat",
+            advice="draw with torch instead, or wrap the submodules around the draw",
+        )
+
+
+def _same_numpy(before: Any) -> bool:
+    now = np.random.get_state()
+    return all(np.array_equal(a, b) for a, b in zip(now, before, strict=True))

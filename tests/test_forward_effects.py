@@ -1,0 +1,344 @@
+"""What a forward reads and does beside computing: planned as eager does it, or refused with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from remat_executor import CaptureError, PlannedModule, RematWarning
+from tests.acceptance import same_bits
+from tests.planners import repeat_at_random
+
+Forward = Callable[[Any, Tensor], Tensor]
+
+
+class Small(nn.Module):
+    """Two layers, a buffer and plainly held tensors; its forward is given."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.register_buffer("scale", torch.ones(16))
+        self.table = torch.linspace(0, 1, 16)
+        self.tables = [torch.ones(16), self.first.weight]
+        self.by_name = {"left": torch.full((16,), 2.0)}
+        self.extra: nn.Module | None = None
+        self.compute = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(self, x)
+
+    def twice(self, x: Tensor) -> Tensor:
+        """Calls itself."""
+        return self(x) * 2
+
+    def middle(self, x: Tensor) -> Tensor:
+        """The part that most forwards share."""
+        return self.last(torch.relu(self.first(x)))
+
+
+def planned(model: nn.Module, cache: Path, *args: Any) -> PlannedModule:
+    """The model under a plan that repeats ops at random."""
+    return PlannedModule(model, args, {}, repeat_at_random(12), cache_dir=cache)
+
+
+def assert_trains_alike(forward: Forward, cache: Path, extra: Callable[[], nn.Module] | None = None) -> None:
+    """Two steps of training: every number as without a plan, what is plainly held included."""
+    x = torch.randn(8, 16)
+    found = []
+    for plan in (False, True):
+        torch.manual_seed(0)
+        model = Small(forward)
+        model.extra = extra() if extra is not None else None
+        module = planned(model, cache, x.clone()) if plan else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(5)
+        results = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            output = module(x.clone())
+            output.backward()
+            optimizer.step()
+            results += [output.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+            results += [b.clone() for b in model.buffers()]
+            results += [model.table.clone(), model.tables[0].clone(), model.by_name["left"].clone()]
+        found.append([*results, torch.get_rng_state()])
+        if plan:
+            assert module.runs == {"planned": 2}
+    expected, actual = found
+    assert len(expected) == len(actual)
+    assert all(same_bits(a, b) for a, b in zip(expected, actual, strict=True))
+
+
+def _attention(m: Small, x: Tensor) -> Tensor:
+    h = m.first(x)[None]
+    attended, weights = m.extra(h, h, h)
+    return m.last(attended).sum() + weights.sum()
+
+
+def _force(m: Small, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    energy = m.last(torch.tanh(m.first(x))).sum()
+    (force,) = torch.autograd.grad(energy, x, create_graph=True)
+    return (force**2).sum() + energy
+
+
+def _hooked_tensor(m: Small, x: Tensor) -> Tensor:
+    hidden = m.first(x)
+    hidden.register_hook(lambda gradient: gradient * 2)
+    return m.last(torch.relu(hidden)).sum()
+
+
+def _no_grad_inside(m: Small, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        gate = m.last(x)
+    return (m.first(x) * gate).sum()
+
+
+def _writes_parts(m: Small, x: Tensor) -> Tensor:
+    y = m.first(x)
+    z = torch.zeros(8, 16)
+    z[torch.arange(4)] = y[:4]
+    z[0, :4] += 1
+    z.index_add_(0, torch.tensor([1, 1]), y[:2])
+    return m.last(z.scatter(1, torch.zeros(8, 1, dtype=torch.long), y[:, :1])).sum()
+
+
+def _losses(m: Small, x: Tensor) -> Tensor:
+    y = m.middle(x)
+    entropy = functional.cross_entropy(y, torch.arange(8), label_smoothing=0.1)
+    return entropy + functional.smooth_l1_loss(y, x) + functional.triplet_margin_loss(y, x, -x)
+
+
+def _samples(m: Small, x: Tensor) -> Tensor:
+    y, grid = m.first(x).view(1, 1, 8, 16), torch.tanh(m.last(x))[:, :8].view(1, 8, 4, 2)
+    resized = functional.interpolate(y, scale_factor=2, mode="bicubic")
+    return functional.grid_sample(y, grid, align_corners=False).sum() + resized.sum()
+
+
+def _draws(m: Small, x: Tensor) -> Tensor:
+    chosen = torch.multinomial(torch.ones(8), 3)
+    coins = torch.bernoulli(torch.full((8, 16), 0.5))
+    return (m.middle(x[torch.randperm(8)]) * coins)[chosen].sum()
+
+
+def _orders(m: Small, x: Tensor) -> Tensor:
+    h = m.first(x)
+    return m.last(h.sort(dim=1)[0]).sum() + h.topk(3)[0].sum() + h.cumsum(1).max(1)[0].sum()
+
+
+def _writes_held(m: Small, x: Tensor) -> Tensor:
+    m.table.add_(1)
+    return (m.middle(x) * m.table).sum()
+
+
+def _writes_input(m: Small, x: Tensor) -> Tensor:
+    return m.middle(x.add_(1)).sum()
+
+
+def _scripted() -> nn.Module:
+    return torch.jit.script(nn.Linear(16, 16))
+
+
+def _layers() -> nn.Module:
+    norms = nn.Sequential(nn.GroupNorm(2, 4), nn.PReLU(), nn.ConvTranspose2d(4, 2, 3), nn.Dropout2d())
+    return nn.Sequential(nn.Conv2d(1, 4, 3), norms, nn.RReLU(), nn.FractionalMaxPool2d(2, 2))
+
+
+FORWARDS: dict[str, tuple[Forward, Callable[[], nn.Module] | None]] = {
+    "held": (lambda m, x: (m.middle(x) * m.table).sum(), None),
+    "held_in_list": (lambda m, x: ((m.middle(x) + m.tables[0]) @ m.tables[1]).sum(), None),
+    "held_in_dict": (lambda m, x: (m.middle(x) * m.by_name["left"]).sum(), None),
+    "writes_held": (_writes_held, None),
+    "writes_input": (_writes_input, None),
+    "writes_buffer_data": (lambda m, x: (m.middle(x) * m.scale.data.mul_(0.5)).sum(), None),
+    "gradient_inside": (_force, None),
+    "hook_on_a_tensor": (_hooked_tensor, None),
+    "no_grad_inside": (_no_grad_inside, None),
+    "vmap": (lambda m, x: torch.vmap(m.middle)(x).sum(), None),
+    "compiled": (lambda m, x: torch.compile(torch.relu, backend="eager")(m.middle(x)).sum(), None),
+    "scripted": (lambda m, x: m.middle(m.extra(x)).sum(), _scripted),
+    "weight_norm": (
+        lambda m, x: m.middle(m.extra(x)).sum(),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(16, 16)),
+    ),
+    "attention": (_attention, lambda: nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True)),
+    "encoder": (
+        lambda m, x: m.middle(m.extra(x[None])).sum(),
+        lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),
+    ),
+    "layers": (lambda m, x: m.extra(m.middle(x)[None, None]).sum(), _layers),
+    "embedding_bag": (
+        lambda m, x: m.middle(m.extra(torch.arange(8), torch.tensor([0, 4]))).sum() + m.first(x).sum(),
+        lambda: nn.EmbeddingBag(8, 16),
+    ),
+    "writes_parts": (_writes_parts, None),
+    "losses": (_losses, None),
+    "samples": (_samples, None),
+    "draws": (_draws, None),
+    "orders": (_orders, None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", r"ignore:The \.grad attribute")
+@pytest.mark.parametrize("name", FORWARDS)
+def test_trains_as_without_a_plan(name: str, cache: Path) -> None:
+    """Bitwise, planned at each call."""
+    forward, extra = FORWARDS[name]
+    assert_trains_alike(forward, cache, extra)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cost cache of this test alone."""
+    return tmp_path
+
+
+def _assigns_data(m: Small, x: Tensor) -> Tensor:
+    m.scale.data = m.scale * 0.5
+    return (m.middle(x) * m.scale).sum()
+
+
+def _assigns_local_data(m: Small, x: Tensor) -> Tensor:
+    hidden = m.first(x)
+    hidden.data = hidden.data * 2
+    return m.last(hidden).sum()
+
+
+def _writes_weight(m: Small, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.first.weight.clamp_(-0.1, 0.1)
+    return m.middle(x).sum()
+
+
+def _replaces_held(m: Small, x: Tensor) -> Tensor:
+    m.table = m.table + 1
+    return (m.middle(x) * m.table).sum()
+
+
+def _forks(m: Small, x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        noise = torch.rand(16)
+    return (m.middle(x) + noise).sum()
+
+
+def _rewinds(m: Small, x: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    noise = torch.rand(16)
+    torch.set_rng_state(state)
+    return (m.middle(x) + noise).sum()
+
+
+def _seeds(m: Small, x: Tensor) -> Tensor:
+    torch.manual_seed(torch.initial_seed())
+    return functional.dropout(m.middle(x)).sum()
+
+
+OUTSIDE = torch.ones(16)
+
+
+@pytest.mark.parametrize(
+    ("forward", "match"),
+    [
+        (_assigns_data, r"assigns a tensor's \.data.*copy_"),
+        (_assigns_local_data, r"assigns a tensor's \.data"),
+        (_writes_weight, r"writes into 'first\.weight'.*outside"),
+        (_replaces_held, r"'table' and puts a new tensor.*buffer"),
+        (_forks, r"sets torch's random generator \(set_state\)"),
+        (_rewinds, r"sets torch's random generator \(set_state\)"),
+        (_seeds, r"sets torch's random generator \(manual_seed\)"),
+        (
+            lambda m, x: (m.middle(x) + torch.rand(16, generator=torch.Generator())).sum(),
+            r"generator of its own.*default generator",
+        ),
+        (lambda m, x: (m.middle(x) * OUTSIDE).sum(), r"no parameter, buffer.*test_forward_effects.*register"),
+        (lambda m, x: torch.linalg.inv(m.middle(x)[:, :8]).sum(), r"_linalg_check_errors"),
+    ],
+)
+def test_refused(forward: Forward, match: str, cache: Path) -> None:
+    """With what was met and what to do; generators and tensors stay as they were."""
+    model, state = Small(forward), torch.get_rng_state()
+    table, scale = model.table.clone(), model.scale.clone()
+    with pytest.raises(CaptureError, match=match):
+        planned(model, cache, torch.randn(8, 16))
+    assert torch.equal(model.table, table)
+    assert torch.equal(model.scale, scale)
+    assert type(torch.default_generator) is torch.Generator
+    torch.set_rng_state(state)
+
+
+def test_a_tensor_left_behind_is_no_input(cache: Path) -> None:
+    """A forward that keeps its last hidden tensor, called unplanned before: its history is not used."""
+
+    def keeps(m: Small, x: Tensor) -> Tensor:
+        m.kept = m.first(x)
+        return m.last(m.kept).sum()
+
+    model, x = Small(keeps), torch.randn(8, 16)
+    model(x)
+    left = model.kept
+    with pytest.warns(RematWarning, match="kept"):
+        module = planned(model, cache, x)
+    module(x).backward()
+    assert model.kept is left
+    assert module.runs == {"planned": 1}
+
+
+def test_another_function_at_the_same_address(cache: Path) -> None:
+    """Functions are told apart by identity, also when one is gone and the next takes its place in memory."""
+
+    class Applies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
+            return act(self.linear(x)).sum()
+
+    x = torch.randn(3, 4)
+    module = planned(Applies(), cache, x, lambda h: h * 2)
+    expected = [(module.module(x, lambda h: h * 3)), (module.module(x, lambda h: h * 4))]
+    with pytest.warns(RematWarning, match="constants changed"):
+        found = [module(x, lambda h: h * 3), module(x, lambda h: h * 4)]  # each is gone after its call
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_submodule_of_another_class(cache: Path) -> None:
+    """Sigmoid replaced by Tanh: neither has a setting of its own."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()), torch.randn(3, 4)
+    module = planned(model, cache, x)
+    model[1] = nn.Tanh()
+    with pytest.warns(RematWarning, match="modules changed"):
+        result = module(x)
+    assert torch.equal(result, model(x))
+
+
+def test_a_setting_that_nothing_reads_keeps_the_plan(cache: Path) -> None:
+    """A counter that the training loop sets: captured anew, with its name said, and not solved anew."""
+    x = torch.randn(8, 16)
+    module = planned(Small(lambda m, x: m.middle(x).sum()), cache, x)
+    first = module.plan
+    module.epoch = 1
+    with pytest.warns(RematWarning, match=r"settings \(epoch\) changed"):
+        module(x)
+    assert module.plan is first
+
+
+def test_a_method_that_calls_the_original_is_counted(cache: Path) -> None:
+    """It runs without a plan, so its memory has no bound: said once and counted."""
+    x = torch.randn(8, 16)
+    module = planned(Small(lambda m, x: m.middle(x).sum()), cache, x)
+    with pytest.warns(RematWarning, match="its method twice calls it"):
+        result = module.twice(x)
+    assert torch.equal(result, module.module(x) * 2)
+    assert module.runs == {"original": 1}
+    with torch.no_grad():
+        module.twice(x)
+    module(x).backward()
+    assert module.runs == {"original": 1, "planned": 1}
