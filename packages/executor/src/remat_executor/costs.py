@@ -14,7 +14,15 @@ from remat_executor.cost_cache import CostCache
 from remat_executor.dataflow import drops_statistics
 from remat_executor.lower import own_copy
 from remat_executor.measure import measure
-from remat_executor.nodes import args_of, is_item, is_second_name, meta_tensors, source_of, target_of
+from remat_executor.nodes import (
+    args_of,
+    is_item,
+    is_second_name,
+    meta_tensors,
+    replayed,
+    source_of,
+    target_of,
+)
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
 from remat_executor.recurrent import reads_opaque_bytes
 from remat_executor.rng import default_generator, preserved_generators, read_state, replay
@@ -206,14 +214,14 @@ class _Materials:
     def tensor(self, node: Node) -> Any:
         base = self.translation.base_of.get(node, node)
         if base.op == "get_attr":
-            return self.replayed(node, base, getattr(self.captured.graph_module, str(base.target)))
+            return self.view(node, base, getattr(self.captured.graph_module, str(base.target)))
         if base in self.real:
-            return self.replayed(node, base, self.real[base].detach())
+            return self.view(node, base, self.real[base].detach())
         if self.deep and base.op == "call_function":
             self.deep = False
             made = self.produced(base)
             self.deep = True
-            return self.replayed(node, base, made)
+            return self.view(node, base, made)
         value = node.meta["val"]
         return _made_up(value) if isinstance(value, Tensor) else [_made_up(v) for v in meta_tensors(value)]
 
@@ -226,14 +234,11 @@ class _Materials:
         self.deep = False
         return target_of(base)(*args, **kwargs)
 
-    def replayed(self, node: Node, base: Node, tensor: Tensor) -> Any:
-        """A view of one of the caller's tensors."""
-        if node is base or node in self.real or is_second_name(node, base):
-            return tensor
-        source = self.replayed(source_of(node), base, tensor)
-        if is_item(node):
-            return source[node.args[1]]
-        return target_of(node)(source, *node.args[1:], **node.kwargs)
+    def view(self, node: Node, base: Node, tensor: Any) -> Any:
+        """A view of the storage of `base`, which is `tensor` by each of its names."""
+        twins = source_of(base).users if is_item(base) else ()
+        names = (n for n in twins if is_second_name(n, base) and self.translation.base_of.get(n) is base)
+        return replayed(node, {base: tensor} | dict.fromkeys(names, tensor))
 
 
 def _made_up(like: Tensor) -> Tensor:

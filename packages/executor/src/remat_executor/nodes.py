@@ -1,5 +1,6 @@
 """Reading fx nodes: arguments without fx's wide unions, and what recurs in captured graphs."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +32,16 @@ def is_item(node: Node) -> bool:
 def is_second_name(node: Node, base: Node) -> bool:
     """Whether two outputs of one op are the same tensor, as an LSTM's bias gradients are."""
     return is_item(node) and is_item(base) and node is not base and node.args[0] is base.args[0]
+
+
+def replayed(node: Node, known: Mapping[Node, Any]) -> Any:
+    """The view that a node is, made again from the nearest node that is known."""
+    if node in known:
+        return known[node]
+    source = replayed(source_of(node), known)
+    if is_item(node):
+        return source[node.args[1]]
+    return target_of(node)(source, *node.args[1:], **node.kwargs)
 
 
 def meta_tensors(value: Any) -> list[Tensor]:

@@ -1,6 +1,5 @@
 """A captured step with its plan, ready to run."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -11,7 +10,7 @@ from remat_executor import torch_private
 from remat_executor.capture import Captured
 from remat_executor.chain import Call, apply
 from remat_executor.lower import Program, lower
-from remat_executor.nodes import is_item, source_of, target_of
+from remat_executor.nodes import replayed
 from remat_executor.tensors import Tensors
 from remat_executor.translate import Translation
 from remat_graph import Graph
@@ -90,18 +89,9 @@ class PlannedStep:
             elif place in made:
                 leaves.append(made[place])
             else:
-                leaves.append(_replayed(captured.outputs[place].node, sources))
+                # A view of an input or output, made under autograd as the original would.
+                leaves.append(replayed(captured.outputs[place].node, sources))
         return torch_private.unflatten(leaves, captured.out_spec)
-
-
-def _replayed(node: torch.fx.Node, sources: Mapping[torch.fx.Node, Tensor]) -> Any:
-    """A view of an input or output, made under autograd as the original would."""
-    if node in sources:
-        return sources[node]
-    source = _replayed(source_of(node), sources)
-    if is_item(node):
-        return source[node.args[1]]
-    return target_of(node)(source, *node.args[1:], **node.kwargs)
 
 
 def _reach(translation: Translation, tangents: list[torch.fx.Node | None]) -> tuple[frozenset[int], ...]:

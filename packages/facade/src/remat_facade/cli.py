@@ -54,7 +54,7 @@ def demo(
         "remat-demo"
     ),
 ) -> None:
-    """Train a real model twice, unplanned and within a budget, and compare."""
+    """Train a real model with and without a budget, side by side."""
     from remat_facade.demo import run_demo
     from remat_facade.demo_tasks import get_task
 
@@ -153,7 +153,7 @@ def show_plan(
     png: _Out = None,
     html: _Out = None,
 ) -> None:
-    """Show a plan; with its graph, what runs again and memory over time."""
+    """Show a plan; given its graph, memory over time too."""
     from remat_facade.report.table import plan_table, repeats_table
     from remat_graph.serialize import load_graph, load_plan
 

@@ -37,10 +37,14 @@ def load_target(target: str) -> tuple[Any, Any, Any]:
         raise BadTarget(target=target, problem=f"{place} has no function {name}; it has {there or 'none'}")
     made = _guarded(target, f"calling {name}()", factory)
     if not isinstance(made, tuple) or len(made) not in (2, 3):
-        came = type(made).__name__
+        came = (
+            f"a tuple of {len(made)}"
+            if isinstance(made, tuple)
+            else f"an object of type {type(made).__name__}"
+        )
         raise BadTarget(
             target=target,
-            problem=f"{name}() returned a {came}; wanted (model, sample) or (model, sample, kwargs)",
+            problem=f"{name}() returned {came}; wanted (model, sample) or (model, sample, kwargs)",
         )
     model, sample, *rest = made
     return model, sample, rest[0] if rest else None
@@ -73,6 +77,7 @@ def _guarded(target: str, doing: str, call: Callable[[], Any]) -> Any:
         raise
     except Exception as error:  # the code is the user's
         last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(last.filename).name}, line {last.lineno}"
-        problem = f"{doing} raised {type(error).__name__}: {error} ({where}): correct it"
+        # A call that does not fit fails here, before a line of the user's is reached.
+        where = "" if last.filename == __file__ else f" ({Path(last.filename).name}, line {last.lineno})"
+        problem = f"{doing} raised {type(error).__name__}: {error}{where}: correct it"
         raise BadTarget(target=target, problem=problem) from error
