@@ -1,64 +1,17 @@
-"""The Python side of a module: attributes that a forward reads or sets, which no graph captures.
+"""What a forward sets on its module, which no graph captures.
 
-What it may read is guarded: plain values and functions on the submodules, also one level down in their
-lists, dicts and objects (a config, say). What it sets would be lost, since the graph runs and the Python code
-does not: capture puts it back, refuses what counts or accumulates, and says what is only kept to be seen.
+It would be lost, since the graph runs and the Python code does not: capture puts it back, refuses what counts
+or accumulates, and says what is only kept to be seen. What a forward reads is guarded, see
+`remat_executor.settings`.
 """
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from remat_executor.tensors import REGISTRIES
-
-PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format)
-"""Types that are compared by value."""
-
-
-class Itself:
-    """Equal to itself alone; holds on to the object, whose id another one could have after it."""
-
-    __slots__ = ("thing",)
-
-    def __init__(self, thing: object) -> None:
-        self.thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Itself) and other.thing is self.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-
-def exactly(value: Any) -> tuple[Any, ...]:
-    """A key that tells apart what `==` does not: True from 1, 0.0 from -0.0; and a NaN equals itself."""
-    if isinstance(value, float):
-        return (float, value.hex())
-    if isinstance(value, complex):
-        return (complex, value.real.hex(), value.imag.hex())
-    return (type(value), value if isinstance(value, PLAIN) else Itself(value))
-
-
-def settings(module: nn.Module) -> tuple[Any, ...]:
-    """What the submodules hold beside tensors and each other, as far as it can be compared; hashable."""
-    found: list[Any] = []
-    seen: set[int] = set()
-    for submodule in module.modules():
-        for key, value in submodule.__dict__.items():
-            if key in REGISTRIES:
-                continue
-            if isinstance(value, PLAIN) or callable(value):
-                found.append((key, exactly(value)))
-            elif type(value) is tuple:
-                found.append((key, *(exactly(v) for v in value)))
-            elif id(value) not in seen:
-                seen.add(id(value))
-                found.extend((key, name, exactly(v)) for name, v in _inside(value))
-    return tuple(found)
-
+from remat_executor.settings import PLAIN
 
 _COUNTS = (bool, int, float, complex, str)
 
@@ -68,17 +21,6 @@ def _is_settings(value: Any) -> bool:
     if isinstance(value, (Tensor, nn.Module, dict, list, tuple, *PLAIN)) or callable(value):
         return False
     return isinstance(getattr(value, "__dict__", None), dict)
-
-
-def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Plain values and functions in a container or object."""
-    if isinstance(value, Mapping):
-        items: Any = list(value.items())
-    elif isinstance(value, list | tuple):
-        items = list(enumerate(value))
-    else:
-        items = list(getattr(value, "__dict__", {}).items())
-    return ((str(k), v) for k, v in items if isinstance(v, PLAIN) or callable(v))
 
 
 @contextlib.contextmanager

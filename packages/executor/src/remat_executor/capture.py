@@ -232,7 +232,7 @@ def _explained(error: Exception, module: nn.Module) -> CaptureError:
     first_line = (str(error).splitlines() or [""])[0][:300]
     if "convert all Tensors to FakeTensors" in first_line:
         return CaptureError(
-            problem=f"the forward reads a tensor that is no parameter, buffer, attribute or input{where}",
+            problem=f"the forward reads a tensor that is no parameter, buffer, input or attribute{where}",
             advice="register it with register_buffer, or its module in an nn.ModuleList, or pass it as an "
             "argument",
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import torch_private
-from remat_executor.attributes import PLAIN, exactly, settings
+from remat_executor.settings import PLAIN, exactly, settings
 from remat_executor.tensors import Tensors
 
 
@@ -23,7 +23,7 @@ class Signature:
         sharing: for each tensor the first one that shares its storage.
         parameters: layout and requires_grad of each parameter, and which names share one.
         buffers: layout of each buffer.
-        inputs: layout and requires_grad of each input tensor, and the leaves' places.
+        inputs: layout and requires_grad of each input tensor, the places of leaves and slots.
         constants: the arguments that are not tensors.
         spec: structure of the arguments, as text.
         flags: (name, value) of the global state that changes kernels.
@@ -45,7 +45,7 @@ class Signature:
         changed = {name: name for name in fields if getattr(self, name) != getattr(other, name)}
         if "settings" in changed:
             names = {entry[0] for entry in {*self.settings} ^ {*other.settings}}
-            changed["settings"] += f" ({', '.join(sorted(names))})"
+            changed["settings"] += f" ({', '.join(sorted(names))})" if names else ""
         return ", ".join(changed.values())
 
     def conditions(self) -> tuple[tuple[str, str], ...]:
@@ -55,15 +55,19 @@ class Signature:
         return (("mode", mode), *self.flags)
 
 
-def signature(module: nn.Module, tensors: Tensors) -> Signature:
+def signature(tensors: Tensors) -> Signature:
     """Read the signature of a call."""
     return Signature(
-        modules=tuple((name, type(m), m.training) for name, m in module.named_modules()),
-        settings=settings(module),
+        modules=tuple((name, type(m), m.training) for name, m in tensors.modules),
+        settings=settings(m for _, m in tensors.modules),
         sharing=_sharing(tensors.flat),
         parameters=tuple((names, _layout(p), p.requires_grad) for names, p in tensors.parameters),
         buffers=tuple((names, _layout(b)) for names, b in tensors.buffers),
-        inputs=(tensors.leaves, *((_layout(t), t.requires_grad) for t in tensors.inputs)),
+        inputs=(
+            tensors.leaves,
+            tuple((slot.name, slot.place) for slot in tensors.slots),
+            *((_layout(t), t.requires_grad) for t in tensors.inputs),
+        ),
         constants=tuple(exactly(c) for c in tensors.constants),
         spec=str(tensors.spec),
         flags=global_flags(tensors.flat[0].device.type if tensors.flat else "cpu"),
@@ -97,7 +101,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj())
 
 
-def hooked(module: nn.Module) -> str | None:
+def hooked(tensors: Tensors) -> str | None:
     """What has hooks, a submodule by name or all of them; None if nothing has. A graph would not call them.
 
     The hooks that transformers installs on its own models at their first call are no reason: they hand on
@@ -105,14 +109,14 @@ def hooked(module: nn.Module) -> str | None:
     """
     if torch_private.global_module_hooks():
         return "every module (global hooks)"
-    for name, submodule in module.named_modules():
+    for name, submodule in tensors.modules:
         for hook in torch_private.module_hooks(submodule):
             if not (getattr(hook, "__module__", None) or "").startswith(("transformers.", "remat_executor.")):
                 return f"submodule {(name or type(submodule).__name__)!r}"
     return None
 
 
-def reason_for_original(module: nn.Module, tensors: Tensors) -> str | None:
+def reason_for_original(tensors: Tensors) -> str | None:
     """Why a call must run the original module; None if a plan can serve it."""
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return "gradients are off (no_grad or inference mode)"
@@ -124,7 +128,7 @@ def reason_for_original(module: nn.Module, tensors: Tensors) -> str | None:
     strange = unseen_change(tensors)
     if strange is not None:
         return f"it was given a {strange}, which could change without being seen"
-    hook = hooked(module)
+    hook = hooked(tensors)
     if hook is not None:
         return f"{hook} has hooks"
     return None

@@ -125,7 +125,7 @@ class PlannedModule(nn.Module):
             ),
         )
         with torch.enable_grad():
-            self._plan_step(tensors, signature(model, tensors))
+            self._plan_step(tensors, signature(tensors))
 
     def _attach(self, model: nn.Module, state: "_State") -> None:
         """Share the original's registries; everything of our own is in three fields."""
@@ -150,11 +150,11 @@ class PlannedModule(nn.Module):
         module: nn.Module = self.module
         state = self._remat
         tensors = collect(module, args, kwargs)
-        reason = reason_for_original(module, tensors)
+        reason = reason_for_original(tensors)
         if reason is not None:
             self._count_original(reason)
             return module(*args, **kwargs)
-        seen = signature(module, tensors)
+        seen = signature(tensors)
         if seen not in state.steps:
             changes = seen.changes(state.latest_signature)
             self._say_once("replanned", f"called in another way ({changes} changed): planning again")

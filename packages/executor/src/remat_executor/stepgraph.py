@@ -34,7 +34,7 @@ def capture_graph(
     report("capture", 0, 1)
     captured = capture(model, tensors, differentiate=differentiate)
     report("capture", 1, 1)
-    seen = seen or signature(model, tensors)
+    seen = seen or signature(tensors)
     try:
         translation = translate(captured, tensors, name=type(model).__name__, conditions=seen.conditions())
     except (KeyError, IndexError, AttributeError, NotImplementedError) as error:
@@ -116,7 +116,7 @@ def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
             problem=f"the sample holds a {strange}, which could change without being seen",
             advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
         )
-    hook = hooked(model)
+    hook = hooked(tensors)
     if hook is not None:
         raise BadInput(
             problem=f"{hook} has hooks, which a planned module would not call",

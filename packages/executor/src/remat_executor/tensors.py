@@ -40,6 +40,7 @@ class Tensors:
     """The distinct tensors of a module and of one call.
 
     Attributes:
+        modules: every submodule by its name, once; the module itself first.
         parameters: (names, parameter) with every name that reaches it.
         buffers: (names, buffer) likewise.
         arguments: distinct tensors among the arguments.
@@ -50,6 +51,7 @@ class Tensors:
         spec: structure of ``(args, kwargs)``.
     """
 
+    modules: tuple[tuple[str, nn.Module], ...]
     parameters: tuple[tuple[tuple[str, ...], nn.Parameter], ...]
     buffers: tuple[tuple[tuple[str, ...], Tensor], ...]
     arguments: tuple[Tensor, ...]
@@ -93,7 +95,7 @@ def collect(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             index[id(leaf)] = len(arguments)
             arguments.append(leaf)
         places.append(index[id(leaf)])
-    named = list(module.named_modules())
+    named = tuple(module.named_modules())
     parameters = _distinct(_registered(named, "_parameters"))
     buffers = _distinct(_registered(named, "_buffers"))
     known = [*(p for _, p in parameters), *(b for _, b in buffers), *arguments]
@@ -106,6 +108,7 @@ def collect(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             held.append(tensor)
         slots.append(Slot(name=name, holder=holder, key=key, place=place_of[id(tensor)]))
     return Tensors(
+        modules=named,
         parameters=parameters,
         buffers=buffers,
         arguments=tuple(arguments),

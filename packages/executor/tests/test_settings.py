@@ -1,0 +1,137 @@
+"""Every change of what a module holds that a forward could notice changes the key; nothing else does."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from remat_executor.settings import MOST, settings
+
+
+class Box:
+    """An object with fields."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+
+class Slotted:
+    """An object without a dict."""
+
+    __slots__ = ("factor",)
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+
+@attrs.define
+class Doubles:
+    """A strategy: what it does is its class."""
+
+    factor: float = 2.0
+
+    def __call__(self, x: float) -> float:
+        return x * self.factor
+
+
+class Triples(Doubles):
+    """Another with the same fields."""
+
+
+class Color(enum.Enum):
+    """Two names."""
+
+    RED = 1
+    BLUE = 2
+
+
+def _scaled_by(factor: float) -> Callable[[float], float]:
+    return lambda x: x * factor
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "number": (lambda: 1, lambda _: 2),
+    "true_for_one": (lambda: 1, lambda _: True),
+    "negative_zero": (lambda: 0.0, lambda _: -0.0),
+    "tuple": (lambda: (1, 2.0), lambda _: (1, 3.0)),
+    "bool_in_tuple": (lambda: (1, 2), lambda _: (True, 2)),
+    "list_item": (lambda: [1, 2], lambda held: held.__setitem__(0, 5)),
+    "nested_list": (lambda: [[1]], lambda held: held[0].append(2)),
+    "nested_dict": (lambda: {"a": {"b": 1}}, lambda held: held["a"].update(b=2)),
+    "key_type": (lambda: {1: 0}, lambda _: {True: 0}),
+    "set": (lambda: {"a"}, lambda held: held.add("b")),
+    "field": (lambda: Box(scale=1.0), lambda held: setattr(held, "scale", 2.0)),
+    "field_of_field": (lambda: Box(inner=Box(k=1)), lambda held: setattr(held.inner, "k", 2)),
+    "slot": (lambda: Slotted(1.0), lambda held: setattr(held, "factor", 2.0)),
+    "class": (Doubles, lambda _: Triples()),
+    "callable_field": (Doubles, lambda held: setattr(held, "factor", 4.0)),
+    "function": (lambda: _scaled_by(2.0), lambda _: _scaled_by(2.0)),
+    "enum": (lambda: Color.RED, lambda _: Color.BLUE),
+    "array_item": (lambda: np.zeros(3), lambda held: held.__setitem__(0, 1.0)),
+    "numpy_number": (lambda: np.float32(1), lambda _: np.float32(2)),
+    "dtype": (lambda: torch.float32, lambda _: torch.float64),
+    "many": (lambda: list(range(MOST + 1)), lambda held: held.append(0)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen(name: str) -> None:
+    """In place or by replacing; and reading twice changes nothing."""
+    make, change = CHANGES[name]
+    module = nn.Module()
+    module.held = make()
+    before = settings([module])
+    assert before == settings([module])
+    assert hash(before) == hash(settings([module]))
+    replaced = change(module.held)
+    if replaced is not None:
+        module.held = replaced
+    assert settings([module]) != before
+
+
+def test_a_closure_counts_by_what_it_holds() -> None:
+    """One function object whose enclosed number changes."""
+
+    def make() -> tuple[Callable[[], int], Callable[[int], None]]:
+        factor = 1
+
+        def read() -> int:
+            return factor
+
+        def write(value: int) -> None:
+            nonlocal factor
+            factor = value
+
+        return read, write
+
+    module = nn.Module()
+    module.act, write = make()
+    before = settings([module])
+    write(2)
+    assert settings([module]) != before
+
+
+def test_equal_but_not_the_same() -> None:
+    """Objects count by their class and fields: a copy of a config is no change."""
+    module = nn.Module()
+    module.config = Box(scale=1.0, names=["a"])
+    before = settings([module])
+    module.config = Box(scale=1.0, names=["a"])
+    assert settings([module]) == before
+
+
+def test_cycles_and_tensors() -> None:
+    """An object that refers to itself ends the walk; tensors are the graph's inputs."""
+    module = nn.Module()
+    module.box = Box(table=torch.zeros(2))
+    module.box.me = module.box
+    before = settings([module])
+    module.box.table = torch.ones(2)
+    assert settings([module]) == before
