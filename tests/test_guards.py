@@ -512,6 +512,13 @@ def test_outputs_that_cannot_be_differentiated(differentiate: list[int], cache: 
         pair(Losing(), cache, torch.randn(4, 3), differentiate=differentiate)
 
 
+@pytest.mark.parametrize("differentiate", [0, "0", ["x"], [0.0]])
+def test_differentiate_that_names_nothing(differentiate: Any, cache: Path) -> None:
+    """Said before any work."""
+    with pytest.raises(BadInput, match=r"not a list of output indices.*differentiate=\[0\]"):
+        pair(Losing(), cache, torch.randn(4, 3), differentiate=differentiate)
+
+
 def test_sparse_gradients_are_refused(cache: Path) -> None:
     """One clear error, not a traceback of somebody else's."""
 

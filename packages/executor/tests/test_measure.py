@@ -169,7 +169,10 @@ def test_failure_names_the_key(factory: Factory, tmp_path: Path) -> None:
     cache = CostCache(folder=tmp_path)
     with pytest.raises(MeasureError) as caught:
         measure({"good": unary(aten.relu, 10), "aten.bad(f32[3])": factory}, cache=cache)
-    assert str(caught.value) == "cannot measure aten.bad(f32[3]): RuntimeError: no kernel"
+    assert str(caught.value) == (
+        "cannot measure aten.bad(f32[3]): RuntimeError: no kernel; "
+        "check that the sample's shapes and dtypes are what the model takes"
+    )
     assert list(CostCache(folder=tmp_path).get(["good", "aten.bad(f32[3])"])) == ["good"]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import torch_private
-from remat_executor.attributes import kept_attributes
+from remat_executor.attributes import Changes
 from remat_executor.dropout import use_eager_rounding
 from remat_executor.errors import CaptureError, RematWarning, UnplannedUse
 from remat_executor.nodes import args_of
@@ -116,6 +116,7 @@ class _Step(nn.Module):
             constants=[None if isinstance(leaf, Tensor) else _remade(leaf) for leaf in leaves],
             is_tensor=[isinstance(leaf, Tensor) for leaf in leaves],
             replaced=watched.replaced,
+            changes=watched.changes,
         )
         return [
             leaf.detach() if needs and i not in chosen else leaf
@@ -190,26 +191,37 @@ def capture(
     """
     step = _Step(module, tensors, differentiate)
     step.train(module.training)
-    with kept_attributes(module) as (state, kept), no_other_randomness(tensors):
+    with no_other_randomness(tensors):
         try:
             joint = torch_private.export_joint(step, tensors.inputs)
         except CaptureError:
             raise
         except Exception as error:
             raise _explained(error, module) from error
-    if state:
+    changes: Changes = step.found["changes"]
+    if changes.state:
+        names = ", ".join(changes.state[:3])
         raise CaptureError(
-            problem=f"the forward changes {', '.join(state[:3])}, which a captured graph would not do again",
-            advice="keep such state in a buffer and write it in place",
+            problem=f"the forward changes {names}, which a captured graph would not do again",
+            advice="keep such state in a buffer and write it in place; or, if the first call alone does it, "
+            "call the model once before",
         )
     captured = _read(joint, step.found, tensors)
-    if kept:
+    if changes.kept:
         warnings.warn(
-            f"the forward sets {', '.join(kept[:3])}: a planned module does not do that",
+            f"the forward sets {', '.join(changes.kept[:3])}: a planned module does not do that",
             RematWarning,
             stacklevel=2,
         )
     return captured
+
+
+def _foreign_generator() -> CaptureError:
+    """What to say of ``torch.rand(..., generator=...)``."""
+    return CaptureError(
+        problem="the forward draws from a generator that it names, which is not handled yet",
+        advice="leave generator= out to draw from the default one, or pass the numbers drawn as an input",
+    )
 
 
 def _explained(error: Exception, module: nn.Module) -> CaptureError:
@@ -230,15 +242,23 @@ def _explained(error: Exception, module: nn.Module) -> CaptureError:
             advice="give a sample that it takes",
         )
     first_line = (str(error).splitlines() or [""])[0][:300]
+    if "_WatchedGenerator" in first_line:
+        return _foreign_generator()
+    if "Unexpected fake buffer" in first_line:
+        return CaptureError(
+            problem="the forward keeps a tensor on its module and reads it at its next call",
+            advice="register it as a buffer before, and write it in place: buffer.copy_(...)",
+        )
     if "convert all Tensors to FakeTensors" in first_line:
         return CaptureError(
             problem=f"the forward reads a tensor that is no parameter, buffer, input or attribute{where}",
             advice="register it with register_buffer, or its module in an nn.ModuleList, or pass it as an "
             "argument",
         )
+    advice = f"wrap a submodule of {type(module).__name__} that does not contain this line"
     return CaptureError(
         problem=f"{type(error).__name__}: {first_line}{where}",
-        advice=f"wrap a submodule of {type(module).__name__} that does not contain this line",
+        advice=advice if where else "check that the sample's shapes and dtypes are what the model takes",
     )
 
 
@@ -263,6 +283,11 @@ def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -
         else:
             placeholders[described.expr()] = node
     externals = _externals(placeholders, tensors)
+    if joint.reshaped:
+        raise CaptureError(
+            problem="the forward changes the shape of an input in place, as unsqueeze_ does",
+            advice="make a view instead: x = x.unsqueeze(0)",
+        )
     _check_effects(joint.graph_module, externals, found["replaced"], tensors)
 
     output_node = graph.output_node()
@@ -294,7 +319,8 @@ def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -
     for i, needs in enumerate(found["requires"]):
         value, name = plain[i]
         tangent = tangents.get(name)
-        replayed = tangent is None and (joint.aliases[i] == "is_input" or (needs and i in found["chosen"]))
+        of_input = joint.aliases[i] in ("is_input", "alias_of_input")
+        replayed = tangent is None and (of_input or (needs and i in found["chosen"]))
         outputs.append(Output(node=value, tangent=tangent, requires_grad=needs, replayed=replayed))
     counter = iter(range(len(outputs)))
     return Captured(
@@ -332,10 +358,7 @@ def _check_effects(
         constant = getattr(graph_module, node.target) if node.op == "get_attr" else None
         given = (*node.args, *node.kwargs.values(), constant)
         if any(isinstance(argument, torch.Generator) for argument in given):
-            raise CaptureError(
-                problem="the forward draws from a generator of its own, which is not handled yet",
-                advice="draw from torch's default generator, or pass the numbers drawn as an input",
-            )
+            raise _foreign_generator()
         value = node.meta.get("val")
         if isinstance(value, Tensor) and value.layout is not torch.strided:
             raise CaptureError(

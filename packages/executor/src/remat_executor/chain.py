@@ -26,10 +26,12 @@ class Live:
         values: live tensors by value index.
         undefined: indices of the gradients that stay None, since nothing that was differentiated reaches
             them.
+        doubtful: indices of the gradients that an output without a tangent reaches too: zeros went in.
     """
 
     values: dict[int, Tensor]
     undefined: frozenset[int]
+    doubtful: frozenset[int]
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -46,6 +48,7 @@ class Call:
         differentiable: per output of link 0 its place among the outputs that are not replayed.
         tangent_values: per output of link 0 the value index of its tangent.
         device: where the tokens live.
+        autocast: whether the caller was under autocast.
     """
 
     program: Program
@@ -56,6 +59,7 @@ class Call:
     differentiable: tuple[int, ...]
     device: torch.device
     tangent_values: tuple[int | None, ...]
+    autocast: bool
     saved: dict[int, Tensor] | None = None
     versions: list[tuple[Tensor, int]] = attrs.field(factory=list)
     others: dict[int, Tensor] = attrs.field(factory=dict)
@@ -92,6 +96,11 @@ class Call:
                 problem="a planned module cannot be differentiated twice (create_graph=True)",
                 advice="use the original, at `.module`, for double backward",
             )
+        if torch.is_autocast_enabled(self.device.type) and not self.autocast:
+            raise UnplannedUse(
+                problem="the backward is called under autocast and the forward was not",
+                advice="leave autocast before backward(), as torch advises",
+            )
         if self.saved is None:
             raise UnplannedUse(
                 problem="the backward of this call has run already and its saved values are freed",
@@ -126,10 +135,9 @@ class Call:
             elif tangent.stride() != like.stride() and tangent.numel() > 1:
                 tangent = _empty_as(like, tangent.device).copy_(tangent)
             values[value] = tangent
-        undefined = (
-            frozenset(i for i, places in enumerate(self.reach) if places <= missing) if missing else ()
-        )
-        return Live(values, frozenset(undefined))
+        reached = [(i, places) for i, places in enumerate(self.reach) if places & missing]
+        undefined = frozenset(i for i, places in reached if places <= missing)
+        return Live(values, undefined, frozenset(i for i, _ in reached) - undefined)
 
     def run_part(self, index: int, live: Live) -> tuple[Tensor | None, list[Tensor | None]]:
         """Run one part: the token's gradient, None after the last, and the part's gradients."""
@@ -144,6 +152,12 @@ class Call:
         for place, gradient in enumerate(part.gradients):
             if gradient in live.undefined:
                 gradients[place] = None
+            elif gradient in live.doubtful and not bool(results[place].sum().isfinite()):
+                # Zeros times an infinity may have made it; eager would not have multiplied.
+                raise UnplannedUse(
+                    problem="a gradient is not finite, and an output that was not differentiated may be why",
+                    advice="name the outputs that you differentiate with differentiate=[...]",
+                )
         if index + 1 == len(self.program.backward):
             if self.saved is None:
                 self.externals.clear()

@@ -23,6 +23,15 @@ def noise_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tens
     return noise.div_(1 - p).mul_(x), mask
 
 
+def drop_everything(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """Dropout with a rate of 1, which eager computes without drawing.
+
+    Returns:
+        zeros with the signs of `x`, and the mask as bools.
+    """
+    return x.mul(0.0), torch.zeros_like(x, dtype=torch.bool)
+
+
 def replay_noise_dropout(
     state: Tensor, device: str, x: Tensor, p: float, train: bool | None
 ) -> tuple[Tensor, Tensor]:
@@ -40,7 +49,10 @@ def use_eager_rounding(graph: torch.fx.Graph) -> None:
     """Replace captured dropout where it would round otherwise than eager, in place."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.native_dropout.default):
         output, p = node.meta["val"][0], node.args[1]
-        if output.device.type != "cpu" or p in (0.0, 1.0) or _same_scale(p, output.dtype):
+        if p == 1.0:
+            node.target = drop_everything  # eager draws nothing
+            continue
+        if output.device.type != "cpu" or p == 0.0 or _same_scale(p, output.dtype):
             continue
         masks = [user for user in node.users if user.args[1] == 1]
         backward = torch.ops.aten.native_dropout_backward.default

@@ -18,18 +18,18 @@ class Signature:
     """Everything that decides which graph a call runs; hashable.
 
     Attributes:
-        modules: name and class of every submodule, and whether it trains.
+        modules: of every submodule its name, its class, whether it trains, and which ones it holds where.
         settings: plain attributes of every submodule.
         sharing: for each tensor the first one that shares its storage.
         parameters: layout and requires_grad of each parameter, and which names share one.
-        buffers: layout of each buffer.
+        buffers: the same of each buffer.
         inputs: layout and requires_grad of each input tensor, the places of leaves and slots.
         constants: the arguments that are not tensors.
         spec: structure of the arguments, as text.
         flags: (name, value) of the global state that changes kernels.
     """
 
-    modules: tuple[tuple[str, type, bool], ...]
+    modules: tuple[tuple[str, type, bool, tuple[Any, ...]], ...]
     settings: tuple[Any, ...]
     sharing: tuple[int, ...]
     parameters: tuple[Any, ...]
@@ -50,7 +50,7 @@ class Signature:
 
     def conditions(self) -> tuple[tuple[str, str], ...]:
         """What of it a plan's fingerprint covers beside the ops."""
-        modes = {training for _, _, training in self.modules}
+        modes = {training for _, _, training, _ in self.modules}
         mode = "mixed" if len(modes) > 1 else "train" if True in modes else "eval"
         return (("mode", mode), *self.flags)
 
@@ -58,11 +58,11 @@ class Signature:
 def signature(tensors: Tensors) -> Signature:
     """Read the signature of a call."""
     return Signature(
-        modules=tuple((name, type(m), m.training) for name, m in tensors.modules),
+        modules=_structure(tensors.modules),
         settings=settings(m for _, m in tensors.modules),
         sharing=_sharing(tensors.flat),
         parameters=tuple((names, _layout(p), p.requires_grad) for names, p in tensors.parameters),
-        buffers=tuple((names, _layout(b)) for names, b in tensors.buffers),
+        buffers=tuple((names, _layout(b), b.requires_grad) for names, b in tensors.buffers),
         inputs=(
             tensors.leaves,
             tuple((slot.name, slot.place) for slot in tensors.slots),
@@ -71,6 +71,18 @@ def signature(tensors: Tensors) -> Signature:
         constants=tuple(exactly(c) for c in tensors.constants),
         spec=str(tensors.spec),
         flags=global_flags(tensors.flat[0].device.type if tensors.flat else "cpu"),
+    )
+
+
+def _structure(
+    modules: Sequence[tuple[str, nn.Module]],
+) -> tuple[tuple[str, type, bool, tuple[Any, ...]], ...]:
+    """A submodule that is held twice is listed once, so who holds it is part of the structure."""
+    place = {id(module): i for i, (_, module) in enumerate(modules)}
+    place[id(None)] = -1
+    return tuple(
+        (name, type(m), m.training, tuple((key, place[id(child)]) for key, child in m._modules.items()))
+        for name, m in modules
     )
 
 
@@ -120,6 +132,9 @@ def reason_for_original(tensors: Tensors) -> str | None:
     """Why a call must run the original module; None if a plan can serve it."""
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return "gradients are off (no_grad or inference mode)"
+    transformed = torch_private.transformed()
+    if transformed is not None:
+        return transformed
     if not any(t.requires_grad for t in tensors.flat):
         return "nothing requires a gradient"
     odd = next((t for t in tensors.flat if type(t) not in (Tensor, nn.Parameter, nn.Buffer)), None)

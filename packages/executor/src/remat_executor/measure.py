@@ -40,7 +40,8 @@ class MeasureError(RematError):
     problem: str
 
     def __str__(self) -> str:
-        return f"cannot measure {self.key}: {self.problem}"
+        advice = "check that the sample's shapes and dtypes are what the model takes"
+        return f"cannot measure {self.key}: {self.problem}; {advice}"
 
 
 def measure(

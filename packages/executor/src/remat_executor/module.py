@@ -17,8 +17,8 @@ from remat_executor.cost_cache import CostCache
 from remat_executor.errors import RematWarning, UnplannedUse, UntruePlan
 from remat_executor.guards import Signature, reason_for_original, signature
 from remat_executor.step import PlannedStep
-from remat_executor.stepgraph import Progress, capture_graph, check_input
-from remat_executor.tensors import Tensors, collect
+from remat_executor.stepgraph import Progress, capture_graph, check_input, output_indices
+from remat_executor.tensors import REGISTRIES, Tensors, collect
 from remat_executor.translate import work_device
 from remat_graph import Graph, OverBudget, simulate
 from remat_graph.plan import Plan
@@ -68,6 +68,9 @@ class _State:
     said: set[str] = attrs.field(factory=set)
     latest: Any = None
     latest_signature: Any = None
+
+
+_OWN = REGISTRIES - {"training"}
 
 
 class PlannedModule(nn.Module):
@@ -120,7 +123,7 @@ class PlannedModule(nn.Module):
                 planner=planner,
                 platform=platform,
                 cache=CostCache(work_device(tensors), cache_dir),
-                differentiate=None if differentiate is None else tuple(differentiate),
+                differentiate=output_indices(differentiate),
                 on_progress=on_progress,
             ),
         )
@@ -130,7 +133,8 @@ class PlannedModule(nn.Module):
     def _attach(self, model: nn.Module, state: "_State") -> None:
         """Share the original's registries; everything of our own is in three fields."""
         self.__dict__.update(module=model, runs=Counter(), _remat=state)
-        for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        shared = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+        for registry in (*shared, *(name for name in REGISTRIES if "state_dict" in name)):
             self.__dict__[registry] = model.__dict__[registry]
 
     @property
@@ -233,11 +237,15 @@ class PlannedModule(nn.Module):
         return watched
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Attributes are the original's."""
-        if "module" in self.__dict__:
+        """Attributes are the original's; what every module keeps for itself, such as its hooks, is ours."""
+        if "module" in self.__dict__ and name not in _OWN:
             setattr(self.__dict__["module"], name, value)
         else:
             super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Attributes are the original's."""
+        delattr(self.__dict__["module"], name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedModule":
         """A copy of the original that shares the plans."""

@@ -74,6 +74,7 @@ class PlannedStep:
             guarded=self.guarded,
             differentiable=self.differentiable,
             device=translation.device,
+            autocast=torch.is_autocast_enabled(translation.device.type),
         )
         with torch.autocast(translation.device.type, enabled=False):
             visible = apply(call, [flat[place] for place, _, _ in translation.gradients])
@@ -81,7 +82,9 @@ class PlannedStep:
         call.others = {}
         made.update(zip((self.direct[p] for p in self.differentiable), visible, strict=True))
         sources = {captured.outputs[i].node: tensor for i, tensor in made.items()}
-        sources.update(zip(captured.externals, flat, strict=True))
+        tensor_of = dict(zip(captured.externals, flat, strict=True))
+        sources.update(tensor_of)
+        sources.update((new, tensor_of[written]) for written, new in captured.mutations)
         leaves = []
         for place, constant in zip(captured.output_leaves, captured.output_constants, strict=True):
             if place is None:

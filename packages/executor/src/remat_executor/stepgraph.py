@@ -82,9 +82,26 @@ def plan_graph(
         tensors,
         cache=cache,
         platform=platform,
-        differentiate=differentiate,
+        differentiate=output_indices(differentiate),
         on_progress=on_progress,
     )[2]
+
+
+def output_indices(differentiate: object) -> tuple[int, ...] | None:
+    """The outputs that a user names.
+
+    Raises:
+        BadInput: it is no list of whole numbers.
+    """
+    if differentiate is None:
+        return None
+    given = tuple(differentiate) if isinstance(differentiate, Iterable) else ()
+    if not isinstance(differentiate, Iterable) or not all(type(i) is int for i in given):
+        raise BadInput(
+            problem=f"differentiate is {differentiate!r}, not a list of output indices",
+            advice="name the outputs that get gradients, as in differentiate=[0]",
+        )
+    return given
 
 
 def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:

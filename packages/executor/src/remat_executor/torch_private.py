@@ -30,10 +30,12 @@ class Joint:
     Attributes:
         graph_module: the fx module; placeholders and the output node carry descriptors in ``meta["desc"]``.
         aliases: per flat output, the name of torch's output type (``non_alias``, ``is_input``, ...).
+        reshaped: whether an input's shape or strides change in place.
     """
 
     graph_module: torch.fx.GraphModule
     aliases: tuple[str, ...]
+    reshaped: bool
 
 
 @contextlib.contextmanager
@@ -52,15 +54,19 @@ def _as_if_compiling() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_eager_composes() -> Iterator[None]:
-    """Trace recurrent layers and resizing as C++ composes them, which is what eager runs.
+    """Trace what C++ composes as C++ composes it, which is what eager runs.
 
-    Torch's Python decompositions of these differ from it: other kernels, other rounding, and an LSTM without
-    its dropout between layers (torch 2.13).
+    Torch's Python decompositions of these differ from it: other kernels, other rounding, an LSTM without its
+    dropout between layers, a multilabel margin loss with other numbers (torch 2.13).
     """
     implicit, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
     packets = [getattr(torch.ops.aten, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")]
     sizes = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
-    packets += [getattr(torch.ops.aten, f"upsample_{size}") for size in sizes]
+    names = [f"upsample_{size}" for size in sizes]
+    names += [f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)]
+    names += [f"_upsample_{how}2d_aa" for how in ("bilinear", "bicubic", "lanczos")]
+    names += ["multilabel_margin_loss_forward", "multi_margin_loss", "hardshrink", "softshrink", "matmul"]
+    packets += [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
     removed = []
     for packet in packets:
         for overload in packet.overloads():
@@ -154,8 +160,12 @@ def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> 
     export = _private("torch._functorch.aot_autograd", "aot_export_joint_with_descriptors")
     with contextlib.ExitStack() as stack, _as_if_compiling(), _as_eager_composes(), _without_fake_cache():
         joint = export(stack, module, tensors)
-        info = joint._aot_state.fw_metadata.output_info
-        return Joint(graph_module=joint.graph_module, aliases=tuple(o.output_type.name for o in info))
+        found = joint._aot_state.fw_metadata
+        return Joint(
+            graph_module=joint.graph_module,
+            aliases=tuple(o.output_type.name for o in found.output_info),
+            reshaped=any(i.mutates_metadata for i in found.input_info),
+        )
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:
@@ -182,6 +192,17 @@ def version(tensor: torch.Tensor) -> int:
 def backward_keeps_graph() -> bool:
     """Whether the backward under way was called with ``retain_graph=True``."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def transformed() -> str | None:
+    """What is under way that changes what autograd would do, unknown to any plan; None if nothing is."""
+    if _private("torch._C._functorch", "peek_interpreter_stack")() is not None:
+        return "a transform of torch.func is under way"
+    if _private("torch.autograd.forward_ad", "_current_level") >= 0:
+        return "forward-mode differentiation is under way"
+    if _private("torch._C._autograd", "_top_saved_tensors_default_hooks")(True) is not None:
+        return "hooks for saved tensors are active"
+    return None
 
 
 def module_hooks(module: torch.nn.Module) -> list[Any]:

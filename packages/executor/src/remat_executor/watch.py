@@ -6,7 +6,7 @@ Each such effect is refused where it happens, with what to do instead; effects t
 
 import contextlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from remat_executor import torch_private
+from remat_executor.attributes import Changes, kept_attributes
 from remat_executor.errors import CaptureError
 from remat_executor.rng import preserved_generators
-from remat_executor.tensors import Tensors
+from remat_executor.tensors import Slot, Tensors
 
 
 class Watched(nn.Module):
@@ -24,12 +25,14 @@ class Watched(nn.Module):
 
     Attributes:
         replaced: indices into `Tensors.flat` of plainly held tensors that the forward replaced.
+        changes: what it set on its modules, put back by now.
     """
 
     original: nn.Module
     swapped: Mapping[str, Tensor]
     held: list[Tensor]
     replaced: set[int]
+    changes: Changes
 
     def __init__(self, original: nn.Module, swapped: Mapping[str, Tensor], held: list[Tensor]) -> None:
         """Watch a forward.
@@ -41,7 +44,7 @@ class Watched(nn.Module):
         """
         super().__init__()
         self.original = original
-        self.__dict__.update(swapped=swapped, held=held, replaced=set())
+        self.__dict__.update(swapped=swapped, held=held, replaced=set(), changes=Changes())
 
     def forward(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
         """Call the original.
@@ -49,26 +52,35 @@ class Watched(nn.Module):
         Raises:
             CaptureError: it assigned a parameter or buffer, or set a generator or a tensor's `.data`.
         """
-        found = [slot.holder[slot.key] for slot in tensors.slots]
-        for slot, stand_in in zip(tensors.slots, self.held, strict=True):
-            slot.holder[slot.key] = stand_in
-        try:
+        # Torch runs the forward twice to trace it: each time finds its module as the first did.
+        with kept_attributes(self.original) as self.__dict__["changes"], self.swapped_slots(tensors.slots):
             with torch_private.watched_generators(_refuse_seeding), _NoDataAssignment():
                 output = self.original(*args, **kwargs)
-        finally:
-            for slot, stand_in, tensor in zip(tensors.slots, self.held, found, strict=True):
-                if not _holds(slot.holder, slot.key, stand_in):
-                    self.replaced.add(slot.place)
-                else:
-                    slot.holder[slot.key] = tensor
-        for name, tensor in self.swapped.items():
-            path, _, attribute = name.rpartition(".")
-            if getattr(self.original.get_submodule(path), attribute) is not tensor:
-                raise CaptureError(
-                    problem=f"the forward puts a new tensor in the place of {name!r}",
-                    advice=f"write into it instead: self.{attribute}.copy_(...)",
-                )
+            for name, tensor in self.swapped.items():
+                path, _, attribute = name.rpartition(".")
+                if getattr(self.original.get_submodule(path), attribute) is not tensor:
+                    raise CaptureError(
+                        problem=f"the forward puts a new tensor in the place of {name!r}",
+                        advice=f"write into it instead: self.{attribute}.copy_(...)",
+                    )
         return output
+
+    @contextlib.contextmanager
+    def swapped_slots(self, slots: Iterable[Slot]) -> Iterator[None]:
+        """Put the stand-ins where the module plainly holds tensors; note which it replaces meanwhile."""
+        swaps = [
+            (slot, slot.holder[slot.key], stand_in) for slot, stand_in in zip(slots, self.held, strict=True)
+        ]
+        for slot, _, stand_in in swaps:
+            slot.holder[slot.key] = stand_in
+        try:
+            yield
+        finally:
+            for slot, tensor, stand_in in swaps:
+                if _holds(slot.holder, slot.key, stand_in):
+                    slot.holder[slot.key] = tensor
+                else:
+                    self.replaced.add(slot.place)
 
 
 def _holds(holder: Any, key: Any, tensor: Tensor) -> bool:

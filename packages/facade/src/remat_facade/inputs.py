@@ -91,7 +91,7 @@ def device_nbytes(device: torch.device) -> int | None:
 
 def _keywords(what: str, given: object) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise BadSample(problem=f"{what} is a {_kind(given)}; wanted a mapping from names to inputs")
+        raise BadSample(problem=f"{what} is of type {_kind(given)}; wanted a mapping from names to inputs")
     for name in given:
         if not isinstance(name, str):
             raise BadSample(problem=f"{what} has the key {name!r}; keyword inputs have names")
