@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import array
 import enum
+import gc
+import logging
+import threading
+import weakref
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import attrs
 import numpy as np
@@ -12,7 +20,8 @@ import pytest
 import torch
 from torch import nn
 
-from remat_executor.settings import MOST, settings
+from remat_executor.contents import MOST
+from remat_executor.settings import settings
 
 
 class Box:
@@ -78,7 +87,99 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "numpy_number": (lambda: np.float32(1), lambda _: np.float32(2)),
     "dtype": (lambda: torch.float32, lambda _: torch.float64),
     "many": (lambda: list(range(MOST + 1)), lambda held: held.append(0)),
+    "hundreds": (lambda: list(range(600)), lambda held: held.__setitem__(300, 0)),
+    "deque": (lambda: deque([1, 2]), lambda held: held.__setitem__(0, 5)),
+    "hidden_slot": (lambda: Hidden(1.0), lambda held: held.set(2.0)),
+    "bytearray": (lambda: bytearray(3), lambda held: held.__setitem__(0, 1)),
+    "array": (lambda: array.array("d", [1.0]), lambda held: held.__setitem__(0, 2.0)),
+    "array_of_objects": (lambda: np.array([1, "a"], object), lambda held: held.__setitem__(0, 2)),
+    "large_array": (lambda: np.zeros(30_000), lambda held: held.__setitem__(0, 1.0)),
+    "partial": (lambda: partial(print, sep=""), lambda held: held.keywords.update(sep=" ")),
+    "four_deep": (lambda: {"a": {"b": {"c": 1}}}, lambda held: held["a"]["b"].update(c=2)),
 }
+
+
+class Hidden:
+    """A slot whose name is mangled."""
+
+    __slots__ = ("__factor",)
+
+    def __init__(self, factor: float) -> None:
+        self.set(factor)
+
+    def set(self, factor: float) -> None:
+        """Change it."""
+        self.__factor = factor
+
+
+class Answers:
+    """Has an answer to every question about it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self
+
+
+class Refuses:
+    """Has none."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("not connected")
+
+
+def _dead_proxy() -> Any:
+    return weakref.proxy(Box())
+
+
+@pytest.mark.parametrize("make", [Answers, Refuses, _dead_proxy, MagicMock, threading.Lock, globals])
+def test_what_cannot_be_looked_into_counts_by_identity(make: Callable[[], Any]) -> None:
+    """Whatever a class answers when it is looked at, nothing is raised and nothing changes."""
+    module = nn.Module()
+    held = make()
+    module.__dict__["held"] = held
+    before = settings([module])
+    assert settings([module]) == before
+    module.__dict__["held"] = Box()
+    assert settings([module]) != before
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, lambda _: logging.getLogger("some")])
+def test_machinery_around_a_model_is_not_looked_into(make: Callable[[Any], Any]) -> None:
+    """An optimizer that steps, a logger that remembers levels: no change of the model's settings."""
+    module = nn.Linear(2, 2)
+    module.held = make(module.parameters())
+    before = settings([module])
+    module(torch.ones(1, 2)).sum().backward()
+    if isinstance(module.held, torch.optim.Optimizer):
+        module.held.step()
+    else:
+        module.held.isEnabledFor(logging.DEBUG)
+    assert settings([module]) == before
+
+
+def test_one_limit_for_all_that_is_held() -> None:
+    """A million numbers in nested containers are not walked through at each call."""
+    module = nn.Module()
+    module.held = {i: {j: list(range(100)) for j in range(100)} for i in range(100)}
+    key = settings([module])
+    assert len(str(key)) < 100 * MOST
+
+
+def test_what_is_gone_is_not_held() -> None:
+    """A key of a call with a function does not keep the function; nor does it equal another's key."""
+
+    def make() -> Callable[[int], int]:
+        return lambda x: x
+
+    act = make()
+    module = nn.Module()
+    module.act = act
+    before, alive = settings([module]), weakref.ref(act)
+    assert settings([module]) == before
+    del act, module.act
+    gc.collect()
+    assert alive() is None
+    module.act = make()
+    assert settings([module]) != before
 
 
 @pytest.mark.parametrize("name", CHANGES)

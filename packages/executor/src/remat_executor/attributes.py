@@ -2,18 +2,18 @@
 
 It would be lost, since the graph runs and the Python code does not: capture puts it back, refuses what counts
 or accumulates, and says what is only kept to be seen. What a forward reads is guarded, see
-`remat_executor.settings`.
+`remat_executor.settings`; both look at the same things.
 """
 
 import contextlib
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
 from torch import Tensor, nn
 
-from remat_executor.settings import DEEPEST, MOST, PLAIN, exactly
+from remat_executor.contents import DEEPEST, PLAIN, Contents, Room, contents
+from remat_executor.settings import exactly
 from remat_executor.tensors import REGISTRIES
 
 _COUNTS = (bool, int, float, complex, str)
@@ -43,7 +43,7 @@ def kept_attributes(module: nn.Module) -> Iterator[Changes]:
     finally:
         for place in places:
             place.compare(changes)
-            place.restore()
+            place.before.restore()
 
 
 @attrs.frozen(eq=False)
@@ -52,54 +52,42 @@ class _Place:
 
     Attributes:
         name: what a user calls it; empty for the module itself.
-        thing: a module's or object's dict, or a container.
-        before: a copy of its content.
-        kind: "attributes" of a submodule, "fields" of an object, or "items" of a container.
+        thing: the module's dict, or something that it holds.
+        kind: "attributes" or "registry" of a submodule, else as in `Contents`.
+        before: what was in it.
     """
 
     name: str
     thing: Any
-    before: Any
     kind: str
+    before: Contents
 
     def compare(self, changes: Changes) -> None:
         """Note what is different now."""
-        before, after = _by_key(self.before), _by_key(self.thing)
+        now = contents(self.thing, Room())
+        before, after = dict(self.before.parts), dict(now.parts if now is not None else self.before.parts)
         for key in [*before, *(key for key in after if key not in before)]:
             old, new = before.get(key, _MISSING), after.get(key, _MISSING)
             if old is new or (isinstance(old, PLAIN) and exactly(old) == exactly(new)):
                 continue
-            name = f"{self.name}[{key!r}]" if self.kind == "items" else f"{self.name}.{key}".lstrip(".")
-            private = any(part.startswith("_") for part in name.split("."))
-            if isinstance(old, _COUNTS) or (
-                self.kind == "items" and not private and not _has_tensor(old, new)
-            ):
-                changes.state.append(name)
-            elif self.kind != "fields" and not private:
-                # A field that was None is a default, filled in at the first call and again at the next.
-                changes.kept.append(name)
+            if self.kind == "numbers" and old == new:
+                continue
+            self.note(changes, key, old, new)
 
-    def restore(self) -> None:
-        """Put the content back, if it is another."""
-        thing, before = self.thing, self.before
-        same = len(thing) == len(before) and all(a is b for a, b in zip(thing, before, strict=True))
-        if isinstance(thing, dict):
-            same = same and all(thing[key] is before[key] for key in before)
-        if same:
-            return
-        thing.clear()
-        if isinstance(thing, dict | set):
-            thing.update(before)
-        else:
-            thing.extend(before)
-
-
-def _by_key(content: Any) -> Mapping[Any, Any]:
-    if isinstance(content, dict):
-        return content
-    if isinstance(content, set):
-        return dict.fromkeys(content)
-    return dict(enumerate(content))
+    def note(self, changes: Changes, key: Any, old: Any, new: Any) -> None:
+        """Judge one difference."""
+        name = f"{self.name}.{key}".lstrip(".")
+        if self.kind == "items":
+            name = f"{self.name}[{key!r}]"
+        elif self.kind == "numbers":
+            name = self.name
+        private = any(part.startswith("_") for part in name.split("."))
+        grows = self.kind == "items" and not private and not _has_tensor(old, new)
+        if isinstance(old, _COUNTS) or self.kind in ("registry", "numbers") or grows:
+            changes.state.append(name)
+        elif self.kind != "fields" and not private:
+            # A field that was None is a default, filled in at the first call and again at the next.
+            changes.kept.append(name)
 
 
 def _has_tensor(*values: Any) -> bool:
@@ -107,39 +95,34 @@ def _has_tensor(*values: Any) -> bool:
 
 
 def _places(module: nn.Module) -> Iterator[_Place]:
-    seen: set[int] = set()
+    room = Room()
     for prefix, submodule in module.named_modules():
         attributes = submodule.__dict__
-        yield _Place(prefix, attributes, dict(attributes), "attributes")
+        yield from _place(prefix, attributes, "attributes")
+        for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            yield from _place(prefix, attributes[registry], "registry")
         for registry in REGISTRIES:
             if registry.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
-                # Named as private, so not spoken of: transformers installs its own at the first call.
-                hooks = attributes[registry]
-                yield _Place("_", hooks, dict(hooks), "fields")
+                # Put back and not spoken of: transformers installs its own at the first call.
+                yield from _place("_", attributes[registry], "fields")
         own = [(f"{prefix}.{k}".lstrip("."), v) for k, v in attributes.items() if k not in REGISTRIES]
-        yield from _inside(own, DEEPEST, seen)
+        yield from _inside(own, DEEPEST, room)
 
 
-def _inside(named: Iterable[tuple[str, Any]], levels: int, seen: set[int]) -> Iterator[_Place]:
-    """The containers and objects among these values, and those in them."""
+def _place(name: str, thing: Any, kind: str) -> Iterator[_Place]:
+    before = contents(thing, Room())  # a scripted module's registries cannot be looked into
+    if before is not None:
+        yield _Place(name, thing, kind, before)
+
+
+def _inside(named: Iterable[tuple[str, Any]], levels: int, room: Room) -> Iterator[_Place]:
+    """What can be looked into among these values, and in what is in them."""
     for name, value in named:
-        if id(value) in seen or isinstance(value, (Tensor, nn.Module, type, *PLAIN)):
+        found = contents(value, room) if room.enter(value) else None
+        if found is None:
             continue
-        seen.add(id(value))
-        fields = getattr(value, "__dict__", None)
-        inner: list[tuple[str, Any]] = []
-        if isinstance(value, dict):
-            yield _Place(name, value, dict(value), "items")
-            inner = [(f"{name}[{key!r}]", item) for key, item in value.items()]
-        elif isinstance(value, list | deque):
-            yield _Place(name, value, list(value), "items")
-            inner = [(f"{name}[{i}]", item) for i, item in enumerate(value)]
-        elif isinstance(value, set):
-            yield _Place(name, value, set(value), "items")
-        elif isinstance(value, tuple):
-            inner = [(f"{name}[{i}]", item) for i, item in enumerate(value)]
-        elif isinstance(fields, dict) and not callable(value):
-            yield _Place(name, fields, dict(fields), "fields")
-            inner = [(f"{name}.{key}", item) for key, item in fields.items()]
-        if levels > 1 and len(inner) <= MOST:
-            yield from _inside(inner, levels - 1, seen)
+        yield _Place(name, value, found.kind, found)
+        if levels > 1:
+            pattern = "{}[{!r}]" if found.kind == "items" else "{}.{}"
+            inner = [(pattern.format(name, key), part) for key, part in found.parts]
+            yield from _inside(inner, levels - 1, room)

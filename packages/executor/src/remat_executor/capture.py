@@ -203,8 +203,8 @@ def capture(
         names = ", ".join(changes.state[:3])
         raise CaptureError(
             problem=f"the forward changes {names}, which a captured graph would not do again",
-            advice="keep such state in a buffer and write it in place; or, if the first call alone does it, "
-            "call the model once before",
+            advice="do it outside of the forward, or in place in a buffer: buffer.add_(1); if the first call "
+            "alone does it, call the model once before",
         )
     captured = _read(joint, step.found, tensors)
     if changes.kept:
@@ -246,14 +246,15 @@ def _explained(error: Exception, module: nn.Module) -> CaptureError:
         return _foreign_generator()
     if "Unexpected fake buffer" in first_line:
         return CaptureError(
-            problem="the forward keeps a tensor on its module and reads it at its next call",
-            advice="register it as a buffer before, and write it in place: buffer.copy_(...)",
+            problem="the forward keeps a tensor, on its module or in a cache, and reads it at its next call",
+            advice="register it as a buffer before and write it in place; clear the cache, which holds a "
+            "tensor of the trace now",
         )
     if "convert all Tensors to FakeTensors" in first_line:
         return CaptureError(
-            problem=f"the forward reads a tensor that is no parameter, buffer, input or attribute{where}",
-            advice="register it with register_buffer, or its module in an nn.ModuleList, or pass it as an "
-            "argument",
+            problem=f"the forward reads a tensor from elsewhere than its module and its arguments{where}",
+            advice="register it with register_buffer, or its module in an nn.ModuleList; hold it in an "
+            "attribute, a list or a dict; or pass it as an argument",
         )
     advice = f"wrap a submodule of {type(module).__name__} that does not contain this line"
     return CaptureError(

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import torch_private
-from remat_executor.settings import PLAIN, exactly, settings
+from remat_executor.contents import PLAIN
+from remat_executor.settings import exactly, settings
 from remat_executor.tensors import Tensors
 
 

@@ -58,6 +58,7 @@ class _State:
     """What a planned module has beside the original's fields."""
 
     MOST_STEPS: ClassVar[int] = 32
+    ENOUGH: ClassVar[int] = 3
 
     planner: Planner
     platform: Platform | None
@@ -66,6 +67,7 @@ class _State:
     on_progress: Progress | None
     steps: dict[Signature, PlannedStep] = attrs.field(factory=dict)
     said: set[str] = attrs.field(factory=set)
+    in_vain: int = 0  # calls in a row that were captured anew and found the plan they had
     latest: Any = None
     latest_signature: Any = None
 
@@ -164,6 +166,14 @@ class PlannedModule(nn.Module):
             self._say_once("replanned", f"called in another way ({changes} changed): planning again")
             self.runs["replanned"] += 1
             self._plan_step(tensors, seen)
+            if state.in_vain == _State.ENOUGH:
+                self._say_once(
+                    "in vain",
+                    f"each call is captured anew because {changes} changes, and no op depends on it: keep it "
+                    "outside of the module",
+                )
+        else:
+            state.in_vain = 0
         state.latest, state.latest_signature = state.steps[seen], seen
         self.runs["planned"] += 1
         return state.latest.run(tensors)
@@ -180,7 +190,9 @@ class PlannedModule(nn.Module):
             on_progress=state.on_progress,
         )
         known = (step.plan for step in state.steps.values() if _same_work(step.graph, graph))
-        plan = next(known, None) or state.planner(graph)
+        same = next(known, None)
+        state.in_vain = state.in_vain + 1 if same is not None else 0
+        plan = same or state.planner(graph)
         _believe(graph, plan)
         if len(state.steps) >= _State.MOST_STEPS:
             del state.steps[next(iter(state.steps))]

@@ -1,44 +1,21 @@
 """What a module holds beside tensors and submodules, as a key that changes when a forward could notice.
 
-Plain values count by value, functions by identity, containers and objects by what is in them: a config that
-holds a dict of numbers, a strategy object and its class. The walk goes `DEEPEST` levels down and leaves out
-what has more than `MOST` entries, which counts by identity and length: a module that refers to its trainer
-must not make each call walk through a data set.
+Plain values count by value, functions by identity and by what they close over, containers and objects by
+their class and by what is in them: a config that holds a dict of numbers, a strategy object. How deep and how
+much is looked at is said in `remat_executor.contents`: a module that refers to its trainer must not make each
+call walk through a data set.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from enum import Enum
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
+from remat_executor.contents import DEEPEST, PLAIN, Itself, Room, contents
 from remat_executor.tensors import REGISTRIES
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format)
-"""Types that are compared by value."""
-
-_SIMPLE = frozenset((type(None), bool, int, str))  # those among them that `==` tells apart within one type
-
-DEEPEST = 3
-MOST = 512
-_MOST_NBYTES = 1 << 16  # of an array
-
-
-class Itself:
-    """Equal to itself alone; holds on to the object, whose id another one could have after it."""
-
-    __slots__ = ("thing",)
-
-    def __init__(self, thing: object) -> None:
-        self.thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Itself) and other.thing is self.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
+_SIMPLE = frozenset((type(None), bool, int, str))  # those of PLAIN that `==` tells apart within one type
 
 
 def exactly(value: Any) -> tuple[Any, ...]:
@@ -52,72 +29,39 @@ def exactly(value: Any) -> tuple[Any, ...]:
 
 def settings(modules: Iterable[nn.Module]) -> tuple[Any, ...]:
     """(attribute, key) of every plain attribute of these modules; hashable."""
-    seen: set[int] = set()
+    room = Room()
     return tuple(
-        (name, _key(value, DEEPEST, seen))
+        (name, _key(value, DEEPEST, room))
         for module in modules
         for name, value in module.__dict__.items()
-        if name not in REGISTRIES and not isinstance(value, Tensor)
+        if name not in REGISTRIES and not issubclass(type(value), Tensor)
     )
 
 
-def _key(value: Any, levels: int, seen: set[int]) -> Any:
+def _key(value: Any, levels: int, room: Room) -> Any:
     kind = type(value)
     if kind in _SIMPLE:
         return (kind, value)
     if kind is tuple and _SIMPLE.issuperset(kinds := tuple(map(type, value))):
         return (kinds, value)  # a stride, a padding: most of what modules hold
-    if isinstance(value, PLAIN):
+    if issubclass(kind, PLAIN):
         return exactly(value)
-    if isinstance(value, Tensor):
+    if issubclass(kind, Tensor):
         return Tensor  # an input of the graph, guarded as such
-    if isinstance(value, nn.Module | Enum | type):
+    if issubclass(kind, Enum):
         return Itself(value)
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.dtype != object):
-        few = value.nbytes <= _MOST_NBYTES
-        return (type(value), str(value.dtype), value.shape, value.tobytes() if few else Itself(value))
-    entries = _entries(value)
-    if entries is None:
-        return Itself(value)
-    if id(value) in seen:
-        return type(value)  # its entries stand where it was met first
-    seen.add(id(value))
-    found = list(entries)
-    if levels == 0 or len(found) > MOST:
-        return (Itself(value), len(found))
-    keys = ((_name(name), _key(inner, levels - 1, seen)) for name, inner in found)
-    if isinstance(value, Set):
-        return (type(value), frozenset(keys))
-    return (Itself(value) if callable(value) else type(value), *keys)
-
-
-def _entries(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """(name, content) of what is inside; None if nobody can look inside."""
-    if isinstance(value, Mapping):
-        return value.items()
-    if isinstance(value, list | tuple):
-        return enumerate(value)
-    if isinstance(value, Set):
-        return ((item, None) for item in value)
-    cells = getattr(value, "__closure__", None)
-    if cells:
-        return enumerate(cell.cell_contents for cell in cells if cell != type(cell)())
-    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
-    fields = getattr(value, "__dict__", None)
-    if fields is None and not slots:
-        return None
-    held = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
-    return [*held, *(fields.items() if isinstance(fields, dict) else ())]
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    return (
-        (slots,)
-        if isinstance(slots, str)
-        else tuple(s for s in slots if s not in ("__dict__", "__weakref__"))
-    )
+    if not room.enter(value):
+        return kind  # its parts stand where it was met first
+    found = contents(value, room) if levels else None
+    if found is None:
+        sized = issubclass(kind, dict | list | Set)
+        return (Itself(value), len(value)) if sized else Itself(value)
+    mark = Itself(value) if callable(value) else kind
+    if found.kind == "numbers":
+        return (mark, found.parts[0][1])
+    keys = ((_name(name), _key(inner, levels - 1, room)) for name, inner in found.parts)
+    return (mark, frozenset(keys)) if issubclass(kind, Set) else (mark, *keys)
 
 
 def _name(name: Any) -> Any:
-    return name if isinstance(name, str) else exactly(name)
+    return name if type(name) is str else exactly(name)

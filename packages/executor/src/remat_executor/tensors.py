@@ -18,6 +18,10 @@ REGISTRIES = frozenset(nn.Module().__dict__)
 """The attributes that every module has for itself."""
 
 
+MOST_HELD = 1_000
+"""A list or dict with more entries is not looked through for tensors at each call."""
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Slot:
     """A place in a plain attribute that holds a tensor: ``holder[key]``, or ``holder[key][item]``.
@@ -153,7 +157,7 @@ def _plainly_held(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str,
             if kind is not list and kind is not dict:
                 if _is_input(value):
                     yield name, attributes, key, value
-            elif id(value) not in seen:
+            elif id(value) not in seen and len(value) <= MOST_HELD:
                 seen.add(id(value))
                 for item, inner in enumerate(value) if kind is list else value.items():
                     if isinstance(inner, Tensor) and _is_input(inner):

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,13 +108,12 @@ class _WatchedGenerator:
     """Stands for a generator where torch's functions look it up; tells before it is set."""
 
     def __init__(self, generator: torch.Generator, tell: Callable[[str], None]) -> None:
-        self._generator, self._tell = generator, tell
+        self._generator, self._tell, self._thread = generator, tell, threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
         sets = ("manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state")
-        if name in sets and not _caller().startswith(
-            ("torch._dynamo", "torch._functorch", "torch._inductor")
-        ):
+        watched = name in sets and threading.get_ident() == self._thread  # others may do as they like
+        if watched and not _caller().startswith(("torch._dynamo", "torch._functorch", "torch._inductor")):
             self._tell(name)
         return getattr(self._generator, name)
 

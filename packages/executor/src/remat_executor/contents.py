@@ -1,0 +1,251 @@
+"""What is inside the things that a module holds beside tensors and submodules: to read it, to put it back.
+
+Containers, objects (with a dict or slots), the cells of closures, arrays, generators of random numbers. What
+belongs to the machinery around a model is not looked into: loggers, locks, queues, optimizers, data loaders
+count by identity. Nothing here calls a method that a user's class may have written, except by chance of a
+descriptor behind a slot; an object that refuses to be read is not looked into either.
+"""
+
+import array
+import functools
+import random
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format)
+"""Types that are compared by value."""
+
+DEEPEST = 4
+"""Levels below an attribute."""
+
+MOST = 5_000
+"""Entries in all; what comes after counts by identity and length."""
+
+_MOST_NBYTES = 1 << 20  # of an array or the like
+_MACHINERY = (
+    *("torch.optim", "torch.utils.data", "torch.utils.tensorboard", "torch.distributed", "torch.jit"),
+    *("logging", "threading", "_thread", "queue", "_queue", "multiprocessing", "concurrent", "asyncio"),
+    *("weakref", "_weakref", "io", "_io", "socket", "subprocess", "unittest.mock"),
+)
+
+
+@attrs.frozen(eq=False)
+class Contents:
+    """What is inside a thing.
+
+    Attributes:
+        kind: "items" of a container, "fields" of an object, or "numbers" of an array or generator.
+        parts: (name, content).
+        restore: puts these parts back.
+    """
+
+    kind: str
+    parts: tuple[tuple[Any, Any], ...]
+    restore: Callable[[], None]
+
+
+class Room:
+    """How many entries may still be looked at, and what has been."""
+
+    def __init__(self) -> None:
+        self.left = MOST
+        self.seen: set[int] = set()
+
+    def enter(self, thing: Any) -> bool:
+        """Whether a thing is met for the first time."""
+        if id(thing) in self.seen:
+            return False
+        self.seen.add(id(thing))
+        return True
+
+
+def contents(thing: Any, room: Room) -> Contents | None:
+    """Look into a thing; None if nobody should or there is no room left."""
+    kind = type(thing)
+    if issubclass(kind, (Tensor, nn.Module, type, types.ModuleType, *PLAIN)) or _is_machinery(kind):
+        return None
+    try:
+        if _length(thing) > room.left:
+            return None
+        found = _read(thing, kind)
+    except Exception:  # noqa: BLE001 - whatever a user's class raises when it is looked at
+        return None
+    if found is not None:
+        room.left -= len(found.parts)
+    return found
+
+
+def _is_machinery(kind: type) -> bool:
+    return any(
+        base.__module__ == name or base.__module__.startswith(f"{name}.")
+        for base in kind.__mro__
+        for name in _MACHINERY
+    )
+
+
+def _length(thing: Any) -> int:
+    sized = (dict, list, tuple, set, frozenset, deque)
+    return len(thing) if issubclass(type(thing), sized) else 0
+
+
+def _read(thing: Any, kind: type) -> Contents | None:
+    if issubclass(kind, dict):
+        if "__builtins__" in thing:  # a module's globals
+            return None
+        items = dict(thing)
+        return Contents("items", tuple(items.items()), lambda: _refill(thing, items))
+    if issubclass(kind, (list, deque)):
+        copied = list(thing)
+        return Contents("items", tuple(enumerate(copied)), lambda: _refill(thing, copied))
+    if issubclass(kind, tuple):
+        return Contents("items", tuple(enumerate(thing)), lambda: None)
+    if issubclass(kind, (set, frozenset)):
+        members = set(thing)
+        return Contents("items", tuple((m, None) for m in members), lambda: _refill(thing, members))
+    if issubclass(kind, types.FunctionType):
+        cells = [cell for cell in thing.__closure__ or () if cell != types.CellType()]
+        held = [cell.cell_contents for cell in cells]
+        return Contents("fields", tuple(enumerate(held)), lambda: _set_cells(cells, held)) if held else None
+    if issubclass(kind, functools.partial):
+        return Contents("fields", (("func", thing.func), ("args", thing.args), ("kw", thing.keywords)), _keep)
+    numbers = _numbers(thing, kind)
+    if numbers is not None:
+        return numbers
+    return _fields(thing, kind)
+
+
+def _keep() -> None:
+    """Nothing to put back."""
+
+
+def _numbers(thing: Any, kind: type) -> Contents | None:
+    """Arrays, byte strings that can be written, generators: one part, as bytes or a tuple."""
+    if issubclass(kind, np.ndarray) and thing.dtype != object:
+        if thing.nbytes > _MOST_NBYTES:
+            return None
+        copied = np.array(thing, copy=True)
+        parts = (("", (str(copied.dtype), copied.shape, copied.tobytes())),)
+        return Contents("numbers", parts, lambda: np.copyto(thing, copied))
+    if issubclass(kind, np.ndarray):
+        entries = thing.copy()
+        return Contents("items", tuple(enumerate(entries.flat)), lambda: np.copyto(thing, entries))
+    if issubclass(kind, np.generic):
+        return Contents("numbers", (("", (str(thing.dtype), thing.tobytes())),), _keep)
+    if issubclass(kind, bytearray | array.array):
+        if len(thing) > _MOST_NBYTES:
+            return None
+        taken = thing[:]
+        return Contents(
+            "numbers", (("", bytes(memoryview(thing).cast("B"))),), lambda: _overwrite(thing, taken)
+        )
+    if issubclass(kind, random.Random) and kind is not random.SystemRandom:
+        state = thing.getstate()
+        return Contents("numbers", (("", state),), lambda: thing.setstate(state))
+    if issubclass(kind, np.random.Generator):
+        inner = thing.bit_generator.state
+        return Contents("numbers", (("", repr(inner)),), lambda: setattr(thing.bit_generator, "state", inner))
+    if issubclass(kind, np.random.RandomState):
+        legacy = thing.get_state()
+        return Contents("numbers", (("", repr(legacy)),), lambda: thing.set_state(legacy))
+    return None
+
+
+def _fields(thing: Any, kind: type) -> Contents | None:
+    slots = [name for base in kind.__mro__ for name in _slots(base)]
+    held = []
+    for name in slots:
+        try:
+            held.append((name, object.__getattribute__(thing, name)))
+        except AttributeError:
+            continue
+    try:
+        fields = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        fields = None
+    if not isinstance(fields, dict):
+        if not slots:
+            return None
+        return Contents("fields", tuple(held), lambda: _set_slots(thing, slots, held))
+    copied = dict(fields)
+
+    def restore() -> None:
+        _refill(fields, copied)
+        _set_slots(thing, slots, held)
+
+    return Contents("fields", (*held, *copied.items()), restore)
+
+
+def _slots(kind: type) -> list[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    mangled = f"_{kind.__name__.lstrip('_')}"
+    private = [n.startswith("__") and not n.endswith("__") for n in names]
+    named = [mangled + n if hidden else n for n, hidden in zip(names, private, strict=True)]
+    return [n for n in named if n not in ("__dict__", "__weakref__")]
+
+
+def _refill(thing: Any, content: Any) -> None:
+    """Put a container's content back, unless it is the same already."""
+    same = len(thing) == len(content) and all(a is b for a, b in zip(thing, content, strict=True))
+    if isinstance(content, dict):
+        same = same and all(thing[key] is content[key] for key in content)
+    if same or isinstance(thing, frozenset):
+        return
+    thing.clear()
+    if isinstance(content, dict | set):
+        thing.update(content)
+    else:
+        thing.extend(content)
+
+
+def _overwrite(thing: Any, content: Any) -> None:
+    thing[:] = content
+
+
+def _set_cells(cells: list[Any], held: list[Any]) -> None:
+    for cell, value in zip(cells, held, strict=True):
+        cell.cell_contents = value
+
+
+def _set_slots(thing: Any, slots: list[str], held: list[tuple[str, Any]]) -> None:
+    before = dict(held)
+    for name in slots:
+        try:
+            if name in before and object.__getattribute__(thing, name) is before[name]:
+                continue
+            if name in before:
+                object.__setattr__(thing, name, before[name])
+            else:
+                object.__delattr__(thing, name)
+        except AttributeError:
+            continue
+
+
+class Itself:
+    """Equal to itself alone, and to nothing once it is gone; another object may have its id by then."""
+
+    __slots__ = ("_hash", "_thing")
+
+    def __init__(self, thing: object) -> None:
+        self._hash = id(thing)
+        try:
+            self._thing: Callable[[], object] = weakref.ref(thing)
+        except TypeError:  # cannot be referred to weakly, so it is held
+            self._thing = lambda: thing
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Itself):
+            return False
+        mine = self._thing()
+        return self is other or (mine is not None and mine is other._thing())
+
+    def __hash__(self) -> int:
+        return self._hash
