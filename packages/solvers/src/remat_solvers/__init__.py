@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from remat_solvers.errors import BadParameter, InfeasibleBudget, UnknownSolver
+from remat_solvers.errors import BadParameter, InfeasibleBudget, SolverWarning, UnknownSolver
 from remat_solvers.protocol import Deadline, Problem, Progress, Solution, Solver, Status, judge
-from remat_solvers.registry import get_solver, solve, solver_names
+from remat_solvers.registry import get_solver, solve, solver_names, solver_parameters
 
 __version__ = "0.1.0"
 
@@ -30,6 +30,7 @@ __all__ = [
     "Progress",
     "Solution",
     "Solver",
+    "SolverWarning",
     "Status",
     "UnknownSolver",
     "get_solver",
@@ -37,4 +38,5 @@ __all__ = [
     "min_budget",
     "solve",
     "solver_names",
+    "solver_parameters",
 ]

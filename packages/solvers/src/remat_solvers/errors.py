@@ -8,6 +8,10 @@ from remat_graph import RematError
 from remat_graph.units import format_nbytes
 
 
+class SolverWarning(UserWarning):
+    """A solver of the portfolio failed; the answer comes from the others."""
+
+
 @attrs.frozen(kw_only=True, str=False)
 class UnknownSolver(RematError):
     """No solver is registered under this name.

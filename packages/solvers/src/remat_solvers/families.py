@@ -6,7 +6,8 @@ which an op reads the gradient of its output, its input and its output.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from remat_graph import Graph, Implementation, Op, Role, Value
 
@@ -225,3 +226,28 @@ def random_graph(seed: int, ops: int = 6, *, fancy: bool = True) -> Graph:
         ops=nodes,
         rounding_nbytes=rng.choice([1, 4, 512]) if fancy else 1,
     )
+
+
+def layer_graph(content: Mapping[str, Any]) -> Graph:
+    """A layer-level graph as Checkmate's papers state them: each node makes one value, edges say who reads.
+
+    Args:
+        content: ``name``, ``nodes`` with ``id``, ``name``, ``kind`` (fwd, loss or bwd), ``time`` and
+            ``bytes``, in topological order, and ``edges`` as pairs of ids.
+    """
+    inputs: dict[int, list[int]] = {node["id"]: [] for node in content["nodes"]}
+    for source, target in content["edges"]:
+        inputs[target].append(source)
+    ops = [
+        Op(
+            name=node["name"],
+            target=node["kind"],
+            backward=node["kind"] == "bwd",
+            implementations=[
+                Implementation(inputs=inputs[node["id"]], outputs=[node["id"]], time_s=node["time"])
+            ],
+        )
+        for node in content["nodes"]
+    ]
+    values = [Value(name=node["name"], nbytes=node["bytes"]) for node in content["nodes"]]
+    return Graph(name=content["name"], values=values, ops=ops)

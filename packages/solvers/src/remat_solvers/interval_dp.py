@@ -74,7 +74,7 @@ def plan(graph: Graph, arrays: Arrays, budget_nbytes: int, stages: int = 36, slo
         if tree in seen:
             continue
         seen.add(tree)
-        order = np.array(without_useless(graph, _expand(graph, pieces, tree)), np.int64)
+        order = np.array(without_useless(graph, expand(graph, pieces, tree)), np.int64)
         result = evaluate(arrays, order)
         if result.valid and result.peak_nbytes <= budget_nbytes and result.time_s < best_s:
             best, best_s = order, result.time_s
@@ -173,7 +173,8 @@ class _Table:
         )
 
 
-def _expand(graph: Graph, pieces: Segments, runs: tuple[tuple[str, int], ...]) -> list[int]:
+def expand(graph: Graph, pieces: Segments, runs: tuple[tuple[str, int], ...]) -> list[int]:
+    """The ops of runs of segments, in order: ("forward", segment) or ("backward", segment)."""
     order: list[int] = []
     seen: set[int] = set()
     for kind, s in runs:

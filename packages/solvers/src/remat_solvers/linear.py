@@ -82,6 +82,27 @@ def cut(graph: Graph, cuts: Sequence[int]) -> Segments:
     )
 
 
+def articulation_places(graph: Graph) -> list[int]:
+    """Places in the forward that one value alone crosses: every path from input to loss runs through it."""
+    ops = forward_ops(graph)
+    last: dict[int, int] = {}
+    for place, op in enumerate(ops):
+        for v in graph.ops[op].first.inputs:
+            last[v] = place
+    opens, closes = [0] * (len(ops) + 1), [0] * (len(ops) + 1)
+    for place, op in enumerate(ops):
+        for v in graph.ops[op].first.outputs:
+            if last.get(v, -1) > place and not graph.values[v].external:
+                opens[place + 1] += 1
+                closes[last[v] + 1] += 1 if last[v] < len(ops) else 0
+    crossing, places = 0, []
+    for place in range(1, len(ops)):
+        crossing += opens[place] - closes[place]
+        if crossing == 1:
+            places.append(place)
+    return places
+
+
 def repeatable(graph: Graph, ops: Iterable[int]) -> list[int]:
     """Those ops that may run again at any later time."""
     replaced = {value.replaces for value in graph.values if value.replaces is not None}

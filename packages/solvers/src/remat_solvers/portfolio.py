@@ -2,7 +2,8 @@
 
 In this order, each step only if the gap to the lower bound is still open: save everything; the floor, which
 may prove that nothing fits; greedy eviction, which gives a first valid schedule soon; the cut bound, whose
-cut is a start of its own; interval DP; each start polished. Then rounds of sequence annealing: short walks
+cut is a start of its own; interval DP; cuts at the boundary (`mincut`); other packages' solvers, if asked
+for; each start polished. Then rounds of sequence annealing: short walks
 from every start and from the unplanned sequence, cold and warm, then walks from the best. Where no start
 fits, the search for the smallest peak steps in. A candidate counts only with the referee's word, and no
 schedule over the budget is returned.
@@ -10,6 +11,7 @@ schedule over the budget is returned.
 Deterministic for a seed and an amount of work, unless the deadline cuts in.
 """
 
+import warnings
 from typing import ClassVar
 
 import attrs
@@ -19,13 +21,18 @@ from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.bounds.relatives import Relatives, relatives
 from remat_solvers.descend import descend
+from remat_solvers.errors import SolverWarning
 from remat_solvers.evaluate import Arrays, Ints, evaluate, flatten
 from remat_solvers.greedy import evict, keep_only
+from remat_solvers.guest import ask
 from remat_solvers.interval_dp import plan
+from remat_solvers.mincut import cheapest
 from remat_solvers.noremat import NoRemat
 from remat_solvers.polish import polish
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
 from remat_solvers.search import Walk, default_moves
+
+CUTS = 12  # prices at which the cut between forward and backward is tried
 
 
 @attrs.frozen(kw_only=True)
@@ -36,12 +43,19 @@ class Auto:
         seed: of the search's random numbers.
         moves: changes that the search may try in all; None for an amount that takes about 10 s at 500 ops.
         gap: stop when the overhead is within this ratio of base time from the lower bound.
+        starts: valid orders to begin with, such as the plan of a smaller budget.
+        guests: names of other registered solvers whose answers count too; each runs in a process of its own,
+            and one that crashes, hangs or answers nonsense loses its place with a warning.
+        guest_seconds: what each of them may take.
     """
 
     name: ClassVar[str] = "auto"
     seed: int = 0
     moves: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
     gap: float = attrs.field(default=0.002, validator=attrs.validators.ge(0))
+    starts: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=tuple)
+    guests: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    guest_seconds: float = attrs.field(default=20.0, validator=attrs.validators.gt(0))
 
     def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
         """See the module docstring."""
@@ -90,7 +104,8 @@ class _Run:
             self.problem.budget_nbytes,
             self.deadline,
         )
-        starts = [self.offer(evict(arrays, budget, deadline), "greedy")]
+        starts = [self.offer(np.array(order, np.int64), "start") for order in self.settings.starts]
+        starts.append(self.offer(evict(arrays, budget, deadline), "greedy"))
         bound = CutBound(graph, self.kin)
         self.bound_s += bound.extra_s(budget, deadline)
         binding = bound.binding()
@@ -100,6 +115,11 @@ class _Run:
             planned = plan(graph, arrays, budget)
             if planned is not None:
                 starts.append(self.offer(planned, "interval_dp"))
+        if not self.closed():
+            found, _ = cheapest(arrays, bound, budget, CUTS, deadline)
+            if found is not None:
+                starts.append(self.offer(found, "mincut"))
+        starts += self.invited()
         if self.best is None and not deadline.reached():
             starts.append(self.offer(descend(arrays, budget, self.floor_nbytes, deadline), "descend"))
         if self.best is not None:
@@ -125,6 +145,28 @@ class _Run:
                 self.best, self.best_s, self.method = order, result.time_s, method
                 self.deadline.report(method, self.best_s, self.bound_s)
         return order
+
+    def invited(self) -> list[Ints]:
+        """What the guests found, where it is valid and fits."""
+        found: list[Ints] = []
+        for name in self.settings.guests:
+            if self.closed() or self.deadline.reached():
+                break
+            seconds = min(self.settings.guest_seconds, self.deadline.remaining_s)
+            answer = ask(name, self.problem, seconds)
+            problem = answer.problem
+            if answer.order is not None:
+                order = np.array(answer.order, np.int64)
+                result = evaluate(self.arrays, order)
+                if not result.valid:
+                    problem = "returned an order that cannot be carried out"
+                elif result.peak_nbytes > self.problem.budget_nbytes:
+                    problem = "returned a schedule above the budget"
+                else:
+                    found.append(self.offer(order, name))
+            if problem:
+                warnings.warn(f"solver {name!r} {problem}: the others go on", SolverWarning, stacklevel=2)
+        return found
 
     def search(self, starts: list[Ints]) -> None:
         """Short walks from every start, then longer ones from the best."""

@@ -7,7 +7,7 @@ result and not an exception; a solver past its deadline returns its best valid s
 import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -160,6 +160,16 @@ class Solver(Protocol):
             deadline: limit by the clock.
         """
         ...
+
+
+def positive_or_none(_: Any, field: "attrs.Attribute[Any]", value: Any) -> None:
+    """Validate a limit in seconds; None is none.
+
+    Raises:
+        ValueError: it is zero or less.
+    """
+    if value is not None and not value > 0:
+        raise ValueError(f"{field.name} wants seconds above 0, or None for no limit, got {value!r}")
 
 
 def judge(

@@ -1,13 +1,19 @@
-"""Questions users ask: what is the smallest budget?"""
+"""Questions users ask: what is the smallest budget, what does each budget cost, how large may a batch be?"""
+
+from collections.abc import Callable, Iterable
 
 import attrs
 
 from remat_graph import Graph, Schedule, simulate
+from remat_graph.units import noremat_peak_nbytes
 from remat_solvers.bounds import budget_floor
+from remat_solvers.bounds.cut import CutBound
 from remat_solvers.descend import descend
 from remat_solvers.errors import InfeasibleBudget
 from remat_solvers.evaluate import flatten
-from remat_solvers.protocol import Deadline
+from remat_solvers.portfolio import Auto
+from remat_solvers.protocol import Deadline, Problem, Solution
+from remat_solvers.registry import get_solver
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -61,3 +67,130 @@ def infeasible(graph: Graph, budget_nbytes: int, deadline: Deadline | None = Non
         floor_op=smallest.floor_op,
         floor_op_nbytes=smallest.floor_op_nbytes,
     )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Point:
+    """One budget of a curve.
+
+    Attributes:
+        budget_nbytes: the budget.
+        solution: what the solver found for it.
+        wall_s: seconds that it took.
+    """
+
+    budget_nbytes: int
+    solution: Solution
+    wall_s: float
+
+
+def budgets_of(graph: Graph, points: int = 9) -> tuple[int, ...]:
+    """Evenly spaced budgets from the smallest for which a schedule is found to the unplanned peak."""
+    low, high = min_budget(graph).nbytes, noremat_peak_nbytes(graph)
+    steps = max(1, points - 1)
+    return tuple(dict.fromkeys(low + (high - low) * i // steps for i in range(points)))
+
+
+def bounds_of(graph: Graph, budgets: Iterable[int]) -> tuple[float, ...]:
+    """Per budget the least overhead, as a ratio, that any schedule has; infinite where none can exist."""
+    floor, bound = budget_floor(graph), CutBound(graph)
+    base_s = graph.time_s
+    return tuple(
+        float("inf")
+        if budget < floor.nbytes
+        else bound.extra_s(budget, Deadline()) / base_s
+        if base_s > 0
+        else 0.0
+        for budget in budgets
+    )
+
+
+def pareto(
+    graph: Graph,
+    budgets: Iterable[int] | None = None,
+    *,
+    solver: str = "auto",
+    seconds: float | None = None,
+    **parameters: object,
+) -> tuple[Point, ...]:
+    """The curve of overhead against budget.
+
+    Args:
+        graph: the training step.
+        budgets: in bytes; None for nine from the smallest to the unplanned peak.
+        solver: who plans. The portfolio begins each budget with the plan of the one before, which fits.
+        seconds: limit by the clock for one budget.
+        **parameters: of the solver.
+    """
+    points: list[Point] = []
+    known: tuple[int, ...] | None = None
+    for budget in sorted(budgets if budgets is not None else budgets_of(graph)):
+        warm = {"starts": (known,)} if solver == Auto.name and known is not None else {}
+        deadline = Deadline(seconds)
+        solution = get_solver(solver, **{**parameters, **warm}).solve(Problem(graph, budget), deadline)
+        points.append(Point(budget_nbytes=budget, solution=solution, wall_s=deadline.elapsed_s))
+        known = solution.order or known
+    return tuple(points)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class MaxBatch:
+    """The largest batch that trains inside a budget at a bearable cost.
+
+    Attributes:
+        batch: its size; 0 if not even one sample fits.
+        solution: the plan for it, or None.
+        refused: the smallest size that was tried and refused, or None.
+    """
+
+    batch: int
+    solution: Solution | None
+    refused: int | None
+
+
+def max_batch(
+    graph_of: Callable[[int], Graph],
+    budget_nbytes: int,
+    *,
+    max_overhead: float = 1.0,
+    most: int = 1 << 20,
+    solver: str = "auto",
+    seconds: float | None = None,
+    **parameters: object,
+) -> MaxBatch:
+    """Find the largest batch by doubling and bisection over plans, as Checkmate's experiment does.
+
+    Args:
+        graph_of: the training step for a batch size.
+        budget_nbytes: bound on the peak.
+        max_overhead: extra time as a ratio of the unplanned step's that is still bearable.
+        most: not looked beyond.
+        solver: who plans.
+        seconds: limit by the clock for one size.
+        **parameters: of the solver.
+    """
+
+    def fits(batch: int) -> Solution | None:
+        made = get_solver(solver, **parameters).solve(
+            Problem(graph_of(batch), budget_nbytes), Deadline(seconds)
+        )
+        good = made.overhead is not None and made.overhead <= max_overhead + 1e-12
+        return made if good else None
+
+    best, found = 0, None
+    refused: int | None = None
+    batch = 1
+    while refused is None and batch <= most:
+        made = fits(batch)
+        if made is None:
+            refused = batch
+        else:
+            best, found, batch = batch, made, batch * 2
+    while refused is not None and refused - best > 1:
+        middle = (best + refused) // 2
+        made = fits(middle)
+        if made is None:
+            refused = middle
+        else:
+            best, found = middle, made
+    return MaxBatch(batch=best, solution=found, refused=refused)

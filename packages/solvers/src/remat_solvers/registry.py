@@ -2,6 +2,7 @@
 
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 
 from remat_graph import Graph
 from remat_solvers.errors import BadParameter, UnknownSolver
@@ -18,6 +19,18 @@ def _registered() -> dict[str, EntryPoint]:
 def solver_names() -> tuple[str, ...]:
     """The registered names, sorted."""
     return tuple(sorted(_registered()))
+
+
+def solver_parameters(name: str) -> tuple[str, ...]:
+    """Names of the parameters that a solver takes.
+
+    Raises:
+        UnknownSolver: no such name.
+    """
+    points = _registered()
+    if name not in points:
+        raise UnknownSolver(name=name, known=solver_names())
+    return tuple(signature(points[name].load()).parameters)
 
 
 def get_solver(name: str, **parameters: object) -> Solver:

@@ -101,8 +101,13 @@ class CutBound:
         if self._binding is None:
             return None
         i, price = self._binding
+        return i, self.kept(i, price * 1.001)  # rather a value less than one too many
+
+    def kept(self, i: int, price: float) -> set[int]:
+        """The values that the cut at the first run of op `i` keeps, at a price in ticks per byte."""
+        self._at(i, 0, price)
         moment = self._moments[i]
-        capacity = _capacity(moment, price * 1.001)  # rather a value less than one too many
+        capacity = _capacity(moment, price)
         _flow(moment, capacity)
         nodes, ops = len(moment.first), len(self.graph.ops)
         reached, waiting = {nodes - 2}, [nodes - 2]
@@ -116,7 +121,7 @@ class CutBound:
                 e = moment.edge_next[e]
         producer = self.graph.producer
         kept = {x - ops for x in reached if ops <= x < nodes - 2 and producer[x - ops] not in reached}
-        return i, kept | unavoidable(self.graph, self.kin, i) | set(self.graph.ops[i].first.inputs)
+        return kept | unavoidable(self.graph, self.kin, i) | set(self.graph.ops[i].first.inputs)
 
     def _order(self, sweep: int, best: int) -> list[int]:
         """A coarse sample, whose best op gives the price; as many as time allows; the best's neighbours."""

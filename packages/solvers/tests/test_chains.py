@@ -1,0 +1,163 @@
+"""Methods for chains: closed forms, brute force over their own plans, and what they are beside each other."""
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from remat_graph import Graph, Implementation, Op, Schedule, Value, simulate
+from remat_solvers import Problem
+from remat_solvers.chain_dp import ChainTable, Run, keep_all
+from remat_solvers.chen import CheckpointAP, ChenGreedy, ChenGreedyLinear, ChenSqrt, ChenSqrtLinear
+from remat_solvers.evaluate import evaluate, flatten
+from remat_solvers.families import layer_graph, random_graph
+from remat_solvers.griewank import Griewank, advances, reversal
+from remat_solvers.hilp import Hilp
+from remat_solvers.hiremate import Hiremate
+from remat_solvers.linear import articulation_places, without_useless
+from remat_solvers.mincut import MinCut
+from remat_solvers.rockmate import Rockmate
+from remat_solvers.rotor import Rotor, stages
+from remat_solvers.twremat import Parts, TwRemat
+
+ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
+
+
+def layers(name: str) -> Graph:
+    """A layer-level graph of the oracles."""
+    return layer_graph(json.loads((ORACLES / f"{name}.json").read_text()))
+
+
+def chain(seed: int, length: int) -> Graph:
+    """Heterogeneous stages: each makes an activation and something only its own backward reads."""
+    rng = random.Random(seed)
+    values: list[Value] = []
+    ops: list[Op] = []
+
+    def value(nbytes: int) -> int:
+        values.append(Value(name=f"v{len(values)}", nbytes=nbytes))
+        return len(values) - 1
+
+    def op(inputs: list[int], outputs: list[int], backward: bool) -> None:
+        way = Implementation(inputs=inputs, outputs=outputs, time_s=rng.randint(1, 9))
+        ops.append(Op(name=f"o{len(ops)}", target="t", backward=backward, implementations=[way]))
+
+    made: list[tuple[int, int]] = []
+    for i in range(length):
+        made.append((value(rng.randint(1, 4)), value(rng.randint(0, 4))))
+        op([made[i - 1][0]] if i else [], list(made[i]), False)
+    gradient: list[int] = []
+    for i in range(length - 1, -1, -1):
+        below = [made[i - 1][0]] if i else []
+        inputs = [*made[i], *below, *gradient]
+        gradient = [value(values[below[0]].nbytes if below else 0)]
+        op(inputs, gradient, True)
+    return Graph(name="chain", values=values, ops=ops)
+
+
+def peak_of(graph: Graph) -> int:
+    """Bytes of the unplanned step."""
+    return simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+
+
+@pytest.mark.parametrize("snapshots", range(6))
+def test_binomial_checkpointing_has_the_fewest_runs(snapshots: int) -> None:
+    """The closed form, the recursion that it solves, and the plan itself agree."""
+
+    @cache
+    def least(steps: int, free: int) -> int:
+        if steps == 1:
+            return 0
+        if free == 0:
+            return steps * (steps - 1) // 2
+        return min(m + least(steps - m, free - 1) + least(m, free) for m in range(1, steps))
+
+    for steps in range(1, 26):
+        assert advances(steps, snapshots) == least(steps, snapshots)
+        forward = [step for kind, step in reversal(steps, snapshots) if kind == "forward"]
+        assert len(forward) - steps == least(steps, snapshots)
+
+
+def _plans(i: int, j: int) -> list[list[Run]]:
+    """Every plan of rotor's form for stages i to j - 1."""
+    if i == j:
+        return [[]]
+    found = [[("forward", i, 0), *inner, ("backward", i, 0)] for inner in _plans(i + 1, j)]
+    for k in range(i + 1, j):
+        there: list[Run] = [("forward", s, 0) for s in range(i, k)]
+        found += [there + right + left for right in _plans(k, j) for left in _plans(i, k)]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rotor_equals_brute_force_on_a_chain(seed: int) -> None:
+    """Over all plans of its form, judged by their real peaks."""
+    graph = chain(seed, 5)
+    arrays, peak = flatten(graph), peak_of(graph)
+    pieces = stages(graph, 64)
+    table = ChainTable(graph, pieces, [[keep_all(pieces, s)] for s in range(len(pieces))], peak, 500)
+    results = [evaluate(arrays, without_useless(graph, table.order(runs))) for runs in _plans(0, len(pieces))]
+    for fraction in (0.5, 0.6, 0.7, 0.8, 0.9):
+        budget = int(fraction * peak)
+        least = min((r.time_s for r in results if r.peak_nbytes <= budget), default=None)
+        assert Rotor().solve(Problem(graph, budget)).time_s == least
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(CheckpointAP(), ChenSqrt(), ChenSqrtLinear(), ChenGreedy(), ChenGreedyLinear(), Griewank()),
+        *(MinCut(), TwRemat(), Rotor(), Rockmate(levels=2), Hiremate(leaf=4, levels=2, moves=500)),
+        Hilp(leaf=4, levels=2, segments=3),
+    ],
+    ids=lambda method: method.name,
+)
+def test_every_method_keeps_the_budget_on_any_graph(method: object) -> None:
+    """Whatever the shape, what comes back is valid and fits, or nothing comes back."""
+    for seed in range(12):
+        graph = random_graph(seed, ops=10)
+        peak = peak_of(graph)
+        for fraction in (0.6, 0.8):
+            budget = int(fraction * peak)
+            solution = method.solve(Problem(graph, budget))  # type: ignore[attr-defined]
+            if solution.schedule is not None:
+                assert simulate(graph, solution.schedule).peak_nbytes <= budget
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_bags_are_a_tree_decomposition(seed: int) -> None:
+    """Every op and every dependency is in some bag."""
+    parts = Parts(random_graph(seed, ops=14))
+    for op, near in enumerate(parts.around):
+        for other in near:
+            assert any({op, other} <= bag for bag in parts.bags)
+        assert any(op in bag for bag in parts.bags)
+
+
+def test_chen_sqrt_costs_what_checkmate_published() -> None:
+    """VGG19 in Checkmate's own costs: 72,512,667,648 with a checkpoint after every fifth layer."""
+    graph = layers("VGG19_flops_b1")
+    budget = peak_of(graph) - 1
+    for method in (ChenSqrt(), ChenSqrtLinear()):
+        assert method.solve(Problem(graph, budget)).time_s == 72_512_667_648
+
+
+def test_cuts_are_where_one_value_crosses() -> None:
+    """On a chain everywhere."""
+    graph = chain(0, 7)
+    assert articulation_places(graph) == list(range(1, 7))
+
+
+def test_the_methods_are_themselves() -> None:
+    """On one chain each keeps another set, and none is the portfolio's."""
+    graph = chain(3, 16)
+    budget = int(0.6 * peak_of(graph))
+    times = {
+        m.name: m.solve(Problem(graph, budget)).time_s for m in (ChenSqrt(), Griewank(), Rotor(), MinCut())
+    }
+    assert None not in times.values()
+    assert len(set(times.values())) >= 3, times
+    assert times["rotor"] <= times["griewank"], times
+    assert times["rotor"] <= times["chen_sqrt"], times

@@ -1,0 +1,69 @@
+"""The curve of a graph, the smallest budget, and the largest batch."""
+
+import json
+from pathlib import Path
+
+import attrs
+import pytest
+
+from remat_graph import Graph
+from remat_graph.units import noremat_peak_nbytes
+from remat_solvers.families import layer_graph, random_graph
+from remat_solvers.questions import budgets_of, max_batch, min_budget, pareto
+
+VGG19 = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles" / "VGG19_flops_b1.json"
+
+
+def vgg19(batch: int) -> Graph:
+    """Checkmate's VGG19 at a batch size: bytes and times grow with it."""
+    graph = layer_graph(json.loads(VGG19.read_text()))
+    return attrs.evolve(
+        graph,
+        values=[attrs.evolve(v, nbytes=v.nbytes * batch) for v in graph.values],
+        ops=[
+            attrs.evolve(
+                op, implementations=[attrs.evolve(w, time_s=w.time_s * batch) for w in op.implementations]
+            )
+            for op in graph.ops
+        ],
+    )
+
+
+ROOM = 16_000_000_000 - 1_149_337_920  # what 16e9 bytes leave beside parameters and their gradients
+
+
+def test_a_curve_falls_and_stays_above_its_bound() -> None:
+    """A larger budget never costs more: each begins with the plan of the one before."""
+    graph = random_graph(5, ops=24)
+    points = pareto(graph, moves=2000)
+    overheads = [point.solution.overhead for point in points]
+    assert [p.budget_nbytes for p in points] == sorted(budgets_of(graph))
+    assert points[0].budget_nbytes == min_budget(graph).nbytes
+    assert points[-1].budget_nbytes == noremat_peak_nbytes(graph)
+    assert None not in overheads
+    assert overheads == sorted(overheads, reverse=True)
+    assert overheads[-1] == 0
+    for point in points:
+        assert point.solution.overhead is not None
+        assert point.solution.overhead >= point.solution.lower_bound_overhead - 1e-9
+
+
+def test_the_largest_batch_without_recomputing() -> None:
+    """222 on VGG19 with 16e9 bytes, every value freed after its last use; 223 is refused."""
+    found = max_batch(vgg19, ROOM, solver="noremat")
+    assert (found.batch, found.refused) == (222, 223)
+
+
+@pytest.mark.full
+def test_the_largest_batch_of_checkmate() -> None:
+    """289, Checkmate's published figure, at one extra forward at most."""
+    graph = vgg19(1)
+    forward = sum(op.first.time_s for op in graph.ops if not op.backward)
+    found = max_batch(vgg19, ROOM, solver="checkmate", max_overhead=forward / graph.time_s, seconds=60)
+    assert found.batch == 289
+
+
+def test_nothing_fits() -> None:
+    """A budget below the floor of one sample."""
+    found = max_batch(vgg19, 1000, solver="noremat")
+    assert (found.batch, found.solution, found.refused) == (0, None, 1)

@@ -1,0 +1,88 @@
+"""The stage form's exact methods equal brute force over their own space, and the published optima."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from remat_graph import Graph, Schedule, simulate
+from remat_solvers import Problem
+from remat_solvers.checkmate import Checkmate
+from remat_solvers.checkmate_lp import CheckmateLP
+from remat_solvers.families import layer_graph, random_graph
+from remat_solvers.moccasin import Moccasin
+
+ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
+OPTIMA = {
+    "linear4_unit": {3: 15, 4: 11, 5: 10, 6: 9},
+    "linear8_unit": {3: 45, 4: 26, 5: 22, 6: 21, 7: 20, 8: 19, 9: 18, 10: 17},
+    "linear16_unit": {7: 44, 8: 43, 10: 41, 12: 39},
+    "VGG19_flops_b1": {51_380_224: 58_982_891_520, 66_633_728: 58_896_187_392},
+    "VGG16_flops_b1": {51_380_224: 46_497_497_088},
+}
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def layers(name: str) -> Graph:
+    """A layer-level graph of the oracles."""
+    return layer_graph(json.loads((ORACLES / f"{name}.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("name", "budget", "optimum"),
+    [(name, budget, best) for name, found in OPTIMA.items() for budget, best in found.items()],
+)
+def test_checkmate_reproduces_the_known_optima(name: str, budget: int, optimum: int) -> None:
+    """Proven optimal, and the referee agrees with the program's own figure."""
+    solution = Checkmate().solve(Problem(layers(name), budget))
+    assert solution.time_s == optimum
+    assert solution.stats.get("proven", True) is True
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_checkmate_equals_brute_force_over_its_space(seed: int) -> None:
+    """On random graphs, at budgets from tight to loose."""
+    oracle = _load("stage_oracle")
+    graph = random_graph(seed, ops=3 + seed % 5, fancy=False)
+    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    for fraction in (0.6, 0.75, 0.9):
+        budget = int(fraction * peak)
+        solution = Checkmate().solve(Problem(graph, budget))
+        least = oracle.fastest_s(graph, budget)
+        if solution.time_s is None:
+            assert least == float("inf")
+        else:
+            assert solution.time_s == pytest.approx(least)
+
+
+def test_moccasin_is_bound_by_its_number_of_computations() -> None:
+    """A chain that needs a third run: with C = 2 the optimum is another, with C large it is Checkmate's."""
+    graph = layers("linear8_unit")
+    exact = Checkmate().solve(Problem(graph, 4))
+    assert Moccasin(computations=9).solve(Problem(graph, 4)).time_s == exact.time_s
+    runs = Moccasin(computations=2).solve(Problem(graph, 5)).order
+    assert runs is not None
+    assert max(runs.count(op) for op in runs) <= 2
+    assert Moccasin(computations=1).solve(Problem(graph, 5)).order is None
+
+
+@pytest.mark.parametrize("name", ["linear16_unit", "VGG16_flops_b1"])
+def test_the_relaxation_is_rounded_to_a_plan_that_fits(name: str) -> None:
+    """Not below the optimum, not above the budget, and its relaxation is a bound."""
+    budget, optimum = next(iter(OPTIMA[name].items()))
+    solution = CheckmateLP().solve(Problem(layers(name), budget))
+    assert solution.time_s is not None
+    assert solution.peak_nbytes is not None
+    assert solution.time_s >= optimum
+    assert solution.peak_nbytes <= budget
+    assert float(solution.stats["relaxation_s"]) <= optimum - layers(name).time_s + 1e-6 * optimum
