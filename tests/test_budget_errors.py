@@ -136,6 +136,14 @@ def test_a_planned_model_is_not_planned_again(
     assert "module" in fails(BadModel, lambda: Hiremate(planned, sample, "100%", **quick))
 
 
+def test_a_method_that_is_not_there(model: nn.Module, sample: Tensor) -> None:
+    """By class and by config: an error that names it, and nothing runs in its place."""
+    assert fails(MethodNotAvailable, lambda: Offmate(model, sample, "40%")).startswith("offmate")
+    assert fails(MethodNotAvailable, lambda: from_config(model, sample, "40%", "offmate")).startswith(
+        "offmate"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -143,14 +151,18 @@ def test_a_planned_model_is_not_planned_again(
         ("PureCheckmate", "checkmate"),
         ("PureRockmate", "rockmate"),
         ("PureHiremate", "hiremate"),
-        ("Offmate", "offmate"),
     ],
 )
-def test_a_method_that_is_not_there(name: str, method: str, model: nn.Module, sample: Tensor) -> None:
-    """By class and by config: an error that names it, and nothing runs in its place."""
-    entry = getattr(remat_facade, name)
-    assert fails(MethodNotAvailable, lambda: entry(model, sample, "40%")).startswith(method)
-    assert fails(MethodNotAvailable, lambda: from_config(model, sample, "40%", method)).startswith(method)
+def test_a_pure_class_runs_its_method_alone(name: str, method: str, tmp_path: Path) -> None:
+    """The plan says who made it; its budget holds; a config of the type does the same."""
+    chain = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.Tanh())))
+    entry, batch = getattr(remat_facade, name), torch.randn(256, 16)
+    for module in (
+        entry(chain, batch, "80%", cache_dir=tmp_path),
+        from_config(chain, batch, "80%", method, cache_dir=tmp_path),
+    ):
+        assert module.plan.solver == method
+        assert module.plan.peak_nbytes <= module.plan.budget_nbytes < module.plan.noremat_peak_nbytes
 
 
 def test_choices_that_contradict_each_other(model: nn.Module, sample: Tensor) -> None:

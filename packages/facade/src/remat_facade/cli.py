@@ -1,4 +1,4 @@
-"""The command `remat`: demo, plan, solve, config, show, solvers.
+"""The command `remat`.
 
 Heavy libraries are imported by the command that needs them: help is quick and `remat solve` needs no torch. A
 user's mistake ends in one line on stderr and exit code 2, Ctrl-C in one line and 130.
@@ -130,6 +130,105 @@ def solve(
         )
         made = planner(loaded)
     _deliver(loaded, made, plan_out, order_out)
+
+
+@app.command("min-budget")
+def smallest_budget(
+    graph: Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A saved graph, or one of the corpus.")],
+) -> None:
+    """The smallest budget that works; needs no torch."""
+    from remat_facade.report.table import smallest_table
+    from remat_graph.serialize import load_graph
+    from remat_solvers import min_budget
+
+    with progress(f"reading {graph}") as tell:
+        loaded = load_graph(graph)
+        tell(f"looking for the smallest budget of {loaded.name}")
+        found = min_budget(loaded)
+    show(smallest_table(loaded, found))
+
+
+@app.command()
+def sweep(
+    graph: Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A saved graph, or one of the corpus.")],
+    solvers: Annotated[str, typer.Option(metavar="A,B,...", help="Who plans, one line each.")] = "auto",
+    budgets: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help='Such as "30%,50%,2GiB"; else from the smallest up.')
+    ] = None,
+    points: Annotated[int, typer.Option(min=1, help="How many budgets, without --budgets.")] = 9,
+    time_limit: _TimeLimit = None,
+    csv: _Out = None,
+    png: _Out = None,
+) -> None:
+    """Extra time against budget, method by method; needs no torch."""
+    from remat_facade.report import sweep as report
+    from remat_graph.serialize import load_graph
+    from remat_graph.units import resolve_budget
+    from remat_solvers.questions import bounds_of, budgets_of, pareto
+
+    check_place(csv, png)
+    with progress(f"reading {graph}") as tell:
+        loaded = load_graph(graph)
+        if budgets is None:
+            tell("looking for the smallest budget")
+            sizes = budgets_of(loaded, points)
+        else:
+            sizes = tuple(sorted(resolve_budget(text.strip(), loaded) for text in budgets.split(",")))
+        curves = {}
+        for name in dict.fromkeys(text.strip() for text in solvers.split(",")):
+            tell(f"{name}: {len(sizes)} budgets of {loaded.name}")
+            curves[name] = pareto(loaded, sizes, solver=name, seconds=time_limit)
+        tell("bounding what any schedule costs")
+        bounds = bounds_of(loaded, sizes)
+    show(report.sweep_table(loaded, curves, bounds))
+    if csv is not None:
+        say(f"wrote {write_whole(csv, report.sweep_csv(curves, bounds))}")
+    if png is not None:
+        from remat_facade.report import picture
+
+        say(f"wrote {write_whole(png, picture.png(report.draw_sweep(loaded, curves, bounds)))}")
+
+
+@app.command("max-batch")
+def largest_batch(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="MODULE:FACTORY", help="Called with a batch size, returns (model, sample)."),
+    ],
+    budget: _Budget,
+    max_overhead: Annotated[
+        float, typer.Option(min=0.0, help="Extra time that is bearable: 0.3 is 30 %.")
+    ] = 1.0,
+    solver: _Solver = None,
+    time_limit: _TimeLimit = None,
+) -> None:
+    """The largest batch that trains inside a budget."""
+    from remat_executor import plan_graph
+    from remat_facade.inputs import as_call, check_model
+    from remat_facade.report.table import batch_table
+    from remat_facade.target import load_target
+    from remat_graph.units import parse_nbytes
+    from remat_solvers.questions import max_batch
+
+    nbytes = parse_nbytes(budget)
+    with progress(f"loading {target}") as tell:
+
+        def graph_of(batch: int) -> "Graph":
+            tell(f"batch {batch}: capturing and measuring")
+            model, sample, sample_kwargs = load_target(target, batch)
+            args, kwargs = as_call(sample, sample_kwargs)
+            check_model(model, args, kwargs)
+            graph = plan_graph(model, args, kwargs)
+            tell(f"batch {batch}: planning {len(graph.ops)} ops")
+            return graph
+
+        found = max_batch(
+            graph_of, nbytes, max_overhead=max_overhead, solver=solver or "auto", seconds=time_limit
+        )
+    show(batch_table(target, nbytes, found))
+    if not found.batch:
+        complain("not even a batch of 1 fits: raise the budget or the overhead that is bearable")
+        raise typer.Exit(1)
 
 
 @app.command("config")

@@ -45,6 +45,25 @@ def _positive_or_none(value: object) -> str | None:
     return "wants seconds above 0, or null for none"
 
 
+def _several(value: object) -> str | None:
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= 2
+    return None if good else "wants a whole number, 2 or more"
+
+
+def _one_or_more(value: object) -> str | None:
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return None if good else "wants a whole number, 1 or more"
+
+
+def _name(value: object) -> str | None:
+    return None if isinstance(value, str) and value else "wants the name of a solver that cvxpy has"
+
+
+_BACKEND = "The mixed-integer solver, by the name cvxpy has for it; HIGHS comes with remat."
+_SLOTS = "Memory levels of the dynamic program: more are finer and slower."
+_LEVELS = "Budgets at which each distinct block is solved: more give a longer menu."
+
+
 def _budget_or_none(value: object) -> str | None:
     good = value is None or (isinstance(value, int | str) and not isinstance(value, bool))
     return None if good else 'wants bytes, a text such as "64GiB", or null'
@@ -103,39 +122,122 @@ class NorematConfig(Config):
     about = "nothing is recomputed: what to compare with"
 
 
+@attrs.frozen(kw_only=True)
 class RotorConfig(Config):
-    """Dynamic programming over a chain of blocks (rotor)."""
+    """Dynamic programming over a chain of blocks (rotor).
 
-    type = "rotor"
-    about = "dynamic programming over a chain of blocks"
+    Attributes:
+        stages: most stages of the chain.
+        slots: memory levels.
+    """
+
+    type: ClassVar[str] = "rotor"
+    about: ClassVar[str] = "dynamic programming over a chain of blocks"
+
+    stages: int = _option(64, "Most stages of the chain; neighbours are joined beyond.", _one_or_more)
+    slots: int = _option(500, _SLOTS, _several)
 
 
+@attrs.frozen(kw_only=True)
 class CheckmateConfig(Config):
-    """One integer linear program over the whole graph (Checkmate)."""
+    """One integer linear program over the whole graph (Checkmate).
 
-    type = "checkmate"
-    about = "one integer linear program over the whole graph"
+    Attributes:
+        backend: the mixed-integer solver.
+    """
+
+    type: ClassVar[str] = "checkmate"
+    about: ClassVar[str] = "one integer linear program over the whole graph"
+
+    backend: str = _option("HIGHS", _BACKEND, _name)
 
 
+@attrs.frozen(kw_only=True)
 class RockmateConfig(Config):
-    """An integer linear program inside each block, rotor over the blocks (Rockmate)."""
+    """An integer linear program inside each block, rotor over the blocks (Rockmate).
 
-    type = "rockmate"
-    about = "an integer linear program in each block, rotor over the blocks"
+    Attributes:
+        stages: most blocks.
+        slots: memory levels.
+        levels: budgets for each distinct block.
+        block_seconds: limit by the clock for one block at one budget.
+        backend: the mixed-integer solver.
+    """
+
+    type: ClassVar[str] = "rockmate"
+    about: ClassVar[str] = "an integer linear program in each block, rotor over the blocks"
+
+    stages: int = _option(32, "Most blocks; neighbours are joined beyond.", _one_or_more)
+    slots: int = _option(500, _SLOTS, _several)
+    levels: int = _option(6, _LEVELS, _one_or_more)
+    block_seconds: float | None = _option(
+        10.0, "Seconds for one block at one budget; null for no limit.", _positive_or_none
+    )
+    backend: str = _option("HIGHS", _BACKEND, _name)
 
 
+@attrs.frozen(kw_only=True)
 class HilpConfig(Config):
-    """Integer linear programs over a hierarchy of subgraphs (H-ILP)."""
+    """Integer linear programs over a hierarchy of subgraphs (H-ILP).
 
-    type = "hilp"
-    about = "integer linear programs over a hierarchy of subgraphs"
+    Attributes:
+        segments: most segments of one level.
+        leaf: a graph of at most so many ops is solved as it is.
+        levels: budgets for each distinct segment.
+        options: most options of a segment that the program on top sees.
+        leaf_seconds: limit by the clock for one leaf at one budget.
+        top_seconds: limit by the clock for the program on top.
+        backend: the mixed-integer solver.
+    """
+
+    type: ClassVar[str] = "hilp"
+    about: ClassVar[str] = "integer linear programs over a hierarchy of subgraphs"
+
+    segments: int = _option(8, "Most segments that one level is cut into.", _several)
+    leaf: int = _option(100, "A subgraph of at most so many ops is solved as it is.", _several)
+    levels: int = _option(4, _LEVELS, _one_or_more)
+    options: int = _option(4, "Most options of a segment that the program on top sees.", _one_or_more)
+    leaf_seconds: float | None = _option(
+        5.0, "Seconds for one leaf at one budget; null for no limit.", _positive_or_none
+    )
+    top_seconds: float | None = _option(
+        30.0, "Seconds for the program on top; null for no limit.", _positive_or_none
+    )
+    backend: str = _option("HIGHS", _BACKEND, _name)
 
 
+@attrs.frozen(kw_only=True)
 class HiremateConfig(Config):
-    """A hierarchy of subgraphs, each planned by the method that suits it (HiRemate)."""
+    """A hierarchy of subgraphs, each planned by the method that suits it (HiRemate).
 
-    type = "hiremate"
-    about = "a hierarchy of subgraphs, each planned by the method that suits it"
+    Attributes:
+        segments: most segments of one level.
+        leaf: a graph of at most so many ops is not cut.
+        exact: a graph of at most so many ops is also given to the integer program.
+        slots: memory levels.
+        levels: budgets for each distinct segment.
+        leaf_seconds: limit by the clock for the integer program of one leaf at one budget.
+        moves: changes that the search may try in one leaf.
+        backend: the mixed-integer solver.
+    """
+
+    type: ClassVar[str] = "hiremate"
+    about: ClassVar[str] = "a hierarchy of subgraphs, each planned by the method that suits it"
+
+    segments: int = _option(16, "Most segments that one level is cut into.", _several)
+    leaf: int = _option(80, "A subgraph of at most so many ops is not cut any more.", _several)
+    exact: int = _option(
+        40, "A subgraph of at most so many ops is given to the integer program too.", _natural
+    )
+    slots: int = _option(400, _SLOTS, _several)
+    levels: int = _option(6, _LEVELS, _one_or_more)
+    leaf_seconds: float | None = _option(
+        5.0,
+        "Seconds for the integer program of one leaf at one budget; null for no limit.",
+        _positive_or_none,
+    )
+    moves: int = _option(20_000, "Changes that the search may try in one leaf.", _natural)
+    backend: str = _option("HIGHS", _BACKEND, _name)
 
 
 @attrs.frozen(kw_only=True)

@@ -9,9 +9,11 @@ import attrs
 
 from remat_facade.config import Config, OffmateConfig, config_types, generate_config, load_config
 from remat_facade.errors import BadConfig, MethodNotAvailable
-from remat_solvers import solver_names
+from remat_solvers import solver_names, solver_parameters
 
 _Path = str | PathLike[str]
+
+_COMMON = frozenset(field.name for field in attrs.fields(Config))
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +39,11 @@ class Method:
         """
         if isinstance(config, OffmateConfig) or config.type not in solver_names():
             raise MethodNotAvailable(method=config.type)
-        return cls(solver=config.type, time_limit_s=config.time_limit_s, parameters=_seeded(config.seed))
+        own = {
+            f.name: getattr(config, f.name) for f in attrs.fields(config.__class__) if f.name not in _COMMON
+        }
+        parameters = own | (_seeded(config.seed) if "seed" in solver_parameters(config.type) else {})
+        return cls(solver=config.type, time_limit_s=config.time_limit_s, parameters=parameters)
 
 
 def choose_method(

@@ -13,11 +13,12 @@ from typing import Any
 from remat_facade.errors import BadTarget
 
 
-def load_target(target: str) -> tuple[Any, Any, Any]:
+def load_target(target: str, *args: Any) -> tuple[Any, Any, Any]:
     """Call the factory that `target` names.
 
     Args:
         target: ``package.module:function`` or ``path/to/file.py:function``.
+        *args: what the factory is called with.
 
     Returns:
         Model, sample, and keyword inputs or None.
@@ -35,7 +36,7 @@ def load_target(target: str) -> tuple[Any, Any, Any]:
     if not callable(factory):
         there = ", ".join(n for n, found in vars(module).items() if callable(found) and not n.startswith("_"))
         raise BadTarget(target=target, problem=f"{place} has no function {name}; it has {there or 'none'}")
-    made = _guarded(target, f"calling {name}()", factory)
+    made = _guarded(target, f"calling {name}({', '.join(map(repr, args))})", lambda: factory(*args))
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         came = (
             f"a tuple of {len(made)}"

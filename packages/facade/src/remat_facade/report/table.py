@@ -6,6 +6,7 @@ from remat_facade.report.trace import repeated_targets
 from remat_graph import Graph
 from remat_graph.plan import Plan
 from remat_graph.units import format_nbytes, format_seconds
+from remat_solvers.questions import MaxBatch, MinBudget
 
 
 @attrs.frozen(kw_only=True)
@@ -25,6 +26,35 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     prose: bool = False
+
+
+def smallest_table(graph: Graph, found: MinBudget) -> Table:
+    """The smallest budget, and below which none can work."""
+    rows = (
+        ("smallest budget with a schedule", format_nbytes(found.nbytes), f"{found.nbytes}"),
+        ("none exists below", format_nbytes(found.floor_nbytes), f"{found.floor_nbytes}"),
+        (
+            f"what {found.floor_op} alone needs",
+            format_nbytes(found.floor_op_nbytes),
+            f"{found.floor_op_nbytes}",
+        ),
+    )
+    return Table(title=graph.name, columns=("", "", "bytes"), rows=rows, note=found.floor_reason)
+
+
+def batch_table(name: str, budget_nbytes: int, found: MaxBatch) -> Table:
+    """The largest batch, its plan, and the size that was too large."""
+    rows = [("largest batch", f"{found.batch}"), ("budget", format_nbytes(budget_nbytes))]
+    plan = found.solution
+    if plan is not None and plan.overhead is not None and plan.peak_nbytes is not None:
+        rows += [
+            ("peak", format_nbytes(plan.peak_nbytes)),
+            ("extra time", f"{plan.overhead:.2%}"),
+            ("no schedule costs less than", f"{plan.lower_bound_overhead:.2%}"),
+        ]
+    if found.refused is not None:
+        rows.append(("refused", f"{found.refused}"))
+    return Table(title=name, columns=("", ""), rows=tuple(rows))
 
 
 def plan_table(plan: Plan) -> Table:
