@@ -16,12 +16,41 @@ assert _spec.loader is not None
 oracle = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(oracle)
 
-SOLVERS = ("noremat", "chen_sqrt", "greedy", "interval_dp", "search", "auto")
+SOLVERS = (
+    *("noremat", "checkpoint_ap", "chen_sqrt", "chen_sqrt_linear", "chen_greedy", "chen_greedy_linear"),
+    *("greedy", "griewank", "mincut", "interval_dp", "rotor", "twremat", "search", "auto"),
+)
+PROGRAMS = ("checkmate", "checkmate_lp", "moccasin", "rockmate", "hilp", "hiremate")
+QUICK: dict[str, dict[str, object]] = {
+    "search": {"moves": 2000},
+    "auto": {"moves": 2000},
+    "rockmate": {"levels": 2},
+    "hilp": {"leaf": 4, "levels": 2, "segments": 3},
+    "hiremate": {"leaf": 4, "levels": 2, "moves": 200},
+}
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_solvers_and_bounds_against_brute_force(seed: int) -> None:
-    """Every method at four budgets."""
+    """Every method that needs no integer program at four budgets."""
+    compare(seed, SOLVERS)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_integer_programs_against_brute_force(seed: int) -> None:
+    """The others, on fewer graphs."""
+    compare(seed, PROGRAMS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(40, 540))
+def test_all_against_brute_force(seed: int) -> None:
+    """All of them on 500 more."""
+    compare(seed, (*SOLVERS, *PROGRAMS))
+
+
+def compare(seed: int, names: tuple[str, ...]) -> None:
+    """No answer below the brute force over any order, no bound above it, no false claim."""
     graph = random_graph(seed, ops=2 + seed % 6, fancy=False)
     peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
     for fraction in (0.5, 0.7, 0.85, 1.0):
@@ -30,9 +59,8 @@ def test_solvers_and_bounds_against_brute_force(seed: int) -> None:
         assert lower_bound(graph, budget) <= least + 1e-9
         if least < float("inf"):
             assert budget_floor(graph).nbytes <= budget
-        for name in SOLVERS:
-            parameters = {"moves": 2000} if name in ("search", "auto") else {}
-            solution = get_solver(name, **parameters).solve(Problem(graph, budget))
+        for name in names:
+            solution = get_solver(name, **QUICK.get(name, {})).solve(Problem(graph, budget))
             assert solution.lower_bound_s <= least + 1e-9
             if solution.time_s is not None:
                 assert solution.peak_nbytes is not None

@@ -52,8 +52,20 @@ def test_checkmate_reproduces_the_known_optima(name: str, budget: int, optimum: 
 @pytest.mark.parametrize("seed", range(12))
 def test_checkmate_equals_brute_force_over_its_space(seed: int) -> None:
     """On random graphs, at budgets from tight to loose."""
+    compare(seed, ops=3 + seed % 5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(12, 512))
+def test_checkmate_equals_brute_force_on_many(seed: int) -> None:
+    """On 500 of at most 12 ops."""
+    compare(seed, ops=3 + seed % 10)
+
+
+def compare(seed: int, ops: int) -> None:
+    """The program's optimum beside the brute force's."""
     oracle = _load("stage_oracle")
-    graph = random_graph(seed, ops=3 + seed % 5, fancy=False)
+    graph = random_graph(seed, ops=ops, fancy=False)
     peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
     for fraction in (0.6, 0.75, 0.9):
         budget = int(fraction * peak)
