@@ -15,7 +15,9 @@ def fastest_s(graph: Graph, budget_nbytes: int) -> float:
     ops, size = graph.ops, [graph.allocated_nbytes(v) for v in range(len(graph.values))]
     pinned = {v for v, value in enumerate(graph.values) if value.pinned}
     maker = {v: i for i, op in enumerate(ops) for v in op.first.outputs}
-    tangents = set(graph.tangents)
+    read = {v for op in ops for v in op.first.inputs}
+    tangents = {v for v in graph.tangents if v in read}
+    unread = sum(size[v] for v in graph.tangents if v not in read)
     boundary = sum(not op.backward for op in ops)
     reads = [[v for v in op.first.inputs if v in maker or v in tangents] for op in ops]
     read_at_all = {v for read in reads for v in read} - pinned
@@ -42,12 +44,14 @@ def fastest_s(graph: Graph, budget_nbytes: int) -> float:
 
     def peak(t: int, kept: frozenset[int], runs: list[int], then: frozenset[int]) -> int:
         held = sum(size[v] for v in kept) + sum(size[v] for v in pinned if maker[v] < t)
+        held += unread if t >= boundary else 0
         live, most = set(kept), 0
         for place, op in enumerate(runs):
             new = [v for v in ops[op].first.outputs if not (v in pinned and maker[v] < t)]
             held += sum(size[v] for v in new)
             live.update(v for v in new if v not in pinned)
-            most = max(most, held + ops[op].first.workspace_nbytes)
+            again = sum(size[v] for v in ops[op].first.outputs if v in pinned and maker[v] < t)
+            most = max(most, held + again + ops[op].first.workspace_nbytes)
             later = {v for other in runs[place + 1 :] for v in reads[other]}
             touched = {*reads[op], *new}
             gone = {v for v in live & touched if v not in later and v not in then}

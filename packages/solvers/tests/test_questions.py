@@ -63,6 +63,13 @@ def test_the_largest_batch_of_checkmate() -> None:
     assert found.batch == 289
 
 
+def test_no_size_is_left_out_and_none_beyond_the_most() -> None:
+    """All sizes fit: the most is the answer; a first size that is refused ends it."""
+    assert max_batch(vgg19, ROOM, solver="noremat", most=100).batch == 100
+    assert max_batch(vgg19, ROOM, solver="noremat", first=3).batch == 222
+    assert max_batch(vgg19, ROOM, solver="noremat", first=300).batch == 0
+
+
 def test_nothing_fits() -> None:
     """A budget below the floor of one sample."""
     found = max_batch(vgg19, 1000, solver="noremat")

@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+import attrs
 import pytest
 
-from remat_graph import Graph, Schedule, simulate
-from remat_solvers import Problem
+from remat_graph import Graph, Home, Role, Schedule, Value, simulate
+from remat_solvers import BadParameter, Deadline, Problem
 from remat_solvers.checkmate import Checkmate
 from remat_solvers.checkmate_lp import CheckmateLP
 from remat_solvers.families import layer_graph, random_graph
@@ -75,6 +76,65 @@ def compare(seed: int, ops: int) -> None:
             assert least == float("inf")
         else:
             assert solution.time_s == pytest.approx(least)
+
+
+def test_exact_whatever_the_unit_of_time() -> None:
+    """Operators of a tenth of a microsecond: the optimum does not hide below a solver's tolerance."""
+    oracle = _load("stage_oracle")
+    for seed in range(20):
+        graph = random_graph(seed, ops=8, fancy=False)
+        quick = attrs.evolve(
+            graph,
+            ops=[
+                attrs.evolve(
+                    op,
+                    implementations=[attrs.evolve(w, time_s=w.time_s * 1e-7) for w in op.implementations],
+                )
+                for op in graph.ops
+            ],
+        )
+        peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+        for fraction in (0.75, 0.9):
+            found = Checkmate().solve(Problem(quick, int(fraction * peak))).time_s
+            least = oracle.fastest_s(quick, int(fraction * peak))
+            assert (found or float("inf")) == pytest.approx(least, rel=1e-9)
+
+
+def test_an_unread_tangent_and_host_values_are_counted_as_the_referee_does() -> None:
+    """What nobody reads is held from the boundary on; what lives on the host costs the device nothing."""
+    graph = random_graph(5, ops=8, fancy=False)
+    values = [
+        *graph.values,
+        Value(name="unread", nbytes=7, role=Role.TANGENT, of=graph.outputs[0]),
+        Value(name="elsewhere", nbytes=1000, home=Home.HOST),
+    ]
+    more = attrs.evolve(graph, values=values)
+    peak = simulate(more, Schedule.from_order(more, range(len(more.ops)))).peak_nbytes
+    plain = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    oracle = _load("stage_oracle")
+    for fraction in (0.7, 0.8, 0.9):
+        budget = int(fraction * peak)
+        found = Checkmate().solve(Problem(more, budget)).time_s
+        assert (found or float("inf")) == pytest.approx(oracle.fastest_s(more, budget))
+    assert plain <= peak <= plain + 7
+
+
+@pytest.mark.parametrize("backend", ["NOPE", "CLARABEL"])
+def test_a_backend_that_cannot(backend: str) -> None:
+    """One line that names those that can."""
+    graph = layers("linear4_unit")
+    with pytest.raises(BadParameter, match=r"no such mixed-integer solver here; it has .*HIGHS"):
+        Checkmate(backend=backend).solve(Problem(graph, 4))
+
+
+def test_a_program_too_large_for_its_deadline_is_given_up() -> None:
+    """Within about the time allowed, and said."""
+    graph = random_graph(0, ops=400)
+    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    deadline = Deadline(0.2)
+    solution = Checkmate().solve(Problem(graph, int(0.9 * peak)), deadline)
+    assert deadline.hit or solution.feasible
+    assert deadline.elapsed_s < 5
 
 
 def test_moccasin_is_bound_by_its_number_of_computations() -> None:

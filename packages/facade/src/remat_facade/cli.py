@@ -167,6 +167,8 @@ def sweep(
     from remat_solvers.questions import bounds_of, budgets_of, pareto
 
     check_place(csv, png)
+    if csv is not None and csv == png:
+        raise typer.BadParameter(f"--csv and --png both name {csv}: give them different files")
     with progress(f"reading {graph}") as tell:
         loaded = load_graph(graph)
         if budgets is None:
@@ -199,6 +201,7 @@ def largest_batch(
     max_overhead: Annotated[
         float, typer.Option(min=0.0, help="Extra time that is bearable: 0.3 is 30 %.")
     ] = 1.0,
+    first: Annotated[int, typer.Option(min=1, help="The smallest size that the model runs with.")] = 1,
     solver: _Solver = None,
     time_limit: _TimeLimit = None,
 ) -> None:
@@ -223,11 +226,16 @@ def largest_batch(
             return graph
 
         found = max_batch(
-            graph_of, nbytes, max_overhead=max_overhead, solver=solver or "auto", seconds=time_limit
+            graph_of,
+            nbytes,
+            max_overhead=max_overhead,
+            first=first,
+            solver=solver or "auto",
+            seconds=time_limit,
         )
     show(batch_table(target, nbytes, found))
     if not found.batch:
-        complain("not even a batch of 1 fits: raise the budget or the overhead that is bearable")
+        complain(f"not even a batch of {first} fits: raise the budget or the overhead that is bearable")
         raise typer.Exit(1)
 
 

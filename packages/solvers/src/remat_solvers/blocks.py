@@ -132,6 +132,8 @@ def _orders(
     floor = budget_floor(graph).nbytes
     orders: dict[tuple[int, ...], None] = {}
     for budget in np.linspace(floor, unplanned.peak_nbytes, levels + 1)[:-1]:
+        if deadline.reached():
+            break
         left = deadline.remaining_s
         limit = left if seconds is None else min(seconds, left)
         inner = Deadline(None if limit == float("inf") else limit)

@@ -14,8 +14,8 @@ from typing import ClassVar
 import attrs
 
 from remat_solvers.noremat import NoRemat
-from remat_solvers.protocol import Deadline, Problem, Solution, judge
-from remat_solvers.stages import minimize, order_of, stage_program, work_of
+from remat_solvers.protocol import Deadline, Problem, Solution
+from remat_solvers.stages import solve_whole
 
 
 @attrs.frozen(kw_only=True)
@@ -35,15 +35,4 @@ class Checkmate:
         unplanned = NoRemat().solve(problem)
         if unplanned.feasible:
             return unplanned
-        work = work_of(problem.graph)
-        program = stage_program(work, problem.budget_nbytes)
-        seconds = None if deadline.seconds is None else deadline.remaining_s
-        found, bound_s, proven = minimize(program, whole=True, solver=self.backend, seconds=seconds)
-        if not proven:
-            deadline.reached()
-        stats: dict[str, int | float | str | bool] = {"variables": len(program.cost), "proven": proven}
-        if found is None:
-            return judge(problem, None, stats=stats)
-        kept = [pair for pair, column in program.kept.items() if found[column] > 0.5]
-        stats["program_overhead_s"] = bound_s
-        return judge(problem, order_of(work, kept), stats=stats)
+        return solve_whole(problem, deadline, self.backend)

@@ -15,7 +15,7 @@ from remat_solvers.evaluate import evaluate, flatten
 from remat_solvers.greedy import evict
 from remat_solvers.noremat import NoRemat
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
-from remat_solvers.stages import minimize, order_of, stage_program, work_of
+from remat_solvers.stages import TimeIsUp, minimize, order_of, stage_program, work_of
 
 THRESHOLDS = (0.5, 0.3, 0.7, 0.1, 0.9, 0.99)
 
@@ -38,10 +38,12 @@ class CheckmateLP:
         if unplanned.feasible:
             return unplanned
         graph, budget = problem.graph, problem.budget_nbytes
-        work = work_of(problem.graph)
-        program = stage_program(work, budget)
-        seconds = None if deadline.seconds is None else deadline.remaining_s
-        found, bound_s, proven = minimize(program, whole=False, solver=self.backend, seconds=seconds)
+        work = work_of(graph)
+        try:
+            program = stage_program(work, budget, deadline)
+        except TimeIsUp:
+            return judge(problem, None)
+        found, bound_s, proven = minimize(program, whole=False, solver=self.backend, deadline=deadline)
         stats: dict[str, int | float | str | bool] = {"variables": len(program.cost), "proven": proven}
         if found is None:
             return judge(problem, None, stats=stats)

@@ -31,7 +31,14 @@ class Answer:
     problem: str = ""
 
 
-def ask(name: str, problem: Problem, seconds: float, parameters: Mapping[str, Any] | None = None) -> Answer:
+def ask(
+    name: str,
+    problem: Problem,
+    seconds: float,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    most_s: float = float("inf"),
+) -> Answer:
     """Let a registered solver work on a problem in its own process.
 
     Args:
@@ -39,6 +46,7 @@ def ask(name: str, problem: Problem, seconds: float, parameters: Mapping[str, An
         problem: graph and budget.
         seconds: its deadline; ended some time after it.
         parameters: of the solver, as JSON can say them.
+        most_s: ended after this in any case.
     """
     question = {
         "graph": graph_to_data(problem.graph),
@@ -54,11 +62,12 @@ def ask(name: str, problem: Problem, seconds: float, parameters: Mapping[str, An
             check=False,
             input=json.dumps(question),
             capture_output=True,
-            text=True,
-            timeout=seconds + START_S,
+            encoding="utf-8",
+            errors="replace",
+            timeout=min(seconds + START_S, most_s),
         )
     except subprocess.TimeoutExpired:
-        return Answer(None, f"did not end within {seconds + START_S:.0f} s and was ended")
+        return Answer(None, f"did not end within {min(seconds + START_S, most_s):.0f} s and was ended")
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Answer(None, f"crashed: {last}")

@@ -23,7 +23,7 @@ from remat_solvers.interval_dp import narrow_places
 from remat_solvers.linear import cut, repeatable, without_useless
 from remat_solvers.noremat import NoRemat
 from remat_solvers.protocol import Deadline, Problem, Solution, judge, positive_or_none
-from remat_solvers.stages import Work, minimize, stage_program
+from remat_solvers.stages import TimeIsUp, Work, minimize, stage_program
 
 
 @attrs.frozen(kw_only=True)
@@ -194,9 +194,11 @@ class _Top:
     def solve(self, budget_nbytes: int, backend: str, deadline: Deadline) -> tuple[list[int] | None, bool]:
         """The fastest order that the program finds and that fits, and whether it is proven."""
         work, arrays = self.work(), flatten(self.graph)
-        program = stage_program(work, budget_nbytes)
-        seconds = None if deadline.seconds is None else deadline.remaining_s
-        found, _, proven = minimize(program, whole=True, solver=backend, seconds=seconds)
+        try:
+            program = stage_program(work, budget_nbytes, deadline)
+        except TimeIsUp:
+            return None, False
+        found, _, proven = minimize(program, whole=True, solver=backend, deadline=deadline)
         if found is None:
             return None, proven
         order: list[int] = []

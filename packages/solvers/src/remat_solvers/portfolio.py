@@ -153,7 +153,7 @@ class _Run:
             if self.closed() or self.deadline.reached():
                 break
             seconds = min(self.settings.guest_seconds, self.deadline.remaining_s)
-            answer = ask(name, self.problem, seconds)
+            answer = ask(name, self.problem, seconds, most_s=max(1.0, self.deadline.remaining_s))
             problem = answer.problem
             if answer.order is not None:
                 order = np.array(answer.order, np.int64)

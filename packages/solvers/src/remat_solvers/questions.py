@@ -153,6 +153,7 @@ def max_batch(
     budget_nbytes: int,
     *,
     max_overhead: float = 1.0,
+    first: int = 1,
     most: int = 1 << 20,
     solver: str = "auto",
     seconds: float | None = None,
@@ -164,6 +165,7 @@ def max_batch(
         graph_of: the training step for a batch size.
         budget_nbytes: bound on the peak.
         max_overhead: extra time as a ratio of the unplanned step's that is still bearable.
+        first: the smallest size that makes sense, such as 2 for a batch norm.
         most: not looked beyond.
         solver: who plans.
         seconds: limit by the clock for one size.
@@ -179,14 +181,14 @@ def max_batch(
 
     best, found = 0, None
     refused: int | None = None
-    batch = 1
-    while refused is None and batch <= most:
+    batch = first
+    while refused is None and best < most:
         made = fits(batch)
         if made is None:
             refused = batch
         else:
-            best, found, batch = batch, made, batch * 2
-    while refused is not None and refused - best > 1:
+            best, found, batch = batch, made, min(2 * batch, most)
+    while refused is not None and refused - best > 1 and best:
         middle = (best + refused) // 2
         made = fits(middle)
         if made is None:

@@ -57,6 +57,8 @@ class Search:
         order = np.arange(len(problem.graph.ops), dtype=np.int64)
         if evaluate(arrays, order).peak_nbytes <= problem.budget_nbytes:
             return judge(problem, order.tolist())
+        if not len(order):  # nothing to move
+            return judge(problem, None)
         moves = default_moves(len(order)) if self.moves is None else self.moves
         best: Ints | None = None
         done = 0

@@ -26,9 +26,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from remat_graph import Graph
+from remat_graph import Graph, Home
+from remat_solvers.errors import BadParameter
 from remat_solvers.evaluate import Floats, Ints
 from remat_solvers.linear import repeatable
+from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -36,7 +38,7 @@ class StageProgram:
     """``minimize cost @ x  subject to  rows @ x <= limits, 0 <= x <= upper``.
 
     Attributes:
-        cost: seconds per variable.
+        cost: per variable, in units of `unit_s`.
         rows: scipy sparse matrix.
         limits: right sides.
         upper: upper bounds.
@@ -44,6 +46,7 @@ class StageProgram:
         runs: (stage, op) -> variable, for repeats.
         kept: (stage, value) -> variable.
         unit_nbytes: bytes are in these units in the rows that count memory.
+        unit_s: seconds of one unit of cost.
     """
 
     cost: Floats
@@ -54,6 +57,11 @@ class StageProgram:
     runs: dict[tuple[int, int], int]
     kept: dict[tuple[int, int], int]
     unit_nbytes: float
+    unit_s: float
+
+
+class TimeIsUp(Exception):
+    """The deadline came while a program was being written."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -73,6 +81,7 @@ class Work:
         arriving: values that nobody makes: live from the stage `boundary` on, until they are dropped.
         boundary: number of forward groups.
         base_nbytes: bytes held throughout.
+        late_nbytes: bytes held from the stage `boundary` on: tangents that nothing reads.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -87,6 +96,7 @@ class Work:
     arriving: frozenset[int]
     boundary: int
     base_nbytes: int = 0
+    late_nbytes: int = 0
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
@@ -124,7 +134,9 @@ def work_of(graph: Graph) -> Work:
     """A graph as it is: one op a stage."""
     ops, values = graph.ops, graph.values
     made = {v for op in ops for v in op.first.outputs if not values[v].external and values[v].home is None}
-    arriving = frozenset(v for v in graph.tangents if not values[v].external)
+    read = {v for op in ops for way in op.implementations for v in way.inputs}
+    tangents = [v for v in graph.tangents if not values[v].external]
+    arriving = frozenset(v for v in tangents if v in read)
     known = made | arriving
     again = [op.implementations[op.rerun] if op.rerun is not None else op.first for op in ops]
     return Work(
@@ -146,22 +158,29 @@ def work_of(graph: Graph) -> Work:
         arriving=arriving,
         boundary=sum(not op.backward for op in ops),
         base_nbytes=sum(
-            graph.allocated_nbytes(v) for v, value in enumerate(values) if value.home is not None
+            graph.allocated_nbytes(v) for v, value in enumerate(values) if value.home is Home.DEVICE
         ),
+        late_nbytes=sum(graph.allocated_nbytes(v) for v in tangents if v not in read),
     )
 
 
-def stage_program(work: Work, budget_nbytes: int, *, computations: int | None = None) -> StageProgram:
+def stage_program(
+    work: Work, budget_nbytes: int, deadline: Deadline, *, computations: int | None = None
+) -> StageProgram:
     """Write the program for a step and a budget.
 
     Args:
         work: the step.
         budget_nbytes: bound on U.
+        deadline: a program that would take longer to write is given up.
         computations: most runs of an op, the first included; None for no limit.
+
+    Raises:
+        TimeIsUp: the deadline came first.
     """
     from scipy.sparse import coo_matrix
 
-    build = _Builder(work, budget_nbytes)
+    build = _Builder(work, budget_nbytes, deadline)
     build.add_choices()
     build.add_dependencies()
     build.add_memory()
@@ -179,13 +198,15 @@ def stage_program(work: Work, budget_nbytes: int, *, computations: int | None = 
         runs=build.runs,
         kept=build.kept,
         unit_nbytes=build.unit,
+        unit_s=build.unit_s,
     )
 
 
 class _Builder:
-    def __init__(self, work: Work, budget_nbytes: int) -> None:
-        self.work, self.budget = work, budget_nbytes
+    def __init__(self, work: Work, budget_nbytes: int, deadline: Deadline) -> None:
+        self.work, self.budget, self.deadline = work, budget_nbytes, deadline
         self.unit = max(1.0, budget_nbytes / 1000)  # keeps the coefficients near one another
+        self.unit_s = sum(work.time_s) / 10_000 or 1.0  # a solver's tolerances are absolute
         self.cost: list[float] = []
         self.upper: list[float] = []
         self.limits: list[float] = []
@@ -195,14 +216,19 @@ class _Builder:
         self.runs: dict[tuple[int, int], int] = {}
         self.kept: dict[tuple[int, int], int] = {}
         for t, frontier in enumerate(work.groups):
+            self.look_at_the_clock()
             for op in (op for earlier in work.groups[:t] for op in earlier if op in work.repeats):
-                self.runs[t, op] = self.variable(work.time_s[op], 1.0)
+                self.runs[t, op] = self.variable(work.time_s[op] / self.unit_s, 1.0)
             if len(frontier) > 1:
                 for op in frontier:
-                    self.runs[t, op] = self.variable(work.first_s[op], 1.0)
+                    self.runs[t, op] = self.variable(work.first_s[op] / self.unit_s, 1.0)
             for v in work.size:
                 if work.born(v) < t and v not in work.pinned:
                     self.kept[t, v] = self.variable(0.0, 1.0)
+
+    def look_at_the_clock(self) -> None:
+        if self.deadline.reached():
+            raise TimeIsUp
 
     def variable(self, cost: float, upper: float) -> int:
         self.cost.append(cost)
@@ -249,6 +275,7 @@ class _Builder:
         """What is read is made in this stage or was live at its beginning; what is live was so before."""
         work = self.work
         for t in range(len(work.groups)):
+            self.look_at_the_clock()
             for op in self.running(t):
                 needs, constant = self.run_terms(t, [op], 1.0)
                 for v in work.reads[op]:
@@ -280,9 +307,11 @@ class _Builder:
         work = self.work
         fixed = float(work.base_nbytes)
         for t, frontier in enumerate(work.groups):
+            self.look_at_the_clock()
             held = [(self.kept[t, v], work.size[v] / self.unit) for v in work.size if (t, v) in self.kept]
             before: int | None = None
             freed: list[tuple[int, float]] = []
+            late = work.late_nbytes if t >= work.boundary else 0
             stays = {v for op in frontier for v in work.makes[op] if v in work.pinned}
             for k in self.running(t):
                 moves = [v for v in work.makes[k] if v not in work.pinned]
@@ -291,9 +320,11 @@ class _Builder:
                 earlier = held if before is None else [(before, 1.0)]
                 # U[t, k] >= what was held, less what was freed, plus what op k makes.
                 self.row([*earlier, *freed, *runs, (level, -1.0)], -constant)
-                own = sum(work.size[v] for v in stays) if k in frontier else 0
-                scratch, more = self.run_terms(t, [k], work.scratch[k] / self.unit)
-                limit = (self.budget - fixed - own) / self.unit
+                # What stays is there once; a repeat that makes it again holds a second copy while it runs.
+                pinned = sum(work.size[v] for v in work.makes[k] if v in work.pinned)
+                own, twice = (pinned, 0) if k in frontier else (0, pinned)
+                scratch, more = self.run_terms(t, [k], (work.scratch[k] + twice) / self.unit)
+                limit = (self.budget - fixed - late - own) / self.unit
                 self.row([(level, 1.0), *scratch], limit - more)
                 freed = [
                     (self.free(t, k, v), -work.size[v] / self.unit)
@@ -348,24 +379,28 @@ def order_of(work: Work, kept: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def minimize(
-    program: StageProgram, *, whole: bool, solver: str, seconds: float | None
+    program: StageProgram, *, whole: bool, solver: str, deadline: Deadline
 ) -> tuple[Floats | None, float, bool]:
     """Solve the program with a solver that cvxpy knows by name.
 
     Returns:
-        the variables (None if none were found), the solver's lower bound on the cost, and whether it proved
-        that nothing is better.
+        the variables (None if none were found), the cost that the solver says they have in seconds, and
+        whether it proved that nothing is better, or that there is nothing.
 
     Raises:
-        ValueError: cvxpy has no such solver here.
+        BadParameter: cvxpy has no such solver here, or it is none for integers.
     """
     import cvxpy
+    from cvxpy.reductions.solvers.defines import INSTALLED_MI_SOLVERS
 
-    installed = cvxpy.installed_solvers()
-    if solver not in installed:
-        raise ValueError(f"cvxpy has no solver {solver!r} here; it has {', '.join(installed)}")
+    able = INSTALLED_MI_SOLVERS if whole else cvxpy.installed_solvers()
+    if solver not in able:
+        what = "mixed-integer solver" if whole else "solver"
+        raise BadParameter(solver=solver, problem=f"cvxpy has no such {what} here; it has {', '.join(able)}")
     count = len(program.cost)
     others = np.setdiff1d(np.arange(count), program.integral)
+    if not count or not len(others):
+        return (np.zeros(count), 0.0, True) if not count else (None, 0.0, False)
     chosen = cvxpy.Variable(len(program.integral), boolean=whole) if len(program.integral) else None
     rest = cvxpy.Variable(len(others))
     rows: Sequence[Any] = [program.rows[:, others] @ rest]
@@ -380,14 +415,13 @@ def minimize(
         if not whole:
             bounds += [chosen >= 0, chosen <= 1]
     problem = cvxpy.Problem(cvxpy.Minimize(cost), [sum(rows) <= program.limits, *bounds])
-    options: dict[str, Any] = {}
-    if seconds is not None and solver == "HIGHS":
-        options["time_limit"] = max(0.01, seconds)
+    if deadline.reached():
+        return None, 0.0, False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a time limit cut in is in the result
-            problem.solve(solver=solver, **options)
-    except cvxpy.SolverError:
+            problem.solve(solver=solver, **_options(solver, whole, deadline))
+    except (cvxpy.SolverError, ValueError):  # the latter where a solver leaves a state that cvxpy cannot read
         return None, 0.0, False
     if rest.value is None:
         return None, (np.inf if problem.status == "infeasible" else 0.0), problem.status == "infeasible"
@@ -395,4 +429,43 @@ def minimize(
     found[others] = rest.value
     if chosen is not None:
         found[program.integral] = chosen.value
-    return found, float(problem.value), problem.status == "optimal"
+    return found, float(problem.value) * program.unit_s, problem.status == "optimal"
+
+
+def _options(solver: str, whole: bool, deadline: Deadline) -> dict[str, Any]:
+    """What a solver is told: until when, and that optimal means optimal."""
+    left = None if deadline.seconds is None else max(0.01, deadline.remaining_s)
+    if solver == "HIGHS":
+        exact: dict[str, Any] = {"mip_rel_gap": 0.0, "mip_abs_gap": 1e-6} if whole else {}
+        return exact if left is None else {**exact, "time_limit": left}
+    if solver == "SCIPY" and left is not None:
+        return {"scipy_options": {"time_limit": left}}
+    return {}
+
+
+def solve_whole(
+    problem: Problem, deadline: Deadline, solver: str, *, computations: int | None = None
+) -> Solution:
+    """Solve a problem's program in whole numbers and let the referee judge what comes back."""
+    work = work_of(problem.graph)
+    budget = problem.budget_nbytes
+    stats: dict[str, int | float | str | bool] = {}
+    # A solver keeps rows to some 1e-6 of the budget; a plan that oversteps by that is asked for with less.
+    for room in (budget, budget - budget // 100_000 - 1):
+        try:
+            program = stage_program(work, room, deadline, computations=computations)
+            found, cost_s, proven = minimize(program, whole=True, solver=solver, deadline=deadline)
+        except TimeIsUp:
+            found, cost_s, proven, program = None, 0.0, False, None
+        if program is not None:
+            stats["variables"] = len(program.cost)
+        stats["proven"] = proven and room == budget
+        if found is None or program is None:
+            break
+        kept = [pair for pair, column in program.kept.items() if found[column] > 0.5]
+        solution = judge(problem, order_of(work, kept), stats={**stats, "program_overhead_s": cost_s})
+        if solution.feasible:
+            return solution
+    if deadline.seconds is not None and not stats.get("proven"):
+        deadline.reached()
+    return judge(problem, None, stats=stats)
