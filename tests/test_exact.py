@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-import remat_executor.module
+import remat_executor.stepgraph
 from remat_executor import MemoryMeter, PlannedModule, plan_graph
 from remat_executor.errors import UntruePlan
 from remat_facade import Hiremate

@@ -274,16 +274,17 @@ def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -
         described = node.meta["desc"]
         if described.is_tangent():
             tangents[described.output.expr()] = node
-            written = getattr(described.output, "mutated_input", None)
-            if written is not None:
-                place = _externals(placeholders, tensors).index(placeholders[written.expr()])
-                raise CaptureError(
-                    problem=f"the forward writes into {tensors.names[place]!r}, which requires a gradient",
-                    advice="write into it outside of the forward, after the optimizer's step say",
-                )
         else:
             placeholders[described.expr()] = node
     externals = _externals(placeholders, tensors)
+    for tangent in tangents.values():
+        written = getattr(tangent.meta["desc"].output, "mutated_input", None)
+        if written is not None:
+            name = tensors.names[externals.index(placeholders[written.expr()])]
+            raise CaptureError(
+                problem=f"the forward writes into {name!r}, which requires a gradient",
+                advice="write into it outside of the forward, after the optimizer's step say",
+            )
     if joint.reshaped:
         raise CaptureError(
             problem="the forward changes the shape of an input in place, as unsqueeze_ does",
@@ -306,8 +307,10 @@ def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -
         elif kind == "GradAOTOutput":
             gradients.append((placeholders[described.grad_of.expr()], value))
         elif kind == "IntermediateBaseAOTOutput":
-            tangent = tangents.get(described.expr())
-            bases.append(Output(node=value, tangent=tangent, requires_grad=True, replayed=False))
+            base = Output(
+                node=value, tangent=tangents.get(described.expr()), requires_grad=True, replayed=False
+            )
+            bases.append(base)
         else:
             effects = {
                 str(n.args[1]) for n in graph.nodes if getattr(n.target, "_name", "") == "with_effects"
@@ -319,10 +322,10 @@ def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -
     outputs = []
     for i, needs in enumerate(found["requires"]):
         value, name = plain[i]
-        tangent = tangents.get(name)
+        own = tangents.get(name)
         of_input = joint.aliases[i] in ("is_input", "alias_of_input")
-        replayed = tangent is None and (of_input or (needs and i in found["chosen"]))
-        outputs.append(Output(node=value, tangent=tangent, requires_grad=needs, replayed=replayed))
+        replayed = own is None and (of_input or (needs and i in found["chosen"]))
+        outputs.append(Output(node=value, tangent=own, requires_grad=needs, replayed=replayed))
     counter = iter(range(len(outputs)))
     return Captured(
         graph_module=joint.graph_module,

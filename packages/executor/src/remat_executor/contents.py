@@ -106,7 +106,7 @@ def _read(thing: Any, kind: type) -> Contents | None:
         copied = list(thing)
         return Contents("items", tuple(enumerate(copied)), lambda: _refill(thing, copied))
     if issubclass(kind, tuple):
-        return Contents("items", tuple(enumerate(thing)), lambda: None)
+        return Contents("items", tuple(enumerate(thing)), _keep)
     if issubclass(kind, (set, frozenset)):
         members = set(thing)
         return Contents("items", tuple((m, None) for m in members), lambda: _refill(thing, members))

@@ -24,7 +24,7 @@ MOST_HELD = 1_000
 
 @attrs.frozen(kw_only=True, eq=False)
 class Slot:
-    """A place in a plain attribute that holds a tensor: ``holder[key]``, or ``holder[key][item]``.
+    """A place in a plain attribute that holds a tensor: ``holder[key]``.
 
     Attributes:
         name: what a user calls it.

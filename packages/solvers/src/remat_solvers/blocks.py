@@ -134,10 +134,7 @@ def _orders(
     for budget in np.linspace(floor, unplanned.peak_nbytes, levels + 1)[:-1]:
         if deadline.reached():
             break
-        left = deadline.remaining_s
-        limit = left if seconds is None else min(seconds, left)
-        inner = Deadline(None if limit == float("inf") else limit)
-        order = solve(Problem(graph, int(budget)), inner).order
+        order = solve(Problem(graph, int(budget)), deadline.within(seconds)).order
         if order is not None:
             orders[order] = None
     return list(orders)

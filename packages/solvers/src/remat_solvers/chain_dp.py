@@ -24,8 +24,10 @@ import attrs
 import numpy as np
 
 from remat_graph import Graph
-from remat_solvers.evaluate import Floats, Ints
-from remat_solvers.linear import Segments, repeatable
+from remat_solvers.evaluate import Arrays, Floats, Ints, evaluate
+from remat_solvers.linear import Segments, repeatable, without_useless
+
+LEVELS = 24  # memory levels at which a table is read
 
 Run = tuple[str, int, int]  # ("forward", segment, 0) or ("backward", segment, option)
 
@@ -50,40 +52,16 @@ def keep_all(pieces: Segments, segment: int) -> Option:
     return Option(saved=pieces.saved[segment], backward=pieces.backward[segment], extra_s=0.0)
 
 
-class ChainTable:
-    """``cost[i, j][m]`` and the choice behind it: -1 - o keeps segment i by option o, k drops i to k - 1."""
+class Chain:
+    """Segments of a graph seen as a chain: what crosses its cuts, and what each segment holds at most."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        pieces: Segments,
-        options: Sequence[Sequence[Option]],
-        budget_nbytes: int,
-        slots: int,
-    ) -> None:
-        self.graph, self.pieces, self.options = graph, pieces, options
+    def __init__(self, graph: Graph, pieces: Segments) -> None:
+        self.graph, self.pieces = graph, pieces
         self.size = [graph.allocated_nbytes(v) for v in range(len(graph.values))]
-        self.levels(budget_nbytes, slots)
-        self.cost: dict[tuple[int, int], Floats] = {}
-        self.choice: dict[tuple[int, int], Ints] = {}
-        count = len(pieces)
         self.again_s = [
             sum(graph.ops[op].first.time_s for op in repeatable(graph, run)) for run in pieces.forward
         ]
         self.look_behind()
-        self.dropping = [self.forward_peak(i, frozenset()) for i in range(count)]
-        for i in range(count + 1):
-            self.cost[i, i] = np.zeros(self.slots)
-        for length in range(1, count + 1):
-            for i in range(count - length + 1):
-                self.fill(i, i + length)
-
-    def levels(self, budget_nbytes: int, slots: int) -> None:
-        """Choose the memory levels: exact ones if few enough."""
-        divisor = math.gcd(*(size for size in self.size if size), budget_nbytes) or 1
-        exact = budget_nbytes // divisor + 1
-        self.slots = exact if exact <= slots else slots
-        self.slot_nbytes = max(1.0, float(divisor) if exact <= slots else budget_nbytes / (slots - 1))
 
     def total(self, values: Iterable[int]) -> int:
         """Bytes of a set of values."""
@@ -160,6 +138,38 @@ class ChainTable:
         stays = self.coming[i] | pinned
         return self.pinned_nbytes[i + 1] + self.peak(option.backward, start, stays, self.crossing(i))
 
+
+class ChainTable(Chain):
+    """``cost[i, j][m]`` and the choice behind it: -1 - o keeps segment i by option o, k drops i to k - 1."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        pieces: Segments,
+        options: Sequence[Sequence[Option]],
+        budget_nbytes: int,
+        slots: int,
+    ) -> None:
+        super().__init__(graph, pieces)
+        self.options = options
+        self.levels(budget_nbytes, slots)
+        self.cost: dict[tuple[int, int], Floats] = {}
+        self.choice: dict[tuple[int, int], Ints] = {}
+        count = len(pieces)
+        self.dropping = [self.forward_peak(i, frozenset()) for i in range(count)]
+        for i in range(count + 1):
+            self.cost[i, i] = np.zeros(self.slots)
+        for length in range(1, count + 1):
+            for i in range(count - length + 1):
+                self.fill(i, i + length)
+
+    def levels(self, budget_nbytes: int, slots: int) -> None:
+        """Choose the memory levels: exact ones if few enough."""
+        divisor = math.gcd(*(size for size in self.size if size), budget_nbytes) or 1
+        exact = budget_nbytes // divisor + 1
+        self.slots = exact if exact <= slots else slots
+        self.slot_nbytes = max(1.0, float(divisor) if exact <= slots else budget_nbytes / (slots - 1))
+
     def fill(self, i: int, j: int) -> None:
         """Compute one entry from shorter ones."""
         here = self.crossing(i)
@@ -232,3 +242,15 @@ def take(best: Floats, choice: Ints, cost: Floats, mark: int) -> None:
     better = cost < best
     best[better] = cost[better]
     choice[better] = mark
+
+
+def fastest_that_fits(graph: Graph, arrays: Arrays, table: ChainTable, budget_nbytes: int) -> Ints | None:
+    """Read the table at several levels: peaks inside a stage are careful, so a plan may need less."""
+    best, best_s = None, float("inf")
+    for room in table.rooms(LEVELS):
+        runs = table.runs(0, len(table.pieces), room)
+        order = np.array(without_useless(graph, table.order(runs)), np.int64)
+        result = evaluate(arrays, order)
+        if result.valid and result.peak_nbytes <= budget_nbytes and result.time_s < best_s:
+            best, best_s = order, result.time_s
+    return best

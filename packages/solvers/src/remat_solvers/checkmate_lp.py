@@ -13,15 +13,16 @@ import numpy as np
 
 from remat_solvers.evaluate import evaluate, flatten
 from remat_solvers.greedy import evict
-from remat_solvers.noremat import NoRemat
+from remat_solvers.noremat import Rematerializer
+from remat_solvers.programs import minimize, order_of
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
-from remat_solvers.stages import TimeIsUp, minimize, order_of, stage_program, work_of
+from remat_solvers.stages import TimeIsUp, stage_program, work_of
 
 THRESHOLDS = (0.5, 0.3, 0.7, 0.1, 0.9, 0.99)
 
 
 @attrs.frozen(kw_only=True)
-class CheckmateLP:
+class CheckmateLP(Rematerializer):
     """The relaxation and its rounding.
 
     Attributes:
@@ -31,12 +32,8 @@ class CheckmateLP:
     name: ClassVar[str] = "checkmate_lp"
     backend: str = "HIGHS"
 
-    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        deadline = deadline or Deadline()
-        unplanned = NoRemat().solve(problem)
-        if unplanned.feasible:
-            return unplanned
         graph, budget = problem.graph, problem.budget_nbytes
         work = work_of(graph)
         try:

@@ -15,6 +15,7 @@ not depend on the budget: they fit or they do not.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import ClassVar
@@ -25,20 +26,17 @@ import numpy as np
 from remat_graph import Graph
 from remat_solvers.evaluate import evaluate, flatten
 from remat_solvers.linear import articulation_places, cut, forward_ops, repeatable, without_useless
-from remat_solvers.noremat import NoRemat
+from remat_solvers.noremat import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
 SIZES = 40  # values of b that the greedy variants try
 
 
-class _Chen:
+class _Chen(Rematerializer):
     """Shared by the variants: from cuts to a solution."""
 
-    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
-        """The fastest of the method's plans that fits, or everything saved where that fits."""
-        unplanned = NoRemat().solve(problem)
-        if unplanned.feasible:
-            return unplanned
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
+        """The fastest of the method's plans that fits."""
         graph, arrays = problem.graph, flatten(problem.graph)
         best: tuple[float, list[int], int] | None = None
         tried: set[tuple[int, ...]] = set()
@@ -54,9 +52,9 @@ class _Chen:
             return judge(problem, None)
         return judge(problem, best[1], stats={"segments": best[2] + 1})
 
+    @abstractmethod
     def choices(self, graph: Graph) -> Iterator[Sequence[int]]:
         """Sets of cuts to try."""
-        raise NotImplementedError
 
 
 def segmented(graph: Graph, cuts: Sequence[int]) -> list[int]:

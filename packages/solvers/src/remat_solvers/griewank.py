@@ -19,12 +19,12 @@ import attrs
 from remat_solvers.evaluate import evaluate, flatten
 from remat_solvers.interval_dp import expand, narrow_places
 from remat_solvers.linear import cut, without_useless
-from remat_solvers.noremat import NoRemat
+from remat_solvers.noremat import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
 
 @attrs.frozen(kw_only=True)
-class Griewank:
+class Griewank(Rematerializer):
     """Binomial checkpointing.
 
     Attributes:
@@ -34,12 +34,8 @@ class Griewank:
     name: ClassVar[str] = "griewank"
     stages: int = attrs.field(default=64, validator=attrs.validators.ge(1))
 
-    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        deadline = deadline or Deadline()
-        unplanned = NoRemat().solve(problem)
-        if unplanned.feasible:
-            return unplanned
         graph, arrays = problem.graph, flatten(problem.graph)
         best: tuple[float, list[int], int, int] | None = None
         for stages in sorted({self.stages, self.stages // 2, self.stages // 4} - {0}, reverse=True):

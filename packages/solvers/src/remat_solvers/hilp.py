@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import attrs
-import numpy as np
 
 from remat_graph import Graph
 from remat_solvers.blocks import menus
-from remat_solvers.chain_dp import ChainTable, Option
+from remat_solvers.chain_dp import Chain, Option
 from remat_solvers.checkmate import Checkmate
 from remat_solvers.evaluate import evaluate, flatten
 from remat_solvers.interval_dp import narrow_places
 from remat_solvers.linear import cut, repeatable, without_useless
-from remat_solvers.noremat import NoRemat
+from remat_solvers.noremat import Rematerializer
+from remat_solvers.programs import minimize
 from remat_solvers.protocol import Deadline, Problem, Solution, judge, positive_or_none
-from remat_solvers.stages import TimeIsUp, Work, minimize, stage_program
+from remat_solvers.stages import TimeIsUp, Work, stage_program
 
 
 @attrs.frozen(kw_only=True)
-class Hilp:
+class Hilp(Rematerializer):
     """An integer program over segments, and one for each option of a segment.
 
     Attributes:
@@ -49,23 +49,18 @@ class Hilp:
     top_seconds: float | None = attrs.field(default=30.0, validator=positive_or_none)
     backend: str = "HIGHS"
 
-    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        deadline = deadline or Deadline()
-        unplanned = NoRemat().solve(problem)
-        if unplanned.feasible:
-            return unplanned
         graph = problem.graph
         pieces = cut(graph, narrow_places(graph, self.segments))
         if len(graph.ops) <= self.leaf or len(pieces) == 1:
             limits = (self.leaf_seconds, self.top_seconds)  # a graph that is a leaf itself may take longer
             seconds = None if None in limits else max(limit for limit in limits if limit is not None)
-            return Checkmate(backend=self.backend).solve(problem, _shorter(deadline, seconds))
+            return Checkmate(backend=self.backend).solve(problem, deadline.within(seconds))
         found = menus(graph, pieces, self.below().solve, self.levels, None, deadline)
-        table = ChainTable(graph, pieces, [[]] * len(pieces), problem.budget_nbytes, 2)
         chosen = [_spread(options, self.options) for options in found]
-        top = _Top(graph, table, chosen)
-        order, proven = top.solve(problem.budget_nbytes, self.backend, _shorter(deadline, self.top_seconds))
+        top = _Top(graph, Chain(graph, pieces), chosen)
+        order, proven = top.solve(problem.budget_nbytes, self.backend, deadline.within(self.top_seconds))
         stats: dict[str, int | float | str | bool] = {
             "segments": len(pieces),
             "options": sum(map(len, chosen)),
@@ -80,11 +75,6 @@ class Hilp:
         return attrs.evolve(self, top_seconds=share)
 
 
-def _shorter(deadline: Deadline, seconds: float | None) -> Deadline:
-    left = deadline.remaining_s if seconds is None else min(seconds, deadline.remaining_s)
-    return Deadline(None if np.isinf(left) else left)
-
-
 def _spread(options: Sequence[Option], most: int) -> list[Option]:
     """Keep-all, and of the others those that spread best over the seconds they cost."""
     first, rest = options[0], sorted(options[1:], key=lambda option: option.extra_s)
@@ -96,10 +86,10 @@ def _spread(options: Sequence[Option], most: int) -> list[Option]:
 class _Top:
     """The program over whole segments."""
 
-    def __init__(self, graph: Graph, table: ChainTable, options: Sequence[Sequence[Option]]) -> None:
-        self.graph, self.table, self.options = graph, table, options
-        self.pieces = table.pieces
-        self.sizes = dict(enumerate(table.size))
+    def __init__(self, graph: Graph, chain: Chain, options: Sequence[Sequence[Option]]) -> None:
+        self.graph, self.chain, self.options = graph, chain, options
+        self.pieces = chain.pieces
+        self.sizes = dict(enumerate(chain.size))
         self.meaning: list[tuple[str, int, int]] = []  # per op: ("forward" or "backward", segment, option)
         self.reads: list[tuple[int, ...]] = []
         self.makes: list[tuple[int, ...]] = []
@@ -131,7 +121,6 @@ class _Top:
             pinned=frozenset(v for v in made if v < len(self.graph.values) and self.graph.values[v].pinned),
             arriving=frozenset(known - made),
             boundary=count,
-            base_nbytes=0,
         )
 
     def add(
@@ -155,12 +144,12 @@ class _Top:
 
     def forward(self, s: int) -> tuple[int, ...]:
         """Run a segment without keeping anything, or keeping what one option keeps."""
-        graph, table = self.graph, self.table
+        graph, chain = self.graph, self.chain
         run = self.pieces.forward[s]
         inside = {v for op in run for v in graph.ops[op].first.outputs}
-        reads = frozenset(v for op in run for v in graph.ops[op].first.inputs) & table.crossing(s)
+        reads = frozenset(v for op in run for v in graph.ops[op].first.inputs) & chain.crossing(s)
         pinned = frozenset(v for v in inside if graph.values[v].pinned)
-        hands_on = (table.crossing(s + 1) & inside) | pinned
+        hands_on = (chain.crossing(s + 1) & inside) | pinned
         ops = []
         for o, option in [(-1, None), *enumerate(self.options[s])]:
             saved = frozenset[int]() if option is None else option.saved - hands_on
@@ -168,24 +157,24 @@ class _Top:
                 self.lump[s, o] = len(self.sizes)
                 self.sizes[len(self.sizes)] = self.total(saved)
             makes = hands_on | (frozenset() if option is None else {self.lump[s, o]})
-            peak = table.peak(run, frozenset(), hands_on | saved, table.crossing(s)) - self.total(makes)
-            again = table.again_s[s]
+            peak = chain.peak(run, frozenset(), hands_on | saved, chain.crossing(s)) - self.total(makes)
+            again = chain.again_s[s]
             ops.append(self.add(("forward", s, o), reads, frozenset(makes), peak, (0.0, again)))
         return tuple(ops)
 
     def backward(self, s: int) -> tuple[int, ...]:
         """Run the backward of a segment by one of its options."""
-        graph, table = self.graph, self.table
+        graph, chain = self.graph, self.chain
         ops = []
         for o, option in enumerate(self.options[s]):
             inputs = frozenset(v for op in option.backward for v in graph.ops[op].first.inputs)
             made = frozenset(v for op in option.backward for v in graph.ops[op].first.outputs)
-            around = (table.crossing(s) | table.crossing(s + 1)) & inputs
-            coming = table.coming[s + 1] & inputs
-            hands_on = (table.coming[s] & made) | {v for v in made if graph.values[v].pinned}
+            around = (chain.crossing(s) | chain.crossing(s + 1)) & inputs
+            coming = chain.coming[s + 1] & inputs
+            hands_on = (chain.coming[s] & made) | {v for v in made if graph.values[v].pinned}
             hands_on -= {v for op in self.pieces.forward[s] for v in graph.ops[op].first.outputs}
             start = option.saved | around | coming
-            peak = table.peak(option.backward, start, frozenset(hands_on), frozenset())
+            peak = chain.peak(option.backward, start, frozenset(hands_on), frozenset())
             peak -= self.total(start) + self.total(frozenset(hands_on))
             reads = frozenset({self.lump[s, o]} | around | coming)
             ops.append(self.add(("backward", s, o), reads, frozenset(hands_on), peak, (option.extra_s, 0.0)))

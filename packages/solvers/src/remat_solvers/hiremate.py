@@ -8,26 +8,25 @@ counts; so a level that is a chain is planned by rotor's program, and a leaf exa
 affordable. The whole is polished at the end. Equal segments are solved once.
 """
 
+from math import inf
 from typing import ClassVar
 
 import attrs
-import numpy as np
 
 from remat_solvers.blocks import menus
-from remat_solvers.chain_dp import ChainTable
+from remat_solvers.chain_dp import ChainTable, fastest_that_fits
 from remat_solvers.checkmate import Checkmate
 from remat_solvers.evaluate import flatten
 from remat_solvers.interval_dp import narrow_places
 from remat_solvers.linear import cut
-from remat_solvers.noremat import NoRemat
+from remat_solvers.noremat import Rematerializer
 from remat_solvers.polish import polish
 from remat_solvers.protocol import Deadline, Problem, Solution, judge, positive_or_none
-from remat_solvers.rotor import fastest_that_fits
 from remat_solvers.search import Search
 
 
 @attrs.frozen(kw_only=True)
-class Hiremate:
+class Hiremate(Rematerializer):
     """Segments of segments, chosen from menus.
 
     Attributes:
@@ -53,12 +52,8 @@ class Hiremate:
     seed: int = 0
     backend: str = "HIGHS"
 
-    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        deadline = deadline or Deadline()
-        unplanned = NoRemat().solve(problem)
-        if unplanned.feasible:
-            return unplanned
         graph = problem.graph
         if len(graph.ops) <= self.leaf:
             return self.solve_leaf(problem, deadline)
@@ -84,11 +79,8 @@ class Hiremate:
         """The better of the exact program and the search."""
         found = [Search(moves=self.moves, seed=self.seed).solve(problem, deadline)]
         if len(problem.graph.ops) <= self.exact:
-            left = deadline.remaining_s
-            seconds = left if self.leaf_seconds is None else min(left, self.leaf_seconds)
-            inner = Deadline(None if np.isinf(seconds) else seconds)
-            found.append(Checkmate(backend=self.backend).solve(problem, inner))
-        return min(found, key=lambda solution: np.inf if solution.time_s is None else solution.time_s)
+            found.append(Checkmate(backend=self.backend).solve(problem, deadline.within(self.leaf_seconds)))
+        return min(found, key=lambda solution: inf if solution.time_s is None else solution.time_s)
 
 
 @attrs.frozen

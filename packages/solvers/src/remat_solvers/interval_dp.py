@@ -27,7 +27,7 @@ import numpy as np
 from remat_graph import Graph
 from remat_solvers.evaluate import Arrays, Floats, Ints, evaluate, flatten
 from remat_solvers.linear import Segments, cut, forward_ops, repeatable, without_useless
-from remat_solvers.noremat import NoRemat
+from remat_solvers.noremat import Rematerializer
 from remat_solvers.polish import polish
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
@@ -35,7 +35,7 @@ LEVELS = 24  # memory levels at which the table is read
 
 
 @attrs.frozen(kw_only=True)
-class IntervalDP:
+class IntervalDP(Rematerializer):
     """Interval DP and polish.
 
     Attributes:
@@ -47,12 +47,8 @@ class IntervalDP:
     stages: int = attrs.field(default=36, validator=attrs.validators.ge(1))
     slots: int = attrs.field(default=160, validator=attrs.validators.ge(2))
 
-    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        deadline = deadline or Deadline()
-        unplanned = NoRemat().solve(problem)
-        if unplanned.feasible:
-            return unplanned
         arrays = flatten(problem.graph)
         order = plan(problem.graph, arrays, problem.budget_nbytes, self.stages, self.slots)
         if order is not None:

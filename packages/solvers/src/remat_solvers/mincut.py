@@ -17,12 +17,12 @@ import numpy as np
 from remat_solvers.bounds.cut import TICKS, CutBound
 from remat_solvers.evaluate import Arrays, Ints, evaluate, flatten
 from remat_solvers.greedy import keep_only
-from remat_solvers.noremat import NoRemat
+from remat_solvers.noremat import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
 
 @attrs.frozen(kw_only=True)
-class MinCut:
+class MinCut(Rematerializer):
     """The parametric cut at the boundary.
 
     Attributes:
@@ -32,12 +32,8 @@ class MinCut:
     name: ClassVar[str] = "mincut"
     prices: int = attrs.field(default=24, validator=attrs.validators.ge(1))
 
-    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        deadline = deadline or Deadline()
-        unplanned = NoRemat().solve(problem)
-        if unplanned.feasible:
-            return unplanned
         arrays, bound = flatten(problem.graph), CutBound(problem.graph)
         best, cuts = cheapest(arrays, bound, problem.budget_nbytes, self.prices, deadline)
         return judge(problem, None if best is None else best.tolist(), stats={"cuts": cuts})

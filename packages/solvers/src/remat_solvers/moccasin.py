@@ -12,13 +12,13 @@ from typing import ClassVar
 
 import attrs
 
-from remat_solvers.noremat import NoRemat
+from remat_solvers.noremat import Rematerializer
+from remat_solvers.programs import solve_whole
 from remat_solvers.protocol import Deadline, Problem, Solution
-from remat_solvers.stages import solve_whole
 
 
 @attrs.frozen(kw_only=True)
-class Moccasin:
+class Moccasin(Rematerializer):
     """The stage form with at most so many runs of an op.
 
     Attributes:
@@ -30,10 +30,6 @@ class Moccasin:
     computations: int = attrs.field(default=2, validator=attrs.validators.ge(1))
     backend: str = "HIGHS"
 
-    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        deadline = deadline or Deadline()
-        unplanned = NoRemat().solve(problem)
-        if unplanned.feasible:
-            return unplanned
         return solve_whole(problem, deadline, self.backend, computations=self.computations)

@@ -3,10 +3,10 @@
 In this order, each step only if the gap to the lower bound is still open: save everything; the floor, which
 may prove that nothing fits; greedy eviction, which gives a first valid schedule soon; the cut bound, whose
 cut is a start of its own; interval DP; cuts at the boundary (`mincut`); other packages' solvers, if asked
-for; each start polished. Then rounds of sequence annealing: short walks
-from every start and from the unplanned sequence, cold and warm, then walks from the best. Where no start
-fits, the search for the smallest peak steps in. A candidate counts only with the referee's word, and no
-schedule over the budget is returned.
+for; each start polished. Then rounds of sequence annealing: short walks from every start and from the
+unplanned sequence, cold and warm, then walks from the best. Where no start fits, the search for the
+smallest peak steps in. A candidate counts only with the referee's word, and no schedule over the budget is
+returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in.
 """

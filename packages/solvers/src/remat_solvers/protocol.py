@@ -71,6 +71,12 @@ class Deadline:
     on_progress: Callable[[Progress], None] | None = None
     hit: bool = False
     _start: float = attrs.field(factory=time.monotonic, init=False)
+    _whole: "Deadline | None" = attrs.field(default=None, kw_only=True)
+
+    def within(self, seconds: float | None) -> "Deadline":
+        """A deadline for a part: so many seconds, at most what is left; where it is hit, so is the whole."""
+        left = self.remaining_s if seconds is None else min(seconds, self.remaining_s)
+        return Deadline(None if left == float("inf") else left, whole=self)
 
     @property
     def elapsed_s(self) -> float:
@@ -84,10 +90,16 @@ class Deadline:
 
     def reached(self) -> bool:
         """Whether time is up. Ask only where a yes cuts work short: it is recorded in `hit`."""
-        if self.remaining_s <= 0.0:
-            self.hit = True
-            return True
-        return False
+        if self.remaining_s > 0.0:
+            return False
+        self.mark()
+        return True
+
+    def mark(self) -> None:
+        """Record that time was up for a part of the work."""
+        self.hit = True
+        if self._whole is not None:
+            self._whole.mark()
 
     def report(self, solver: str, time_s: float | None, lower_bound_s: float) -> None:
         """Tell the caller, if it listens."""

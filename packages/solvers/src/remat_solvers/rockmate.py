@@ -12,16 +12,16 @@ from typing import ClassVar
 import attrs
 
 from remat_solvers.blocks import menus
-from remat_solvers.chain_dp import ChainTable
+from remat_solvers.chain_dp import ChainTable, fastest_that_fits
 from remat_solvers.checkmate import Checkmate
 from remat_solvers.evaluate import flatten
-from remat_solvers.noremat import NoRemat
+from remat_solvers.noremat import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge, positive_or_none
-from remat_solvers.rotor import fastest_that_fits, stages
+from remat_solvers.rotor import stages
 
 
 @attrs.frozen(kw_only=True)
-class Rockmate:
+class Rockmate(Rematerializer):
     """Options per block by an integer program, rotor over them.
 
     Attributes:
@@ -39,12 +39,8 @@ class Rockmate:
     block_seconds: float | None = attrs.field(default=10.0, validator=positive_or_none)
     backend: str = "HIGHS"
 
-    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        deadline = deadline or Deadline()
-        unplanned = NoRemat().solve(problem)
-        if unplanned.feasible:
-            return unplanned
         graph, budget = problem.graph, problem.budget_nbytes
         pieces = stages(graph, self.stages)
         block = Checkmate(backend=self.backend)

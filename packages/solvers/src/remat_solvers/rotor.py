@@ -10,20 +10,17 @@ cross. O(stages^3 * slots).
 from typing import ClassVar
 
 import attrs
-import numpy as np
 
 from remat_graph import Graph
-from remat_solvers.chain_dp import ChainTable, keep_all
-from remat_solvers.evaluate import Arrays, Ints, evaluate, flatten
-from remat_solvers.linear import Segments, articulation_places, cut, without_useless
-from remat_solvers.noremat import NoRemat
+from remat_solvers.chain_dp import ChainTable, fastest_that_fits, keep_all
+from remat_solvers.evaluate import flatten
+from remat_solvers.linear import Segments, articulation_places, cut
+from remat_solvers.noremat import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
-
-LEVELS = 24  # memory levels at which the table is read
 
 
 @attrs.frozen(kw_only=True)
-class Rotor:
+class Rotor(Rematerializer):
     """The dynamic program over stages between articulation points.
 
     Attributes:
@@ -35,11 +32,8 @@ class Rotor:
     stages: int = attrs.field(default=64, validator=attrs.validators.ge(1))
     slots: int = attrs.field(default=500, validator=attrs.validators.ge(2))
 
-    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        unplanned = NoRemat().solve(problem)
-        if unplanned.feasible:
-            return unplanned
         graph, budget = problem.graph, problem.budget_nbytes
         pieces = stages(graph, self.stages)
         options = [[keep_all(pieces, s)] for s in range(len(pieces))]
@@ -62,15 +56,3 @@ def stages(graph: Graph, most: int) -> Segments:
     if len(places) >= most:
         places = [places[i * len(places) // (most - 1)] for i in range(most - 1)] if most > 1 else []
     return cut(graph, places)
-
-
-def fastest_that_fits(graph: Graph, arrays: Arrays, table: ChainTable, budget_nbytes: int) -> Ints | None:
-    """Read the table at several levels: peaks inside a stage are careful, so a plan may need less."""
-    best, best_s = None, float("inf")
-    for room in table.rooms(LEVELS):
-        runs = table.runs(0, len(table.pieces), room)
-        order = np.array(without_useless(graph, table.order(runs)), np.int64)
-        result = evaluate(arrays, order)
-        if result.valid and result.peak_nbytes <= budget_nbytes and result.time_s < best_s:
-            best, best_s = order, result.time_s
-    return best

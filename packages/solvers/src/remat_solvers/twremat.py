@@ -23,7 +23,7 @@ import numpy as np
 from remat_graph import Graph
 from remat_solvers.evaluate import evaluate, flatten
 from remat_solvers.linear import repeatable, without_useless
-from remat_solvers.noremat import NoRemat
+from remat_solvers.noremat import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
 TRIED = 16  # bags looked at for one separator
@@ -31,7 +31,7 @@ LONGEST = 40  # runs an op on average, where a plan is given up
 
 
 @attrs.frozen(kw_only=True)
-class TwRemat:
+class TwRemat(Rematerializer):
     """The tree-decomposition method.
 
     Attributes:
@@ -42,12 +42,8 @@ class TwRemat:
     name: ClassVar[str] = "twremat"
     leaves: tuple[int, ...] | None = None
 
-    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        deadline = deadline or Deadline()
-        unplanned = NoRemat().solve(problem)
-        if unplanned.feasible:
-            return unplanned
         graph, arrays = problem.graph, flatten(problem.graph)
         parts = Parts(graph)
         count = len(graph.ops)
