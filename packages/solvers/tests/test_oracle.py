@@ -7,7 +7,7 @@ import pytest
 
 from remat_graph import Schedule, simulate
 from remat_solvers import Problem, Status, get_solver
-from remat_solvers.bounds import budget_floor, lower_bound
+from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.families import random_graph
 
 _spec = importlib.util.spec_from_file_location("oracle", Path(__file__).with_name("oracle.py"))
@@ -57,6 +57,7 @@ def compare(seed: int, names: tuple[str, ...]) -> None:
         budget = int(fraction * peak)
         least = oracle.fastest_s(graph, budget)
         assert lower_bound(graph, budget) <= least + 1e-9
+        assert tight_bound(graph, budget) <= least + 1e-9
         if least < float("inf"):
             assert budget_floor(graph).nbytes <= budget
         for name in names:

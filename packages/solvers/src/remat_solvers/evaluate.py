@@ -10,7 +10,7 @@ and output lists.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -65,10 +65,17 @@ class Evaluation:
     profile: Ints
 
 
-def _rows(rows: list[list[int]]) -> tuple[Ints, Ints]:
+def compressed(rows: list[list[int]]) -> tuple[Ints, Ints]:
+    """Lists of numbers as one array, and where each begins in it."""
     pointers = np.zeros(len(rows) + 1, np.int64)
     pointers[1:] = np.cumsum([len(row) for row in rows])
     return pointers, np.array([index for row in rows for index in row], np.int64)
+
+
+def records(fields: str, length: int) -> NDArray[Any]:
+    """A record array of zeros; fields are 64-bit integers unless a type is given, as in ``price:f8``."""
+    kinds = [(field.split(":")[0], field.split(":")[1] if ":" in field else "i8") for field in fields.split()]
+    return np.zeros(length, np.dtype(kinds))
 
 
 def flatten(graph: Graph) -> Arrays:
@@ -102,12 +109,12 @@ def flatten(graph: Graph) -> Arrays:
             )
             time_s.append(implementation.time_s)
             workspace.append(implementation.workspace_nbytes)
-    in_ptr, in_idx = _rows(inputs)
-    out_ptr, out_idx = _rows(outputs)
-    reuse_ptr, reuse_made = _rows(reuse_out)
-    _, reuse_source = _rows(reuse_src)
-    guard_ptr, guard_idx = _rows(guards)
-    over_ptr, over_idx = _rows(overwrites)
+    in_ptr, in_idx = compressed(inputs)
+    out_ptr, out_idx = compressed(outputs)
+    reuse_ptr, reuse_made = compressed(reuse_out)
+    _, reuse_source = compressed(reuse_src)
+    guard_ptr, guard_idx = compressed(guards)
+    over_ptr, over_idx = compressed(overwrites)
     return Arrays(
         time=np.array(time_s, np.float64),
         workspace=np.array(workspace, np.int64),

@@ -129,6 +129,51 @@ def mobile(blocks: int, *, seed: int = 0) -> Graph:
     return net.build()
 
 
+def transformer(layers: int, *, tokens: int = 2048, width: int = 1024) -> Graph:
+    """Equal decoder layers of some 115 ops, backward included: norms, rotary attention, gated MLP.
+
+    Args:
+        layers: how many.
+        tokens: length of the one sequence; scores are tokens by tokens for each of ``width / 64`` heads.
+        width: of the residual stream; the MLP is 2.75 times as wide.
+    """
+    stream, scores, wide = 2 * tokens * width, 2 * tokens**2 * (width // 64), 2 * tokens * width * 11 // 4
+    net = _Builder(f"transformer{layers}")
+
+    def light(inputs: Sequence[int], nbytes: int) -> int:
+        """An op that moves bytes, at 3 TB/s."""
+        return net.add(inputs, nbytes, (len(inputs) + 1) * nbytes / 3e12)
+
+    def product(inputs: Sequence[int], nbytes: int, *, inner: int, heavy: bool = True) -> int:
+        """A matrix product of 2 * inner operations for each two-byte number it makes, at 400 TFLOP/s."""
+        return net.add(inputs, nbytes, nbytes * inner / 400e12, heavy=heavy)
+
+    def norm(x: int) -> int:
+        scale = light([light([light([x], 2 * stream)], 4 * tokens)], 4 * tokens)
+        return net.add(
+            [light([light([x], 2 * stream), scale], 2 * stream)], stream, stream / 1e12, heavy=True
+        )
+
+    def rotary(x: int) -> int:
+        turned = light([light([x], stream // 2), light([x], stream // 2)], stream)
+        return light([light([x], stream), light([turned], stream)], stream)
+
+    x = net.add([0], stream, stream / 1e12, heavy=True)
+    for _ in range(layers):
+        y = norm(x)
+        q, k, v = (product([y], stream, inner=width) for _ in range(3))
+        weights = light([product([rotary(q), rotary(k)], scores, inner=64, heavy=False)], scores)
+        weights = light([light([light([weights], 2 * scores)], 2 * scores)], scores)
+        mixed = light([product([weights, v], stream, inner=tokens, heavy=False)], stream)
+        x = light([x, product([mixed], stream, inner=width)], stream)
+        y = norm(x)
+        gate, up = (product([y], wide, inner=width) for _ in range(2))
+        x = light(
+            [x, product([light([light([gate], wide), up], wide)], stream, inner=width * 11 // 4)], stream
+        )
+    return net.build()
+
+
 def random_graph(seed: int, ops: int = 6, *, fancy: bool = True) -> Graph:
     """A small DAG with its backward; `fancy` adds everything the memory rule knows."""
     rng = random.Random(seed)

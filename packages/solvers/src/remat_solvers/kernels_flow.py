@@ -1,64 +1,61 @@
 """Compiled maximum flow (Dinic 1970) on integer capacities, for the cut bound."""
 
-from remat_solvers.compiled import njit_in_place as njit
+from remat_solvers.compiled import njit_inner as inner
 
 
-@njit
-def max_flow(nodes, source, sink, first, edge_next, edge_to, capacity, work):  # type: ignore[no-untyped-def]
-    """Value of the maximum flow; `capacity` becomes the residual. Edges i and i ^ 1 are a pair.
-
-    `work` is scratch: 4 rows of nodes + 1.
-    """
-    level, at, queue, path = work[0], work[1], work[2], work[3]
+@inner
+def max_flow(W, nodes, source, sink):  # type: ignore[no-untyped-def]
+    """Value of the maximum flow; `capacity` becomes the residual. Edges e and e ^ 1 are a pair."""
     total = 0
     while True:
         for x in range(nodes):
-            level[x] = -1
-            at[x] = first[x]
-        level[source] = 0
-        queue[0] = source
+            W.node[x].level = -1
+            W.node[x].at = W.node[x].first
+        W.node[source].level = 0
+        W.node[0].queue = source
         head, tail = 0, 1
-        while head < tail and level[sink] < 0:
-            x = queue[head]
+        while head < tail and W.node[sink].level < 0:
+            x = W.node[head].queue
             head += 1
-            e = first[x]
+            e = W.node[x].first
             while e >= 0:
-                y = edge_to[e]
-                if capacity[e] > 0 and level[y] < 0:
-                    level[y] = level[x] + 1
-                    queue[tail] = y
+                y = W.edge[e].to
+                if W.edge[e].capacity > 0 and W.node[y].level < 0:
+                    W.node[y].level = W.node[x].level + 1
+                    W.node[tail].queue = y
                     tail += 1
-                e = edge_next[e]
-        if level[sink] < 0:
+                e = W.edge[e].next
+        if W.node[sink].level < 0:
             return total
         depth = 0
         x = source
         while True:
             if x == sink:
-                push = capacity[path[0]]
+                push = W.edge[W.node[0].path].capacity
                 for i in range(depth):
-                    push = min(push, capacity[path[i]])
+                    push = min(push, W.edge[W.node[i].path].capacity)
                 total += push
                 back = 0
                 for i in range(depth - 1, -1, -1):
-                    capacity[path[i]] -= push
-                    capacity[path[i] ^ 1] += push
-                    if capacity[path[i]] == 0:
+                    W.edge[W.node[i].path].capacity -= push
+                    W.edge[W.node[i].path ^ 1].capacity += push
+                    if W.edge[W.node[i].path].capacity == 0:
                         back = i
                 depth = back
-                x = edge_to[path[depth] ^ 1]
+                x = W.edge[W.node[depth].path ^ 1].to
                 continue
-            e = at[x]
-            while e >= 0 and not (capacity[e] > 0 and level[edge_to[e]] == level[x] + 1):
-                e = edge_next[e]
-            at[x] = e
+            e = W.node[x].at
+            deeper = W.node[x].level + 1
+            while e >= 0 and not (W.edge[e].capacity > 0 and W.node[W.edge[e].to].level == deeper):
+                e = W.edge[e].next
+            W.node[x].at = e
             if e >= 0:
-                path[depth] = e
+                W.node[depth].path = e
                 depth += 1
-                x = edge_to[e]
+                x = W.edge[e].to
             elif x == source:
                 break
             else:
-                level[x] = -1
+                W.node[x].level = -1
                 depth -= 1
-                x = edge_to[path[depth] ^ 1]
+                x = W.edge[W.node[depth].path ^ 1].to

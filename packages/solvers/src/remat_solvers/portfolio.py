@@ -2,13 +2,14 @@
 
 In this order, each step only if the gap to the lower bound is still open: save everything; the floor, which
 may prove that nothing fits; greedy eviction, which gives a first valid schedule soon; the cut bound, whose
-cut is a start of its own; interval DP; cuts at the boundary (`mincut`); other packages' solvers, if asked
-for; each start polished. Then rounds of sequence annealing: short walks from every start and from the
-unplanned sequence, cold and warm, then walks from the best. Where no start fits, the search for the
-smallest peak steps in. A candidate counts only with the referee's word, and no schedule over the budget is
-returned.
+cut is a start of its own; the coarse program, moment by moment, whose solutions are starts as well and often
+optimal; interval DP; cuts at the boundary (`mincut`); other packages' solvers, if asked for; each start
+polished. Then rounds of sequence annealing: short walks from every start and from the unplanned sequence,
+cold and warm, then walks from the best. Where no start fits, the search for the smallest peak steps in.
+Where a wide gap is left, the coarse program gets more work, and the search goes on from what it found. A
+candidate counts only with the referee's word, and no schedule over the budget is returned.
 
-Deterministic for a seed and an amount of work, unless the deadline cuts in.
+Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
 
 import warnings
@@ -18,6 +19,7 @@ import attrs
 import numpy as np
 
 from remat_solvers.bounds import budget_floor
+from remat_solvers.bounds.coarse import CoarseBound
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.bounds.relatives import Relatives, relatives
 from remat_solvers.descend import descend
@@ -33,6 +35,9 @@ from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
 from remat_solvers.search import Walk, default_moves
 
 CUTS = 12  # prices at which the cut between forward and backward is tried
+WIDE = 0.01  # a gap, as a ratio of base time, that is worth a second effort
+CHECKS, MORE_CHECKS = 150, 600  # work of one round of the coarse program
+VARIABLES = 3000  # of the coarse program: a first effort takes no larger one
 
 
 @attrs.frozen(kw_only=True)
@@ -52,7 +57,7 @@ class Auto:
     name: ClassVar[str] = "auto"
     seed: int = 0
     moves: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
-    gap: float = attrs.field(default=0.002, validator=attrs.validators.ge(0))
+    gap: float = attrs.field(default=0.0005, validator=attrs.validators.ge(0))
     starts: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=tuple)
     guests: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     guest_seconds: float = attrs.field(default=20.0, validator=attrs.validators.gt(0))
@@ -107,10 +112,12 @@ class _Run:
         starts = [self.offer(np.array(order, np.int64), "start") for order in self.settings.starts]
         starts.append(self.offer(evict(arrays, budget, deadline), "greedy"))
         bound = CutBound(graph, self.kin)
-        self.bound_s += bound.extra_s(budget, deadline)
+        self.bound_s = self.base_s + bound.extra_s(budget, deadline)
         binding = bound.binding()
         if binding is not None and not self.closed():
             starts.insert(0, self.offer(keep_only(arrays, budget, *binding, deadline), "cut"))
+        coarse = CoarseBound(bound, arrays, budget)
+        starts += self.refine(coarse, CHECKS)
         if not self.closed():
             planned = plan(graph, arrays, budget)
             if planned is not None:
@@ -123,7 +130,9 @@ class _Run:
         if self.best is None and not deadline.reached():
             starts.append(self.offer(descend(arrays, budget, self.floor_nbytes, deadline), "descend"))
         if self.best is not None:
-            self.search(starts)
+            self.search(starts, self.settings.seed)
+            if not self.closed(WIDE):
+                self.search([*self.refine(coarse, MORE_CHECKS), self.best], self.settings.seed + 1000)
         order = None if self.best is None else self.best.tolist()
         return judge(
             self.problem,
@@ -132,8 +141,26 @@ class _Run:
             stats={"method": self.method, "moves": self.moves, "deadline": deadline.hit},
         )
 
-    def closed(self) -> bool:
-        return self.best_s - self.bound_s <= self.settings.gap * self.base_s
+    def closed(self, gap: float | None = None) -> bool:
+        gap = self.settings.gap if gap is None else max(gap, self.settings.gap)
+        return self.best_s - self.bound_s <= gap * self.base_s
+
+    def refine(self, coarse: CoarseBound, checks: int) -> list[Ints]:
+        """Rounds of the coarse program while they end and their programs are small; what they found."""
+        found: list[Ints] = []
+        while not (coarse.finished or self.closed() or self.deadline.reached()):
+            if coarse.variables > VARIABLES * checks // CHECKS:
+                break
+            result = coarse.round(self.deadline, enough_s=self.best_s - self.base_s, checks=checks)
+            self.bound_s = max(self.bound_s, self.base_s + result.extra_s)
+            if result.order is not None:
+                order = result.order
+                if not result.fits:
+                    order = evict(self.arrays, self.problem.budget_nbytes, self.deadline, order)
+                found.append(self.offer(order, "coarse"))
+            if not result.ended:
+                break
+        return found
 
     def offer(self, order: Ints, method: str) -> Ints:
         """Polish an order that fits, and take it if it is the fastest so far."""
@@ -168,7 +195,7 @@ class _Run:
                 warnings.warn(f"solver {name!r} {problem}: the others go on", SolverWarning, stacklevel=2)
         return found
 
-    def search(self, starts: list[Ints]) -> None:
+    def search(self, starts: list[Ints], seed: int) -> None:
         """Short walks from every start, then longer ones from the best."""
         moves = (
             default_moves(len(self.arrays.backward)) if self.settings.moves is None else self.settings.moves
@@ -185,7 +212,7 @@ class _Run:
                 return
             order: Ints | None = start if start is not None else self.best
             assert order is not None
-            walk = Walk(self.arrays, order, self.problem.budget_nbytes, self.settings.seed + i, price)
+            walk = Walk(self.arrays, order, self.problem.budget_nbytes, seed + i, price)
             found = walk.anneal(round(moves * share), hot, 0.01, self.deadline)
             self.moves += walk.tried
             if found is not None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_solvers.evaluate import Arrays, Floats, Ints
+from remat_solvers.evaluate import Arrays, Floats, Ints, records
 
 META = 16
 SLOTS = 64
@@ -46,11 +46,6 @@ class State(NamedTuple):
     events: Ints  # per value, 2 * position + (1 if made there)
 
 
-def _records(fields: str, length: int) -> NDArray[Any]:
-    kinds = [(field.split(":")[0], field.split(":")[1] if ":" in field else "i8") for field in fields.split()]
-    return np.zeros(length, np.dtype(kinds))
-
-
 def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
     """Lay out the state for a sequence.
 
@@ -64,12 +59,12 @@ def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
     cap = max(4 * ops + 1000, 2 * len(order) + 200, room)
     degree = (len(arrays.in_idx) + len(arrays.out_idx)) / max(1, 2 * ops)
     events = int(cap * (degree + 4)) + 1000
-    val = _records(VALUE, values + 1)
+    val = records(VALUE, values + 1)
     val["size"][:values] = arrays.size
     val["pinned"][:values] = arrays.pinned
     val["producer"][:values] = arrays.producer
     val["is_tangent"][arrays.tangents] = 1
-    var = _records(VARIANT, 2 * ops + 1)
+    var = records(VARIANT, 2 * ops + 1)
     var["time"][: 2 * ops] = arrays.time
     var["workspace"][: 2 * ops] = arrays.workspace
     for field in ("in_ptr", "out_ptr", "guard_ptr", "over_ptr"):
@@ -84,19 +79,19 @@ def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
         guarded = arrays.guard_ptr[variant + 1] > arrays.guard_ptr[variant]
         if variant % 2 == 1 and arrays.can_rerun[variant // 2] and not guarded:
             val["remake"][outputs] = 1
-    op = _records(OP, ops)
+    op = records(OP, ops)
     op["backward"] = arrays.backward
     state = State(
         meta=np.zeros(META, np.int64),
         numbers=np.zeros(16, np.float64),
         random=np.array([(seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1], np.uint64),
-        pos=_records(POSITION, cap + 8),
+        pos=records(POSITION, cap + 8),
         val=val,
         ops=op,
         var=var,
-        slot=_records(SLOT, SLOTS),
-        extra=_records(EXTRA, EXTRAS),
-        touch=_records(TOUCH, events),
+        slot=records(SLOT, SLOTS),
+        extra=records(EXTRA, EXTRAS),
+        touch=records(TOUCH, events),
         in_idx=arrays.in_idx,
         out_idx=arrays.out_idx,
         credit_idx=np.array([*credit, 0], np.int64),
