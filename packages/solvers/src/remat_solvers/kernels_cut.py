@@ -177,10 +177,10 @@ def flow(W, nodes, budget, price):  # type: ignore[no-untyped-def]
 
 @njit
 def sweep(G, W, ops, budget, price, scores):  # type: ignore[no-untyped-def]
-    """Raise `scores` to the bound at each of the ops, all at one price."""
+    """Put the bound at each of the ops into `scores`, all at one price."""
     for k in range(ops.shape[0]):
         build(G, W, ops[k])
-        scores[ops[k]] = max(scores[ops[k]], flow(W, G.op.shape[0] + G.value.shape[0], budget, price))
+        scores[ops[k]] = flow(W, G.op.shape[0] + G.value.shape[0], budget, price)
 
 
 @njit

@@ -16,24 +16,34 @@ from remat_solvers.kernels_state import (
 )
 
 
-@inner
-def drop_best(S, budget):  # type: ignore[no-untyped-def]
-    """Delete the repeat (and what only it needed) that saves most within the budget; False if none does."""
-    excess = S.pos[S.meta[COUNT]].excess
-    best, best_change = -1, 0.0
-    for r in range(S.meta[REPEATS]):
-        p = S.pos[r].repeats
+@njit
+def start(S, budget):  # type: ignore[no-untyped-def]
+    """Derive the state from its order."""
+    rebuild(S, budget)
+
+
+@njit
+def drop_pass(S, budget, bar):  # type: ignore[no-untyped-def]
+    """Try to delete each repeat, with what only it needed, from the last to the first.
+
+    What saves `bar` seconds or more goes at once. Returns whether any went, and the most that any that was
+    left would save; -1 if none can go.
+    """
+    most, any_went = -1.0, False
+    r = S.meta[REPEATS] - 1
+    while r >= 0:
         begin(S)
-        drop(S, p, True)
+        drop(S, S.pos[r].repeats, True)
         good, change, new_excess = trial(S, budget)
-        if good and new_excess <= excess and (best < 0 or change < best_change):
-            best, best_change = p, change
-    if best < 0:
-        return False
-    begin(S)
-    drop(S, best, True)
-    apply(S, budget)
-    return True
+        if good and new_excess <= S.pos[S.meta[COUNT]].excess:
+            if -change >= bar:
+                apply(S, budget)
+                any_went = True
+                r = min(r, S.meta[REPEATS])
+            else:
+                most = max(most, -change)
+        r -= 1
+    return any_went, most
 
 
 @inner
@@ -61,15 +71,9 @@ def delay(S, budget, r):  # type: ignore[no-untyped-def]
 
 
 @njit
-def polish(S, budget, steps):  # type: ignore[no-untyped-def]
-    """Up to `steps` improvements; returns whether there may be more."""
-    rebuild(S, budget)
-    for _ in range(steps):
-        if drop_best(S, budget):
-            continue
-        moved = False
-        for r in range(S.meta[REPEATS] - 1, -1, -1):
-            moved = delay(S, budget, r) or moved
-        if not moved or not drop_best(S, budget):
-            return False
-    return True
+def delay_pass(S, budget):  # type: ignore[no-untyped-def]
+    """Delay each repeat; returns whether any moved."""
+    moved = False
+    for r in range(S.meta[REPEATS] - 1, -1, -1):
+        moved = delay(S, budget, r) or moved
+    return moved

@@ -1,16 +1,20 @@
 """Polish: drop every recomputation that is not needed, do the others as late as possible, repeat.
 
-Takes any valid sequence that fits and never makes it slower: the repeat whose deletion (with the repeats
-that only it needed) saves most goes first; when none can go, repeats move to right before their first
-reader, which may make room for the next deletion. O(deletions * repeats) trials of a few microseconds.
+Takes any valid sequence that fits and never makes it slower: repeats are deleted (with the repeats that only
+they needed), those that save much first, at a bar that is halved from pass to pass; when none can go, repeats
+move to right before their first reader, which may make room for the next deletion. Some 15 passes of one
+trial a repeat, a few microseconds each.
 
 Imperfect: a local optimum of single deletions; `search` climbs out of it.
 """
 
+from math import inf
+
 from remat_solvers.evaluate import Arrays, Ints
 from remat_solvers.protocol import Deadline
+from remat_solvers.state import State
 
-CHUNK = 8  # improvements between two looks at the clock
+LOWEST = 1e-3  # the last bar above zero, as a share of the first
 
 
 def polish(arrays: Arrays, order: Ints, budget_nbytes: int, deadline: Deadline) -> Ints:
@@ -26,7 +30,24 @@ def polish(arrays: Arrays, order: Ints, budget_nbytes: int, deadline: Deadline) 
     from remat_solvers.state import get_order, make_state
 
     state = make_state(arrays, order, seed=0)
-    while kernels_polish.polish(state, budget_nbytes, CHUNK):
-        if deadline.reached():
+    kernels_polish.start(state, budget_nbytes)
+    _drop(state, budget_nbytes, deadline)
+    while not deadline.reached() and kernels_polish.delay_pass(state, budget_nbytes):
+        if not _drop(state, budget_nbytes, deadline):
             break
     return get_order(state)
+
+
+def _drop(state: State, budget_nbytes: int, deadline: Deadline) -> bool:
+    """Delete until nothing can go; whether anything went."""
+    from remat_solvers import kernels_polish
+
+    _, first = kernels_polish.drop_pass(state, budget_nbytes, inf)
+    most, bar, ever = first, first / 2, False
+    while most >= 0 and not deadline.reached():
+        went, most = kernels_polish.drop_pass(state, budget_nbytes, bar)
+        ever = ever or went
+        if went and bar == 0:
+            most = max(most, 0.0)  # a pass that changed something is followed by another
+        bar = min(bar, most) / 2 if bar > LOWEST * first else 0.0
+    return ever

@@ -30,14 +30,16 @@ from numpy.typing import NDArray
 from remat_graph import Graph
 from remat_solvers.bounds.floor import budget_floor
 from remat_solvers.bounds.relatives import Relatives, relatives
-from remat_solvers.evaluate import Bools, Floats, Ints, compressed, records
+from remat_solvers.evaluate import Bools, Ints, compressed, records
 from remat_solvers.protocol import Deadline
 
 TICKS = (
     10**9
 )  # of base time: costs are rounded down to integers, so that flows are exact and the bound stays valid
+PAIRS = 12_000_000  # (moment, op) pairs a sweep: every moment up to some 4,500 ops, a sample beyond
+FEW = 12  # moments of the first sample
 CHUNK = 32  # moments between two looks at the clock
-SWEEPS = 3  # over all moments
+SWEEPS = 3  # at most, over all moments
 SEARCHED = 8  # moments a sweep at which the price is searched for
 STEPS = 20  # of that search
 
@@ -90,49 +92,55 @@ class CutBound:
         self.candidates = np.array([i for i, op in enumerate(graph.ops) if op.backward], np.int64)
         self.flat = _flatten(graph, self.kin, self.tick_s)
         self._work = _work(self.flat)
-        self._binding: tuple[int, float] | None = None
-        self.scores: Floats = np.zeros(len(graph.ops))
+        self._best, self._price, self._at = 0.0, 0.0, -1
 
     def extra_s(self, budget_nbytes: int, deadline: Deadline) -> float:
         """Seconds of recomputation that no schedule within the budget avoids."""
-        from remat_solvers import kernels_cut
-
-        self._binding = None
-        self.scores = np.zeros(len(self.graph.ops))
+        self._best, self._at = 0.0, -1
         if not self.tick_s > 0 or not len(self.candidates):
             return 0.0
         sizes = self.flat.value["size"]
         mean = sizes.sum() / max(1, np.count_nonzero(sizes))
-        price = TICKS / max(1, len(self.graph.ops)) / max(1.0, float(mean))
-        best = 0.0
-        coarse = np.ascontiguousarray(self.candidates[:: max(1, len(self.candidates) // 12)])
-        # A sample gives a price; then all of them, until the best op's price is the one they were tried at.
-        for ops in (coarse, *[self.candidates] * SWEEPS):
-            tried = price
-            for start in range(0, len(ops), CHUNK):
-                if deadline.reached():
-                    break
-                chunk = ops[start : start + CHUNK]
-                kernels_cut.sweep(self.flat, self._work, chunk, budget_nbytes, price, self.scores)
-            for i in sorted(ops.tolist(), key=lambda i: -self.scores[i])[:SEARCHED]:
-                if deadline.reached() or (self.scores[i] <= 0 and best > 0):
-                    break
-                low, high = np.log(price) - 4.0, np.log(price) + 4.0
-                value, at = kernels_cut.best_price(self.flat, self._work, i, budget_nbytes, low, high, STEPS)
-                self.scores[i] = max(self.scores[i], value)
-                if value > best:
-                    best, price = value, at
-                    self._binding = i, at
-            if price == tried and ops is not coarse:
+        self._price = TICKS / max(1, len(self.graph.ops)) / max(1.0, float(mean))
+        # Few ops give a price; then all of them, until the best op's price is the one that they were tried at.
+        few = self.candidates[:: max(1, len(self.candidates) // FEW)]
+        stride = -(-len(self.candidates) * len(self.graph.ops) // PAIRS)
+        self._look_at(few, budget_nbytes, deadline)
+        for _ in range(SWEEPS):
+            tried = self._price
+            self._look_at(self.candidates[::stride], budget_nbytes, deadline)
+            if self._price == tried:
                 break
-        return float(best) * self.tick_s * (1 - 1e-9)
+        if stride > 1 and self._at >= 0:
+            middle = int(np.searchsorted(self.candidates, self._at))
+            near = self.candidates[max(0, middle - stride) : middle + stride]
+            self._look_at(near, budget_nbytes, deadline)
+        return self._best * self.tick_s * (1 - 1e-9)
+
+    def _look_at(self, ops: Ints, budget_nbytes: int, deadline: Deadline) -> None:
+        """Try ops at the best price so far, and search for the best price of the most promising ones."""
+        from remat_solvers import kernels_cut
+
+        scores = np.zeros(len(self.graph.ops))
+        ops = np.ascontiguousarray(ops)
+        for start in range(0, len(ops), CHUNK):
+            if deadline.reached():
+                return
+            chunk = ops[start : start + CHUNK]
+            kernels_cut.sweep(self.flat, self._work, chunk, budget_nbytes, self._price, scores)
+        for i in sorted(ops.tolist(), key=lambda i: -scores[i])[:SEARCHED]:
+            if deadline.reached() or (scores[i] <= 0 and self._best > 0):
+                return
+            low, high = np.log(self._price) - 4.0, np.log(self._price) + 4.0
+            bound, price = kernels_cut.best_price(self.flat, self._work, i, budget_nbytes, low, high, STEPS)
+            if bound > self._best:
+                self._best, self._price, self._at = bound, price, i
 
     def binding(self) -> tuple[int, set[int]] | None:
         """After `extra_s`: the op that binds and the values that its cut keeps; None if nothing binds."""
-        if self._binding is None:
+        if self._at < 0:
             return None
-        i, price = self._binding
-        return i, self.kept(i, price * 1.001)  # rather a value less than one too many
+        return self._at, self.kept(self._at, self._price * 1.001)  # rather a value less than one too many
 
     def kept(self, i: int, price: float) -> set[int]:
         """The values that the cut at the first run of op `i` keeps, at a price in ticks per byte."""
