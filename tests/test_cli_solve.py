@@ -75,14 +75,18 @@ def test_a_config_says_who_plans(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_plan_is_shown_with_its_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """PNG and HTML are written, and the figures are on stdout."""
+    """The pictures and the page are written, and the figures are on stdout."""
     plan = tmp_path / "plan.json"
     assert solve(UNET, "--budget", "100%", "--solver", "noremat", "--plan-out", plan) == 0
-    png, html = tmp_path / "new" / "plan.png", tmp_path / "plan.html"
-    assert main(["show", str(plan), "--graph", str(UNET), "--png", str(png), "--html", str(html)]) == 0
-    assert png.read_bytes()[:4] == b"\x89PNG"
-    assert "<svg" in html.read_text()
-    assert "unplanned" in capsys.readouterr().out
+    png, matrix, html = tmp_path / "new" / "plan.png", tmp_path / "matrix.png", tmp_path / "plan.html"
+    words = ["--graph", str(UNET), "--png", str(png), "--matrix", str(matrix), "--html", str(html)]
+    assert main(["show", str(plan), *words]) == 0
+    assert png.read_bytes()[:4] == matrix.read_bytes()[:4] == b"\x89PNG"
+    assert png.read_bytes() != matrix.read_bytes()
+    assert "what runs when" in html.read_text()
+    out = capsys.readouterr().out
+    assert "unplanned" in out
+    assert out.count("wrote") == 4
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,15 @@ def test_a_budget_that_means_nothing(budget: str, capsys: pytest.CaptureFixture[
     """Exit code 2 and a line that shows how to write one."""
     assert solve(UNET, "--budget", budget) == 2
     assert '"40%"' in complaint(capsys)
+
+
+def test_a_config_file_sets_a_methods_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Checkmate in its paper's accounting: the plan's record says what the paper would."""
+    config, plan = tmp_path / "checkmate.yaml", tmp_path / "plan.json"
+    config.write_text("type: checkmate\naccounting: paper\n")
+    assert solve(UNET, "--budget", "100GiB", "--config", config, "--plan-out", plan) == 0
+    assert "planned by checkmate" in capsys.readouterr().out
+    assert 0 < load_plan(plan).solver_stats["paper_peak_nbytes"]
 
 
 def test_an_infeasible_budget_names_one_that_works(
@@ -140,6 +153,8 @@ def test_plans_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
         (["newer.json"], "upgrade"),
         (["plan.json", "--graph", str(DATA / "vgg16.json")], "another graph"),
         (["plan.json", "--png", "picture.png"], "--graph"),
+        (["plan.json", "--matrix", "picture.png"], "--graph"),
+        (["plan.json", "--graph", str(UNET), "--png", "a.png", "--matrix", "a.png"], "name one file"),
     ):
         assert main(["show", str(tmp_path / words[0]), *words[1:]]) == 2
         assert said in complaint(capsys)

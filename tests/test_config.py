@@ -74,6 +74,8 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: auto\ntime_limit_s: 0\n", "time_limit_s: wants seconds above 0"),
         ("type: auto\ntime_limit_s: .inf\n", "time_limit_s: wants seconds above 0"),
         ("type: auto\ntime_limit_s: .nan\n", "time_limit_s: wants seconds above 0"),
+        ("type: checkmate\naccounting: papers\n", 'accounting: wants "referee" or "paper"'),
+        ("type: checkmate\naccounting: [paper]\n", 'accounting: wants "referee" or "paper"'),
         ("type: offmate\nhost_budget: [1]\n", "host_budget: wants bytes"),
         ("remat_config: 2\ntype: auto\n", "newer than this remat reads"),
         ("remat_config: one\ntype: auto\n", "wants a version"),

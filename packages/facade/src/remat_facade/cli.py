@@ -257,16 +257,25 @@ def show_config(
 def show_plan(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A saved plan.")],
     graph: Annotated[Path | None, typer.Option(metavar="FILE", help="The graph that it is of.")] = None,
-    png: _Out = None,
-    html: _Out = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw memory over time.")] = None,
+    matrix: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw what runs in which stage, and what is kept between them."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write both pictures and the tables as one page.")
+    ] = None,
 ) -> None:
-    """Show a plan; given its graph, memory over time too."""
+    """Show a plan; given its graph, what runs again, and pictures of it."""
     from remat_facade.report.table import plan_table, repeats_table
     from remat_graph.serialize import load_graph, load_plan
 
-    check_place(png, html)
-    if graph is None and (png or html):
-        raise typer.BadParameter("the picture needs the graph that the plan is of: add --graph FILE")
+    check_place(png, matrix, html)
+    places = [place for place in (png, matrix, html) if place is not None]
+    if graph is None and places:
+        raise typer.BadParameter("a picture needs the graph that the plan is of: add --graph FILE")
+    if len(set(places)) < len(places):
+        raise typer.BadParameter("two of --png, --matrix and --html name one file: give them different ones")
     loaded = load_graph(graph) if graph is not None else None
     made = load_plan(plan, loaded)
     show(plan_table(made))
@@ -274,7 +283,7 @@ def show_plan(
         return
     if made.recomputed_s or len(made.schedule.order) > len(loaded.ops):
         show(repeats_table(loaded, made))
-    _draw(loaded, made, png, html)
+    _draw(loaded, made, png, matrix, html)
 
 
 @app.command()
@@ -332,11 +341,16 @@ def _deliver(graph: "Graph", made: "Plan", plan_out: Path | None, order_out: Pat
         say(f"wrote {save_to(order_out, lambda path: save_order(made.schedule.order, path))}")
 
 
-def _draw(graph: "Graph", made: "Plan", png: Path | None, html: Path | None) -> None:
+def _draw(graph: "Graph", made: "Plan", png: Path | None, matrix: Path | None, html: Path | None) -> None:
     if png is not None:
         from remat_facade.report import picture
 
         say(f"wrote {write_whole(png, picture.png(picture.draw(graph, made)))}")
+    if matrix is not None:
+        from remat_facade.report.matrix import draw_matrix
+        from remat_facade.report.picture import png as as_png
+
+        say(f"wrote {write_whole(matrix, as_png(draw_matrix(graph, made)))}")
     if html is not None:
         from remat_facade.report.html import page
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from remat_solvers.bounds import budget_floor
 from remat_solvers.errors import BadParameter
 from remat_solvers.evaluate import Floats
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
@@ -112,6 +113,8 @@ def solve_whole(
     work = work_of(problem.graph)
     budget = problem.budget_nbytes
     stats: dict[str, int | float | str | bool] = {}
+    if budget < budget_floor(problem.graph).nbytes:  # which branching can take minutes to find out
+        return judge(problem, None, stats={"proven": True})
     # A solver keeps rows to some 1e-6 of the budget; a plan that oversteps by that is asked for with less.
     for room in (budget, budget - budget // 100_000 - 1):
         try:

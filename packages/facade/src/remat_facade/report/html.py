@@ -1,10 +1,11 @@
-"""A report as one HTML file that needs nothing else: the picture as inline SVG, tables, light and dark."""
+"""A report as one HTML file that needs nothing else: the pictures as inline SVG, tables, light and dark."""
 
 from collections.abc import Sequence
 from html import escape
 
 import attrs
 
+from remat_facade.report.matrix import draw_matrix
 from remat_facade.report.picture import Palette, draw, svg
 from remat_facade.report.table import Table, plan_table, repeats_table
 from remat_graph import Graph
@@ -34,7 +35,7 @@ _PAGE = """<!doctype html>
 body {{ margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 68rem; background: var(--paper);
   color: var(--ink); font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; }}
 svg {{ width: 100%; height: auto; }}
-.tables {{ display: flex; flex-wrap: wrap; gap: 2.5rem; margin-top: 1.5rem; }}
+.tables {{ display: flex; flex-wrap: wrap; gap: 2.5rem; margin: 1.5rem 0; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
 caption {{ text-align: left; font-weight: 600; padding-bottom: .4rem; }}
 th {{ font-weight: 500; color: var(--muted); text-align: right; }}
@@ -50,6 +51,7 @@ p {{ color: var(--muted); margin: .5rem 0 0; font-size: .9rem; }}
 <div class="tables">
 {tables}
 </div>
+{matrix}
 </main>
 </body>
 </html>
@@ -71,6 +73,7 @@ def page(graph: Graph, plan: Plan, measured: Sequence[Table] = ()) -> str:
         dark=_variables(_DARK),
         picture=svg(draw(graph, plan)),
         tables="\n".join(_table(table) for table in tables if table.rows),
+        matrix=svg(draw_matrix(graph, plan)),
     )
 
 

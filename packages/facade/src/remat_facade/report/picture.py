@@ -82,6 +82,7 @@ def svg(figure: Figure, palette: Palette | None = None) -> str:
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # names that nothing refers to, the same in every figure
     text = text.replace("'DejaVu Sans'", "'DejaVu Sans', system-ui, sans-serif")
     for name, colour in attrs.asdict(palette or Palette()).items():
         text = text.replace(colour, f"var(--{name})")
@@ -143,7 +144,7 @@ def _draw_memory(
             color=palette.budget,
             ha="right",
         )
-    _legend(axes, entries, palette)
+    legend(axes, entries, palette)
     for text, offset, align in (("forward", -6, "right"), ("backward", 6, "left")):
         axes.annotate(
             text,
@@ -156,7 +157,7 @@ def _draw_memory(
         )
 
 
-def _legend(axes: Axes, entries: Sequence[tuple[str, str, float]], palette: Palette) -> None:
+def legend(axes: Axes, entries: Sequence[tuple[str, str, float]], palette: Palette) -> None:
     """Names above the axes, where no curve can run into them: (name, colour, opacity)."""
     legend = axes.legend(
         [Patch(color=colour, alpha=alpha, lw=0) for _, colour, alpha in entries],
@@ -195,7 +196,7 @@ def _draw_runs(axes: Axes, graph: Graph, planned: Trace, scale: float, palette: 
                 [(left, y - tall / 2), (right, y - tall / 2), (right, y + tall / 2), (left, y + tall / 2)]
             )
         axes.add_collection(PolyCollection(bars, facecolors=colour, linewidths=0, zorder=3 if repeat else 2))
-    _legend(axes, [("first run", palette.unplanned, 1.0), ("run again", palette.repeat, 1.0)], palette)
+    legend(axes, [("first run", palette.unplanned, 1.0), ("run again", palette.repeat, 1.0)], palette)
 
 
 def _stairs(
