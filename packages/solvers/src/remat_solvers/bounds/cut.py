@@ -102,7 +102,7 @@ class CutBound:
         sizes = self.flat.value["size"]
         mean = sizes.sum() / max(1, np.count_nonzero(sizes))
         self._price = TICKS / max(1, len(self.graph.ops)) / max(1.0, float(mean))
-        # Few ops give a price; then all of them, until the best op's price is the one that they were tried at.
+        # Few ops give a price; then all of them, until the best one's price is the one they were tried at.
         few = self.candidates[:: max(1, len(self.candidates) // FEW)]
         stride = -(-len(self.candidates) * len(self.graph.ops) // PAIRS)
         self._look_at(few, budget_nbytes, deadline)
