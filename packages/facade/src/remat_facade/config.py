@@ -159,7 +159,8 @@ class RockmateConfig(Config):
     Attributes:
         stages: most blocks.
         slots: memory levels.
-        levels: budgets for each distinct block.
+        levels: budgets for what each distinct block keeps.
+        exact: a block of at most so many ops is given to the integer program.
         block_seconds: limit by the clock for one block at one budget.
         backend: the mixed-integer solver.
     """
@@ -170,8 +171,9 @@ class RockmateConfig(Config):
     stages: int = _option(32, "Most blocks; neighbours are joined beyond.", _one_or_more)
     slots: int = _option(500, _SLOTS, _several)
     levels: int = _option(6, _LEVELS, _one_or_more)
+    exact: int = _option(60, "A block of at most so many ops is given to the integer program.", _natural)
     block_seconds: float | None = _option(
-        10.0, "Seconds for one block at one budget; null for no limit.", _positive_or_none
+        5.0, "Seconds for one block at one budget; null for no limit.", _positive_or_none
     )
     backend: str = _option("HIGHS", _BACKEND, _name)
 
@@ -183,7 +185,7 @@ class HilpConfig(Config):
     Attributes:
         segments: most segments of one level.
         leaf: a graph of at most so many ops is solved as it is.
-        levels: budgets for each distinct segment.
+        levels: budgets for what each distinct segment keeps.
         options: most options of a segment that the program on top sees.
         leaf_seconds: limit by the clock for one leaf at one budget.
         top_seconds: limit by the clock for the program on top.
@@ -194,7 +196,7 @@ class HilpConfig(Config):
     about: ClassVar[str] = "integer linear programs over a hierarchy of subgraphs"
 
     segments: int = _option(8, "Most segments that one level is cut into.", _several)
-    leaf: int = _option(100, "A subgraph of at most so many ops is solved as it is.", _several)
+    leaf: int = _option(40, "A subgraph of at most so many ops is solved as it is.", _several)
     levels: int = _option(4, _LEVELS, _one_or_more)
     options: int = _option(4, "Most options of a segment that the program on top sees.", _one_or_more)
     leaf_seconds: float | None = _option(
@@ -215,7 +217,7 @@ class HiremateConfig(Config):
         leaf: a graph of at most so many ops is not cut.
         exact: a graph of at most so many ops is also given to the integer program.
         slots: memory levels.
-        levels: budgets for each distinct segment.
+        levels: budgets for what each distinct segment keeps.
         leaf_seconds: limit by the clock for the integer program of one leaf at one budget.
         moves: changes that the search may try in one leaf.
         backend: the mixed-integer solver.

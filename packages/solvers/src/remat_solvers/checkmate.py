@@ -23,11 +23,13 @@ class Checkmate(Rematerializer):
 
     Attributes:
         backend: name of a mixed-integer solver that cvxpy has installed.
+        gap: how far from the fewest repeats is near enough, as a ratio of their seconds.
     """
 
     name: ClassVar[str] = "checkmate"
     backend: str = "HIGHS"
+    gap: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        return solve_whole(problem, deadline, self.backend)
+        return solve_whole(problem, deadline, self.backend, gap=self.gap)

@@ -1,10 +1,11 @@
 """Bottom-to-top grouping: from single ops to a few groups, by merging neighbours that talk to each other.
 
 After HiRemate's partitioner (hierarchical rematerialization): every forward op begins as a group, and again
-and again the two neighbours are merged whose union has the smallest score: the bytes that cross the wider of
-its two ends, times its number of ops. So groups close around what is wide inside and end where little
-crosses, and of equally narrow ones the smaller grow first. Equal layers meet equal scores, so they are
-grouped alike until the last few merges. It ends at `most` groups, or when no union is small enough.
+and again the two neighbours are merged whose union has the smallest score: the bytes that cross its two ends,
+times its number of ops; an end of the graph counts like the other end. So groups close around what is wide
+inside and end where little crosses, and of equally narrow ones the smaller grow first. Equal layers meet
+equal scores, so they are grouped alike until the last few merges. It ends at `most` groups, or when no union
+is small enough.
 
 Groups are stretches of the trace: HiRemate merges any two nodes of the graph whose union leaves it acyclic.
 O(ops log ops).
@@ -33,7 +34,8 @@ def grouped(graph: Graph, most: int, most_ops: int | None = None) -> Partition:
     left = ops
 
     def candidate(first: int, stop: int) -> tuple[int, int, int]:
-        return max(crossing[first], crossing[stop], 1) * (stop - first), first, stop
+        ends = [crossing[place] for place in (first, stop) if 0 < place < ops]
+        return max(1, sum(ends) * (3 - len(ends))) * (stop - first), first, stop
 
     heap = [candidate(first, first + 2) for first in range(ops - 1)]
     heapify(heap)
