@@ -61,7 +61,7 @@ def _name(value: object) -> str | None:
 
 _BACKEND = "The mixed-integer solver, by the name cvxpy has for it; HIGHS comes with remat."
 _SLOTS = "Memory levels of the dynamic program: more are finer and slower."
-_LEVELS = "Budgets at which each distinct block is solved: more give a longer menu."
+_LEVELS = "Budgets for what each distinct block keeps: more give a longer menu."
 
 
 def _budget_or_none(value: object) -> str | None:
@@ -173,7 +173,7 @@ class RockmateConfig(Config):
     levels: int = _option(6, _LEVELS, _one_or_more)
     exact: int = _option(60, "A block of at most so many ops is given to the integer program.", _natural)
     block_seconds: float | None = _option(
-        5.0, "Seconds for one block at one budget; null for no limit.", _positive_or_none
+        1.0, "Seconds for one block at one budget; null for no limit.", _positive_or_none
     )
     backend: str = _option("HIGHS", _BACKEND, _name)
 
@@ -200,7 +200,7 @@ class HilpConfig(Config):
     levels: int = _option(4, _LEVELS, _one_or_more)
     options: int = _option(4, "Most options of a segment that the program on top sees.", _one_or_more)
     leaf_seconds: float | None = _option(
-        5.0, "Seconds for one leaf at one budget; null for no limit.", _positive_or_none
+        1.0, "Seconds for one leaf at one budget; null for no limit.", _positive_or_none
     )
     top_seconds: float | None = _option(
         30.0, "Seconds for the program on top; null for no limit.", _positive_or_none
@@ -234,7 +234,7 @@ class HiremateConfig(Config):
     slots: int = _option(400, _SLOTS, _several)
     levels: int = _option(6, _LEVELS, _one_or_more)
     leaf_seconds: float | None = _option(
-        5.0,
+        1.0,
         "Seconds for the integer program of one leaf at one budget; null for no limit.",
         _positive_or_none,
     )

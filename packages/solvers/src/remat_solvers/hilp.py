@@ -51,7 +51,7 @@ class Hilp(Rematerializer):
     leaf: int = attrs.field(default=40, validator=attrs.validators.ge(2))
     levels: int = attrs.field(default=4, validator=attrs.validators.ge(1))
     options: int = attrs.field(default=4, validator=attrs.validators.ge(1))
-    leaf_seconds: float | None = attrs.field(default=5.0, validator=positive_or_none)
+    leaf_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
     top_seconds: float | None = attrs.field(default=30.0, validator=positive_or_none)
     backend: str = "HIGHS"
 

@@ -50,7 +50,7 @@ class Hiremate(Rematerializer):
     exact: int = attrs.field(default=40, validator=attrs.validators.ge(0))
     slots: int = attrs.field(default=400, validator=attrs.validators.ge(2))
     levels: int = attrs.field(default=6, validator=attrs.validators.ge(1))
-    leaf_seconds: float | None = attrs.field(default=5.0, validator=positive_or_none)
+    leaf_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
     moves: int = attrs.field(default=20_000, validator=attrs.validators.ge(0))
     seed: int = 0
     backend: str = "HIGHS"

@@ -43,7 +43,7 @@ class Rockmate(Rematerializer):
     slots: int = attrs.field(default=500, validator=attrs.validators.ge(2))
     levels: int = attrs.field(default=6, validator=attrs.validators.ge(1))
     exact: int = attrs.field(default=60, validator=attrs.validators.ge(0))
-    block_seconds: float | None = attrs.field(default=5.0, validator=positive_or_none)
+    block_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
     backend: str = "HIGHS"
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
