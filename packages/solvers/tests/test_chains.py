@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from remat_graph import Graph, Implementation, Op, Schedule, Value, simulate
+from remat_graph.partition import articulation_places, at_articulations
 from remat_solvers import Problem
-from remat_solvers.chain_dp import ChainTable, Run, keep_all
+from remat_solvers.chain_dp import Careful, ChainTable, Run, keep_all
 from remat_solvers.chen import CheckpointAP, ChenGreedy, ChenGreedyLinear, ChenSqrt, ChenSqrtLinear
 from remat_solvers.evaluate import evaluate, flatten
 from remat_solvers.families import layer_graph, random_graph
 from remat_solvers.griewank import Griewank, advances, reversal
 from remat_solvers.hilp import Hilp
 from remat_solvers.hiremate import Hiremate
-from remat_solvers.linear import articulation_places, without_useless
 from remat_solvers.mincut import MinCut
 from remat_solvers.rockmate import Rockmate
-from remat_solvers.rotor import Rotor, stages
+from remat_solvers.rotor import Rotor
 from remat_solvers.twremat import Parts, TwRemat
 
 ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
@@ -96,9 +96,9 @@ def test_rotor_equals_brute_force_on_a_chain(seed: int) -> None:
     """Over all plans of its form, judged by their real peaks."""
     graph = chain(seed, 5)
     arrays, peak = flatten(graph), peak_of(graph)
-    pieces = stages(graph, 64)
-    table = ChainTable(graph, pieces, [[keep_all(pieces, s)] for s in range(len(pieces))], peak, 500)
-    results = [evaluate(arrays, without_useless(graph, table.order(runs))) for runs in _plans(0, len(pieces))]
+    groups = at_articulations(graph, 64)
+    table = ChainTable(Careful(groups), [[keep_all(groups, s)] for s in range(len(groups))], peak, 500)
+    results = [evaluate(arrays, table.order(runs)) for runs in _plans(0, len(groups))]
     for fraction in (0.5, 0.6, 0.7, 0.8, 0.9):
         budget = int(fraction * peak)
         least = min((r.time_s for r in results if r.peak_nbytes <= budget), default=None)

@@ -65,7 +65,7 @@ def _name(value: object) -> str | None:
 
 _BACKEND = "The mixed-integer solver, by the name cvxpy has for it; HIGHS comes with remat."
 _SLOTS = "Memory levels of the dynamic program: more are finer and slower."
-_LEVELS = "Budgets at which each distinct block is solved: more give a longer menu."
+_LEVELS = "Budgets for what each distinct block keeps: more give a longer menu."
 
 
 def _budget_or_none(value: object) -> str | None:
@@ -169,7 +169,8 @@ class RockmateConfig(Config):
     Attributes:
         stages: most blocks.
         slots: memory levels.
-        levels: budgets for each distinct block.
+        levels: budgets for what each distinct block keeps.
+        exact: a block of at most so many ops is given to the integer program.
         block_seconds: limit by the clock for one block at one budget.
         backend: the mixed-integer solver.
     """
@@ -180,8 +181,9 @@ class RockmateConfig(Config):
     stages: int = _option(32, "Most blocks; neighbours are joined beyond.", _one_or_more)
     slots: int = _option(500, _SLOTS, _several)
     levels: int = _option(6, _LEVELS, _one_or_more)
+    exact: int = _option(60, "A block of at most so many ops is given to the integer program.", _natural)
     block_seconds: float | None = _option(
-        10.0, "Seconds for one block at one budget; null for no limit.", _positive_or_none
+        1.0, "Seconds for one block at one budget; null for no limit.", _positive_or_none
     )
     backend: str = _option("HIGHS", _BACKEND, _name)
 
@@ -193,7 +195,7 @@ class HilpConfig(Config):
     Attributes:
         segments: most segments of one level.
         leaf: a graph of at most so many ops is solved as it is.
-        levels: budgets for each distinct segment.
+        levels: budgets for what each distinct segment keeps.
         options: most options of a segment that the program on top sees.
         leaf_seconds: limit by the clock for one leaf at one budget.
         top_seconds: limit by the clock for the program on top.
@@ -204,11 +206,11 @@ class HilpConfig(Config):
     about: ClassVar[str] = "integer linear programs over a hierarchy of subgraphs"
 
     segments: int = _option(8, "Most segments that one level is cut into.", _several)
-    leaf: int = _option(100, "A subgraph of at most so many ops is solved as it is.", _several)
+    leaf: int = _option(40, "A subgraph of at most so many ops is solved as it is.", _several)
     levels: int = _option(4, _LEVELS, _one_or_more)
     options: int = _option(4, "Most options of a segment that the program on top sees.", _one_or_more)
     leaf_seconds: float | None = _option(
-        5.0, "Seconds for one leaf at one budget; null for no limit.", _positive_or_none
+        1.0, "Seconds for one leaf at one budget; null for no limit.", _positive_or_none
     )
     top_seconds: float | None = _option(
         30.0, "Seconds for the program on top; null for no limit.", _positive_or_none
@@ -225,7 +227,7 @@ class HiremateConfig(Config):
         leaf: a graph of at most so many ops is not cut.
         exact: a graph of at most so many ops is also given to the integer program.
         slots: memory levels.
-        levels: budgets for each distinct segment.
+        levels: budgets for what each distinct segment keeps.
         leaf_seconds: limit by the clock for the integer program of one leaf at one budget.
         moves: changes that the search may try in one leaf.
         backend: the mixed-integer solver.
@@ -242,7 +244,7 @@ class HiremateConfig(Config):
     slots: int = _option(400, _SLOTS, _several)
     levels: int = _option(6, _LEVELS, _one_or_more)
     leaf_seconds: float | None = _option(
-        5.0,
+        1.0,
         "Seconds for the integer program of one leaf at one budget; null for no limit.",
         _positive_or_none,
     )

@@ -1,164 +1,168 @@
-"""Options for the segments of a chain: small problems of their own, solved at several budgets.
+"""Options for the groups of a partition: small problems of their own, solved at several budgets.
 
-A segment with its backward is a graph: what it reads from outside is external, what it hands on stays, and a
-budget for it alone gives one way to treat it: what it keeps until its backward, and what its backward runs
-again. Several budgets give a menu, from which the table of `chain_dp` chooses (Zhao et al. 2023, "Rockmate").
-Segments that are equal up to renaming are solved once.
+A group with its backward is a graph (`remat_graph.partition`), and a schedule of it is one way to treat the
+group: what it keeps until its backward, and what its backward runs again. Two budgets matter, as in HiRemate:
+for the peak, and for what is kept in between, while the rest of the network runs. The second becomes part of
+the first: between forward and backward stands an op, the `turn`, whose workspace is what may not be kept. So
+any solver can be asked. Several pairs of budgets give a menu (Zhao et al. 2023, "Rockmate"), and groups that
+are equal up to renaming share one: they are solved once, on whatever level of a hierarchy they are found.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import attrs
-import numpy as np
 
-from remat_graph import Graph, Implementation, Role, Value
+from remat_graph import Graph, Implementation, Op, Value
+from remat_graph.partition import Partition, Subgraph
 from remat_solvers.bounds import budget_floor
 from remat_solvers.chain_dp import Option, keep_all
 from remat_solvers.evaluate import evaluate, flatten
-from remat_solvers.linear import Segments, without_useless
+from remat_solvers.linear import without_useless
 from remat_solvers.protocol import Deadline, Problem, Solution
 
+GAP = 0.1  # of an option from its optimum: a menu wants many options, not proofs; several times faster
+
+TURN = "turn"
+
 Solve = Callable[[Problem, Deadline], Solution]
+Order = tuple[int, ...]
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Piece:
-    """A segment as a graph of its own.
+@attrs.define(eq=False)
+class Menus:
+    """Options of groups, each distinct group solved once.
 
     Attributes:
-        graph: its ops, forward first.
-        ops: index in the whole graph of each op.
-        values: index in the whole graph of each value.
-    """
-
-    graph: Graph
-    ops: tuple[int, ...]
-    values: tuple[int, ...]
-
-    def key(self) -> Hashable:
-        """Equal for pieces that are equal up to renaming."""
-        return (
-            tuple((v.nbytes, v.role, v.external) for v in self.graph.values),
-            tuple((op.backward, op.rerun, op.implementations) for op in self.graph.ops),
-        )
-
-
-def piece_of(graph: Graph, pieces: Segments, segment: int) -> Piece:
-    """Cut a segment out of a graph; what crosses its end, and what its backward hands on, is pinned."""
-    ops = (*pieces.forward[segment], *pieces.backward[segment])
-    made = {v for i in ops for way in graph.ops[i].implementations for v in way.outputs}
-    inside = set(ops)
-    used_outside = {
-        v
-        for i, op in enumerate(graph.ops)
-        if i not in inside
-        for way in op.implementations
-        for v in way.inputs
-    }
-    number: dict[int, int] = {}
-    values: list[Value] = []
-    for i in ops:
-        for way in graph.ops[i].implementations:
-            for v in (*way.inputs, *way.outputs):
-                if v not in number:
-                    number[v] = len(values)
-                    values.append(_renamed(graph.values[v], v, v in made, v in used_outside))
-    renumbered = []
-    for i in ops:
-        op = graph.ops[i]
-        ways = [
-            Implementation(
-                inputs=[number[v] for v in way.inputs],
-                outputs=[number[v] for v in way.outputs],
-                time_s=way.time_s,
-                workspace_nbytes=way.workspace_nbytes,
-            )
-            for way in op.implementations
-        ]
-        renumbered.append(attrs.evolve(op, implementations=ways))
-    made_graph = Graph(
-        name=f"{graph.name}[{segment}]",
-        values=values,
-        ops=renumbered,
-        rounding_nbytes=graph.rounding_nbytes,
-    )
-    return Piece(graph=made_graph, ops=ops, values=tuple(number))
-
-
-def _renamed(value: Value, index: int, made: bool, used_outside: bool) -> Value:
-    if not made:
-        return Value(name=value.name or str(index), nbytes=0, external=True)
-    pinned = value.pinned or used_outside
-    role = Role.OUTPUT if pinned else Role.ACTIVATION
-    return Value(name=value.name or str(index), nbytes=value.nbytes, role=role, external=value.external)
-
-
-def menus(
-    graph: Graph, pieces: Segments, solve: Solve, levels: int, seconds: float | None, deadline: Deadline
-) -> list[list[Option]]:
-    """Options of every segment.
-
-    Args:
-        graph: the whole graph.
-        pieces: its segments.
-        solve: finds a schedule for a small problem.
-        levels: budgets to try for each distinct segment.
+        levels: budgets for what a group keeps; each is tried with a loose and with a tight peak.
         seconds: for one small problem; None for no limit.
-        deadline: of the whole; segments that it cuts off keep all.
+        solves: small problems solved so far.
+        distinct: distinct groups solved so far.
     """
-    known: dict[Hashable, list[tuple[int, ...]]] = {}
-    found = []
-    for segment in range(len(pieces)):
-        piece = piece_of(graph, pieces, segment)
-        key = piece.key()
-        if key not in known:
-            known[key] = [] if deadline.reached() else _orders(piece.graph, solve, levels, seconds, deadline)
-        options = {keep_all(pieces, segment): None}
-        for order in known[key]:
-            option = _option(graph, pieces, segment, piece, order)
-            if option is not None:
-                options[option] = None
-        found.append(list(options))
-    return found
+
+    levels: int
+    seconds: float | None = None
+    solves: int = 0
+    distinct: int = 0
+    _known: dict[Hashable, tuple[Order, ...]] = attrs.field(factory=dict, init=False)
+
+    def options(self, groups: Partition, solve: Solve, deadline: Deadline) -> list[list[Option]]:
+        """For every group, keeping all first.
+
+        Args:
+            groups: the groups.
+            solve: finds a schedule for a small problem; it may call this for groups of that problem.
+            deadline: shared out evenly among the groups to solve; those that it cuts off keep all.
+        """
+        subgraphs = [attrs.evolve(found, graph=_open(found.graph)) for found in groups.subgraphs]
+        todo = {subgraph.key: subgraph.graph for subgraph in subgraphs if subgraph.key not in self._known}
+        for left, (key, graph) in zip(range(len(todo), 0, -1), todo.items(), strict=True):
+            self._known[key] = self._orders(graph, solve, deadline.share(1 / left))
+        return [
+            _menu(groups, group, subgraph, self._known[subgraph.key])
+            for group, subgraph in enumerate(subgraphs)
+        ]
+
+    def _orders(self, graph: Graph, solve: Solve, deadline: Deadline) -> tuple[Order, ...]:
+        """Schedules of a small graph, from keeping much to keeping nothing."""
+        budgets = _budgets(graph, self.levels)
+        if not budgets:
+            return ()
+        self.distinct += 1
+        orders: dict[Order, None] = {}
+        too_tight: set[int] = set()  # a peak that was not reached is not reached either while less is kept
+        for i, (peak, most) in enumerate(budgets):
+            if peak in too_tight or deadline.reached():
+                continue
+            self.solves += 1
+            turned = Problem(with_turn(graph, peak - most), peak)
+            left = deadline.share(1 / (len(budgets) - i))
+            order = solve(turned, left.within(self.seconds)).order
+            if order is None:
+                too_tight.add(peak)
+            else:
+                orders[without_turn(graph, order)] = None
+        return tuple(orders)
 
 
-def _orders(
-    graph: Graph, solve: Solve, levels: int, seconds: float | None, deadline: Deadline
-) -> list[tuple[int, ...]]:
-    """Schedules of a small graph at budgets between its floor and its unplanned peak."""
-    unplanned = evaluate(flatten(graph), range(len(graph.ops)))
-    if not unplanned.valid:
+def _budgets(graph: Graph, levels: int) -> list[tuple[int, int]]:
+    """Bytes at the peak, and of them at the turn; none for a group that has no choice."""
+    arrays = flatten(graph)
+    unplanned = evaluate(arrays, range(len(graph.ops)))
+    forward = [op for op in graph.ops if not op.backward]
+    backward = [op for op in graph.ops if op.backward]
+    made = {v for op in forward for v in op.first.outputs}
+    stays = {v for v in made if graph.values[v].pinned}
+    read = {v for op in backward for v in op.first.inputs}
+    handed_on = sum(map(graph.allocated_nbytes, stays))
+    saved = sum(map(graph.allocated_nbytes, (made & read) - stays))
+    if not unplanned.valid or not saved:
         return []
     floor = budget_floor(graph).nbytes
-    orders: dict[tuple[int, ...], None] = {}
-    for budget in np.linspace(floor, unplanned.peak_nbytes, levels + 1)[:-1]:
-        if deadline.reached():
-            break
-        order = solve(Problem(graph, int(budget)), deadline.within(seconds)).order
-        if order is not None:
-            orders[order] = None
-    return list(orders)
+    tight = (floor + unplanned.peak_nbytes) // 2
+    keeps = [handed_on + saved * level // levels for level in reversed(range(levels))]
+    peaks = dict.fromkeys([unplanned.peak_nbytes, tight])
+    return [(peak, most) for peak in peaks for most in keeps if most <= peak]
 
 
-def _option(
-    graph: Graph, pieces: Segments, segment: int, piece: Piece, order: Sequence[int]
-) -> Option | None:
-    """What a schedule of a piece means for the whole; None if its forward repeats an op."""
-    forward = len(pieces.forward[segment])
-    order = without_useless(piece.graph, order)
-    if sorted(order[:forward]) != list(range(forward)):
+def _menu(groups: Partition, group: int, subgraph: Subgraph, orders: Iterable[Order]) -> list[Option]:
+    """Keeping all, and what the schedules of the group's sub-graph come to."""
+    options = [_option(groups, group, subgraph, order) for order in orders]
+    return list(dict.fromkeys([keep_all(groups, group), *(option for option in options if option)]))
+
+
+def _open(graph: Graph) -> Graph:
+    """Without the limit of a turn from a level above: it is met there, by choosing among this menu."""
+    ways = [attrs.evolve(op.first, workspace_nbytes=0) if op.target == TURN else None for op in graph.ops]
+    ops = [
+        op if way is None else attrs.evolve(op, implementations=[way])
+        for op, way in zip(graph.ops, ways, strict=True)
+    ]
+    return attrs.evolve(graph, ops=ops)
+
+
+def with_turn(graph: Graph, workspace_nbytes: int) -> Graph:
+    """The graph with one op more, the first of the backward: all that is held then, and a workspace."""
+    place = next(i for i, op in enumerate(graph.ops) if op.backward)
+    token = len(graph.values)
+    turn = Op(
+        name=f"turn of {graph.name}",
+        target=TURN,
+        backward=True,
+        rerun=None,
+        implementations=[Implementation(inputs=[], outputs=[token], workspace_nbytes=workspace_nbytes)],
+    )
+    after = [
+        attrs.evolve(
+            op, implementations=[attrs.evolve(w, inputs=(*w.inputs, token)) for w in op.implementations]
+        )
+        for op in graph.ops[place:]
+    ]
+    values = [*graph.values, Value(name=f"turned {graph.name}", nbytes=0)]
+    return attrs.evolve(graph, values=values, ops=[*graph.ops[:place], turn, *after])
+
+
+def without_turn(graph: Graph, order: Sequence[int]) -> Order:
+    """The way back: an order of the graph with its turn as an order of the graph."""
+    place = next(i for i, op in enumerate(graph.ops) if op.backward)
+    return tuple(op - (op > place) for op in order if op != place)
+
+
+def _option(groups: Partition, group: int, subgraph: Subgraph, order: Sequence[int]) -> Option | None:
+    """What a schedule of a sub-graph means for the whole; None if its forward repeats an op."""
+    graph = groups.graph
+    there, back = subgraph.split(without_useless(subgraph.graph, order))
+    if sorted(there) != sorted(groups.forward[group]):
         return None
-    backward = tuple(piece.ops[op] for op in order[forward:])
-    made = {v for op in pieces.forward[segment] for v in graph.ops[op].first.outputs}
+    made = {v for op in there for v in graph.ops[op].first.outputs}
     saved: set[int] = set()
     remade: set[int] = set()
-    for op in backward:
+    for op in back:
         run = graph.ops[op].first
         saved.update(v for v in run.inputs if v in made and v not in remade)
         remade.update(run.outputs)
-    repeats = [op for op in backward if op in set(pieces.forward[segment])]
+    forward = set(there)
     return Option(
         saved=frozenset(saved),
-        backward=backward,
-        extra_s=sum(graph.ops[op].first.time_s for op in repeats),
+        backward=back,
+        extra_s=sum(graph.ops[op].first.time_s for op in back if op in forward),
     )

@@ -1,40 +1,41 @@
-"""Dynamic programming over a chain of segments, each with several ways to be carried out.
+"""Dynamic programming over a chain of groups, each with several ways to be carried out.
 
 Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019, "Optimal checkpointing for heterogeneous chains: how to
 train deep neural networks with limited memory" (rotor), with the menu of options per stage of Zhao et al.
-2023 (Rockmate). ``cost(i, j, m)`` is the least extra time that runs segments i to j - 1 and their backward
+2023 (Rockmate). ``cost(i, j, m)`` is the least forward time that runs groups i to j - 1 and their backward
 within m bytes beyond what crosses cut i:
 
-* keep: run segment i, keep what one of its options keeps, then ``cost(i + 1, j, less)``, then its backward by
+* keep: run group i, keep what one of its options keeps, then ``cost(i + 1, j, less)``, then its backward by
   that option;
-* drop: run segments i to k - 1 keeping only what crosses cut k, then ``cost(k, j, less)``, then
+* drop: run groups i to k - 1 keeping only what crosses cut k, then ``cost(k, j, less)``, then
   ``cost(i, k, m)``, which makes them again.
 
 What crosses a cut is a set of values, counted once, so that the graph need not be a chain. Memory is cut into
-`slots` levels; where the sizes share a divisor that is coarse enough, the levels are exact. Peaks inside a
-segment are simulated with everything at the cut held, which is exact on a chain and careful elsewhere.
-O(segments^3 * slots), vectorized over the slots.
+`slots` levels; where the sizes share a divisor that is coarse enough, the levels are exact. How much a group
+holds while it runs can be seen in two ways, see `Careful` and `Lenient`. O(groups^3 * slots), vectorized over
+the slots.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import attrs
 import numpy as np
 
-from remat_graph import Graph
+from remat_graph.partition import Partition
 from remat_solvers.evaluate import Arrays, Floats, Ints, evaluate
-from remat_solvers.linear import Segments, repeatable, without_useless
+from remat_solvers.linear import without_useless
 
 LEVELS = 24  # memory levels at which a table is read
 
-Run = tuple[str, int, int]  # ("forward", segment, 0) or ("backward", segment, option)
+Run = tuple[str, int, int]  # ("forward", group, 0) or ("backward", group, option)
 
 
 @attrs.frozen(kw_only=True)
 class Option:
-    """One way to treat a segment between its last forward and its backward.
+    """One way to treat a group between its last forward and its backward.
 
     Attributes:
         saved: values made in it that stay until its backward.
@@ -47,21 +48,25 @@ class Option:
     extra_s: float
 
 
-def keep_all(pieces: Segments, segment: int) -> Option:
+def keep_all(groups: Partition, group: int) -> Option:
     """Keep everything that the backward reads."""
-    return Option(saved=pieces.saved[segment], backward=pieces.backward[segment], extra_s=0.0)
+    return Option(saved=groups.saved[group], backward=groups.backward[group], extra_s=0.0)
 
 
-class Chain:
-    """Segments of a graph seen as a chain: what crosses its cuts, and what each segment holds at most."""
+class Chain(ABC):
+    """A partition seen as a chain: what crosses its cuts, and what each group holds at most.
 
-    def __init__(self, graph: Graph, pieces: Segments) -> None:
-        self.graph, self.pieces = graph, pieces
-        self.size = [graph.allocated_nbytes(v) for v in range(len(graph.values))]
-        self.again_s = [
-            sum(graph.ops[op].first.time_s for op in repeatable(graph, run)) for run in pieces.forward
-        ]
-        self.look_behind()
+    Attributes:
+        behind: per cut, bytes that the backward behind it has handed on when the forward ahead of it runs.
+    """
+
+    behind: list[int]
+
+    def __init__(self, groups: Partition) -> None:
+        self.graph, self.groups = groups.graph, groups
+        self.size = [self.graph.allocated_nbytes(v) for v in range(len(self.graph.values))]
+        self.first_s = [sum(self.graph.ops[op].first.time_s for op in run) for run in groups.forward]
+        self.again_s = [sum(self.graph.ops[op].first.time_s for op in run) for run in groups.repeats]
 
     def total(self, values: Iterable[int]) -> int:
         """Bytes of a set of values."""
@@ -69,15 +74,36 @@ class Chain:
 
     def crossing(self, place: int) -> frozenset[int]:
         """What crosses a cut; nothing behind the last one."""
-        return self.pieces.crossing[place] if place < len(self.pieces) else frozenset()
+        return self.groups.crossing[place] if place < len(self.groups) else frozenset()
 
-    def look_behind(self) -> None:
+    @abstractmethod
+    def forward_peak(self, i: int, saved: frozenset[int]) -> int:
+        """Bytes beyond what crosses cut i while group i runs forward and keeps `saved`."""
+
+    @abstractmethod
+    def backward_peak(self, i: int, option: Option) -> int:
+        """Bytes beyond what crosses cut i while the backward of group i runs by an option."""
+
+    @abstractmethod
+    def passing_peak(self, i: int, held_nbytes: int) -> int:
+        """Bytes while group i runs forward and keeps nothing, where so much crosses its cut."""
+
+
+class Careful(Chain):
+    """Peaks by simulation, with everything at a group's cuts held: exact on a chain, else from above."""
+
+    def __init__(self, groups: Partition) -> None:
+        super().__init__(groups)
+        self._look_behind()
+        self._passing = [self.forward_peak(i, frozenset()) for i in range(len(groups))]
+
+    def _look_behind(self) -> None:
         """Per cut, what the backward behind it hands on: values that the rest reads, and pinned bytes."""
-        graph, pieces = self.graph, self.pieces
-        count = len(pieces)
-        forward = {v for run in pieces.forward for op in run for v in graph.ops[op].first.outputs}
-        reads = [{v for op in run for v in graph.ops[op].first.inputs} - forward for run in pieces.backward]
-        before = [set[int]() for _ in range(count + 1)]  # what segments ahead of a cut read
+        graph, groups = self.graph, self.groups
+        count = len(groups)
+        forward = {v for run in groups.forward for op in run for v in graph.ops[op].first.outputs}
+        reads = [{v for op in run for v in graph.ops[op].first.inputs} - forward for run in groups.backward]
+        before = [set[int]() for _ in range(count + 1)]  # what groups ahead of a cut read
         for s in range(count):
             before[s + 1] = before[s] | reads[s]
         made = set(graph.tangents)
@@ -86,7 +112,7 @@ class Chain:
         self.pinned_nbytes = [0] * (count + 1)
         for s in range(count, -1, -1):
             if s < count:
-                for op in pieces.backward[s]:
+                for op in groups.backward[s]:
                     for v in graph.ops[op].first.outputs:
                         if graph.values[v].pinned:
                             pinned += self.size[v]
@@ -127,106 +153,155 @@ class Chain:
         return most
 
     def forward_peak(self, i: int, saved: frozenset[int]) -> int:
-        """Bytes beyond what crosses cut i while segment i runs forward and keeps `saved`."""
+        """See `Chain`."""
         stays = saved | self.crossing(i + 1)
-        return self.peak(self.pieces.forward[i], frozenset(), stays, self.crossing(i))
+        return self.peak(self.groups.forward[i], frozenset(), stays, self.crossing(i))
 
     def backward_peak(self, i: int, option: Option) -> int:
-        """Bytes beyond what crosses cut i while the backward of segment i runs by an option."""
-        pinned = frozenset(v for v in self.graph.gradients)
+        """See `Chain`."""
+        pinned = frozenset(self.graph.gradients)
         start = option.saved | self.crossing(i + 1) | self.coming[i + 1]
         stays = self.coming[i] | pinned
         return self.pinned_nbytes[i + 1] + self.peak(option.backward, start, stays, self.crossing(i))
 
+    def passing_peak(self, i: int, held_nbytes: int) -> int:
+        """See `Chain`."""
+        return self._passing[i] + held_nbytes
 
-class ChainTable(Chain):
-    """``cost[i, j][m]`` and the choice behind it: -1 - o keeps segment i by option o, k drops i to k - 1."""
+
+class Lenient(Chain):
+    """Peaks from below: what is kept, and the largest single op. Plans at falling levels make up for it."""
+
+    def __init__(self, groups: Partition) -> None:
+        super().__init__(groups)
+        self.behind = [0] * (len(groups) + 1)
+        self._working = [self.working_nbytes(run) for run in groups.forward]
+
+    def working_nbytes(self, run: Iterable[int]) -> int:
+        """Largest bytes that one op makes and scratches."""
+        ways = [self.graph.ops[op].first for op in run]
+        return max((self.total(way.outputs) + way.workspace_nbytes for way in ways), default=0)
+
+    def forward_peak(self, i: int, saved: frozenset[int]) -> int:
+        """See `Chain`."""
+        return self._working[i]
+
+    def backward_peak(self, i: int, option: Option) -> int:
+        """See `Chain`."""
+        return self.total(option.saved - self.crossing(i)) + self.working_nbytes(option.backward)
+
+    def passing_peak(self, i: int, held_nbytes: int) -> int:
+        """See `Chain`."""
+        return self._working[i]
+
+
+class ChainTable:
+    """``cost[i, j][m]`` and the choice behind it: -1 - o keeps group i by option o, k drops i to k - 1."""
 
     def __init__(
-        self,
-        graph: Graph,
-        pieces: Segments,
-        options: Sequence[Sequence[Option]],
-        budget_nbytes: int,
-        slots: int,
+        self, chain: Chain, options: Sequence[Sequence[Option]], budget_nbytes: int, slots: int
     ) -> None:
-        super().__init__(graph, pieces)
-        self.options = options
-        self.levels(budget_nbytes, slots)
+        self.chain, self.options = chain, options
+        self.groups = chain.groups
+        self._choose_levels(budget_nbytes, slots)
         self.cost: dict[tuple[int, int], Floats] = {}
         self.choice: dict[tuple[int, int], Ints] = {}
-        count = len(pieces)
-        self.dropping = [self.forward_peak(i, frozenset()) for i in range(count)]
+        count = len(self.groups)
+        cuts = [chain.crossing(i) for i in range(count + 1)]
+        self.held = {
+            (i, k): chain.total(cuts[k] - cuts[i]) for i in range(count) for k in range(i, count + 1)
+        }
+        self.kept = [
+            [self.in_slots(chain.total((option.saved | cuts[i + 1]) - cuts[i])) for option in options[i]]
+            for i in range(count)
+        ]
+        self._peaks = [
+            [(chain.forward_peak(i, option.saved), chain.backward_peak(i, option)) for option in options[i]]
+            for i in range(count)
+        ]
         for i in range(count + 1):
             self.cost[i, i] = np.zeros(self.slots)
         for length in range(1, count + 1):
             for i in range(count - length + 1):
-                self.fill(i, i + length)
+                self._fill(i, i + length)
 
-    def levels(self, budget_nbytes: int, slots: int) -> None:
+    def _choose_levels(self, budget_nbytes: int, slots: int) -> None:
         """Choose the memory levels: exact ones if few enough."""
-        divisor = math.gcd(*(size for size in self.size if size), budget_nbytes) or 1
+        divisor = math.gcd(*(size for size in self.chain.size if size), budget_nbytes) or 1
         exact = budget_nbytes // divisor + 1
         self.slots = exact if exact <= slots else slots
         self.slot_nbytes = max(1.0, float(divisor) if exact <= slots else budget_nbytes / (slots - 1))
 
-    def fill(self, i: int, j: int) -> None:
+    def _fill(self, i: int, j: int) -> None:
         """Compute one entry from shorter ones."""
-        here = self.crossing(i)
+        chain = self.chain
         best = np.full(self.slots, np.inf)
         choice = np.full(self.slots, -1, np.int64)
         for o, option in enumerate(self.options[i]):
-            kept = self.in_slots(self.total((option.saved | self.crossing(i + 1)) - here))
-            cost = option.extra_s + shifted(self.cost[i + 1, j], kept)
-            forward = self.forward_peak(i, option.saved) + self.behind[j]
-            cost[: self.in_slots(max(forward, self.backward_peak(i, option)))] = np.inf
+            cost = chain.first_s[i] + option.extra_s + shifted(self.cost[i + 1, j], self.kept[i][o])
+            forward, backward = self._peaks[i][o]
+            cost[: self.in_slots(max(forward + chain.behind[j], backward))] = np.inf
             take(best, choice, cost, -1 - o)
         most = 0
         for k in range(i + 1, j):
-            most = max(most, self.dropping[k - 1] + self.total(self.crossing(k - 1) - here))
-            held = self.in_slots(self.total(self.crossing(k) - here))
-            cost = sum(self.again_s[i:k]) + shifted(self.cost[k, j], held) + self.cost[i, k]
-            cost[: self.in_slots(most + self.behind[j])] = np.inf
+            most = max(most, chain.passing_peak(k - 1, self.held[i, k - 1]))
+            held = self.in_slots(self.held[i, k])
+            cost = sum(chain.again_s[i:k]) + shifted(self.cost[k, j], held) + self.cost[i, k]
+            cost[: self.in_slots(most + chain.behind[j])] = np.inf
             take(best, choice, cost, k)
         self.cost[i, j], self.choice[i, j] = best, choice
 
     def runs(self, i: int, j: int, room: int) -> list[Run]:
-        """What runs when, for segments i to j - 1 and `room` slots."""
+        """What runs when, for groups i to j - 1 and `room` slots."""
         if i == j:
             return []
-        here = self.crossing(i)
         k = int(self.choice[i, j][room])
         if k < 0:
-            option = self.options[i][-1 - k]
-            kept = self.in_slots(self.total((option.saved | self.crossing(i + 1)) - here))
+            kept = self.kept[i][-1 - k]
             return [("forward", i, 0), *self.runs(i + 1, j, room - kept), ("backward", i, -1 - k)]
-        held = self.in_slots(self.total(self.crossing(k) - here))
+        held = self.in_slots(self.held[i, k])
         there: list[Run] = [("forward", s, 0) for s in range(i, k)]
         return there + self.runs(k, j, room - held) + self.runs(i, k, room)
 
     def order(self, runs: Iterable[Run]) -> list[int]:
-        """The ops of a plan; a segment's repeats leave out what may not run again."""
+        """The ops of a plan; a group's repeats leave out what may not run again."""
         order: list[int] = []
         seen: set[int] = set()
         for kind, s, option in runs:
             if kind == "backward":
                 order += self.options[s][option].backward
             else:
-                run = self.pieces.forward[s]
-                order += repeatable(self.graph, run) if s in seen else run
+                order += self.groups.repeats[s] if s in seen else self.groups.forward[s]
                 seen.add(s)
-        return order
+        return without_useless(self.chain.graph, order)
 
     def rooms(self, count: int) -> list[int]:
         """Memory levels to read the table at, from the whole budget down."""
         whole = self.slots - 1
         rooms = [whole - round(level * whole / count) for level in range(count)]
-        found = self.cost[0, len(self.pieces)]
+        found = self.cost[0, len(self.groups)]
         return [a for a, b in pairwise([*rooms, -1]) if a != b and np.isfinite(found[a])]
+
+    def orders(self, count: int = LEVELS) -> Iterator[Ints]:
+        """The distinct plans at so many memory levels, from the whole budget down."""
+        seen: set[tuple[Run, ...]] = set()
+        for room in self.rooms(count):
+            runs = tuple(self.runs(0, len(self.groups), room))
+            if runs not in seen:
+                seen.add(runs)
+                yield np.array(self.order(runs), np.int64)
 
     def in_slots(self, nbytes: float) -> int:
         """Levels that this many bytes take."""
         return min(self.slots, math.ceil(nbytes / self.slot_nbytes - 1e-9))
+
+
+def plans_of(
+    groups: Partition, options: Sequence[Sequence[Option]], budget_nbytes: int, slots: int
+) -> Iterator[Ints]:
+    """The plans of both ways to see a group, at several memory levels: around the budget on both sides."""
+    for chain in (Careful(groups), Lenient(groups)):
+        yield from ChainTable(chain, options, budget_nbytes, slots).orders()
 
 
 def shifted(cost: Floats, slots: int) -> Floats:
@@ -244,12 +319,10 @@ def take(best: Floats, choice: Ints, cost: Floats, mark: int) -> None:
     choice[better] = mark
 
 
-def fastest_that_fits(graph: Graph, arrays: Arrays, table: ChainTable, budget_nbytes: int) -> Ints | None:
-    """Read the table at several levels: peaks inside a stage are careful, so a plan may need less."""
+def fastest_that_fits(arrays: Arrays, orders: Iterable[Ints], budget_nbytes: int) -> Ints | None:
+    """The fastest sequence within the budget: a table's figures are estimates, so several levels are read."""
     best, best_s = None, float("inf")
-    for room in table.rooms(LEVELS):
-        runs = table.runs(0, len(table.pieces), room)
-        order = np.array(without_useless(graph, table.order(runs)), np.int64)
+    for order in orders:
         result = evaluate(arrays, order)
         if result.valid and result.peak_nbytes <= budget_nbytes and result.time_s < best_s:
             best, best_s = order, result.time_s

@@ -17,7 +17,7 @@ from typing import ClassVar
 import attrs
 
 from remat_graph import Graph, Implementation, Op, Role, Value
-from remat_solvers.linear import repeatable
+from remat_graph.partition import repeatable
 from remat_solvers.noremat import Rematerializer
 from remat_solvers.programs import solve_whole
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
@@ -32,10 +32,12 @@ class Checkmate(Rematerializer):
     Attributes:
         backend: name of a mixed-integer solver that cvxpy has installed.
         accounting: who says what is held and what it costs: "referee", or "paper".
+        gap: how far from the fewest repeats is near enough, as a ratio of their seconds.
     """
 
     name: ClassVar[str] = "checkmate"
     backend: str = "HIGHS"
+    gap: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
     accounting: str = attrs.field(default="referee", validator=attrs.validators.in_(ACCOUNTINGS))
 
     def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
@@ -50,7 +52,7 @@ class Checkmate(Rematerializer):
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        return solve_whole(problem, deadline, self.backend)
+        return solve_whole(problem, deadline, self.backend, gap=self.gap)
 
 
 def paper_graph(graph: Graph) -> Graph:

@@ -24,8 +24,9 @@ import attrs
 import numpy as np
 
 from remat_graph import Graph
+from remat_graph.partition import articulation_places, cut, forward_ops
 from remat_solvers.evaluate import evaluate, flatten
-from remat_solvers.linear import articulation_places, cut, forward_ops, repeatable, without_useless
+from remat_solvers.linear import without_useless
 from remat_solvers.noremat import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
@@ -59,14 +60,13 @@ class _Chen(Rematerializer):
 
 def segmented(graph: Graph, cuts: Sequence[int]) -> list[int]:
     """Run each segment of the forward again before its backward, but for the last and for what is kept."""
-    pieces = cut(graph, cuts)
-    kept = frozenset[int]().union(*pieces.crossing)
-    order = [op for run in pieces.forward for op in run]
-    for s in range(len(pieces) - 1, -1, -1):
-        if s < len(pieces) - 1:  # the backward begins while the last segment is still there
-            again = repeatable(graph, pieces.forward[s])
-            order += [op for op in again if not kept.issuperset(graph.ops[op].first.outputs)]
-        order += pieces.backward[s]
+    groups = cut(graph, cuts)
+    kept = frozenset[int]().union(*groups.crossing)
+    order = [op for run in groups.forward for op in run]
+    for s in range(len(groups) - 1, -1, -1):
+        if s < len(groups) - 1:  # the backward begins while the last segment is still there
+            order += [op for op in groups.repeats[s] if not kept.issuperset(graph.ops[op].first.outputs)]
+        order += groups.backward[s]
     return without_useless(graph, order)
 
 

@@ -29,6 +29,7 @@ def descend(
     *,
     moves: int | None = None,
     seed: int = 0,
+    start: Ints | None = None,
 ) -> Ints:
     """Find a sequence with a small peak.
 
@@ -39,10 +40,11 @@ def descend(
         deadline: limit by the clock.
         moves: changes to try in all.
         seed: of the random numbers.
+        start: a valid sequence to begin with; trace order if None.
     """
     ops = len(arrays.backward)
     left = default_descent(ops) if moves is None else moves
-    best: Ints = np.arange(ops, dtype=np.int64)
+    best: Ints = np.arange(ops, dtype=np.int64) if start is None else start
     peak = evaluate(arrays, best).peak_nbytes
     # Evicting to a far target piles rebuilt values up; evicting in steps finds what each level still allows.
     step = FIRST_STEP

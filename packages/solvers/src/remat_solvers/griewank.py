@@ -16,9 +16,9 @@ from typing import ClassVar
 
 import attrs
 
+from remat_graph.partition import at_narrow_places
 from remat_solvers.evaluate import evaluate, flatten
-from remat_solvers.interval_dp import expand, narrow_places
-from remat_solvers.linear import cut, without_useless
+from remat_solvers.linear import expand, without_useless
 from remat_solvers.noremat import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
@@ -39,15 +39,15 @@ class Griewank(Rematerializer):
         graph, arrays = problem.graph, flatten(problem.graph)
         best: tuple[float, list[int], int, int] | None = None
         for stages in sorted({self.stages, self.stages // 2, self.stages // 4} - {0}, reverse=True):
-            pieces = cut(graph, narrow_places(graph, stages))
-            for snapshots in range(len(pieces) - 1, 0, -1):
+            groups = at_narrow_places(graph, stages)
+            for snapshots in range(len(groups) - 1, 0, -1):
                 if deadline.reached():
                     break
-                runs = reversal(len(pieces), snapshots)
-                order = without_useless(graph, expand(graph, pieces, runs))
+                runs = reversal(len(groups), snapshots)
+                order = without_useless(graph, expand(groups, runs))
                 result = evaluate(arrays, order)
                 if result.valid and result.peak_nbytes <= problem.budget_nbytes:
-                    found = (result.time_s, order, snapshots, len(pieces))
+                    found = (result.time_s, order, snapshots, len(groups))
                     best = min(best or found, found)
                     break  # fewer snapshots run more
         if best is None:

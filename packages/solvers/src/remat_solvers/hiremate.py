@@ -1,11 +1,14 @@
-"""`hiremate`: a hierarchy of segments, each planned by the method that suits it.
+"""`hiremate`: a hierarchy of groups, each planned by the method that suits it.
 
-After HiRemate (hierarchical rematerialization): a graph that is too large for the good solvers is cut into
-segments where little crosses, each segment becomes a graph of its own and is solved at several budgets,
-again by cutting it if it is still too large, and the table of `chain_dp` chooses among what comes back.
-Small graphs go to the integer program of `checkmate` and to the sequence search, and the better answer
-counts; so a level that is a chain is planned by rotor's program, and a leaf exactly where that is
-affordable. The whole is polished at the end. Equal segments are solved once.
+After HiRemate (hierarchical rematerialization): a graph that is too large for the good solvers is grouped,
+each distinct group becomes a graph of its own and is solved at several budgets for its peak and for what it
+keeps, again by grouping it if it is still too large, and the table of `chain_dp` chooses among what comes
+back. A level whose articulation points leave only small pieces is a chain and cut there, which makes its
+table rotor's; any other is grouped from bottom to top. Small graphs go to the integer program of `checkmate`
+and to the sequence search, and the better answer counts. Equal groups are solved once, on all levels
+together.
+
+What a table yields is repaired where it oversteps the budget, and polished; see `repair`.
 """
 
 from math import inf
@@ -13,28 +16,28 @@ from typing import ClassVar
 
 import attrs
 
-from remat_solvers.blocks import menus
-from remat_solvers.chain_dp import ChainTable, fastest_that_fits
+from remat_graph import Graph
+from remat_graph.partition import Partition, at_articulations, grouped
+from remat_solvers.blocks import GAP, Menus
+from remat_solvers.chain_dp import plans_of
 from remat_solvers.checkmate import Checkmate
-from remat_solvers.evaluate import flatten
-from remat_solvers.interval_dp import narrow_places
-from remat_solvers.linear import cut
+from remat_solvers.evaluate import Ints, flatten
 from remat_solvers.noremat import Rematerializer
-from remat_solvers.polish import polish
 from remat_solvers.protocol import Deadline, Problem, Solution, judge, positive_or_none
+from remat_solvers.repair import MOVES, repaired
 from remat_solvers.search import Search
 
 
 @attrs.frozen(kw_only=True)
 class Hiremate(Rematerializer):
-    """Segments of segments, chosen from menus.
+    """Groups of groups, chosen from menus.
 
     Attributes:
-        segments: most segments of one level.
+        segments: most groups of one level.
         leaf: a graph of at most so many ops is not cut.
         exact: a graph of at most so many ops is also given to the integer program.
         slots: memory levels of a table.
-        levels: budgets at which each distinct segment is solved.
+        levels: budgets for what each distinct group keeps.
         leaf_seconds: limit by the clock for the integer program of one leaf at one budget; None for none.
         moves: of the search in one leaf.
         seed: of the search.
@@ -47,48 +50,57 @@ class Hiremate(Rematerializer):
     exact: int = attrs.field(default=40, validator=attrs.validators.ge(0))
     slots: int = attrs.field(default=400, validator=attrs.validators.ge(2))
     levels: int = attrs.field(default=6, validator=attrs.validators.ge(1))
-    leaf_seconds: float | None = attrs.field(default=5.0, validator=positive_or_none)
+    leaf_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
     moves: int = attrs.field(default=20_000, validator=attrs.validators.ge(0))
     seed: int = 0
     backend: str = "HIGHS"
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
-        graph = problem.graph
-        if len(graph.ops) <= self.leaf:
-            return self.solve_leaf(problem, deadline)
-        arrays, budget = flatten(graph), problem.budget_nbytes
-        pieces = cut(graph, narrow_places(graph, self.segments))
-        options = menus(graph, pieces, self.solve_segment(len(graph.ops)), self.levels, None, deadline)
-        table = ChainTable(graph, pieces, options, budget, self.slots)
-        order = fastest_that_fits(graph, arrays, table, budget)
-        stats: dict[str, int | float | str | bool] = {
-            "segments": len(pieces),
-            "options": sum(map(len, options)),
-            "deadline": deadline.hit,
-        }
-        if order is not None:
-            order = polish(arrays, order, budget, deadline)
+        if len(problem.graph.ops) <= self.leaf:
+            return self.solve_leaf(problem, deadline, gap=0.0)
+        menus = Menus(levels=self.levels)
+        order, stats = self.plan(problem, deadline, menus, MOVES)
+        stats |= {"distinct": menus.distinct, "solves": menus.solves, "deadline": deadline.hit}
         return judge(problem, None if order is None else order.tolist(), stats=stats)
 
-    def solve_segment(self, above: int) -> "_Segment":
-        """How a segment of a graph of `above` ops is solved: cutting must have made it smaller."""
-        return _Segment(self, above)
+    def plan(
+        self, problem: Problem, deadline: Deadline, menus: Menus, moves: int
+    ) -> tuple[Ints | None, dict[str, int | float | str | bool]]:
+        """Plan one level of the hierarchy.
 
-    def solve_leaf(self, problem: Problem, deadline: Deadline) -> Solution:
+        Args:
+            problem: a graph that is no leaf.
+            deadline: limit by the clock.
+            menus: options found so far, on any level.
+            moves: of a repair.
+        """
+        graph, budget = problem.graph, problem.budget_nbytes
+        groups = self.cut(graph)
+
+        def solve_group(small: Problem, left: Deadline) -> Solution:
+            ops = len(small.graph.ops)
+            if ops <= self.leaf or ops >= len(graph.ops):
+                return self.solve_leaf(small, left, gap=GAP)
+            order, _ = self.plan(small, left, menus, 0)
+            return judge(small, None if order is None else order.tolist())
+
+        options = menus.options(groups, solve_group, deadline.share(0.75))
+        plans = plans_of(groups, options, budget, self.slots)
+        order = repaired(flatten(graph), plans, budget, deadline, moves)
+        return order, {"segments": len(groups), "options": sum(map(len, options))}
+
+    def cut(self, graph: Graph) -> Partition:
+        """At articulation points where the graph is a chain of small pieces, else by grouping."""
+        stages = at_articulations(graph, len(graph.ops))
+        if all(len(subgraph.ops) <= self.leaf for subgraph in stages.subgraphs):
+            return stages if len(stages) <= 2 * self.segments else at_articulations(graph, 2 * self.segments)
+        return grouped(graph, self.segments)
+
+    def solve_leaf(self, problem: Problem, deadline: Deadline, *, gap: float) -> Solution:
         """The better of the exact program and the search."""
         found = [Search(moves=self.moves, seed=self.seed).solve(problem, deadline)]
         if len(problem.graph.ops) <= self.exact:
-            found.append(Checkmate(backend=self.backend).solve(problem, deadline.within(self.leaf_seconds)))
+            program = Checkmate(backend=self.backend, gap=gap)
+            found.append(program.solve(problem, deadline.within(self.leaf_seconds)))
         return min(found, key=lambda solution: inf if solution.time_s is None else solution.time_s)
-
-
-@attrs.frozen
-class _Segment:
-    method: Hiremate
-    above: int
-
-    def __call__(self, problem: Problem, deadline: Deadline) -> Solution:
-        if len(problem.graph.ops) >= self.above:
-            return self.method.solve_leaf(problem, deadline)
-        return self.method.solve(problem, deadline)

@@ -42,9 +42,16 @@ def order_of(work: Work, kept: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def minimize(
-    program: StageProgram, *, whole: bool, solver: str, deadline: Deadline
+    program: StageProgram, *, whole: bool, solver: str, deadline: Deadline, gap: float = 0.0
 ) -> tuple[Floats | None, float, bool]:
     """Solve the program with a solver that cvxpy knows by name.
+
+    Args:
+        program: what to solve.
+        whole: whether R and S must be whole; otherwise the relaxation is solved.
+        solver: its name.
+        deadline: limit by the clock.
+        gap: stop when the cost is proven to within this ratio of it, where the solver can (HIGHS).
 
     Returns:
         the variables (None if none were found), the cost that the solver says they have in seconds, and
@@ -83,7 +90,7 @@ def minimize(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a time limit cut in is in the result
-            problem.solve(solver=solver, **_options(solver, whole, deadline))
+            problem.solve(solver=solver, **_options(solver, whole, deadline, gap))
     except (cvxpy.SolverError, ValueError):  # the latter where a solver leaves a state that cvxpy cannot read
         return None, 0.0, False
     if rest.value is None:
@@ -92,14 +99,14 @@ def minimize(
     found[others] = rest.value
     if chosen is not None:
         found[program.integral] = chosen.value
-    return found, float(problem.value) * program.unit_s, problem.status == "optimal"
+    return found, float(problem.value) * program.unit_s, problem.status == "optimal" and not gap
 
 
-def _options(solver: str, whole: bool, deadline: Deadline) -> dict[str, Any]:
-    """What a solver is told: until when, and that optimal means optimal."""
+def _options(solver: str, whole: bool, deadline: Deadline, gap: float) -> dict[str, Any]:
+    """What a solver is told: until when, and how near the optimum is near enough."""
     left = None if deadline.seconds is None else max(0.01, deadline.remaining_s)
     if solver == "HIGHS":
-        exact: dict[str, Any] = {"mip_rel_gap": 0.0, "mip_abs_gap": 1e-6} if whole else {}
+        exact: dict[str, Any] = {"mip_rel_gap": gap, "mip_abs_gap": 1e-6} if whole else {}
         return exact if left is None else {**exact, "time_limit": left}
     if solver == "SCIPY" and left is not None:
         return {"scipy_options": {"time_limit": left}}
@@ -107,7 +114,7 @@ def _options(solver: str, whole: bool, deadline: Deadline) -> dict[str, Any]:
 
 
 def solve_whole(
-    problem: Problem, deadline: Deadline, solver: str, *, computations: int | None = None
+    problem: Problem, deadline: Deadline, solver: str, *, computations: int | None = None, gap: float = 0.0
 ) -> Solution:
     """Solve a problem's program in whole numbers and let the referee judge what comes back."""
     work = work_of(problem.graph)
@@ -119,7 +126,7 @@ def solve_whole(
     for room in (budget, budget - budget // 100_000 - 1):
         try:
             program = stage_program(work, room, deadline, computations=computations)
-            found, cost_s, proven = minimize(program, whole=True, solver=solver, deadline=deadline)
+            found, cost_s, proven = minimize(program, whole=True, solver=solver, deadline=deadline, gap=gap)
         except TimeIsUp:
             found, cost_s, proven, program = None, 0.0, False, None
         if program is not None:

@@ -78,6 +78,10 @@ class Deadline:
         left = self.remaining_s if seconds is None else min(seconds, self.remaining_s)
         return Deadline(None if left == float("inf") else left, whole=self)
 
+    def share(self, part: float) -> "Deadline":
+        """A deadline for a part of the work that may take this part of the time left, between 0 and 1."""
+        return self.within(None if self.seconds is None else part * self.remaining_s)
+
     @property
     def elapsed_s(self) -> float:
         """Seconds since this object was made."""

@@ -5,19 +5,24 @@ PyTorch". The forward is cut at its articulation points into a chain of blocks; 
 solved by the program of `checkmate` at several budgets, and the table of `chain_dp` chooses one option a
 block and what to drop. Joins neighbouring blocks until there are at most `stages`. One small MIP an option,
 some seconds at 60 ops; equal blocks share theirs.
+
+A block beyond the program's reach (a U-Net is one such block) gets its options from greedy eviction. What the
+table yields is repaired where it oversteps the budget, and trimmed; see `repair`.
 """
 
 from typing import ClassVar
 
 import attrs
 
-from remat_solvers.blocks import menus
-from remat_solvers.chain_dp import ChainTable, fastest_that_fits
+from remat_graph.partition import at_articulations
+from remat_solvers.blocks import GAP, Menus
+from remat_solvers.chain_dp import plans_of
 from remat_solvers.checkmate import Checkmate
 from remat_solvers.evaluate import flatten
+from remat_solvers.greedy import Greedy
 from remat_solvers.noremat import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge, positive_or_none
-from remat_solvers.rotor import stages
+from remat_solvers.repair import repaired
 
 
 @attrs.frozen(kw_only=True)
@@ -27,7 +32,8 @@ class Rockmate(Rematerializer):
     Attributes:
         stages: most blocks.
         slots: memory levels of the table.
-        levels: budgets at which each distinct block is solved.
+        levels: budgets for what each distinct block keeps.
+        exact: a block of at most so many ops is given to the integer program.
         block_seconds: limit by the clock for one block at one budget; None for none.
         backend: name of a mixed-integer solver that cvxpy has installed.
     """
@@ -36,20 +42,29 @@ class Rockmate(Rematerializer):
     stages: int = attrs.field(default=32, validator=attrs.validators.ge(1))
     slots: int = attrs.field(default=500, validator=attrs.validators.ge(2))
     levels: int = attrs.field(default=6, validator=attrs.validators.ge(1))
-    block_seconds: float | None = attrs.field(default=10.0, validator=positive_or_none)
+    exact: int = attrs.field(default=60, validator=attrs.validators.ge(0))
+    block_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
     backend: str = "HIGHS"
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
         graph, budget = problem.graph, problem.budget_nbytes
-        pieces = stages(graph, self.stages)
-        block = Checkmate(backend=self.backend)
-        options = menus(graph, pieces, block.solve, self.levels, self.block_seconds, deadline)
-        table = ChainTable(graph, pieces, options, budget, self.slots)
-        order = fastest_that_fits(graph, flatten(graph), table, budget)
+        groups = at_articulations(graph, self.stages)
+        menus = Menus(levels=self.levels, seconds=self.block_seconds)
+        options = menus.options(groups, self.solve_block, deadline.share(0.75))
+        plans = plans_of(groups, options, budget, self.slots)
+        order = repaired(flatten(graph), plans, budget, deadline)
         stats: dict[str, int | float | str | bool] = {
-            "stages": len(pieces),
+            "stages": len(groups),
             "options": sum(map(len, options)),
+            "distinct": menus.distinct,
+            "solves": menus.solves,
             "deadline": deadline.hit,
         }
         return judge(problem, None if order is None else order.tolist(), stats=stats)
+
+    def solve_block(self, problem: Problem, deadline: Deadline) -> Solution:
+        """By the integer program, if the block is small enough for it."""
+        if len(problem.graph.ops) <= self.exact:
+            return Checkmate(backend=self.backend, gap=GAP).solve(problem, deadline)
+        return Greedy().solve(problem, deadline)

@@ -11,10 +11,9 @@ from typing import ClassVar
 
 import attrs
 
-from remat_graph import Graph
-from remat_solvers.chain_dp import ChainTable, fastest_that_fits, keep_all
+from remat_graph.partition import at_articulations
+from remat_solvers.chain_dp import Careful, ChainTable, fastest_that_fits, keep_all
 from remat_solvers.evaluate import flatten
-from remat_solvers.linear import Segments, articulation_places, cut
 from remat_solvers.noremat import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
@@ -35,24 +34,8 @@ class Rotor(Rematerializer):
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
         graph, budget = problem.graph, problem.budget_nbytes
-        pieces = stages(graph, self.stages)
-        options = [[keep_all(pieces, s)] for s in range(len(pieces))]
-        table = ChainTable(graph, pieces, options, budget, self.slots)
-        order = fastest_that_fits(graph, flatten(graph), table, budget)
-        return judge(problem, None if order is None else order.tolist(), stats={"stages": len(pieces)})
-
-
-def stages(graph: Graph, most: int) -> Segments:
-    """The forward cut at its articulation points, evenly thinned out to at most so many stages.
-
-    A value that only the next op reads is a poor place to cut: the table holds what crosses a cut until the
-    backward is past it. So the backward must read it too, where there are such places.
-    """
-    places = articulation_places(graph)
-    read = {v for op in graph.ops if op.backward for v in op.first.inputs}
-    pieces = cut(graph, places)
-    useful = [place for place, values in zip(places, pieces.crossing[1:], strict=True) if values & read]
-    places = useful or places
-    if len(places) >= most:
-        places = [places[i * len(places) // (most - 1)] for i in range(most - 1)] if most > 1 else []
-    return cut(graph, places)
+        groups = at_articulations(graph, self.stages)
+        options = [[keep_all(groups, s)] for s in range(len(groups))]
+        table = ChainTable(Careful(groups), options, budget, self.slots)
+        order = fastest_that_fits(flatten(graph), table.orders(), budget)
+        return judge(problem, None if order is None else order.tolist(), stats={"stages": len(groups)})

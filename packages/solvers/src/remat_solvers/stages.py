@@ -26,8 +26,8 @@ import attrs
 import numpy as np
 
 from remat_graph import Graph, Home
+from remat_graph.partition import repeatable
 from remat_solvers.evaluate import Floats, Ints
-from remat_solvers.linear import repeatable
 from remat_solvers.protocol import Deadline
 
 

@@ -21,8 +21,9 @@ import attrs
 import numpy as np
 
 from remat_graph import Graph
+from remat_graph.partition import repeatable
 from remat_solvers.evaluate import evaluate, flatten
-from remat_solvers.linear import repeatable, without_useless
+from remat_solvers.linear import without_useless
 from remat_solvers.noremat import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 

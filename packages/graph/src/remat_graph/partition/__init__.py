@@ -1,5 +1,28 @@
-"""What a graph's structure gives away: where it repeats itself."""
+"""A graph in groups, each a graph of its own with a way back, and where a graph repeats itself.
 
-from remat_graph.partition.repeated import Block, Repetition, repeated_blocks
+Each pass takes a graph and gives a `Partition`: `at_articulations`, `at_repetitions`, `at_narrow_places`,
+`grouped`, or `cut` at places of one's own.
+"""
 
-__all__ = ["Block", "Repetition", "repeated_blocks"]
+from remat_graph.partition.articulation import articulation_places, at_articulations
+from remat_graph.partition.grouping import grouped
+from remat_graph.partition.groups import Partition, Subgraph, cut, forward_ops, repeatable
+from remat_graph.partition.narrow import at_narrow_places, narrow_places
+from remat_graph.partition.repeated import Block, Repetition, at_repetitions, repeated_blocks
+
+__all__ = [
+    "Block",
+    "Partition",
+    "Repetition",
+    "Subgraph",
+    "articulation_places",
+    "at_articulations",
+    "at_narrow_places",
+    "at_repetitions",
+    "cut",
+    "forward_ops",
+    "grouped",
+    "narrow_places",
+    "repeatable",
+    "repeated_blocks",
+]

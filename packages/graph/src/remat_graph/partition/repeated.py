@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_graph.ir import Graph
+from remat_graph.partition.groups import Partition, cut, forward_ops
 
 _PERIODS_PER_WINDOW = 4
 _Ranks = NDArray[np.int64]
@@ -107,6 +108,19 @@ def repeated_blocks(graph: Graph, *, min_ops: int = 2) -> tuple[Repetition, ...]
         if len(blocks) > 1
     ]
     return tuple(sorted(found, key=lambda r: (-len(r.blocks) * r.length, r.blocks[0].start)))
+
+
+def at_repetitions(graph: Graph, *, min_ops: int = 2) -> Partition:
+    """Cut the forward at both ends of every block that has an equal one.
+
+    Args:
+        graph: a valid graph.
+        min_ops: the shortest block worth cutting out.
+    """
+    blocks = [block for found in repeated_blocks(graph, min_ops=min_ops) for block in found.blocks]
+    forward = len(forward_ops(graph))  # they come first, so that a place is an op's index
+    ends = {end for block in blocks for end in (block.start, block.stop)}
+    return cut(graph, sorted(end for end in ends if 0 < end < forward))
 
 
 def _labels(graph: Graph) -> _Ranks:
