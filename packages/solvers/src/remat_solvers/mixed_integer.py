@@ -21,7 +21,7 @@ class Answer:
 
     Attributes:
         found: values of the variables; None if there are none.
-        bound: no values cost less; minus infinity if nothing is proven.
+        bound: no values cost less; minus infinity if nothing is proven, infinity if there are none.
         ended: whether the search ended by itself, with the gap closed.
     """
 
@@ -93,6 +93,8 @@ class Program:
         if status in (highspy.HighsModelStatus.kSolveError, highspy.HighsModelStatus.kModelError):
             warnings.warn("HiGHS could not solve a program of the bound", SolverWarning, stacklevel=2)
             return Answer(found=None, bound=-np.inf, ended=False)
+        if status == highspy.HighsModelStatus.kInfeasible:
+            return Answer(found=None, bound=np.inf, ended=True)
         found = None
         if info.primal_solution_status == 2:  # feasible
             found = np.array(highs.getSolution().col_value)

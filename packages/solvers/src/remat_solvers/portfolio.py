@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from remat_solvers.bounds import budget_floor
-from remat_solvers.bounds.coarse import CoarseBound
+from remat_solvers.bounds.coarse import TOLERANCE, CoarseBound
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.bounds.relatives import Relatives, relatives
 from remat_solvers.descend import descend
@@ -118,6 +118,9 @@ class _Run:
             starts.insert(0, self.offer(keep_only(arrays, budget, *binding, deadline), "cut"))
         coarse = CoarseBound(bound, arrays, budget)
         starts += self.refine(coarse, CHECKS)
+        if self.bound_s == float("inf"):
+            moments = ", ".join(graph.ops[i].name for i in coarse.moments)
+            return self.infeasible({"method": "coarse", "moments": moments})
         if not self.closed():
             planned = plan(graph, arrays, budget)
             if planned is not None:
@@ -141,6 +144,11 @@ class _Run:
             stats={"method": self.method, "moves": self.moves, "deadline": deadline.hit},
         )
 
+    def infeasible(self, stats: dict[str, int | float | str | bool]) -> Solution:
+        """Nothing fits, and `stats` says which certificate there is."""
+        nothing = judge(self.problem, None, stats=stats)
+        return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=float("inf"))
+
     def closed(self, gap: float | None = None) -> bool:
         gap = self.settings.gap if gap is None else max(gap, self.settings.gap)
         return self.best_s - self.bound_s <= gap * self.base_s
@@ -148,16 +156,20 @@ class _Run:
     def refine(self, coarse: CoarseBound, checks: int) -> list[Ints]:
         """Rounds of the coarse program while they end and their programs are small; what they found."""
         found: list[Ints] = []
-        while not (coarse.finished or self.closed() or self.deadline.reached()):
-            if coarse.variables > VARIABLES * checks // CHECKS:
+        while not (coarse.finished or self.deadline.reached()):
+            if coarse.variables > VARIABLES * checks // CHECKS or (self.closed() and not coarse.proving):
                 break
             result = coarse.round(self.deadline, enough_s=self.best_s - self.base_s, checks=checks)
+            if result.extra_s == float("inf") and self.best is not None:
+                break  # a program too hard on HiGHS's tolerances: the schedule is there
             self.bound_s = max(self.bound_s, self.base_s + result.extra_s)
             if result.order is not None:
                 order = result.order
                 if not result.fits:
                     order = evict(self.arrays, self.problem.budget_nbytes, self.deadline, order)
                 found.append(self.offer(order, "coarse"))
+            if self.best_s - self.bound_s <= 2 * TOLERANCE * self.base_s:
+                self.bound_s = min(self.best_s, self.bound_s + 2 * TOLERANCE * self.base_s)
             if not result.ended:
                 break
         return found
