@@ -177,43 +177,19 @@ def flow(W, nodes, budget, price):  # type: ignore[no-untyped-def]
 
 @njit
 def sweep(G, W, ops, budget, price, scores):  # type: ignore[no-untyped-def]
-    """Put the bound at each of the ops into `scores`, all at one price."""
+    """Put the bound in ticks at each of the ops into `scores`, all at one price in ticks per byte.
+
+    The only function that lays out and solves, since each one that does takes seconds to compile.
+    """
     for k in range(ops.shape[0]):
         build(G, W, ops[k])
         scores[ops[k]] = flow(W, G.op.shape[0] + G.value.shape[0], budget, price)
 
 
 @njit
-def best_price(G, W, i, budget, low, high, steps):  # type: ignore[no-untyped-def]
-    """The best bound at op `i` and its price, whose logarithm is searched by golden sections."""
-    build(G, W, i)
-    nodes = G.op.shape[0] + G.value.shape[0]
-    ratio = 0.618
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    at_left, at_right = flow(W, nodes, budget, np.exp(left)), flow(W, nodes, budget, np.exp(right))
-    best, price = at_left, np.exp(left)
-    for _ in range(steps):
-        if at_right > best:
-            best, price = at_right, np.exp(right)
-        if at_left > best:
-            best, price = at_left, np.exp(left)
-        if at_left >= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - ratio * (high - low)
-            at_left = flow(W, nodes, budget, np.exp(left))
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + ratio * (high - low)
-            at_right = flow(W, nodes, budget, np.exp(right))
-    return best, price
-
-
-@njit
-def kept(G, W, i, price):  # type: ignore[no-untyped-def]
-    """Mark in `there` the values that the cut keeps at a price, beside those that are there anyway."""
-    build(G, W, i)
+def mark_kept(G, W):  # type: ignore[no-untyped-def]
+    """Mark in `there` the values that the last cut of a sweep keeps, beside those that are there anyway."""
     nodes, ops = G.op.shape[0] + G.value.shape[0], G.op.shape[0] - 1
-    flow(W, nodes, 0, price)
     for x in range(nodes):
         W.node[x].reached = 0
     W.node[0].queue = nodes - 2

@@ -16,13 +16,7 @@ from remat_solvers.kernels_state import (
 )
 
 
-@njit
-def start(S, budget):  # type: ignore[no-untyped-def]
-    """Derive the state from its order."""
-    rebuild(S, budget)
-
-
-@njit
+@inner
 def drop_pass(S, budget, bar):  # type: ignore[no-untyped-def]
     """Try to delete each repeat, with what only it needed, from the last to the first.
 
@@ -70,10 +64,22 @@ def delay(S, budget, r):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit
+@inner
 def delay_pass(S, budget):  # type: ignore[no-untyped-def]
     """Delay each repeat; returns whether any moved."""
     moved = False
     for r in range(S.meta[REPEATS] - 1, -1, -1):
         moved = delay(S, budget, r) or moved
     return moved
+
+
+@njit
+def polish_pass(S, budget, bar, delaying):  # type: ignore[no-untyped-def]
+    """One pass over the repeats: `delay_pass` if so asked, else `drop_pass` with its bar.
+
+    One function for both, since each one that evaluates changes takes a second or more to compile.
+    """
+    rebuild(S, budget)
+    if delaying:
+        return delay_pass(S, budget), 0.0
+    return drop_pass(S, budget, bar)

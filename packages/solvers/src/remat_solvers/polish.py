@@ -30,9 +30,8 @@ def polish(arrays: Arrays, order: Ints, budget_nbytes: int, deadline: Deadline) 
     from remat_solvers.state import get_order, make_state
 
     state = make_state(arrays, order, seed=0)
-    kernels_polish.start(state, budget_nbytes)
     _drop(state, budget_nbytes, deadline)
-    while not deadline.reached() and kernels_polish.delay_pass(state, budget_nbytes):
+    while not deadline.reached() and kernels_polish.polish_pass(state, budget_nbytes, 0.0, True)[0]:
         if not _drop(state, budget_nbytes, deadline):
             break
     return get_order(state)
@@ -42,10 +41,10 @@ def _drop(state: State, budget_nbytes: int, deadline: Deadline) -> bool:
     """Delete until nothing can go; whether anything went."""
     from remat_solvers import kernels_polish
 
-    _, first = kernels_polish.drop_pass(state, budget_nbytes, inf)
+    _, first = kernels_polish.polish_pass(state, budget_nbytes, inf, False)
     most, bar, ever = first, first / 2, False
     while most >= 0 and not deadline.reached():
-        went, most = kernels_polish.drop_pass(state, budget_nbytes, bar)
+        went, most = kernels_polish.polish_pass(state, budget_nbytes, bar, False)
         ever = ever or went
         if went and bar == 0:
             most = max(most, 0.0)  # a pass that changed something is followed by another

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from remat_graph import Graph
 from remat_solvers.bounds.floor import budget_floor
 from remat_solvers.bounds.relatives import Relatives, relatives
-from remat_solvers.evaluate import Bools, Ints, compressed, records
+from remat_solvers.evaluate import Bools, Floats, Ints, compressed, records
 from remat_solvers.protocol import Deadline
 
 TICKS = (
@@ -92,6 +92,7 @@ class CutBound:
         self.candidates = np.array([i for i, op in enumerate(graph.ops) if op.backward], np.int64)
         self.flat = _flatten(graph, self.kin, self.tick_s)
         self._work = _work(self.flat)
+        self._scores: Floats = np.zeros(len(graph.ops))
         self._best, self._price, self._at = 0.0, 0.0, -1
 
     def extra_s(self, budget_nbytes: int, deadline: Deadline) -> float:
@@ -121,7 +122,7 @@ class CutBound:
         """Try ops at the best price so far, and search for the best price of the most promising ones."""
         from remat_solvers import kernels_cut
 
-        scores = np.zeros(len(self.graph.ops))
+        scores = self._scores
         ops = np.ascontiguousarray(ops)
         for start in range(0, len(ops), CHUNK):
             if deadline.reached():
@@ -131,10 +132,36 @@ class CutBound:
         for i in sorted(ops.tolist(), key=lambda i: -scores[i])[:SEARCHED]:
             if deadline.reached() or (scores[i] <= 0 and self._best > 0):
                 return
-            low, high = np.log(self._price) - 4.0, np.log(self._price) + 4.0
-            bound, price = kernels_cut.best_price(self.flat, self._work, i, budget_nbytes, low, high, STEPS)
+            bound, price = self._best_price(i, budget_nbytes)
             if bound > self._best:
                 self._best, self._price, self._at = bound, price, i
+
+    def _best_price(self, i: int, budget_nbytes: int) -> tuple[float, float]:
+        """The best bound at op i and its price: golden sections of the logarithm, the bound being concave."""
+        ratio = 0.618
+        low, high = np.log(self._price) - 4.0, np.log(self._price) + 4.0
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        at_left, at_right = self._bound(i, budget_nbytes, left), self._bound(i, budget_nbytes, right)
+        best = max((at_left, left), (at_right, right))
+        for _ in range(STEPS):
+            if at_left >= at_right:
+                high, right, at_right = right, left, at_left
+                left = high - ratio * (high - low)
+                at_left = self._bound(i, budget_nbytes, left)
+            else:
+                low, left, at_left = left, right, at_right
+                right = low + ratio * (high - low)
+                at_right = self._bound(i, budget_nbytes, right)
+            best = max(best, (at_left, left), (at_right, right))
+        return best[0], float(np.exp(best[1]))
+
+    def _bound(self, i: int, budget_nbytes: int, log_price: float) -> float:
+        """The bound in ticks at op i."""
+        from remat_solvers import kernels_cut
+
+        price = float(np.exp(log_price))
+        kernels_cut.sweep(self.flat, self._work, np.array([i], np.int64), budget_nbytes, price, self._scores)
+        return float(self._scores[i])
 
     def binding(self) -> tuple[int, set[int]] | None:
         """After `extra_s`: the op that binds and the values that its cut keeps; None if nothing binds."""
@@ -146,7 +173,8 @@ class CutBound:
         """The values that the cut at the first run of op `i` keeps, at a price in ticks per byte."""
         from remat_solvers import kernels_cut
 
-        kernels_cut.kept(self.flat, self._work, i, price)
+        kernels_cut.sweep(self.flat, self._work, np.array([i], np.int64), 0, float(price), self._scores)
+        kernels_cut.mark_kept(self.flat, self._work)
         return set(np.flatnonzero(self._work.node["there"][: len(self.graph.values)]).tolist())
 
 
