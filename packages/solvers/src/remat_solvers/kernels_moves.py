@@ -48,7 +48,7 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
                 return False
             continue
         S.extra[depth - 1].stack_at = at + 1
-        v = S.in_idx[at]
+        v = S.idx[at]
         if S.val[v].pinned:
             continue
         if S.val[v].value_stamp != stamp and spans(S, v, gap):
@@ -73,7 +73,7 @@ def useless(S, p):  # type: ignore[no-untyped-def]
     stamp = S.meta[STAMP]
     variant = S.pos[p].variant
     for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-        v = S.out_idx[k]
+        v = S.idx[k]
         if S.val[v].pinned:
             continue
         e = next_event(S, v, p + 1)
@@ -90,11 +90,11 @@ def drop(S, p, cascade):  # type: ignore[no-untyped-def]
     done = S.meta[DELETED]
     delete(S, p)
     while cascade and done < S.meta[DELETED]:
-        variant = S.pos[S.slot[done].deleted].variant
-        q = S.slot[done].deleted
+        variant = S.pos[S.extra[done].deleted].variant
+        q = S.extra[done].deleted
         done += 1
         for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
-            v = S.in_idx[k]
+            v = S.idx[k]
             e = next_event(S, v, q) - 1
             while e >= S.val[v].ev_ptr and S.events[e] & 1 == 0:
                 e -= 1
@@ -115,7 +115,7 @@ def pick_gap(S, budget):  # type: ignore[no-untyped-def]
         width = S.var[variant + 1].in_ptr - S.var[variant].in_ptr
         if width == 0:
             continue
-        v = S.in_idx[S.var[variant].in_ptr + below(S, width)]
+        v = S.idx[S.var[variant].in_ptr + below(S, width)]
         if S.val[v].pinned or S.val[v].size == 0 or not S.val[v].remake:
             continue
         e = next_event(S, v, q)
@@ -159,7 +159,7 @@ def evict_run(S, budget, hold):  # type: ignore[no-untyped-def]
     any_value = False
     for op in range(low, high):
         for k in range(S.var[2 * op].out_ptr, S.var[2 * op + 1].out_ptr):
-            w = S.out_idx[k]
+            w = S.idx[k]
             if S.val[w].pinned or not S.val[w].remake or not spans(S, w, q):
                 continue
             e = next_event(S, w, q)
@@ -170,7 +170,7 @@ def evict_run(S, budget, hold):  # type: ignore[no-untyped-def]
         return False
     for op in range(low, high):
         for k in range(S.var[2 * op].out_ptr, S.var[2 * op + 1].out_ptr):
-            w = S.out_idx[k]
+            w = S.idx[k]
             if S.val[w].value_stamp == S.meta[STAMP] and not close_over(S, w, q, hold, 58):
                 return False
     return True
@@ -205,11 +205,11 @@ def shift(S):  # type: ignore[no-untyped-def]
     variant = S.pos[p].variant
     low, high = S.ops[op].first + 1, S.meta[COUNT]
     for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-        e = next_event(S, S.out_idx[k], p + 1)
-        if e < S.val[S.out_idx[k] + 1].ev_ptr:
+        e = next_event(S, S.idx[k], p + 1)
+        if e < S.val[S.idx[k] + 1].ev_ptr:
             high = min(high, S.events[e] >> 1)
     for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
-        v = S.in_idx[k]
+        v = S.idx[k]
         e = next_event(S, v, p) - 1
         if e >= S.val[v].ev_ptr:
             low = max(low, (S.events[e] >> 1) + 1)
@@ -239,11 +239,11 @@ def shift_first(S):  # type: ignore[no-untyped-def]
         return False
     low, high = boundary, count
     for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-        e = next_event(S, S.out_idx[k], p + 1)
-        if e < S.val[S.out_idx[k] + 1].ev_ptr:
+        e = next_event(S, S.idx[k], p + 1)
+        if e < S.val[S.idx[k] + 1].ev_ptr:
             high = min(high, S.events[e] >> 1)
     for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
-        v = S.in_idx[k]
+        v = S.idx[k]
         e = next_event(S, v, p) - 1
         while e >= S.val[v].ev_ptr and S.events[e] & 1 == 0:
             e -= 1
@@ -278,7 +278,7 @@ def exchange(S, budget, hold):  # type: ignore[no-untyped-def]
         width = S.var[variant + 1].out_ptr - S.var[variant].out_ptr
         if width == 0:
             continue
-        v = S.out_idx[S.var[variant].out_ptr + below(S, width)]
+        v = S.idx[S.var[variant].out_ptr + below(S, width)]
         if S.val[v].pinned or not S.val[v].remake or not spans(S, v, p):
             continue
         e = next_event(S, v, p)

@@ -47,7 +47,7 @@ def delay(S, budget, r):  # type: ignore[no-untyped-def]
     variant = S.pos[p].variant
     gap = S.meta[COUNT]
     for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-        v = S.out_idx[k]
+        v = S.idx[k]
         e = next_event(S, v, p + 1)
         if e < S.val[v + 1].ev_ptr:
             gap = min(gap, S.events[e] >> 1)

@@ -11,7 +11,7 @@ Moments are ints: the run at old position p has key ``64 p + 63``, the k-th run 
 k``.
 
 One simplification keeps this an upper bound of the referee's memory: an output takes over only the one
-input that `State.credit` names, never a second choice.
+input that `State.idx` names, never a second choice.
 """
 
 import numpy as np
@@ -38,7 +38,7 @@ def settle(S, v):  # type: ignore[no-untyped-def]
         if S.meta[CREDITS] > 0 and dies < S.meta[COUNT]:
             variant = S.pos[dies].variant
             for k in range(S.var[variant].credit_ptr, S.var[variant + 1].credit_ptr):
-                if S.credit_idx[k] == v:
+                if S.idx[k] == v:
                     S.pos[dies].own -= S.val[v].size
 
 
@@ -66,9 +66,9 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
         S.pos[p].variant = variant
         seconds += S.var[variant].time
         for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
-            S.val[S.in_idx[k] + 1].ev_ptr += 1
+            S.val[S.idx[k] + 1].ev_ptr += 1
         for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-            S.val[S.out_idx[k] + 1].ev_ptr += 1
+            S.val[S.idx[k] + 1].ev_ptr += 1
         S.pos[p].own = S.var[variant].out_total + S.var[variant].workspace
     for v in range(values):
         S.val[v + 1].ev_ptr += S.val[v].ev_ptr
@@ -87,12 +87,12 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
     for p in range(count):
         variant = S.pos[p].variant
         for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
-            v = S.in_idx[k]
+            v = S.idx[k]
             S.events[S.val[v].ev_fill] = 2 * p
             S.val[v].ev_fill += 1
             S.val[v].dies = p
         for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-            v = S.out_idx[k]
+            v = S.idx[k]
             S.events[S.val[v].ev_fill] = 2 * p + 1
             S.val[v].ev_fill += 1
             if S.val[v].born == NEVER:
@@ -136,12 +136,12 @@ def close_copy(S, v, born, dies, sign):  # type: ignore[no-untyped-def]
         S.meta[LOW] = min(S.meta[LOW], low)
         S.meta[HIGH] = max(S.meta[HIGH], high)
     for i in range(S.meta[INSERTED]):
-        key = S.slot[i].in_key
+        key = S.extra[i].in_key
         if sign < 0:
-            if low <= S.slot[i].in_gap <= high:
-                S.slot[i].in_held += size
+            if low <= S.extra[i].in_gap <= high:
+                S.extra[i].in_held += size
         elif born < key <= dies:
-            S.slot[i].in_held += size
+            S.extra[i].in_held += size
     if S.meta[CREDITS] > 0 and dies > born:
         slot = -1
         p = dies >> 6
@@ -151,13 +151,13 @@ def close_copy(S, v, born, dies, sign):  # type: ignore[no-untyped-def]
             variant = S.pos[p].variant
         else:
             for i in range(S.meta[INSERTED]):
-                if S.slot[i].in_key == dies:
+                if S.extra[i].in_key == dies:
                     slot = i
-            variant = S.slot[slot].in_variant
+            variant = S.extra[slot].in_variant
         for k in range(S.var[variant].credit_ptr, S.var[variant + 1].credit_ptr):
-            if S.credit_idx[k] == v:
+            if S.idx[k] == v:
                 if slot >= 0:
-                    S.slot[slot].in_own -= size
+                    S.extra[slot].in_own -= size
                 else:
                     S.touch[S.meta[TOUCHED]].touched = p
                     S.touch[S.meta[TOUCHED]].touched_by = -size
@@ -254,7 +254,7 @@ def delete(S, p):  # type: ignore[no-untyped-def]
     """Add the deletion of position `p` to the change."""
     if S.pos[p].deleted_stamp != S.meta[STAMP] and S.meta[DELETED] < MOST:
         S.pos[p].deleted_stamp = S.meta[STAMP]
-        S.slot[S.meta[DELETED]].deleted = p
+        S.extra[S.meta[DELETED]].deleted = p
         S.meta[DELETED] += 1
 
 
@@ -264,12 +264,12 @@ def insert(S, gap, op):  # type: ignore[no-untyped-def]
     i = S.meta[INSERTED]
     if i >= MOST:
         return False
-    while i > 0 and S.slot[i - 1].in_gap > gap:
-        S.slot[i].in_gap = S.slot[i - 1].in_gap
-        S.slot[i].in_op = S.slot[i - 1].in_op
+    while i > 0 and S.extra[i - 1].in_gap > gap:
+        S.extra[i].in_gap = S.extra[i - 1].in_gap
+        S.extra[i].in_op = S.extra[i - 1].in_op
         i -= 1
-    S.slot[i].in_gap = gap
-    S.slot[i].in_op = op
+    S.extra[i].in_gap = gap
+    S.extra[i].in_op = op
     S.meta[INSERTED] += 1
     return True
 
@@ -284,33 +284,33 @@ def trial(S, budget):  # type: ignore[no-untyped-def]
     S.meta[LOW] = count
     S.meta[HIGH] = -1
     for d in range(S.meta[DELETED]):
-        p = S.slot[d].deleted
+        p = S.extra[d].deleted
         variant = S.pos[p].variant
         seconds -= S.var[variant].time
         for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
-            affect(S, S.in_idx[k])
+            affect(S, S.idx[k])
         for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-            affect(S, S.out_idx[k])
+            affect(S, S.idx[k])
     inserted = S.meta[INSERTED]
     for i in range(inserted):
-        gap = S.slot[i].in_gap
-        op = S.slot[i].in_op
+        gap = S.extra[i].in_gap
+        op = S.extra[i].in_op
         key = gap * 64 + i
-        S.slot[i].in_key = key
+        S.extra[i].in_key = key
         variant = 2 * op + 1
         if S.pos[S.ops[op].first].deleted_stamp == S.meta[STAMP]:
             variant = 2 * op
-        S.slot[i].in_variant = variant
-        S.slot[i].in_held = S.pos[gap].held
-        S.slot[i].in_own = S.var[variant].out_total + S.var[variant].workspace
+        S.extra[i].in_variant = variant
+        S.extra[i].in_held = S.pos[gap].held
+        S.extra[i].in_own = S.var[variant].out_total + S.var[variant].workspace
         seconds += S.var[variant].time
         for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
-            affect(S, S.in_idx[k])
-            add_extra(S, S.in_idx[k], key, 0)
+            affect(S, S.idx[k])
+            add_extra(S, S.idx[k], key, 0)
             events += 1
         for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-            affect(S, S.out_idx[k])
-            add_extra(S, S.out_idx[k], key, 1)
+            affect(S, S.idx[k])
+            add_extra(S, S.idx[k], key, 1)
             events += 1
         if S.meta[EXTRA] + 64 > S.extra.shape[0]:
             return False, 0.0, 0.0
@@ -323,7 +323,7 @@ def trial(S, budget):  # type: ignore[no-untyped-def]
             copies(S, v, 1, True)
     low, high = S.meta[LOW], S.meta[HIGH]
     for d in range(S.meta[DELETED]):
-        p = S.slot[d].deleted
+        p = S.extra[d].deleted
         S.pos[p].own -= GONE
         low = min(low, p)
         high = max(high, p)
@@ -344,11 +344,11 @@ def trial(S, budget):  # type: ignore[no-untyped-def]
     S.pos[count].diff = 0
     S.pos[count + 1].diff = 0
     for i in range(inserted):
-        over = S.slot[i].in_held + S.slot[i].in_own - budget
+        over = S.extra[i].in_held + S.extra[i].in_own - budget
         if over > 0:
             excess += over
     for d in range(S.meta[DELETED]):
-        S.pos[S.slot[d].deleted].own += GONE
+        S.pos[S.extra[d].deleted].own += GONE
     for i in range(S.meta[TOUCHED]):
         S.pos[S.touch[i].touched].own -= S.touch[i].touched_by
     S.meta[TOUCHED] = 0
@@ -362,8 +362,8 @@ def apply(S, budget):  # type: ignore[no-untyped-def]
     stamp = S.meta[STAMP]
     i, to = 0, 0
     for p in range(count + 1):
-        while i < S.meta[INSERTED] and S.slot[i].in_gap == p:
-            S.pos[to].spare = S.slot[i].in_op
+        while i < S.meta[INSERTED] and S.extra[i].in_gap == p:
+            S.pos[to].spare = S.extra[i].in_op
             to += 1
             i += 1
         if p < count and S.pos[p].deleted_stamp != stamp:

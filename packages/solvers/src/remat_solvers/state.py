@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from remat_solvers.evaluate import Arrays, Floats, Ints, records
 
 META = 16
-SLOTS = 64
 EXTRAS = 4096
 
 POSITION = "order spare variant repeats held own excess:f8 diff deleted_stamp best"
@@ -22,8 +21,7 @@ VALUE = (
 )
 OP = "first backward op_stamp"
 VARIANT = "time:f8 workspace out_total in_ptr out_ptr guard_ptr over_ptr credit_ptr"
-SLOT = "in_gap in_op in_key in_variant in_held in_own deleted"
-EXTRA = "extra_key extra_made extra_next stack stack_at"
+EXTRA = "in_gap in_op in_key in_variant in_held in_own deleted extra_key extra_made extra_next stack stack_at"
 TOUCH = "touched touched_by"
 
 
@@ -37,12 +35,9 @@ class State(NamedTuple):
     val: NDArray[Any]  # per value
     ops: NDArray[Any]  # per op
     var: NDArray[Any]  # per variant: 2 * op for a first run, 2 * op + 1 for a repeat
-    slot: NDArray[Any]  # per run that the change inserts, or position that it deletes
-    extra: NDArray[Any]  # per event of an inserted run
+    extra: NDArray[Any]  # per inserted run or deleted position, and per event of an inserted run
     touch: NDArray[Any]  # per change of what a run at a position needs
-    in_idx: Ints
-    out_idx: Ints
-    credit_idx: Ints
+    idx: Ints  # what variants read, then what they make, then the dying inputs that an output takes over
     events: Ints  # per value, 2 * position + (1 if made there)
 
 
@@ -79,6 +74,8 @@ def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
         guarded = arrays.guard_ptr[variant + 1] > arrays.guard_ptr[variant]
         if variant % 2 == 1 and arrays.can_rerun[variant // 2] and not guarded:
             val["remake"][outputs] = 1
+    var["out_ptr"] += len(arrays.in_idx)
+    var["credit_ptr"] += len(arrays.in_idx) + len(arrays.out_idx)
     op = records(OP, ops)
     op["backward"] = arrays.backward
     state = State(
@@ -89,12 +86,9 @@ def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
         val=val,
         ops=op,
         var=var,
-        slot=records(SLOT, SLOTS),
         extra=records(EXTRA, EXTRAS),
         touch=records(TOUCH, events),
-        in_idx=arrays.in_idx,
-        out_idx=arrays.out_idx,
-        credit_idx=np.array([*credit, 0], np.int64),
+        idx=np.concatenate([arrays.in_idx, arrays.out_idx, np.array(credit, np.int64)]),
         events=np.zeros(events, np.int64),
     )
     state.meta[13] = arrays.base_nbytes
