@@ -75,8 +75,8 @@ class Search:
 
 
 def default_moves(ops: int) -> int:
-    """Work that takes about 10 s at 600 ops and 30 s at 2,700."""
-    return min(1_000_000, 500_000 + 1_000 * ops)
+    """Work that takes some 5 s at 600 ops and 20 s from 2,700 on: a move costs more on a longer sequence."""
+    return min(1_000_000, 500_000 + 1_000 * ops, 7_300_000_000_000 // max(1, ops * ops))
 
 
 def shares(rounds: int) -> list[float]:
