@@ -130,13 +130,18 @@ class CoarseBound:
         self.extra_s = max(self.extra_s, (answer.bound + program.constant - TOLERANCE) * base_s)
         order, fits, moment = None, False, None
         if found is not None:
-            order = np.array(program.order(found), np.int64)
-            result = evaluate(self.arrays, order)
-            if not result.valid:
-                order = None
-            else:
-                fits = result.peak_nbytes <= self.budget_nbytes
-                moment = self._next(order, result.profile)
+            # What a moment keeps can be made again before it or, often for as little, only when it is read.
+            orders = [np.array(program.order(found, late=late), np.int64) for late in (False, True)]
+            results = [evaluate(self.arrays, each) for each in orders]
+            ranks = [
+                (not result.valid, max(result.peak_nbytes, self.budget_nbytes), result.time_s)
+                for result in results
+            ]
+            best = ranks.index(min(ranks))
+            if results[best].valid:
+                order = orders[best]
+                fits = results[best].peak_nbytes <= self.budget_nbytes
+                moment = self._next(order, results[best].profile)
         if moment is not None:
             self.moments = sorted([*self.moments, moment], key=lambda i: self.kin.ancestors[i].bit_count())
             self.proving = False
@@ -285,8 +290,11 @@ class _Moments:
                 terms.append((kept, nbytes / budget_nbytes))
         self.program.row(terms, -np.inf, (budget_nbytes - fixed) / budget_nbytes)
 
-    def order(self, found: Floats) -> list[int]:
-        """The sequence of a solution: first runs in trace order, repeats when they are needed."""
+    def order(self, found: Floats, *, late: bool) -> list[int]:
+        """The sequence of a solution: first runs in trace order, repeats when they are needed.
+
+        What is kept at a moment is made before it; if `late`, only when it is read.
+        """
         graph, kin = self.graph, self.kin
 
         def holds(variable: int) -> bool:
@@ -302,8 +310,9 @@ class _Moments:
                 kept[s].add(v)
         order: list[int] = []
         ran: set[int] = set()
+        there: set[int] = set()
         for s in range(len(self.moments) + 1):
-            live, done = set(kept[s]), set[int]()
+            live, done = kept[s] & there if late else set(kept[s]), set[int]()
 
             def demand(wanted: int, live: set[int] = live, done: set[int] = done) -> None:
                 """Run an op after the makers of what it reads, unless that happened in this interval."""
@@ -329,7 +338,8 @@ class _Moments:
 
             for i in sorted(i for i in runs[s] if i not in ran):
                 demand(i)
-            for v in sorted(kept[s + 1] - live):
+            there = live | self.kin.tangent_set
+            for v in sorted(kept[s + 1] - live if not late else ()):
                 maker = graph.producer[v]
                 if maker is not None:
                     demand(maker)
