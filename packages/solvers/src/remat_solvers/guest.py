@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import attrs
@@ -15,6 +16,7 @@ import attrs
 from remat_graph.serialize import graph_from_data, graph_to_data
 from remat_solvers.protocol import Deadline, Problem
 
+NO_ORDER = "returned what is no order of ops"
 START_S = 30.0  # for a process to start and to load its compiled code, beyond the solver's own time
 
 
@@ -55,27 +57,61 @@ def ask(
         "seconds": seconds,
         "parameters": dict(parameters or {}),
     }
-    command = [sys.executable, "-m", "remat_solvers.guest"]
+    said, trouble = exchange("remat_solvers.guest", question, min(seconds + START_S, most_s))
+    if trouble:
+        return Answer(None, trouble)
+    try:
+        return Answer(order_of_ops(said["order"], problem))
+    except (ValueError, KeyError, TypeError):
+        return Answer(None, NO_ORDER)
+
+
+def exchange(module: str, question: object, seconds: float) -> tuple[Any, str]:
+    """Put a question to a module of ours in a process of its own, which is ended when time is up.
+
+    Args:
+        module: run as a program: JSON on stdin, JSON as the last line of stdout.
+        question: what JSON can say.
+        seconds: how long the process may take in all; may be infinite.
+
+    Returns:
+        what the module said, and what went wrong (then there is nothing said); empty if nothing did.
+    """
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
-            command,
+            [sys.executable, "-m", module],
             check=False,
             input=json.dumps(question),
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=min(seconds + START_S, most_s),
+            timeout=seconds if isfinite(seconds) else None,
         )
     except subprocess.TimeoutExpired:
-        return Answer(None, f"did not end within {min(seconds + START_S, most_s):.0f} s and was ended")
+        return None, f"did not end within {seconds:.0f} s and was ended"
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Answer(None, f"crashed: {last}")
+        return None, f"crashed: {last}"
     try:
-        order = json.loads(done.stdout.strip().splitlines()[-1])["order"]
-        return Answer(None if order is None else tuple(_op(i, problem) for i in order))
-    except (ValueError, KeyError, IndexError, TypeError):
-        return Answer(None, "returned what is no order of ops")
+        return json.loads(done.stdout.strip().splitlines()[-1]), ""
+    except (ValueError, IndexError):
+        return None, NO_ORDER
+
+
+def order_of_ops(said: object, problem: Problem) -> tuple[int, ...] | None:
+    """What a process said is an order, if it is one.
+
+    Raises:
+        ValueError: it holds something else than op indices.
+        TypeError: it is no list.
+    """
+    return None if said is None else tuple(_op(i, problem) for i in _listed(said))
+
+
+def _listed(said: object) -> list[object]:
+    if not isinstance(said, list):
+        raise TypeError(said)
+    return said
 
 
 def _op(index: object, problem: Problem) -> int:

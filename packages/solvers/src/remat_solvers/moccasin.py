@@ -1,17 +1,23 @@
 """`moccasin`: retention intervals, at most C computations of a value.
 
 Bartan, Lu, Ghaffari, Teague, Lee, Wu 2023, "Moccasin: efficient tensor rematerialization for neural
-networks". A value is live in at most C intervals, each opened by one computation of it. The paper states
-this for a constraint solver; here it is a mixed-integer program: the stage form of `stages`, in which an
-interval is a run followed by stages in which the value is kept, with one more row an op: it runs at most C
-times. With C = 2, which the paper finds enough in practice, most of the program's branching is gone: as a
-rule it proves optimality sooner than `checkmate`, of a space that is a little smaller.
+networks". A value is live in at most C intervals, each opened by one computation of it. Two forms of the
+same space (first runs in trace order, an op at most once a stage):
+
+* a mixed-integer program, the stage form of `stages`, in which an interval is a run followed by stages in
+  which the value is kept, with one more row an op: it runs at most C times;
+* the paper's own for a constraint solver, see `cpsat`: ``backend="CP-SAT"``, with the extra
+  ``remat-solvers[cpsat]``.
+
+With C = 2, which the paper finds enough in practice, most of the program's branching is gone: as a rule it
+proves optimality sooner than `checkmate`, of a space that is a little smaller.
 """
 
 from typing import ClassVar
 
 import attrs
 
+from remat_solvers.cpsat import solve_intervals
 from remat_solvers.noremat import Rematerializer
 from remat_solvers.programs import solve_whole
 from remat_solvers.protocol import Deadline, Problem, Solution
@@ -19,11 +25,12 @@ from remat_solvers.protocol import Deadline, Problem, Solution
 
 @attrs.frozen(kw_only=True)
 class Moccasin(Rematerializer):
-    """The stage form with at most so many runs of an op.
+    """Plans of stages with at most so many runs of an op.
 
     Attributes:
         computations: most runs of an op, the first one included: the paper's C.
-        backend: name of a mixed-integer solver that cvxpy has installed.
+        backend: name of a mixed-integer solver that cvxpy has installed, or "CP-SAT", which needs the extra
+            ``cpsat``.
     """
 
     name: ClassVar[str] = "moccasin"
@@ -32,4 +39,6 @@ class Moccasin(Rematerializer):
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
+        if self.backend == "CP-SAT":
+            return solve_intervals(problem, deadline, self.computations)
         return solve_whole(problem, deadline, self.backend, computations=self.computations)

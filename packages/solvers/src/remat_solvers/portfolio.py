@@ -2,8 +2,8 @@
 
 In this order, each step only if the gap to the lower bound is still open: save everything; the floor, which
 may prove that nothing fits; greedy eviction, which gives a first valid schedule soon; the cut bound, whose
-cut is a start of its own; the coarse program, moment by moment, whose solutions are starts as well and often
-optimal; interval DP; cuts at the boundary (`mincut`); other packages' solvers, if asked for; each start
+cut is a start of its own; other packages' solvers, if asked for; the coarse program, moment by moment, whose
+solutions are starts as well and often optimal; interval DP; cuts at the boundary (`mincut`); each start
 polished. Then rounds of sequence annealing: short walks from every start and from the unplanned sequence,
 cold and warm, then walks from the best. Where no start fits, the search for the smallest peak steps in.
 Where a wide gap is left, the coarse program gets more work, and the search goes on from what it found. A
@@ -116,6 +116,7 @@ class _Run:
         binding = bound.binding()
         if binding is not None and not self.closed():
             starts.insert(0, self.offer(keep_only(arrays, budget, *binding, deadline), "cut"))
+        starts += self.invited()
         coarse = CoarseBound(bound, arrays, budget)
         starts += self.refine(coarse, CHECKS)
         if self.bound_s == float("inf"):
@@ -129,7 +130,6 @@ class _Run:
             found, _ = cheapest(arrays, bound, budget, CUTS, deadline)
             if found is not None:
                 starts.append(self.offer(found, "mincut"))
-        starts += self.invited()
         if self.best is None and not deadline.reached():
             starts.append(self.offer(descend(arrays, budget, self.floor_nbytes, deadline), "descend"))
         if self.best is not None:
