@@ -156,6 +156,8 @@ def evaluate(arrays: Arrays, order: Iterable[int] | Ints) -> Evaluation:
         order if isinstance(order, np.ndarray) else np.fromiter(order, np.int64), np.int64
     )
     profile = np.zeros(len(sequence), np.int64)
+    if len(sequence) and not 0 <= sequence.min() <= sequence.max() < len(arrays.backward):
+        return Evaluation(False, 0, 0.0, profile)
     degree = int(max(np.diff(arrays.in_ptr).max(initial=0), np.diff(arrays.out_ptr).max(initial=0)))
     room = max(len(sequence) * max(1, degree), len(arrays.size), len(arrays.backward))
     work = np.zeros((9, room), np.int64)

@@ -13,13 +13,15 @@ Deterministic for a seed and an amount of work, unless the deadline cuts in: all
 """
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import attrs
 import numpy as np
 
 from remat_solvers.bounds import budget_floor
-from remat_solvers.bounds.coarse import TOLERANCE, CoarseBound
+from remat_solvers.bounds.coarse import CoarseBound, Round
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.bounds.relatives import Relatives, relatives
 from remat_solvers.descend import descend
@@ -96,7 +98,7 @@ class _Run:
         self.settings, self.problem, self.deadline, self.arrays = settings, problem, deadline, arrays
         self.floor_nbytes, self.kin = floor_nbytes, kin
         self.base_s = problem.graph.time_s
-        self.bound_s = self.base_s
+        self.bound_s = self.cut_s = self.base_s
         self.best: Ints | None = None
         self.best_s = float("inf")
         self.method = ""
@@ -109,29 +111,25 @@ class _Run:
             self.problem.budget_nbytes,
             self.deadline,
         )
-        starts = [self.offer(np.array(order, np.int64), "start") for order in self.settings.starts]
-        starts.append(self.offer(evict(arrays, budget, deadline), "greedy"))
+        starts = self.given()
+        starts += self.attempt("greedy", lambda: evict(arrays, budget, deadline))
         bound = CutBound(graph, self.kin)
-        self.bound_s = self.base_s + bound.extra_s(budget, deadline)
+        self.bound_s = self.cut_s = self.base_s + bound.extra_s(budget, deadline)
         binding = bound.binding()
         if binding is not None and not self.closed():
-            starts.insert(0, self.offer(keep_only(arrays, budget, *binding, deadline), "cut"))
+            starts = self.attempt("cut", lambda: keep_only(arrays, budget, *binding, deadline)) + starts
         starts += self.invited()
         coarse = CoarseBound(bound, arrays, budget)
         starts += self.refine(coarse, CHECKS)
-        if self.bound_s == float("inf"):
+        if not self.closed():
+            starts += self.attempt("interval_dp", lambda: plan(graph, arrays, budget))
+        if not self.closed():
+            starts += self.attempt("mincut", lambda: cheapest(arrays, bound, budget, CUTS, deadline)[0])
+        if self.best is None and not deadline.reached():
+            starts += self.attempt("descend", lambda: descend(arrays, budget, self.floor_nbytes, deadline))
+        if self.best is None and self.bound_s == float("inf"):
             moments = ", ".join(graph.ops[i].name for i in coarse.moments)
             return self.infeasible({"method": "coarse", "moments": moments})
-        if not self.closed():
-            planned = plan(graph, arrays, budget)
-            if planned is not None:
-                starts.append(self.offer(planned, "interval_dp"))
-        if not self.closed():
-            found, _ = cheapest(arrays, bound, budget, CUTS, deadline)
-            if found is not None:
-                starts.append(self.offer(found, "mincut"))
-        if self.best is None and not deadline.reached():
-            starts.append(self.offer(descend(arrays, budget, self.floor_nbytes, deadline), "descend"))
         if self.best is not None:
             self.search(starts, self.settings.seed)
             if not self.closed(WIDE):
@@ -153,35 +151,71 @@ class _Run:
         gap = self.settings.gap if gap is None else max(gap, self.settings.gap)
         return self.best_s - self.bound_s <= gap * self.base_s
 
+    def given(self) -> list[Ints]:
+        """The caller's starts, those of them that can be carried out."""
+        found = []
+        for given in self.settings.starts:
+            order = np.array(given, np.int64)
+            if evaluate(self.arrays, order).valid:
+                found.append(self.offer(order, "start"))
+            else:
+                self.warn("a start that was given cannot be carried out")
+        return found
+
+    def attempt(self, method: str, find: Callable[[], Ints | None]) -> list[Ints]:
+        """What a part of the portfolio finds; one that fails loses its place."""
+        try:
+            order = find()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
+            self.warn(f"{method} failed ({type(error).__name__}: {error})")
+            return []
+        return [] if order is None else [self.offer(order, method)]
+
+    def warn(self, problem: str) -> None:
+        warnings.warn(f"{problem}: the others go on", SolverWarning, stacklevel=3)
+
+    def fitting(self, result: Round) -> Ints | None:
+        """The sequence of a round, with more given up where it does not fit."""
+        if result.fits or result.order is None:
+            return result.order
+        return evict(self.arrays, self.problem.budget_nbytes, self.deadline, result.order)
+
     def refine(self, coarse: CoarseBound, checks: int) -> list[Ints]:
         """Rounds of the coarse program while they end and their programs are small; what they found."""
         found: list[Ints] = []
         while not (coarse.finished or self.deadline.reached()):
             if coarse.variables > VARIABLES * checks // CHECKS or (self.closed() and not coarse.proving):
                 break
-            result = coarse.round(self.deadline, enough_s=self.best_s - self.base_s, checks=checks)
-            if result.extra_s == float("inf") and self.best is not None:
-                break  # a program too hard on HiGHS's tolerances: the schedule is there
+            try:
+                result = coarse.round(self.deadline, enough_s=self.best_s - self.base_s, checks=checks)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
+                self.warn(f"the coarse program failed ({type(error).__name__}: {error})")
+                break
+            if self.base_s + result.extra_s > self.best_s + result.slack_s:
+                self.warn("the coarse program claims a bound above a schedule that is there")
+                self.bound_s = self.cut_s
+                break
             self.bound_s = max(self.bound_s, self.base_s + result.extra_s)
             if result.order is not None:
-                order = result.order
-                if not result.fits:
-                    order = evict(self.arrays, self.problem.budget_nbytes, self.deadline, order)
-                found.append(self.offer(order, "coarse"))
-            if self.best_s - self.bound_s <= 2 * TOLERANCE * self.base_s:
-                self.bound_s = min(self.best_s, self.bound_s + 2 * TOLERANCE * self.base_s)
+                found += self.attempt("coarse", partial(self.fitting, result))
+            if self.best_s - self.bound_s <= result.slack_s:
+                self.bound_s = self.best_s
             if not result.ended:
                 break
         return found
 
     def offer(self, order: Ints, method: str) -> Ints:
         """Polish an order that fits, and take it if it is the fastest so far."""
-        if evaluate(self.arrays, order).peak_nbytes <= self.problem.budget_nbytes:
+        result = evaluate(self.arrays, order)
+        if result.valid and result.peak_nbytes <= self.problem.budget_nbytes:
             order = polish(self.arrays, order, self.problem.budget_nbytes, self.deadline)
             result = evaluate(self.arrays, order)
             fits = result.valid and result.peak_nbytes <= self.problem.budget_nbytes
             if fits and result.time_s < self.best_s:
                 self.best, self.best_s, self.method = order, result.time_s, method
+                if self.best_s < self.bound_s - 1e-9 * self.base_s:
+                    self.warn("a schedule below the coarse program's bound was found")
+                    self.bound_s = self.cut_s
                 self.deadline.report(method, self.best_s, self.bound_s)
         return order
 

@@ -14,8 +14,8 @@ number of recomputations. With one moment it is the cut bound in whole numbers i
 
 Which moments: the first is where the cut bound binds. The program's solution, written out as a sequence,
 exceeds the budget somewhere; the next first run from there on becomes a moment too, and the program is
-solved again. When nothing exceeds the budget any more, the sequence is optimal; a program without a solution
-proves that there is no schedule. A few moments are usually
+solved again. When nothing exceeds the budget any more and the program is solved to the end, the sequence is
+optimal; a program without a solution proves that there is no schedule. A few moments are usually
 enough (U-Net at 30 %: 6 of 71 raise 15.0 to 22.9 %; VGG-16 at 50 %: 6 prove optimality), and what each
 round finds is a good start for a search. Checkmate (Jain et al. 2020) is the same program with a moment at
 every op, a fixed order, and rows for all that runs in between.
@@ -36,7 +36,8 @@ from remat_solvers.mixed_integer import Program
 from remat_solvers.protocol import Deadline
 
 ALWAYS = -1  # in place of a variable: certainly so
-TOLERANCE = 1e-7  # of base time: how far below the optimum an integer program's bound may end by rounding
+TOLERANCE = 1e-7  # of the unit of cost: how far below the optimum a program's bound may end by rounding
+DEAR = 16.0  # units: a repeat that costs more is as good as none, and large numbers make programs inexact
 ROUGH = 1e-3  # relative gap at which a round ends while there are moments to add
 
 
@@ -48,6 +49,7 @@ class Round:
         extra_s: no schedule within the budget recomputes for less; infinite if there is none at all.
         order: the sequence of its solution; it may not fit the budget. None if there is no solution.
         fits: whether it does.
+        slack_s: how far `extra_s` may lie below the program's own optimum by rounding.
         variables: size of the program.
         ended: whether it was solved to the end; if not, another round will not get far either.
     """
@@ -55,12 +57,15 @@ class Round:
     extra_s: float
     order: Ints | None
     fits: bool
+    slack_s: float
     variables: int
     ended: bool
 
 
 def tight_bound(graph: Graph, budget_nbytes: int, deadline: Deadline | None = None) -> float:
     """Seconds that no valid schedule within the budget stays below: `lower_bound`, raised round by round.
+
+    As there, of schedules that move nothing and whose first runs use first implementations.
 
     Args:
         graph: the training step.
@@ -104,6 +109,7 @@ class CoarseBound:
             self.moments = [binding[0]]
         self.finished = not self.moments or not self.graph.time_s > 0
         self.proving = False
+        self._usual_s = sum(op.first.time_s for op in self.graph.ops) / max(1, len(self.graph.ops))
 
     @property
     def variables(self) -> int:
@@ -115,19 +121,20 @@ class CoarseBound:
 
         Args:
             deadline: limit by the clock.
-            enough_s: no need to prove more than this.
+            enough_s: no need to prove more than this, the extra time of a schedule that is known; it is also
+                the unit of cost, so that rounding is small beside it.
             checks: limit on the work of the round, counted as `mixed_integer` says; None for none.
         """
-        program = _Moments(self.graph, self.kin, self.budget_nbytes, self.moments)
-        base_s = self.graph.time_s
+        unit_s = enough_s if 0 < enough_s < np.inf else max(self.extra_s, self._usual_s)
+        program = _Moments(self.graph, self.kin, self.budget_nbytes, self.moments, unit_s)
         answer = program.program.minimize(
             gap=0.0 if self.proving else ROUGH,
-            enough=enough_s / base_s + TOLERANCE - program.constant,
+            enough=enough_s / unit_s + TOLERANCE - program.constant,
             deadline=deadline,
             checks=checks,
         )
         found = answer.found
-        self.extra_s = max(self.extra_s, (answer.bound + program.constant - TOLERANCE) * base_s)
+        self.extra_s = max(self.extra_s, (answer.bound + program.constant - TOLERANCE) * unit_s)
         order, fits, moment = None, False, None
         if found is not None:
             # What a moment keeps can be made again before it or, often for as little, only when it is read.
@@ -153,6 +160,7 @@ class CoarseBound:
             extra_s=self.extra_s,
             order=order,
             fits=fits,
+            slack_s=2 * TOLERANCE * unit_s,
             variables=len(program.program.cost),
             ended=answer.ended,
         )
@@ -179,8 +187,10 @@ class CoarseBound:
 class _Moments:
     """The program for given moments."""
 
-    def __init__(self, graph: Graph, kin: Relatives, budget_nbytes: int, moments: list[int]) -> None:
-        self.graph, self.kin, self.moments = graph, kin, moments
+    def __init__(
+        self, graph: Graph, kin: Relatives, budget_nbytes: int, moments: list[int], unit_s: float
+    ) -> None:
+        self.graph, self.kin, self.moments, self.unit_s = graph, kin, moments, unit_s
         self.program = Program()
         self.constant = 0.0
         self.earliest, self.latest = self._windows()
@@ -207,7 +217,9 @@ class _Moments:
     def _add_runs(self) -> dict[tuple[int, int], int]:
         runs: dict[tuple[int, int], int] = {}
         for i, op in enumerate(self.graph.ops):
-            again = None if op.rerun is None else op.implementations[op.rerun].time_s / self.graph.time_s
+            again = None
+            if op.rerun is not None:
+                again = min(DEAR, op.implementations[op.rerun].time_s / self.unit_s)
             early, late = self.earliest[i], self.latest[i]
             if early == late:
                 runs[early, i] = ALWAYS
@@ -260,8 +272,8 @@ class _Moments:
     def _implies(self, cause: int, s: int, v: int) -> None:
         """Where `cause` holds, value v is live at the beginning of interval s or made in it."""
         maker = self.graph.producer[v]
-        if maker is None and s == 0:
-            return  # tangents come some time before the first moment
+        if maker is None and (s == 0 or not self.kin.after_boundary[self.moments[s - 1]]):
+            return  # the tangents may come after the moment that begins the interval
         sources = [self.kept.get((s, v))]
         if maker is not None:
             sources.append(self.runs.get((s, maker)))

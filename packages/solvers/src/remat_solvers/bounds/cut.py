@@ -33,15 +33,17 @@ from remat_solvers.bounds.relatives import Relatives, relatives
 from remat_solvers.evaluate import Bools, Floats, Ints, compressed, records
 from remat_solvers.protocol import Deadline
 
-TICKS = (
-    10**9
-)  # of base time: costs are rounded down to integers, so that flows are exact and the bound stays valid
+# Costs are rounded down to integers, so that flows are exact and the bound stays valid: so many for all ops,
+# if each of them were a usual one, and at most so many for one.
+TICKS = 10**9
+MOST_TICKS = 1 << 48
 PAIRS = 12_000_000  # (moment, op) pairs a sweep: every moment up to some 4,500 ops, a sample beyond
 FEW = 12  # moments of the first sample
 CHUNK = 32  # moments between two looks at the clock
 SWEEPS = 3  # at most, over all moments
 SEARCHED = 8  # moments a sweep at which the price is searched for
 STEPS = 20  # of that search
+WIDE, NARROW = 16.0, 4.0  # how far from the price so far, as a logarithm
 
 
 class CutGraph(NamedTuple):
@@ -72,6 +74,9 @@ EDGE = "next to fixed size capacity"  # `fixed` is capacity without price, `size
 def lower_bound(graph: Graph, budget_nbytes: int, deadline: Deadline | None = None) -> float:
     """Seconds that no valid schedule within the budget stays below; infinite if none can exist.
 
+    Of schedules that move nothing and whose first runs use first implementations, as those of
+    `Schedule.from_order` do.
+
     Args:
         graph: the training step.
         budget_nbytes: bound on the peak.
@@ -88,7 +93,7 @@ class CutBound:
     def __init__(self, graph: Graph, kin: Relatives | None = None) -> None:
         self.graph = graph
         self.kin = kin or relatives(graph)
-        self.tick_s = graph.time_s / TICKS
+        self.tick_s = _usual_s(graph) * len(graph.ops) / TICKS
         self.candidates = np.array([i for i, op in enumerate(graph.ops) if op.backward], np.int64)
         self.flat = _flatten(graph, self.kin, self.tick_s)
         self._work = _work(self.flat)
@@ -106,7 +111,7 @@ class CutBound:
         # Few ops give a price; then all of them, until the best one's price is the one they were tried at.
         few = self.candidates[:: max(1, len(self.candidates) // FEW)]
         stride = -(-len(self.candidates) * len(self.graph.ops) // PAIRS)
-        self._look_at(few, budget_nbytes, deadline)
+        self._look_at(few, budget_nbytes, deadline, wide=True)
         for _ in range(SWEEPS):
             tried = self._price
             self._look_at(self.candidates[::stride], budget_nbytes, deadline)
@@ -118,7 +123,7 @@ class CutBound:
             self._look_at(near, budget_nbytes, deadline)
         return self._best * self.tick_s * (1 - 1e-9)
 
-    def _look_at(self, ops: Ints, budget_nbytes: int, deadline: Deadline) -> None:
+    def _look_at(self, ops: Ints, budget_nbytes: int, deadline: Deadline, *, wide: bool = False) -> None:
         """Try ops at the best price so far, and search for the best price of the most promising ones."""
         from remat_solvers import kernels_cut
 
@@ -132,14 +137,14 @@ class CutBound:
         for i in sorted(ops.tolist(), key=lambda i: -scores[i])[:SEARCHED]:
             if deadline.reached() or (scores[i] <= 0 and self._best > 0):
                 return
-            bound, price = self._best_price(i, budget_nbytes)
+            bound, price = self._best_price(i, budget_nbytes, WIDE if wide else NARROW)
             if bound > self._best:
                 self._best, self._price, self._at = bound, price, i
 
-    def _best_price(self, i: int, budget_nbytes: int) -> tuple[float, float]:
+    def _best_price(self, i: int, budget_nbytes: int, range_: float) -> tuple[float, float]:
         """The best bound at op i and its price: golden sections of the logarithm, the bound being concave."""
         ratio = 0.618
-        low, high = np.log(self._price) - 4.0, np.log(self._price) + 4.0
+        low, high = np.log(self._price) - range_, np.log(self._price) + range_
         left, right = high - ratio * (high - low), low + ratio * (high - low)
         at_left, at_right = self._bound(i, budget_nbytes, left), self._bound(i, budget_nbytes, right)
         best = max((at_left, left), (at_right, right))
@@ -178,6 +183,12 @@ class CutBound:
         return set(np.flatnonzero(self._work.node["there"][: len(self.graph.values)]).tolist())
 
 
+def _usual_s(graph: Graph) -> float:
+    """The median time of what takes time: one op that dwarfs all others must not round them away."""
+    times = [op.first.time_s for op in graph.ops if op.first.time_s > 0]
+    return float(np.median(times)) if times else 0.0
+
+
 def _flatten(graph: Graph, kin: Relatives, tick_s: float) -> CutGraph:
     values, ops = graph.values, graph.ops
 
@@ -210,7 +221,7 @@ def _flatten(graph: Graph, kin: Relatives, tick_s: float) -> CutGraph:
     new = np.zeros(begin, np.uint8)
     own = [v not in reusable[i] for i, outputs in enumerate(made) for v in outputs]
     new[op["makes"][0] : op["makes"][-1]] = own
-    op["ticks"][:-1] = [int(way.time_s / tick_s) if tick_s > 0 else 0 for way in again]
+    op["ticks"][:-1] = [int(min(MOST_TICKS, way.time_s / tick_s)) if tick_s > 0 else 0 for way in again]
     op["workspace"][:-1] = [each.first.workspace_nbytes for each in ops]
     op["backward"][:-1] = [each.backward for each in ops]
     op["after"][:-1] = kin.after_boundary

@@ -2,7 +2,7 @@
 
 import attrs
 
-from remat_graph import Graph, Home, Role
+from remat_graph import Graph, Home
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +42,7 @@ def relatives(graph: Graph) -> Relatives:
         for v in op.first.inputs:
             reading[v].append(i)
             maker = graph.producer[v]
-            if graph.values[v].role is Role.TANGENT:
+            if v in tangents:  # one that the caller holds all the time may be read at any time
                 after_boundary[i] = True
             elif maker is not None and maker != i:
                 ancestors[i] |= ancestors[maker] | 1 << maker

@@ -1,0 +1,197 @@
+"""The lower bounds and the portfolio's claims where they are easy to get wrong."""
+
+import importlib.util
+import random
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, simulate
+from remat_solvers import Problem, SolverWarning, Status, get_solver, portfolio
+from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
+from remat_solvers.bounds.coarse import CoarseBound
+from remat_solvers.families import chain, dense, mobile, random_graph, unet
+
+_spec = importlib.util.spec_from_file_location("oracle", Path(__file__).with_name("oracle.py"))
+assert _spec is not None
+assert _spec.loader is not None
+oracle = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(oracle)
+
+
+def run(name: str, inputs: list[int], outputs: list[int], time_s: float, scratch: int = 0) -> Op:
+    """An op whose name says by its first letter whether it is a backward one."""
+    way = Implementation(inputs=inputs, outputs=outputs, time_s=time_s, workspace_nbytes=scratch)
+    return Op(name=name, target=name, backward=name[0] == "b", implementations=[way])
+
+
+def layers(seed: int) -> Graph:
+    """Three or four layers with scratch and a tangent that weighs as much as anything else."""
+    rng = random.Random(seed)
+    count = rng.randint(3, 4)
+    sizes = [rng.randint(1, 20) for _ in range(count)]
+    values = [
+        Value(name=f"a{i}", nbytes=size, role=Role.OUTPUT if i == count - 1 else Role.ACTIVATION)
+        for i, size in enumerate(sizes)
+    ]
+    values.append(Value(name="t", nbytes=rng.randint(1, 30), role=Role.TANGENT, of=count - 1))
+    ops = [
+        run(f"f{i}", [i - 1] if i else [], [i], rng.randint(1, 9), rng.choice([0, 0, 10, 50]))
+        for i in range(count)
+    ]
+    upstream = count
+    for i in reversed(range(count)):
+        inputs = sorted({upstream, rng.randrange(count), max(0, i - 1)})
+        values.append(
+            Value(name=f"g{i}", nbytes=rng.randint(1, 9), role=Role.GRAD if i == 0 else Role.ACTIVATION)
+        )
+        upstream = len(values) - 1
+        ops.append(run(f"b{i}", inputs, [upstream], rng.randint(1, 9)))
+    return Graph(name=f"layers{seed}", values=values, ops=ops)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_bound_is_above_a_brute_force(seed: int) -> None:
+    """With tangents and scratch, at budgets from the floor on; nor is a claim of the portfolio false."""
+    graph = layers(seed)
+    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    floor = budget_floor(graph).nbytes
+    for budget in {floor, (floor + peak) // 2, peak - 1}:
+        least = oracle.fastest_s(graph, budget)
+        assert lower_bound(graph, budget) <= least + 1e-9
+        assert tight_bound(graph, budget) <= least + 1e-9
+        solution = get_solver("auto", moves=1000).solve(Problem(graph, budget))
+        assert solution.lower_bound_s <= least + 1e-9
+        assert solution.status is not Status.INFEASIBLE or least == float("inf")
+        assert solution.status is not Status.OPTIMAL or solution.time_s == pytest.approx(least)
+
+
+def test_a_moment_in_the_forward_knows_no_tangent_yet() -> None:
+    """The binding moment lies before the boundary, where the tangent's 27 bytes are not there."""
+    names = [("a0", 5), ("a1", 20), ("a2", 15), ("a3", 19), ("t", 27), ("g3", 4), ("g2", 4), ("g1", 1)]
+    roles = {"a3": Role.OUTPUT, "t": Role.TANGENT, "g1": Role.GRAD}
+    values = [
+        Value(name=name, nbytes=size, role=roles.get(name, Role.ACTIVATION), of=3 if name == "t" else None)
+        for name, size in names
+    ]
+    ops = [run("f0", [], [0], 1, 41), run("f1", [0], [1], 5, 12), run("f2", [1], [2], 3, 48)]
+    ops += [run("f3", [2], [3], 2), run("b3", [0, 2, 4], [5], 2), run("b2", [1, 5], [6], 6)]
+    graph = Graph(name="early", values=values, ops=[*ops, run("b1", [0, 6], [7], 9)])
+    for budget in (83, 84, 86):
+        least = oracle.fastest_s(graph, budget)
+        assert least < float("inf")
+        solution = get_solver("auto").solve(Problem(graph, budget))
+        assert solution.time_s == pytest.approx(least)
+        assert tight_bound(graph, budget) <= least + 1e-9
+
+
+def test_a_tangent_that_the_caller_holds_may_be_read_early() -> None:
+    """It is there before the boundary, so its reader may run before the rest of the forward."""
+    values = [
+        Value(name="a0", nbytes=10),
+        Value(name="a1", nbytes=10, role=Role.OUTPUT),
+        Value(name="t", nbytes=4, role=Role.TANGENT, external=True, of=1),
+        Value(name="g", nbytes=1, role=Role.GRAD),
+    ]
+    graph = Graph(
+        name="early",
+        values=values,
+        ops=[run("f0", [], [0], 1), run("f1", [], [1], 1), run("b0", [0, 2], [3], 1, 15)],
+    )
+    early = simulate(graph, Schedule.from_order(graph, [0, 2, 1])).peak_nbytes
+    assert budget_floor(graph).nbytes <= early
+
+
+@pytest.mark.parametrize("seed", range(20, 32))
+def test_one_op_that_dwarfs_the_others_hides_no_difference(seed: int) -> None:
+    """A first op of 1e7 s: optimal still means optimal among repeats of a second and less."""
+    rng = random.Random(seed)
+    small = random_graph(seed, 9, fancy=False)
+    ops = [
+        attrs.evolve(op, implementations=[attrs.evolve(op.first, time_s=rng.randint(1, 99) / 100)])
+        for op in small.ops
+    ]
+    values = [*small.values, Value(name="big", nbytes=10**6, role=Role.OUTPUT)]
+    big = attrs.evolve(run("fbig", [], [len(values) - 1], 1e7), rerun=None)
+    graph = attrs.evolve(small, values=values, ops=[big, *ops])
+    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    floor = budget_floor(graph).nbytes
+    for budget in {floor, (floor + peak) // 2, peak - 1}:
+        least = oracle.fastest_s(graph, budget)
+        solution = get_solver("auto", gap=0.0, moves=1000).solve(Problem(graph, budget))
+        assert solution.lower_bound_s <= least + 1e-6
+        if solution.status is Status.OPTIMAL:
+            assert solution.time_s == pytest.approx(least, abs=1e-6, rel=0)
+
+
+def test_one_op_that_dwarfs_the_others_leaves_a_bound() -> None:
+    """The price of a byte comes from what usual ops cost."""
+    for plain in (unet(3), dense(2), mobile(4)):
+        values = [*plain.values, Value(name="big", nbytes=1, role=Role.OUTPUT)]
+        big = attrs.evolve(run("fbig", [], [len(values) - 1], 1e7), rerun=None)
+        graph = attrs.evolve(plain, values=values, ops=[big, *plain.ops])
+        peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+        budget = (budget_floor(graph).nbytes + peak) // 2
+        alone = lower_bound(plain, budget - 1) - plain.time_s
+        assert alone > 0
+        assert lower_bound(graph, budget) - graph.time_s > 0.9 * alone
+
+
+def test_a_repeat_that_takes_ages_breaks_nothing() -> None:
+    """1e12 times its first run."""
+    plain = chain(6)
+    ops = []
+    for op in plain.ops:
+        again = attrs.evolve(op.first, time_s=1e12)
+        ops.append(attrs.evolve(op, implementations=[op.first, again], rerun=1))
+    graph = attrs.evolve(plain, ops=ops)
+    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    solution = get_solver("auto", moves=1000).solve(Problem(graph, peak - 1))
+    assert solution.lower_bound_s <= (solution.time_s or float("inf"))
+
+
+@pytest.mark.parametrize("part", ["evict", "keep_only", "plan", "cheapest", "CoarseBound.round"])
+def test_a_part_that_fails_loses_its_place(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others still answer, with a warning that names it."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of order")
+
+    graph = unet(4)
+    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    if part == "CoarseBound.round":
+        monkeypatch.setattr(CoarseBound, "round", fail)
+    else:
+        monkeypatch.setattr(portfolio, part, fail)
+    with pytest.warns(SolverWarning, match="out of order"):
+        solution = get_solver("auto", moves=2000, gap=0.0).solve(Problem(graph, int(0.75 * peak)))
+    assert solution.feasible
+
+
+def test_starts_that_cannot_be_carried_out_are_left_out() -> None:
+    """Ops that are not there, or in an order that is none: a warning each, and an answer."""
+    graph = unet(3)
+    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    starts = ((10**6,), (-1,), tuple(range(len(graph.ops)))[::-1])
+    with pytest.warns(SolverWarning, match="cannot be carried out") as caught:
+        solution = get_solver("auto", starts=starts, moves=1000).solve(Problem(graph, int(0.8 * peak)))
+    assert len([w for w in caught if "start" in str(w.message)]) == 3
+    assert solution.feasible
+
+
+def test_the_bound_of_a_program_that_claims_too_much_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule that is there refutes it."""
+    plain = CoarseBound.round
+
+    def boast(self: CoarseBound, *args: object, **options: object) -> object:
+        return attrs.evolve(plain(self, *args, **options), extra_s=np.inf)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CoarseBound, "round", boast)
+    graph = unet(4)
+    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    with pytest.warns(SolverWarning, match="claims a bound above a schedule"):
+        solution = get_solver("auto", moves=2000, gap=0.0).solve(Problem(graph, int(0.75 * peak)))
+    assert solution.feasible
+    assert solution.lower_bound_s < float("inf")
