@@ -37,7 +37,8 @@ from remat_solvers.protocol import Deadline
 
 ALWAYS = -1  # in place of a variable: certainly so
 TOLERANCE = 1e-7  # of the unit of cost: how far below the optimum a program's bound may end by rounding
-DEAR = 16.0  # units: a repeat that costs more is as good as none, and large numbers make programs inexact
+UNIT = 10.0  # of cost, in extra times that are looked for: programs are solved best with costs below 1
+DEAR = 16.0  # such times: next to a schedule that is known, a repeat that costs more is none
 ROUGH = 1e-3  # relative gap at which a round ends while there are moments to add
 
 
@@ -109,7 +110,8 @@ class CoarseBound:
             self.moments = [binding[0]]
         self.finished = not self.moments or not self.graph.time_s > 0
         self.proving = False
-        self._usual_s = sum(op.first.time_s for op in self.graph.ops) / max(1, len(self.graph.ops))
+        self._seen = set(self.moments)
+        self._least_s = max(cut.proven_s, 1e-3 * self.graph.time_s)
 
     @property
     def variables(self) -> int:
@@ -121,12 +123,14 @@ class CoarseBound:
 
         Args:
             deadline: limit by the clock.
-            enough_s: no need to prove more than this, the extra time of a schedule that is known; it is also
-                the unit of cost, so that rounding is small beside it.
+            enough_s: no need to prove more than this, the extra time of a schedule that is known; it also
+                gives the unit of cost, so that rounding is small beside it.
             checks: limit on the work of the round, counted as `mixed_integer` says; None for none.
         """
-        unit_s = enough_s if 0 < enough_s < np.inf else max(self.extra_s, self._usual_s)
-        program = _Moments(self.graph, self.kin, self.budget_nbytes, self.moments, unit_s)
+        known = 0 < enough_s < np.inf
+        unit_s = UNIT * (enough_s if known else max(self.extra_s, self._least_s))
+        most_s = DEAR * enough_s if known else np.inf
+        program = _Moments(self.graph, self.kin, self.budget_nbytes, self.moments, unit_s, most_s)
         answer = program.program.minimize(
             gap=0.0 if self.proving else ROUGH,
             enough=enough_s / unit_s + TOLERANCE - program.constant,
@@ -150,7 +154,10 @@ class CoarseBound:
                 fits = results[best].peak_nbytes <= self.budget_nbytes
                 moment = self._next(order, results[best].profile)
         if moment is not None:
-            self.moments = sorted([*self.moments, moment], key=lambda i: self.kin.ancestors[i].bit_count())
+            kin = self.kin.ancestors[moment] | self.kin.descendants[moment]
+            moments = [moment, *(j for j in self.moments if kin >> j & 1)]
+            self.moments = sorted(moments, key=lambda i: self.kin.ancestors[i].bit_count())
+            self._seen.add(moment)
             self.proving = False
         else:
             # Nothing more to see: one more round closes the gap that the last one left.
@@ -166,7 +173,11 @@ class CoarseBound:
         )
 
     def _next(self, order: Ints, profile: Ints) -> int | None:
-        """The next first run from the worst excess on, if it stands in order with the moments there are."""
+        """The next first run from the worst excess on, if it stands in order with the moments there are.
+
+        If there is none such, one that does not, in whose favour others give way: after a parameter's
+        gradient, say, which nothing follows, all the rest could run, so as a moment it bars many.
+        """
         first: dict[int, int] = {}
         for position, op in enumerate(order.tolist()):
             first.setdefault(op, position)
@@ -174,23 +185,32 @@ class CoarseBound:
         runs = sorted((p, op) for op, p in first.items())
         positions = np.array([p for p, _ in runs], np.int64)
         over = np.flatnonzero(profile > self.budget_nbytes)
-        for position in sorted(over.tolist(), key=lambda p: (-profile[p], p)):
-            at = int(np.searchsorted(positions, position))
-            if at == len(runs):
-                continue
-            op = runs[at][1]
+        soon = np.searchsorted(positions, over)
+        candidates: list[int] = [
+            runs[at][1]
+            for at in soon[np.argsort(-profile[over], kind="stable")].tolist()
+            if at < len(runs) and runs[at][1] not in self._seen
+        ]
+        for op in candidates:
             if all((ancestors[op] | descendants[op]) >> j & 1 for j in self.moments):
                 return op
-        return None
+        return candidates[0] if candidates else None
 
 
 class _Moments:
     """The program for given moments."""
 
     def __init__(
-        self, graph: Graph, kin: Relatives, budget_nbytes: int, moments: list[int], unit_s: float
+        self,
+        graph: Graph,
+        kin: Relatives,
+        budget_nbytes: int,
+        moments: list[int],
+        unit_s: float,
+        most_s: float,
     ) -> None:
-        self.graph, self.kin, self.moments, self.unit_s = graph, kin, moments, unit_s
+        self.graph, self.kin, self.moments = graph, kin, moments
+        self.unit_s, self.most_s = unit_s, most_s
         self.program = Program()
         self.constant = 0.0
         self.earliest, self.latest = self._windows()
@@ -219,7 +239,7 @@ class _Moments:
         for i, op in enumerate(self.graph.ops):
             again = None
             if op.rerun is not None:
-                again = min(DEAR, op.implementations[op.rerun].time_s / self.unit_s)
+                again = min(self.most_s, op.implementations[op.rerun].time_s) / self.unit_s
             early, late = self.earliest[i], self.latest[i]
             if early == late:
                 runs[early, i] = ALWAYS

@@ -99,10 +99,11 @@ class CutBound:
         self._work = _work(self.flat)
         self._scores: Floats = np.zeros(len(graph.ops))
         self._best, self._price, self._at = 0.0, 0.0, -1
+        self.proven_s = 0.0  # what `extra_s` said last
 
     def extra_s(self, budget_nbytes: int, deadline: Deadline) -> float:
         """Seconds of recomputation that no schedule within the budget avoids."""
-        self._best, self._at = 0.0, -1
+        self._best, self._at, self.proven_s = 0.0, -1, 0.0
         if not self.tick_s > 0 or not len(self.candidates):
             return 0.0
         sizes = self.flat.value["size"]
@@ -121,7 +122,8 @@ class CutBound:
             middle = int(np.searchsorted(self.candidates, self._at))
             near = self.candidates[max(0, middle - stride) : middle + stride]
             self._look_at(near, budget_nbytes, deadline)
-        return self._best * self.tick_s * (1 - 1e-9)
+        self.proven_s = self._best * self.tick_s * (1 - 1e-9)
+        return self.proven_s
 
     def _look_at(self, ops: Ints, budget_nbytes: int, deadline: Deadline, *, wide: bool = False) -> None:
         """Try ops at the best price so far, and search for the best price of the most promising ones."""
