@@ -15,6 +15,7 @@ from math import inf
 from typing import ClassVar
 
 import attrs
+import numpy as np
 
 from remat_graph import Graph
 from remat_graph.partition import Partition, at_articulations, grouped
@@ -98,9 +99,14 @@ class Hiremate(Rematerializer):
         return grouped(graph, self.segments)
 
     def solve_leaf(self, problem: Problem, deadline: Deadline, *, gap: float) -> Solution:
-        """The better of the exact program and the search."""
+        """The better of the exact program and the search; where neither finds any, what eviction leads to."""
         found = [Search(moves=self.moves, seed=self.seed).solve(problem, deadline)]
         if len(problem.graph.ops) <= self.exact:
             program = Checkmate(backend=self.backend, gap=gap)
             found.append(program.solve(problem, deadline.within(self.leaf_seconds)))
+        if not any(solution.feasible for solution in found):
+            arrays = flatten(problem.graph)
+            trace = np.arange(len(problem.graph.ops), dtype=np.int64)
+            order = repaired(arrays, [trace], problem.budget_nbytes, deadline, self.moves)
+            found.append(judge(problem, None if order is None else order.tolist()))
         return min(found, key=lambda solution: inf if solution.time_s is None else solution.time_s)
