@@ -19,7 +19,7 @@ import attrs
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from remat_graph import Schedule, simulate
+from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Progress, get_solver
 from remat_solvers.bounds import lower_bound
 from remat_solvers.families import mobile, transformer
@@ -45,7 +45,7 @@ class Row:
 def measure(layers: int) -> Row:
     """Plan one size."""
     graph = transformer(layers)
-    budget = int(FRACTION * simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes)
+    budget = int(FRACTION * noremat_peak_nbytes(graph))
     start = time.perf_counter()
     lower_bound(graph, budget)
     bound_s = time.perf_counter() - start
@@ -93,7 +93,7 @@ def main() -> int:
     arguments = parser.parse_args()
     small = mobile(4)  # compiling is once a machine and no part of planning
     for name in ("auto", "search"):
-        get_solver(name, moves=1000).solve(Problem(small, 7_000))
+        get_solver(name, moves=1000).solve(Problem(small, int(FRACTION * noremat_peak_nbytes(small))))
 
     columns = "{:>7}{:>8}{:>10}{:>10}{:>10}{:>13}{:>10}"
     print(columns.format("layers", "ops", "bound s", "first s", "wall s", "overhead %", "bound %"))

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import attrs
 
-from remat_graph import Graph, Schedule, simulate
+from remat_graph import Graph, simulate
 from remat_graph.serialize import load_graph
+from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Progress, Status, get_solver
 from remat_solvers.bounds import lower_bound, tight_bound
 from remat_solvers.bounds.floor import working_nbytes
@@ -129,7 +130,7 @@ def rows_of(folder: Path) -> list[tuple[Path, float | None, float | None, float 
 
 def budget_of(graph: Graph, fraction: float | None) -> tuple[int, float]:
     """Bytes, and the fraction of the unplanned peak that they are."""
-    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    peak = noremat_peak_nbytes(graph)
     if fraction is None:
         kin = relatives(graph)
         nbytes = min(peak, 3 * max(working_nbytes(graph, op.first, kin) for op in graph.ops) // 2)

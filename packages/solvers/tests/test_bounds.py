@@ -1,24 +1,18 @@
 """The lower bounds and the portfolio's claims where they are easy to get wrong."""
 
-import importlib.util
 import random
-from pathlib import Path
 
 import attrs
 import numpy as np
 import pytest
+from packages.solvers.tests import oracle
 
 from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, simulate
+from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Problem, SolverWarning, Status, get_solver, portfolio
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.bounds.coarse import CoarseBound
 from remat_solvers.families import chain, dense, mobile, random_graph, unet
-
-_spec = importlib.util.spec_from_file_location("oracle", Path(__file__).with_name("oracle.py"))
-assert _spec is not None
-assert _spec.loader is not None
-oracle = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(oracle)
 
 
 def run(name: str, inputs: list[int], outputs: list[int], time_s: float, scratch: int = 0) -> Op:
@@ -56,7 +50,7 @@ def layers(seed: int) -> Graph:
 def test_no_bound_is_above_a_brute_force(seed: int) -> None:
     """With tangents and scratch, at budgets from the floor on; nor is a claim of the portfolio false."""
     graph = layers(seed)
-    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    peak = noremat_peak_nbytes(graph)
     floor = budget_floor(graph).nbytes
     for budget in {floor, (floor + peak) // 2, peak - 1}:
         least = oracle.fastest_s(graph, budget)
@@ -116,7 +110,7 @@ def test_one_op_that_dwarfs_the_others_hides_no_difference(seed: int) -> None:
     values = [*small.values, Value(name="big", nbytes=10**6, role=Role.OUTPUT)]
     big = attrs.evolve(run("fbig", [], [len(values) - 1], 1e7), rerun=None)
     graph = attrs.evolve(small, values=values, ops=[big, *ops])
-    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    peak = noremat_peak_nbytes(graph)
     floor = budget_floor(graph).nbytes
     for budget in {floor, (floor + peak) // 2, peak - 1}:
         least = oracle.fastest_s(graph, budget)
@@ -132,7 +126,7 @@ def test_one_op_that_dwarfs_the_others_leaves_a_bound() -> None:
         values = [*plain.values, Value(name="big", nbytes=1, role=Role.OUTPUT)]
         big = attrs.evolve(run("fbig", [], [len(values) - 1], 1e7), rerun=None)
         graph = attrs.evolve(plain, values=values, ops=[big, *plain.ops])
-        peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+        peak = noremat_peak_nbytes(graph)
         budget = (budget_floor(graph).nbytes + peak) // 2
         alone = lower_bound(plain, budget - 1) - plain.time_s
         assert alone > 0
@@ -147,7 +141,7 @@ def test_a_repeat_that_takes_ages_breaks_nothing() -> None:
         again = attrs.evolve(op.first, time_s=1e12)
         ops.append(attrs.evolve(op, implementations=[op.first, again], rerun=1))
     graph = attrs.evolve(plain, ops=ops)
-    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    peak = noremat_peak_nbytes(graph)
     solution = get_solver("auto", moves=1000).solve(Problem(graph, peak - 1))
     assert solution.lower_bound_s <= (solution.time_s or float("inf"))
 
@@ -160,7 +154,7 @@ def test_a_part_that_fails_loses_its_place(part: str, monkeypatch: pytest.Monkey
         raise RuntimeError("out of order")
 
     graph = unet(4)
-    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    peak = noremat_peak_nbytes(graph)
     if part == "CoarseBound.round":
         monkeypatch.setattr(CoarseBound, "round", fail)
     else:
@@ -173,7 +167,7 @@ def test_a_part_that_fails_loses_its_place(part: str, monkeypatch: pytest.Monkey
 def test_starts_that_cannot_be_carried_out_are_left_out() -> None:
     """Ops that are not there, or in an order that is none: a warning each, and an answer."""
     graph = unet(3)
-    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    peak = noremat_peak_nbytes(graph)
     starts = ((10**6,), (-1,), tuple(range(len(graph.ops)))[::-1])
     with pytest.warns(SolverWarning, match="cannot be carried out") as caught:
         solution = get_solver("auto", starts=starts, moves=1000).solve(Problem(graph, int(0.8 * peak)))
@@ -190,7 +184,7 @@ def test_the_bound_of_a_program_that_claims_too_much_is_not_believed(monkeypatch
 
     monkeypatch.setattr(CoarseBound, "round", boast)
     graph = unet(4)
-    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    peak = noremat_peak_nbytes(graph)
     with pytest.warns(SolverWarning, match="claims a bound above a schedule"):
         solution = get_solver("auto", moves=2000, gap=0.0).solve(Problem(graph, int(0.75 * peak)))
     assert solution.feasible

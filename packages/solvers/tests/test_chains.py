@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from remat_graph import Graph, Implementation, Op, Schedule, Value, simulate
+from remat_graph import Graph, Implementation, Op, Value, simulate
 from remat_graph.partition import articulation_places, at_articulations
+from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Problem
 from remat_solvers.chain_dp import Careful, ChainTable, Run, keep_all
 from remat_solvers.chen import CheckpointAP, ChenGreedy, ChenGreedyLinear, ChenSqrt, ChenSqrtLinear
@@ -57,11 +58,6 @@ def chain(seed: int, length: int) -> Graph:
     return Graph(name="chain", values=values, ops=ops)
 
 
-def peak_of(graph: Graph) -> int:
-    """Bytes of the unplanned step."""
-    return simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
-
-
 @pytest.mark.parametrize("snapshots", range(6))
 def test_binomial_checkpointing_has_the_fewest_runs(snapshots: int) -> None:
     """The closed form, the recursion that it solves, and the plan itself agree."""
@@ -95,7 +91,7 @@ def _plans(i: int, j: int) -> list[list[Run]]:
 def test_rotor_equals_brute_force_on_a_chain(seed: int) -> None:
     """Over all plans of its form, judged by their real peaks."""
     graph = chain(seed, 5)
-    arrays, peak = flatten(graph), peak_of(graph)
+    arrays, peak = flatten(graph), noremat_peak_nbytes(graph)
     groups = at_articulations(graph, 64)
     table = ChainTable(Careful(groups), [[keep_all(groups, s)] for s in range(len(groups))], peak, 500)
     results = [evaluate(arrays, table.order(runs)) for runs in _plans(0, len(groups))]
@@ -118,7 +114,7 @@ def test_every_method_keeps_the_budget_on_any_graph(method: object) -> None:
     """Whatever the shape, what comes back is valid and fits, or nothing comes back."""
     for seed in range(12):
         graph = random_graph(seed, ops=10)
-        peak = peak_of(graph)
+        peak = noremat_peak_nbytes(graph)
         for fraction in (0.6, 0.8):
             budget = int(fraction * peak)
             solution = method.solve(Problem(graph, budget))  # type: ignore[attr-defined]
@@ -139,7 +135,7 @@ def test_the_bags_are_a_tree_decomposition(seed: int) -> None:
 def test_chen_sqrt_costs_what_checkmate_published() -> None:
     """VGG19 in Checkmate's own costs: 72,512,667,648 with a checkpoint after every fifth layer."""
     graph = layers("VGG19_flops_b1")
-    budget = peak_of(graph) - 1
+    budget = noremat_peak_nbytes(graph) - 1
     for method in (ChenSqrt(), ChenSqrtLinear()):
         assert method.solve(Problem(graph, budget)).time_s == 72_512_667_648
 
@@ -153,7 +149,7 @@ def test_cuts_are_where_one_value_crosses() -> None:
 def test_the_methods_are_themselves() -> None:
     """On one chain each keeps another set, and none is the portfolio's."""
     graph = chain(3, 16)
-    budget = int(0.6 * peak_of(graph))
+    budget = int(0.6 * noremat_peak_nbytes(graph))
     times = {
         m.name: m.solve(Problem(graph, budget)).time_s for m in (ChenSqrt(), Griewank(), Rotor(), MinCut())
     }

@@ -1,23 +1,24 @@
 """`moccasin` in CP-SAT: the program's optimum, and a process that may hang or die."""
 
-import importlib.util
 import json
 import os
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import attrs
 import pytest
+from packages.solvers.tests import oracle, stage_oracle
 
-from remat_graph import Graph, Schedule, simulate
+from remat_graph import Graph
+from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import BadParameter, Deadline, Problem, Solution, get_solver
 from remat_solvers.errors import SolverWarning
 from remat_solvers.families import layer_graph, random_graph
 
 ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
-HAVE = importlib.util.find_spec("ortools") is not None
+HAVE = find_spec("ortools") is not None
 needs_ortools = pytest.mark.skipif(not HAVE, reason="the extra cpsat is not installed")
 
 
@@ -35,19 +36,6 @@ def moccasin(
 ) -> Solution:
     solver = get_solver("moccasin", backend=backend, computations=computations)
     return solver.solve(Problem(graph, budget), deadline)
-
-
-def peak_of(graph: Graph) -> int:
-    return simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
-
-
-def load_oracle(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @needs_ortools
@@ -78,18 +66,17 @@ def test_the_published_optima(name: str, budget: int, computations: int, optimum
 def test_it_equals_the_program_and_brute_force(seed: int) -> None:
     """The integer program's for each C, brute force over stages with C large, and never below any order's."""
     graph = random_graph(seed, ops=4 + seed % 4, fancy=False)
-    stages, anything = load_oracle("stage_oracle"), load_oracle("oracle")
     for fraction in (0.75, 0.9):
-        budget = int(fraction * peak_of(graph))
+        budget = int(fraction * noremat_peak_nbytes(graph))
         for computations in (2, 3):
             expected = moccasin(graph, budget, "HIGHS", computations=computations).time_s
             found = moccasin(graph, budget, computations=computations).time_s
             assert (expected is None) == (found is None)
             if found is not None:
                 assert expected == pytest.approx(found)
-                assert anything.fastest_s(graph, budget) <= found + 1e-9
+                assert oracle.fastest_s(graph, budget) <= found + 1e-9
         every = moccasin(graph, budget, computations=len(graph.ops)).time_s
-        least = stages.fastest_s(graph, budget)
+        least = stage_oracle.fastest_s(graph, budget)
         assert least == (pytest.approx(every) if every is not None else float("inf"))
 
 
@@ -98,7 +85,7 @@ def test_it_equals_the_program_and_brute_force(seed: int) -> None:
 def test_it_equals_the_program_on_graphs_of_every_kind(seed: int) -> None:
     """Several outputs an op, values that stay, tangents, scratch, generator states."""
     graph = random_graph(seed, ops=7)
-    budget = int(0.85 * peak_of(graph))
+    budget = int(0.85 * noremat_peak_nbytes(graph))
     expected, found = (moccasin(graph, budget, backend).time_s for backend in ("HIGHS", "CP-SAT"))
     assert (expected is None) == (found is None)
     assert found is None or expected == pytest.approx(found)
@@ -129,7 +116,7 @@ def test_a_deadline_is_kept() -> None:
     graph = random_graph(3, ops=150, fancy=False)
     deadline = Deadline(2.0)
     start = time.monotonic()
-    solution = moccasin(graph, int(0.6 * peak_of(graph)), computations=4, deadline=deadline)
+    solution = moccasin(graph, int(0.6 * noremat_peak_nbytes(graph)), computations=4, deadline=deadline)
     assert time.monotonic() - start < 10.0
     assert solution.stats["proven"] is False
     assert deadline.hit

@@ -5,14 +5,12 @@ over the plans of its form. Seconds and bytes are small whole numbers. Any two m
 any method in whose place the portfolio stands, make a test of this file fail.
 """
 
-import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import combinations, pairwise, product
-from pathlib import Path
-from types import ModuleType
 
 import pytest
+from packages.solvers.tests import oracle, plan_oracle, stage_oracle
 
 from remat_graph import Graph, Implementation, Op, Schedule, Value, simulate
 from remat_graph.partition import at_articulations, at_narrow_places, grouped
@@ -107,18 +105,6 @@ def own(name: str, graph: Graph, budget: int, **parameters: object) -> float | N
     solution = asked(name, graph, budget, **parameters)
     assert solution.order != asked("auto", graph, budget, moves=2000).order
     return extra_s(solution)
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-plan_oracle = load("plan_oracle")
 
 
 def test_noremat() -> None:
@@ -293,7 +279,7 @@ def test_checkmate_and_search(seed: int) -> None:
     """Brute force over stages, and over any order, which is less: an op need not wait for its stage."""
     graph = random_graph(seed, ops=7, fancy=False)
     budget = int(0.85 * peak_of(graph))
-    stages, anything = load("stage_oracle").fastest_s(graph, budget), load("oracle").fastest_s(graph, budget)
+    stages, anything = stage_oracle.fastest_s(graph, budget), oracle.fastest_s(graph, budget)
     assert anything < stages
     assert stages - graph.time_s == own("checkmate", graph, budget)
     assert anything == asked("search", graph, budget, moves=4000).time_s

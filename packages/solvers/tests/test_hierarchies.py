@@ -8,6 +8,7 @@ import pytest
 
 from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, load_graph, simulate
 from remat_graph.partition import at_articulations, cut
+from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Solution, get_solver
 from remat_solvers.blocks import Menus, with_turn, without_turn
 from remat_solvers.checkmate import Checkmate
@@ -52,11 +53,6 @@ def layers(count: int) -> Graph:
     return Graph(name="layers", values=values, ops=ops)
 
 
-def peak_of(graph: Graph) -> int:
-    """Bytes of the unplanned step."""
-    return simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -81,7 +77,7 @@ def test_nothing_is_solved_twice(method: Rockmate | Hilp | Hiremate, monkeypatch
 
     monkeypatch.setattr(Checkmate, "solve", counted)
     graph = layers(12)
-    solution = method.solve(Problem(graph, int(0.6 * peak_of(graph))))
+    solution = method.solve(Problem(graph, int(0.6 * noremat_peak_nbytes(graph))))
     assert solution.feasible
     assert asked
     assert len(set(asked)) == len(asked)
@@ -119,10 +115,10 @@ def test_the_turn_says_what_may_be_kept(seed: int) -> None:
     """With it a schedule peaks at what it holds between forward and backward, and there is a way back."""
     graph = random_graph(seed, ops=10)
     order = range(len(graph.ops) + 1)
-    workspace = 10 * peak_of(graph)
+    workspace = 10 * noremat_peak_nbytes(graph)
     turned = with_turn(graph, workspace)
     held = simulate(turned, Schedule.from_order(turned, order)).peak_nbytes - workspace
-    assert 0 <= held <= peak_of(graph)
+    assert 0 <= held <= noremat_peak_nbytes(graph)
     assert without_turn(graph, order) == tuple(range(len(graph.ops)))
     repeat = [*order, len(graph.ops)]
     assert without_turn(graph, repeat) == (*range(len(graph.ops)), len(graph.ops) - 1)
@@ -140,7 +136,9 @@ def test_the_turn_says_what_may_be_kept(seed: int) -> None:
 def test_tight_budgets_of_the_corpus(name: str, graph: str, fraction: float, most_pct: float) -> None:
     """Where these methods once found nothing."""
     loaded = load_graph(CORPUS / f"{graph}.json")
-    solution = get_solver(name).solve(Problem(loaded, int(fraction * peak_of(loaded))), Deadline(60))
+    solution = get_solver(name).solve(
+        Problem(loaded, int(fraction * noremat_peak_nbytes(loaded))), Deadline(60)
+    )
     assert solution.overhead is not None
     assert 100 * solution.overhead <= most_pct
 
@@ -154,7 +152,9 @@ def test_all_tight_budgets_of_the_corpus(name: str, graph: str, fraction: float)
     """A schedule in a minute, no slower than running the whole forward twice."""
     loaded = load_graph(CORPUS / f"{graph}.json")
     start = time.monotonic()
-    solution = get_solver(name).solve(Problem(loaded, int(fraction * peak_of(loaded))), Deadline(60))
+    solution = get_solver(name).solve(
+        Problem(loaded, int(fraction * noremat_peak_nbytes(loaded))), Deadline(60)
+    )
     assert time.monotonic() - start < 90
     assert solution.overhead is not None
     assert solution.overhead < 0.34
@@ -166,7 +166,7 @@ def test_a_deadline_is_kept(name: str) -> None:
     graph = load_graph(CORPUS / "resnet50.json")
     deadline = Deadline(3.0)
     start = time.monotonic()
-    get_solver(name).solve(Problem(graph, int(0.5 * peak_of(graph))), deadline)
+    get_solver(name).solve(Problem(graph, int(0.5 * noremat_peak_nbytes(graph))), deadline)
     assert deadline.hit
     assert time.monotonic() - start < 12.0  # with room for a busy machine
 
@@ -174,7 +174,7 @@ def test_a_deadline_is_kept(name: str) -> None:
 def test_repair_makes_plans_fit_or_says_that_it_cannot() -> None:
     """Evicted where it oversteps, brought down where that is not enough, nothing below the floor."""
     graph = network(24, skips=4)
-    arrays, peak = flatten(graph), peak_of(graph)
+    arrays, peak = flatten(graph), noremat_peak_nbytes(graph)
     trace = np.arange(len(graph.ops), dtype=np.int64)
     for fraction in (0.8, 0.6):
         found = repaired(arrays, [trace], int(fraction * peak), Deadline())

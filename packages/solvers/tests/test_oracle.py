@@ -1,20 +1,12 @@
 """On tiny graphs no solver is below a brute force over any order, and no lower bound above it."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+from packages.solvers.tests import oracle
 
-from remat_graph import Schedule, simulate
+from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Problem, Status, get_solver
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.families import random_graph
-
-_spec = importlib.util.spec_from_file_location("oracle", Path(__file__).with_name("oracle.py"))
-assert _spec is not None
-assert _spec.loader is not None
-oracle = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(oracle)
 
 SOLVERS = (
     *("noremat", "checkpoint_ap", "chen_sqrt", "chen_sqrt_linear", "chen_greedy", "chen_greedy_linear"),
@@ -52,7 +44,7 @@ def test_all_against_brute_force(seed: int) -> None:
 def compare(seed: int, names: tuple[str, ...]) -> None:
     """No answer below the brute force over any order, no bound above it, no false claim."""
     graph = random_graph(seed, ops=2 + seed % 11, fancy=False)
-    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    peak = noremat_peak_nbytes(graph)
     floor = budget_floor(graph).nbytes
     for budget in (floor - 1, *(floor + int(part * (peak - floor)) for part in (0.0, 0.4, 0.8))):
         least = oracle.fastest_s(graph, budget)

@@ -1,12 +1,11 @@
 """Checkmate in its paper's accounting: its U, its optimum, and never a word against the referee's."""
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from packages.solvers.tests import stage_oracle
 
 from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, simulate
 from remat_solvers import BadParameter, Problem, Status, get_solver
@@ -14,16 +13,6 @@ from remat_solvers.checkmate import Checkmate, paper_graph
 from remat_solvers.families import layer_graph, random_graph
 
 ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
-
-
-def oracle() -> ModuleType:
-    """The brute force beside this file."""
-    spec = importlib.util.spec_from_file_location("stage_oracle", Path(__file__).with_name("stage_oracle.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def step() -> Graph:
@@ -141,7 +130,7 @@ def test_it_is_the_optimum_of_the_papers_own_rule(seed: int) -> None:
     for fraction in (0.6, 0.75, 0.9, 1.0):
         budget = int(fraction * unplanned)
         solution = Checkmate(accounting="paper").solve(Problem(graph, budget))
-        least = oracle().fastest_s(nodes, budget)
+        least = stage_oracle.fastest_s(nodes, budget)
         assert solution.stats.get("paper_time_s", float("inf")) == pytest.approx(least)
         assert int(solution.stats.get("paper_peak_nbytes", 0)) <= budget
         if solution.schedule is not None:

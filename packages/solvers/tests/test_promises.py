@@ -5,19 +5,16 @@ import time
 import attrs
 import pytest
 
-from remat_graph import Graph, Schedule, simulate
+from remat_graph import Graph, simulate
+from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, InfeasibleBudget, Problem, Status, get_solver, min_budget, solve
 from remat_solvers.families import chain, random_graph, unet
-
-
-def peak_of(graph: Graph) -> int:
-    return simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
 
 
 def test_same_seed_same_schedule() -> None:
     """Two runs with the same work limit agree op for op."""
     graph = unet(4)
-    problem = Problem(graph, int(0.7 * peak_of(graph)))
+    problem = Problem(graph, int(0.7 * noremat_peak_nbytes(graph)))
     first, second = (get_solver("auto", moves=30_000, seed=3).solve(problem) for _ in range(2))
     assert first.order is not None
     assert first.order == second.order
@@ -26,7 +23,7 @@ def test_same_seed_same_schedule() -> None:
 def test_a_deadline_is_kept_and_recorded() -> None:
     """Past it the best valid schedule comes back, and `hit` says so."""
     graph = chain(40)
-    problem = Problem(graph, int(0.3 * peak_of(graph)))
+    problem = Problem(graph, int(0.3 * noremat_peak_nbytes(graph)))
     get_solver("auto", moves=1000).solve(problem)  # compile
     deadline = Deadline(0.5)
     start = time.monotonic()
@@ -40,7 +37,7 @@ def test_a_deadline_is_kept_and_recorded() -> None:
 def test_the_smallest_budget_works_and_less_than_the_floor_is_refused(graph: Graph) -> None:
     """What the error names can be used as it stands."""
     smallest = min_budget(graph)
-    assert smallest.floor_nbytes <= smallest.nbytes <= peak_of(graph)
+    assert smallest.floor_nbytes <= smallest.nbytes <= noremat_peak_nbytes(graph)
     assert simulate(graph, smallest.schedule).peak_nbytes == smallest.nbytes
     assert solve(graph, smallest.nbytes, moves=1000).feasible
     too_small = smallest.floor_nbytes - 1
@@ -61,6 +58,6 @@ def test_odd_sizes_and_costs(factor: int) -> None:
         for op in plain.ops
     ]
     graph = Graph(name="odd", values=values, ops=ops)
-    solution = get_solver("auto", moves=5000).solve(Problem(graph, int(0.6 * peak_of(graph))))
+    solution = get_solver("auto", moves=5000).solve(Problem(graph, int(0.6 * noremat_peak_nbytes(graph))))
     assert solution.time_s is not None
     assert solution.time_s >= solution.lower_bound_s

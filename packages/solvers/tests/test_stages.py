@@ -1,14 +1,14 @@
 """The stage form's exact methods equal brute force over their own space, and the published optima."""
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import attrs
 import pytest
+from packages.solvers.tests import stage_oracle
 
-from remat_graph import Graph, Home, Role, Schedule, Value, simulate
+from remat_graph import Graph, Home, Role, Value
+from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import BadParameter, Deadline, Problem
 from remat_solvers.checkmate import ACCOUNTINGS, Checkmate
 from remat_solvers.checkmate_lp import CheckmateLP
@@ -23,15 +23,6 @@ OPTIMA = {
     "VGG19_flops_b1": {51_380_224: 58_982_891_520, 66_633_728: 58_896_187_392},
     "VGG16_flops_b1": {51_380_224: 46_497_497_088},
 }
-
-
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def layers(name: str) -> Graph:
@@ -77,13 +68,12 @@ def test_checkmate_equals_brute_force_on_many(seed: int) -> None:
 
 def compare(seed: int, ops: int) -> None:
     """The program's optimum beside the brute force's."""
-    oracle = _load("stage_oracle")
     graph = random_graph(seed, ops=ops, fancy=False)
-    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    peak = noremat_peak_nbytes(graph)
     for fraction in (0.6, 0.75, 0.9):
         budget = int(fraction * peak)
         solution = Checkmate().solve(Problem(graph, budget))
-        least = oracle.fastest_s(graph, budget)
+        least = stage_oracle.fastest_s(graph, budget)
         if solution.time_s is None:
             assert least == float("inf")
         else:
@@ -92,7 +82,6 @@ def compare(seed: int, ops: int) -> None:
 
 def test_exact_whatever_the_unit_of_time() -> None:
     """Operators of a tenth of a microsecond: the optimum does not hide below a solver's tolerance."""
-    oracle = _load("stage_oracle")
     for seed in range(20):
         graph = random_graph(seed, ops=8, fancy=False)
         quick = attrs.evolve(
@@ -105,10 +94,10 @@ def test_exact_whatever_the_unit_of_time() -> None:
                 for op in graph.ops
             ],
         )
-        peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+        peak = noremat_peak_nbytes(graph)
         for fraction in (0.75, 0.9):
             found = Checkmate().solve(Problem(quick, int(fraction * peak))).time_s
-            least = oracle.fastest_s(quick, int(fraction * peak))
+            least = stage_oracle.fastest_s(quick, int(fraction * peak))
             assert (found or float("inf")) == pytest.approx(least, rel=1e-9)
 
 
@@ -121,13 +110,12 @@ def test_an_unread_tangent_and_host_values_are_counted_as_the_referee_does() -> 
         Value(name="elsewhere", nbytes=1000, home=Home.HOST),
     ]
     more = attrs.evolve(graph, values=values)
-    peak = simulate(more, Schedule.from_order(more, range(len(more.ops)))).peak_nbytes
-    plain = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
-    oracle = _load("stage_oracle")
+    peak = noremat_peak_nbytes(more)
+    plain = noremat_peak_nbytes(graph)
     for fraction in (0.7, 0.8, 0.9):
         budget = int(fraction * peak)
         found = Checkmate().solve(Problem(more, budget)).time_s
-        assert (found or float("inf")) == pytest.approx(oracle.fastest_s(more, budget))
+        assert (found or float("inf")) == pytest.approx(stage_oracle.fastest_s(more, budget))
     assert plain <= peak <= plain + 7
 
 

@@ -36,6 +36,8 @@ from remat_solvers.polish import polish
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
 from remat_solvers.search import Walk, default_moves
 
+Stats = dict[str, int | float | str | bool]
+
 CUTS = 12  # prices at which the cut between forward and backward is tried
 WIDE = 0.01  # a gap, as a ratio of base time, that is worth a second effort
 CHECKS, MORE_CHECKS = 150, 600  # work of one round of the coarse program
@@ -48,7 +50,8 @@ class Auto:
 
     Attributes:
         seed: of the search's random numbers.
-        moves: changes that the search may try in all; None for an amount that takes about 10 s at 500 ops.
+        moves: changes that the search may try, and as many again where a wide gap is left; None for an amount
+            that takes about 5 s at 600 ops.
         gap: stop when the overhead is within this ratio of base time from the lower bound.
         starts: valid orders to begin with, such as the plan of a smaller budget.
         guests: names of other registered solvers whose answers count too; each runs in a process of its own,
@@ -74,13 +77,15 @@ class Auto:
         kin = relatives(graph)
         floor = budget_floor(graph, kin)
         if budget < floor.nbytes:
-            stats: dict[str, int | str] = {
-                "method": "floor",
-                "floor_nbytes": floor.nbytes,
-                "floor_op": floor.op,
-            }
-            return attrs.evolve(unplanned, status=Status.INFEASIBLE, lower_bound_s=float("inf"), stats=stats)
+            stats: Stats = {"method": "floor", "floor_nbytes": floor.nbytes, "floor_op": floor.op}
+            return _infeasible(problem, stats)
         return _Run(self, problem, deadline, flatten(graph), floor.nbytes, kin).solve()
+
+
+def _infeasible(problem: Problem, stats: Stats) -> Solution:
+    """Nothing fits, and `stats` says which certificate there is."""
+    nothing = judge(problem, None, stats=stats)
+    return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=float("inf"))
 
 
 class _Run:
@@ -129,7 +134,7 @@ class _Run:
             starts += self.attempt("descend", lambda: descend(arrays, budget, self.floor_nbytes, deadline))
         if self.best is None and self.bound_s == float("inf"):
             moments = ", ".join(graph.ops[i].name for i in coarse.moments)
-            return self.infeasible({"method": "coarse", "moments": moments})
+            return _infeasible(self.problem, {"method": "coarse", "moments": moments})
         if self.best is not None:
             self.search(starts, self.settings.seed)
             if not self.closed(WIDE):
@@ -142,11 +147,6 @@ class _Run:
             stats={"method": self.method, "moves": self.moves, "deadline": deadline.hit},
         )
 
-    def infeasible(self, stats: dict[str, int | float | str | bool]) -> Solution:
-        """Nothing fits, and `stats` says which certificate there is."""
-        nothing = judge(self.problem, None, stats=stats)
-        return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=float("inf"))
-
     def closed(self, gap: float | None = None) -> bool:
         gap = self.settings.gap if gap is None else max(gap, self.settings.gap)
         return self.best_s - self.bound_s <= gap * self.base_s
@@ -154,8 +154,8 @@ class _Run:
     def given(self) -> list[Ints]:
         """The caller's starts, those of them that can be carried out."""
         found = []
-        for given in self.settings.starts:
-            order = np.array(given, np.int64)
+        for start in self.settings.starts:
+            order = np.array(start, np.int64)
             if evaluate(self.arrays, order).valid:
                 found.append(self.offer(order, "start"))
             else:
@@ -238,7 +238,7 @@ class _Run:
                 else:
                     found.append(self.offer(order, name))
             if problem:
-                warnings.warn(f"solver {name!r} {problem}: the others go on", SolverWarning, stacklevel=2)
+                self.warn(f"solver {name!r} {problem}")
         return found
 
     def search(self, starts: list[Ints], seed: int) -> None:

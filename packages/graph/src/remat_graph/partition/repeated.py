@@ -94,7 +94,7 @@ def repeated_blocks(graph: Graph, *, min_ops: int = 2) -> tuple[Repetition, ...]
         Repetitions whose blocks do not overlap, those that cover most ops first.
     """
     labels = _labels(graph)
-    crossing = _crossing_nbytes(graph)
+    crossing = _crossing_within_nbytes(graph)
     taken = np.zeros(len(labels), dtype=bool)
     groups: dict[_Wiring, list[Block]] = {}
     for start, stop, period in sorted(_stretches(labels, min_ops), key=_by_coverage):
@@ -216,7 +216,7 @@ def _block(graph: Graph, start: int, stop: int) -> tuple[Block, _Wiring]:
     return Block(start=start, stop=stop, inputs=tuple(outer), made=tuple(inner)), tuple(wiring)
 
 
-def _crossing_nbytes(graph: Graph) -> _Ranks:
+def _crossing_within_nbytes(graph: Graph) -> _Ranks:
     """For each op, bytes made before it and read at or after it by ops of the direction that made them.
 
     What the forward saves for the backward crosses every forward cut alike, so it says nothing about where to

@@ -16,7 +16,7 @@ Which moments: the first is where the cut bound binds. The program's solution, w
 exceeds the budget somewhere; the next first run from there on becomes a moment too, and the program is
 solved again. When nothing exceeds the budget any more and the program is solved to the end, the sequence is
 optimal; a program without a solution proves that there is no schedule. A few moments are usually
-enough (U-Net at 30 %: 6 of 71 raise 15.0 to 22.9 %; VGG-16 at 50 %: 6 prove optimality), and what each
+enough (U-Net at 30 %: 7 of 71 raise 15.0 to 22.9 %; VGG-16 at 50 %: 6 prove optimality), and what each
 round finds is a good start for a search. Checkmate (Jain et al. 2020) is the same program with a moment at
 every op, a fixed order, and rows for all that runs in between.
 
@@ -51,7 +51,6 @@ class Round:
         order: the sequence of its solution; it may not fit the budget. None if there is no solution.
         fits: whether it does.
         slack_s: how far `extra_s` may lie below the program's own optimum by rounding.
-        variables: size of the program.
         ended: whether it was solved to the end; if not, another round will not get far either.
     """
 
@@ -59,7 +58,6 @@ class Round:
     order: Ints | None
     fits: bool
     slack_s: float
-    variables: int
     ended: bool
 
 
@@ -131,7 +129,7 @@ class CoarseBound:
         unit_s = UNIT * (enough_s if known else max(self.extra_s, self._least_s))
         most_s = DEAR * enough_s if known else np.inf
         program = _Moments(self.graph, self.kin, self.budget_nbytes, self.moments, unit_s, most_s)
-        answer = program.program.minimize(
+        answer = program.rows.minimize(
             gap=0.0 if self.proving else ROUGH,
             enough=enough_s / unit_s + TOLERANCE - program.constant,
             deadline=deadline,
@@ -168,7 +166,6 @@ class CoarseBound:
             order=order,
             fits=fits,
             slack_s=2 * TOLERANCE * unit_s,
-            variables=len(program.program.cost),
             ended=answer.ended,
         )
 
@@ -211,7 +208,7 @@ class _Moments:
     ) -> None:
         self.graph, self.kin, self.moments = graph, kin, moments
         self.unit_s, self.most_s = unit_s, most_s
-        self.program = Program()
+        self.rows = Program()
         self.constant = 0.0
         self.earliest, self.latest = self._windows()
         self.runs = self._add_runs()
@@ -245,13 +242,13 @@ class _Moments:
                 runs[early, i] = ALWAYS
             else:
                 for s in range(early, late + 1):
-                    runs[s, i] = self.program.variable(again or 0.0)
+                    runs[s, i] = self.rows.variable(again or 0.0)
                 self.constant -= again or 0.0
                 most = np.inf if again is not None else 1.0
-                self.program.row([(runs[s, i], 1.0) for s in range(early, late + 1)], 1.0, most)
+                self.rows.row([(runs[s, i], 1.0) for s in range(early, late + 1)], 1.0, most)
             if again is not None:
                 for s in range(late + 1, len(self.moments) + 1):
-                    runs[s, i] = self.program.variable(again)
+                    runs[s, i] = self.rows.variable(again)
         return runs
 
     def _add_kept(self) -> dict[tuple[int, int], int]:
@@ -265,7 +262,7 @@ class _Moments:
                 if v in there:
                     kept[s, v] = ALWAYS
                 elif maker is None or self.earliest[maker] < s:
-                    kept[s, v] = self.program.variable(0.0)
+                    kept[s, v] = self.rows.variable(0.0)
         return kept
 
     def _add_reads(self) -> None:
@@ -301,9 +298,9 @@ class _Moments:
             return
         terms = [(source, -1.0) for source in sources if source is not None]
         if cause == ALWAYS:
-            self.program.row(terms, -np.inf, -1.0)
+            self.rows.row(terms, -np.inf, -1.0)
         else:
-            self.program.row([(cause, 1.0), *terms], -np.inf, 0.0)
+            self.rows.row([(cause, 1.0), *terms], -np.inf, 0.0)
 
     def _add_memory(self, s: int, j: int, budget_nbytes: int) -> None:
         graph, kin = self.graph, self.kin
@@ -320,7 +317,7 @@ class _Moments:
                 fixed += nbytes
             else:
                 terms.append((kept, nbytes / budget_nbytes))
-        self.program.row(terms, -np.inf, (budget_nbytes - fixed) / budget_nbytes)
+        self.rows.row(terms, -np.inf, (budget_nbytes - fixed) / budget_nbytes)
 
     def order(self, found: Floats, *, late: bool) -> list[int]:
         """The sequence of a solution: first runs in trace order, repeats when they are needed.
