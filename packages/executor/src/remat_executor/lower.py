@@ -7,7 +7,7 @@ rebuilt from their base where they are read, once per part while the base lives.
 """
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -22,6 +22,7 @@ from remat_executor.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
 from remat_executor.rng import read_state, replay
+from remat_executor.runtime import Run, Runtime, eager
 from remat_executor.translate import Translation
 from remat_graph import Compute, Deliver, Free, Grads, Schedule, Step, simulate
 
@@ -45,7 +46,7 @@ class Part:
         module: the fx module behind `run`, for reading.
     """
 
-    run: Callable[[list[Tensor]], list[Tensor]]
+    run: Run
     reads: tuple[int, ...]
     takes: tuple[int, ...]
     drops: tuple[int, ...]
@@ -71,7 +72,12 @@ class Program:
 
 
 def lower(
-    captured: Captured, translation: Translation, schedule: Schedule, *, part_nbytes: int | None = None
+    captured: Captured,
+    translation: Translation,
+    schedule: Schedule,
+    *,
+    runtime: Runtime = eager,
+    part_nbytes: int | None = None,
 ) -> Program:
     """Turn a schedule into runnable parts.
 
@@ -79,6 +85,7 @@ def lower(
         captured: the joint graph.
         translation: its IR and the way back.
         schedule: valid steps on that IR, without transfers.
+        runtime: makes each graph runnable.
         part_nbytes: gradient bytes after which a part ends at the latest; None: a 64th of all, at least 64
             KiB. A part ends earlier where waiting would raise the peak of a step whose ``.grad`` is there
             already.
@@ -88,7 +95,7 @@ def lower(
     replays = _repeated_draws(translation, steps)
     needed = [_read_by(translation, segment) for segment in segments]
 
-    lowering = _Lowering(captured, translation, replays, set())
+    lowering = _Lowering(captured, translation, replays, set(), runtime)
     lowering.follow(steps[: schedule.boundary])
     outputs = [lowering.resolve(o.node) for o in captured.outputs if not o.replayed]
     forward = lowering.finish(outputs, set().union(*needed), ())
@@ -96,7 +103,7 @@ def lower(
     parts = []
     overwritten: set[int] = set()
     for i, segment in enumerate(segments):
-        lowering = _Lowering(captured, translation, replays, live)
+        lowering = _Lowering(captured, translation, replays, live, runtime)
         lowering.follow(segment)
         delivered = tuple(lowering.delivered)
         gradients = [lowering.gradient(g) for g in delivered]
@@ -175,9 +182,15 @@ class _Lowering:
     """Emits one part; `nodes_of` maps live values, `views` the views rebuilt so far."""
 
     def __init__(
-        self, captured: Captured, translation: Translation, replays: set[int], live: set[int]
+        self,
+        captured: Captured,
+        translation: Translation,
+        replays: set[int],
+        live: set[int],
+        runtime: Runtime,
     ) -> None:
         self.captured, self.translation, self.replays = captured, translation, replays
+        self.runtime = runtime
         self.before = live
         self.untouched = set(live)
         self.fx = FxGraph()
@@ -356,7 +369,7 @@ class _Lowering:
         self.fx.output([*results, *(self.nodes_of[v] for v in gives)])
         module = GraphModule({}, self.fx)
         return Part(
-            run=module.forward,
+            run=self.runtime(module),
             reads=reads,
             takes=takes,
             drops=tuple(sorted(self.before - kept - (self.untouched & needed))),
