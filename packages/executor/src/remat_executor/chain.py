@@ -6,6 +6,7 @@ the gradients of its parameters, which the engine accumulates before it calls th
 travel with the gradient of the token, so they belong to one backward run.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,60 +35,76 @@ class Live:
     doubtful: frozenset[int]
 
 
+@attrs.frozen(eq=False, kw_only=True)
+class Wiring:
+    """What all calls of a step have in common.
+
+    Attributes:
+        program: what to run.
+        tangents: per output of link 0 the shape to fill with zeros if autograd brings none; None if the plan
+            does not expect a tangent there.
+        tangent_values: per output of link 0 the value index of its tangent.
+        reach: per gradient the places of the tangents it depends on.
+        guarded: value indices whose tensors the caller could write to before the backward.
+        differentiable: per output of link 0 its place among the outputs that are not replayed.
+        device: where the tokens live.
+    """
+
+    program: Program
+    tangents: tuple[Tensor | None, ...]
+    tangent_values: tuple[int | None, ...]
+    reach: tuple[frozenset[int], ...]
+    guarded: frozenset[int]
+    differentiable: tuple[int, ...]
+    device: torch.device
+
+
 @attrs.define(eq=False, kw_only=True)
 class Call:
     """One call of the module, from its forward to the end of its backward.
 
     Attributes:
-        program: what to run.
-        externals: the caller's tensors, by value index.
-        tangents: per output of link 0 the shape to fill with zeros if autograd brings none; None if the plan
-            does not expect a tangent there.
-        reach: per gradient the places of the tangents it depends on.
-        guarded: value indices whose tensors the caller could write to before the backward.
-        differentiable: per output of link 0 its place among the outputs that are not replayed.
-        tangent_values: per output of link 0 the value index of its tangent.
-        device: where the tokens live.
+        wiring: the step's.
+        externals: the caller's tensors, by value index; from the end of the forward on aliases of those that
+            the backward reads.
         autocast: whether the caller was under autocast.
+        saved: what the forward left for the backward, by value index; None once it is handed over.
+        watched: tensors that must not be written before the backward, with
+        versions: how often they had been written.
+        others: outputs that autograd does not see, by their place among those that are not replayed.
     """
 
-    program: Program
-    externals: list[Tensor | None]
-    tangents: tuple[Tensor | None, ...]
-    reach: tuple[frozenset[int], ...]
-    guarded: frozenset[int]
-    differentiable: tuple[int, ...]
-    device: torch.device
-    tangent_values: tuple[int | None, ...]
+    wiring: Wiring
+    externals: Sequence[Tensor] | dict[int, Tensor]
     autocast: bool
     saved: dict[int, Tensor] | None = None
-    versions: list[tuple[Tensor, int]] = attrs.field(factory=list)
+    watched: list[Tensor] = attrs.field(factory=list)
+    versions: list[int] = attrs.field(factory=list)
     others: dict[int, Tensor] = attrs.field(factory=dict)
 
     def inputs(self, part: Part) -> list[Tensor]:
         """The caller's tensors that a part reads."""
-        return [self.externals[i] for i in part.reads]  # type: ignore[misc]
+        return [self.externals[i] for i in part.reads]
 
     def run_forward(self) -> tuple[Tensor, ...]:
         """Run the forward; keep what the backward needs; return what autograd sees."""
-        part = self.program.forward
+        part = self.wiring.program.forward
         results = part.run(self.inputs(part))
         outputs = results[: part.results]
         saved = dict(zip(part.gives, results[part.results :], strict=True))
-        for value in self.guarded & saved.keys():
-            # The caller gets this storage too. A detached alias: the output itself would hold its own graph.
-            saved[value] = saved[value].detach()
-            self.versions.append((saved[value], torch_private.version(saved[value])))
-        for value in {i for p in self.program.backward for i in p.reads}:
-            external = self.externals[value]
-            assert external is not None
-            # An alias keeps the storage that the forward read, also if `.data` is replaced meanwhile.
-            tensor = self.externals[value] = external.detach()
-            self.versions.append((tensor, torch_private.version(tensor)))
+        lent = [value for value in self.wiring.guarded if value in saved]
+        # The caller gets this storage too. A detached alias: the output itself would hold its own graph.
+        saved.update(zip(lent, [saved[value].detach() for value in lent], strict=True))
+        # An alias keeps the storage that the forward read, also if `.data` is replaced meanwhile.
+        again = {i: self.externals[i].detach() for i in self.wiring.program.read_again}
+        self.externals = again
+        self.watched = [*(saved[value] for value in lent), *again.values()]
+        self.versions = torch_private.versions(self.watched)
         self.saved = saved
-        chosen = set(self.differentiable)
-        self.others = {i: output for i, output in enumerate(outputs) if i not in chosen}
-        return tuple(outputs[i] for i in self.differentiable)
+        if len(outputs) > len(self.wiring.differentiable):
+            chosen = set(self.wiring.differentiable)
+            self.others = {i: output for i, output in enumerate(outputs) if i not in chosen}
+        return tuple(outputs[i] for i in self.wiring.differentiable)
 
     def begin_backward(self, tangents: Sequence[Tensor | None]) -> Live:
         """Take over the saved values; check that they are what the forward left."""
@@ -96,7 +113,7 @@ class Call:
                 problem="a planned module cannot be differentiated twice (create_graph=True)",
                 advice="use the original, at `.module`, for double backward",
             )
-        if torch.is_autocast_enabled(self.device.type) and not self.autocast:
+        if torch.is_autocast_enabled(self.wiring.device.type) and not self.autocast:
             raise UnplannedUse(
                 problem="the backward is called under autocast and the forward was not",
                 advice="leave autocast before backward(), as torch advises",
@@ -106,7 +123,7 @@ class Call:
                 problem="the backward of this call has run already and its saved values are freed",
                 advice="pass retain_graph=True to the first backward, or run the forward again",
             )
-        if any(torch_private.version(t) != was for t, was in self.versions):
+        if torch_private.versions(self.watched) != self.versions:
             raise UnplannedUse(
                 problem="a tensor that the backward needs was modified in place after the forward",
                 advice="modify a clone of it, or call backward first",
@@ -114,34 +131,35 @@ class Call:
         values = dict(self.saved)
         if torch_private.backward_keeps_graph():
             # The promise of the budget is for one backward: a second one needs what this one writes over.
-            values.update({v: values[v].clone() for v in self.program.overwritten & values.keys()})
+            values.update({v: values[v].clone() for v in self.wiring.program.overwritten & values.keys()})
         else:
             self.saved = None
+            self.watched.clear()
             self.versions.clear()
         missing = set()
-        for place, (tangent, like) in enumerate(zip(tangents, self.tangents, strict=True)):
-            value = self.tangent_values[place]
+        for place, (tangent, like) in enumerate(zip(tangents, self.wiring.tangents, strict=True)):
+            value = self.wiring.tangent_values[place]
             if like is None or value is None:
                 if tangent is not None:
                     raise UnplannedUse(
-                        problem=f"output {self.differentiable[place]} received a gradient, but the plan "
-                        "differentiates other outputs only",
+                        problem=f"output {self.wiring.differentiable[place]} received a gradient, but the "
+                        "plan differentiates other outputs only",
                         advice="name the outputs that you differentiate with differentiate=[...]",
                     )
                 continue
             if tangent is None:
                 missing.add(place)
-                tangent = _empty_as(like, self.device).zero_()
+                tangent = _empty_as(like, self.wiring.device).zero_()
             elif tangent.stride() != like.stride() and tangent.numel() > 1:
                 tangent = _empty_as(like, tangent.device).copy_(tangent)
             values[value] = tangent
-        reached = [(i, places) for i, places in enumerate(self.reach) if places & missing]
+        reached = [(i, places) for i, places in enumerate(self.wiring.reach) if places & missing]
         undefined = frozenset(i for i, places in reached if places <= missing)
         return Live(values, undefined, frozenset(i for i, _ in reached) - undefined)
 
     def run_part(self, index: int, live: Live) -> tuple[Tensor | None, list[Tensor | None]]:
         """Run one part: the token's gradient, None after the last, and the part's gradients."""
-        part = self.program.backward[index]
+        part = self.wiring.program.backward[index]
         tensors = self.inputs(part)
         tensors.extend(live.values[value] for value in part.takes)
         for value in part.drops:
@@ -149,22 +167,31 @@ class Call:
         results = part.run(tensors)
         gradients: list[Tensor | None] = list(results[: part.results])
         live.values.update(zip(part.gives, results[part.results :], strict=True))
-        for place, gradient in enumerate(part.gradients):
-            if gradient in live.undefined:
-                gradients[place] = None
-            elif gradient in live.doubtful and not bool(results[place].sum().isfinite()):
-                # Zeros times an infinity may have made it; eager would not have multiplied.
-                raise UnplannedUse(
-                    problem="a gradient is not finite, and an output that was not differentiated may be why",
-                    advice="name the outputs that you differentiate with differentiate=[...]",
-                )
-        if index + 1 == len(self.program.backward):
+        if live.undefined or live.doubtful:
+            for place, gradient in enumerate(part.gradients):
+                if gradient in live.undefined:
+                    gradients[place] = None
+                elif gradient in live.doubtful and not bool(results[place].sum().isfinite()):
+                    # Zeros times an infinity may have made it; eager would not have multiplied.
+                    raise UnplannedUse(
+                        problem="a gradient is not finite, and an output that was not differentiated may be "
+                        "why",
+                        advice="name the outputs that you differentiate with differentiate=[...]",
+                    )
+        if index + 1 == len(self.wiring.program.backward):
             if self.saved is None:
-                self.externals.clear()
+                self.externals = {}
             return None, gradients
-        token = torch.empty(0, device=self.device)
+        token = torch.empty(0, device=self.wiring.device)
         token.remat_live = live  # type: ignore[attr-defined]
         return token, gradients
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Autocast off: what it does is in the graph. To make its context costs more than to ask."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def _empty_as(like: Tensor, device: torch.device) -> Tensor:
@@ -179,7 +206,7 @@ class _Link(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if index == 0:
             return call.run_forward()
-        return torch.empty(0, device=call.device)
+        return torch.empty(0, device=call.wiring.device)
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
@@ -195,7 +222,7 @@ class _Link(torch.autograd.Function):
                 )
             live = token.remat_live
             del token.remat_live
-        with torch.autocast(call.device.type, enabled=False):
+        with without_autocast(call.wiring.device):
             token, gradients = call.run_part(ctx.index, live)
         return (None, None, token, *gradients)
 
@@ -211,7 +238,7 @@ def apply(call: Call, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
         the outputs that autograd sees, in the order of `Call.differentiable`.
     """
     token: Tensor | None = None
-    parts = call.program.backward
+    parts = call.wiring.program.backward
     outputs: Any = ()
     for index in range(len(parts) - 1, -1, -1):
         mine = [owners[g] for g in parts[index].gradients]

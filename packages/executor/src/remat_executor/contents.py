@@ -53,11 +53,20 @@ class Contents:
 
 
 class Room:
-    """How many entries may still be looked at, and what has been."""
+    """How many entries may still be looked at, and what has been.
+
+    Attributes:
+        left: entries that may still be looked at.
+        seen: ids of what was met.
+        found: what was looked into, with what was there.
+        counted: containers of which only the length was taken.
+    """
 
     def __init__(self) -> None:
         self.left = MOST
         self.seen: set[int] = set()
+        self.found: list[tuple[Any, Contents]] = []
+        self.counted: list[Any] = []
 
     def enter(self, thing: Any) -> bool:
         """Whether a thing is met for the first time."""
@@ -80,6 +89,7 @@ def contents(thing: Any, room: Room) -> Contents | None:
         return None
     if found is not None:
         room.left -= len(found.parts)
+        room.found.append((thing, found))
     return found
 
 

@@ -1,6 +1,6 @@
 """Guards: what a captured step depends on, read anew at each call, and when the original must run instead."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import torch_private
-from remat_executor.contents import PLAIN
+from remat_executor.contents import PLAIN, Room
 from remat_executor.settings import exactly, settings
-from remat_executor.tensors import Tensors
+from remat_executor.tensors import Owned, Tensors
 
 
-@attrs.frozen(kw_only=True)
-class Signature:
-    """Everything that decides which graph a call runs; hashable.
+@attrs.frozen(kw_only=True, cache_hash=True)
+class OwnSignature:
+    """The share of a signature that is the module's; hashable.
 
     Attributes:
         modules: of every submodule its name, its class, whether it trains, and which ones it holds where.
@@ -24,10 +24,6 @@ class Signature:
         sharing: for each tensor the first one that shares its storage.
         parameters: layout and requires_grad of each parameter, and which names share one.
         buffers: the same of each buffer.
-        inputs: layout and requires_grad of each input tensor, the places of leaves and slots.
-        constants: the arguments that are not tensors.
-        spec: structure of the arguments, as text.
-        flags: (name, value) of the global state that changes kernels.
     """
 
     modules: tuple[tuple[str, type, bool, tuple[Any, ...]], ...]
@@ -35,6 +31,24 @@ class Signature:
     sharing: tuple[int, ...]
     parameters: tuple[Any, ...]
     buffers: tuple[Any, ...]
+
+
+@attrs.frozen(kw_only=True, cache_hash=True)
+class Signature:
+    """Everything that decides which graph a call runs; hashable.
+
+    Attributes:
+        own: the module's share.
+        sharing: for each input the first tensor that shares its storage: of the module's, else (below 0) of
+            the inputs.
+        inputs: layout and requires_grad of each input tensor, the places of leaves and slots.
+        constants: the arguments that are not tensors.
+        spec: structure of the arguments, as text.
+        flags: (name, value) of the global state that changes kernels.
+    """
+
+    own: OwnSignature
+    sharing: tuple[int, ...]
     inputs: tuple[Any, ...]
     constants: tuple[Any, ...]
     spec: str
@@ -42,32 +56,60 @@ class Signature:
 
     def changes(self, other: "Signature") -> str:
         """In which respects another call differs from this one."""
-        fields = [field.name for field in attrs.fields(Signature)]
-        changed = {name: name for name in fields if getattr(self, name) != getattr(other, name)}
+        changed: dict[str, str] = {}
+        for mine, theirs in ((self.own, other.own), (self, other)):
+            names = [field.name for field in attrs.fields(type(mine)) if field.name != "own"]
+            changed |= {name: name for name in names if getattr(mine, name) != getattr(theirs, name)}
         if "settings" in changed:
-            names = {entry[0] for entry in {*self.settings} ^ {*other.settings}}
-            changed["settings"] += f" ({', '.join(sorted(names))})" if names else ""
+            differing = {entry[0] for entry in {*self.own.settings} ^ {*other.own.settings}}
+            changed["settings"] += f" ({', '.join(sorted(differing))})" if differing else ""
         return ", ".join(changed.values())
 
     def conditions(self) -> tuple[tuple[str, str], ...]:
         """What of it a plan's fingerprint covers beside the ops."""
-        modes = {training for _, _, training, _ in self.modules}
+        modes = {training for _, _, training, _ in self.own.modules}
         mode = "mixed" if len(modes) > 1 else "train" if True in modes else "eval"
         return (("mode", mode), *self.flags)
 
 
-def signature(tensors: Tensors) -> Signature:
-    """Read the signature of a call."""
+def own_signature(owned: Owned, room: Room) -> OwnSignature:
+    """Read the module's share of a signature; `room` notes what was looked into."""
+    first = storages(owned)
+    return OwnSignature(
+        modules=_structure(owned.modules),
+        settings=settings((m for _, m in owned.modules), room),
+        sharing=tuple(first[torch_private.storage_id(t)] for t in owned.tensors),
+        parameters=tuple((names, _layout(p), p.requires_grad) for names, p in owned.parameters),
+        buffers=tuple((names, _layout(b), b.requires_grad) for names, b in owned.buffers),
+    )
+
+
+def storages(owned: Owned) -> dict[int, int]:
+    """The place of the first tensor of a module with each storage."""
+    first: dict[int, int] = {}
+    for place, tensor in enumerate(owned.tensors):
+        first.setdefault(torch_private.storage_id(tensor), place)
+    return first
+
+
+def signature(tensors: Tensors, own: OwnSignature, owned_storages: Mapping[int, int]) -> Signature:
+    """Read the signature of a call.
+
+    Args:
+        tensors: the module's and the call's.
+        own: the module's share.
+        owned_storages: what `storages` says of the module.
+    """
+    inputs = tensors.inputs
+    first = {torch_private.storage_id(t): -1 - i for i, t in reversed(list(enumerate(inputs)))}
+    first.update(owned_storages)
     return Signature(
-        modules=_structure(tensors.modules),
-        settings=settings(m for _, m in tensors.modules),
-        sharing=_sharing(tensors.flat),
-        parameters=tuple((names, _layout(p), p.requires_grad) for names, p in tensors.parameters),
-        buffers=tuple((names, _layout(b), b.requires_grad) for names, b in tensors.buffers),
+        own=own,
+        sharing=tuple(first[torch_private.storage_id(t)] for t in inputs),
         inputs=(
             tensors.leaves,
             tuple((slot.name, slot.place) for slot in tensors.slots),
-            *((_layout(t), t.requires_grad) for t in tensors.inputs),
+            *((_layout(t), t.requires_grad) for t in inputs),
         ),
         constants=tuple(exactly(c) for c in tensors.constants),
         spec=str(tensors.spec),
@@ -105,55 +147,57 @@ def global_flags(device_type: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _sharing(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    first: dict[int, int] = {}
-    return tuple(first.setdefault(torch_private.storage_id(t), i) for i, t in enumerate(tensors))
-
-
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj())
 
 
-def hooked(tensors: Tensors) -> str | None:
-    """What has hooks, a submodule by name or all of them; None if nothing has. A graph would not call them.
+def hooked(modules: Iterable[tuple[str, nn.Module]]) -> str | None:
+    """Which submodule has hooks; None if none has. A graph would not call them.
 
     The hooks that transformers installs on its own models at their first call are no reason: they hand on
     what the call asked for, within the call, and are captured with it. Nor are those of this package.
     """
-    if torch_private.global_module_hooks():
-        return "every module (global hooks)"
-    for name, submodule in tensors.modules:
-        for hook in torch_private.module_hooks(submodule):
-            if not (getattr(hook, "__module__", None) or "").startswith(("transformers.", "remat_executor.")):
-                return f"submodule {(name or type(submodule).__name__)!r}"
+    for name, submodule in modules:
+        for registry in torch_private.hook_registries(submodule):
+            for hook in registry.values():
+                made_by = getattr(hook, "__module__", None) or ""
+                if not made_by.startswith(("transformers.", "remat_executor.")):
+                    return f"submodule {(name or type(submodule).__name__)!r} has hooks"
     return None
 
 
+def objection(owned: Owned) -> str | None:
+    """Why the module as it is must run without a plan, whatever it is called with; None if it need not."""
+    return _odd(owned.tensors, "it has") or hooked(owned.modules)
+
+
 def reason_for_original(tensors: Tensors) -> str | None:
-    """Why a call must run the original module; None if a plan can serve it."""
+    """Why a call must run the original module, beside what the module itself objects; None if a plan can."""
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return "gradients are off (no_grad or inference mode)"
     transformed = torch_private.transformed()
     if transformed is not None:
         return transformed
+    if torch_private.global_module_hooks():
+        return "every module (global hooks) has hooks"
     if not any(t.requires_grad for t in tensors.flat):
         return "nothing requires a gradient"
-    odd = next((t for t in tensors.flat if type(t) not in (Tensor, nn.Parameter, nn.Buffer)), None)
-    if odd is not None:
-        return f"it was given a {type(odd).__name__}, a tensor subclass"
     strange = unseen_change(tensors)
     if strange is not None:
         return f"it was given a {strange}, which could change without being seen"
-    hook = hooked(tensors)
-    if hook is not None:
-        return f"{hook} has hooks"
-    return None
+    return _odd(tensors.arguments, "it was given")
+
+
+def _odd(tensors: Iterable[Tensor], whose: str) -> str | None:
+    odd = next((t for t in tensors if type(t) not in (Tensor, nn.Parameter, nn.Buffer)), None)
+    return None if odd is None else f"{whose} a {type(odd).__name__}, a tensor subclass"
 
 
 def unseen_change(tensors: Tensors) -> str | None:
     """What is wrong with an argument that cannot be compared by value or is the module's own."""
-    own = {id(t) for _, t in (*tensors.parameters, *tensors.buffers)}
-    if any(id(t) in own for t in tensors.arguments):
-        return "parameter or buffer of its own"
+    if tensors.arguments:
+        own = {id(t) for _, t in (*tensors.parameters, *tensors.buffers)}
+        if any(id(t) in own for t in tensors.arguments):
+            return "parameter or buffer of its own"
     odd = (c for c in tensors.constants if not (isinstance(c, PLAIN) or callable(c) or isinstance(c, Enum)))
     return next((type(c).__name__ for c in odd), None)

@@ -22,7 +22,8 @@ from remat_executor.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
 from remat_executor.rng import read_state, replay
-from remat_executor.runtime import Run, Runtime, eager
+from remat_executor.runtime import Run, Runtime
+from remat_executor.runtime.eager import Eager
 from remat_executor.translate import Translation
 from remat_graph import Compute, Deliver, Free, Grads, Schedule, Step, simulate
 
@@ -64,11 +65,13 @@ class Program:
         forward: makes the outputs that are not replayed, then what the backward needs.
         backward: the parts of the backward in order; the last one delivers at least one gradient.
         overwritten: values that the forward hands over and the backward writes over.
+        read_again: indices of the externals that the backward reads.
     """
 
     forward: Part
     backward: tuple[Part, ...]
     overwritten: frozenset[int]
+    read_again: tuple[int, ...]
 
 
 def lower(
@@ -76,7 +79,7 @@ def lower(
     translation: Translation,
     schedule: Schedule,
     *,
-    runtime: Runtime = eager,
+    runtime: Runtime | None = None,
     part_nbytes: int | None = None,
 ) -> Program:
     """Turn a schedule into runnable parts.
@@ -85,11 +88,12 @@ def lower(
         captured: the joint graph.
         translation: its IR and the way back.
         schedule: valid steps on that IR, without transfers.
-        runtime: makes each graph runnable.
+        runtime: makes each graph runnable; None: `Eager`.
         part_nbytes: gradient bytes after which a part ends at the latest; None: a 64th of all, at least 64
             KiB. A part ends earlier where waiting would raise the peak of a step whose ``.grad`` is there
             already.
     """
+    runtime = runtime or Eager()
     steps = schedule.steps
     segments = _cut(translation, schedule, part_nbytes)
     replays = _repeated_draws(translation, steps)
@@ -111,7 +115,12 @@ def lower(
         parts.append(part)
         overwritten |= lowering.overwritten & set(forward.gives)
         live = live - set(part.drops) | set(part.gives)
-    return Program(forward=forward, backward=tuple(parts), overwritten=frozenset(overwritten))
+    return Program(
+        forward=forward,
+        backward=tuple(parts),
+        overwritten=frozenset(overwritten),
+        read_again=tuple(sorted({i for part in parts for i in part.reads})),
+    )
 
 
 def _read_by(translation: Translation, steps: Iterable[Step]) -> set[int]:
@@ -201,15 +210,17 @@ class _Lowering:
         self.views_on: dict[int, list[Node]] = {}
         self.reads: dict[int, Node] = {}
         self.delivered: list[int] = []
+        self.node_of = {value: node for node, value in translation.value_of.items()}
         self.gradient_of = {value: i for i, (_, _, value) in enumerate(translation.gradients)}
         self.takes: dict[int, Node] = {}
         self.overwritten: set[int] = set()
 
-    def unpack(self, name: str) -> Node:
+    def unpack(self, name: str, value: int) -> Node:
         """A node for one tensor of the list; its index is known only when the part is finished."""
         with self.fx.inserting_after(self.head):
             self.head = self.fx.create_node("call_function", operator.getitem, (self.argument, 0), name=name)
-        return self.head
+        captured = self.node_of.get(value)
+        return self.head if captured is None else _like(self.head, captured)
 
     # -- following steps
 
@@ -251,7 +262,7 @@ class _Lowering:
         for node, value in made:
             if value in dying and value in implementation.outputs:
                 continue
-            self.define(value, self.part_of(result, node))
+            self.define(value, _like(self.part_of(result, node), node))
 
     def part_of(self, result: Node, node: Node) -> Node:
         if not is_item(node):
@@ -335,17 +346,17 @@ class _Lowering:
                 args = torch.fx.node.map_arg(node.args, self.resolve)
                 kwargs = torch.fx.node.map_arg(node.kwargs, self.resolve)
                 made = self.fx.call_function(target_of(node), args, kwargs)
-            self.views[node] = made
+            self.views[node] = _like(made, node)
             self.views_on.setdefault(value, []).append(node)
         return self.views[node]
 
     def value_node(self, value: int) -> Node:
         if value in self.untouched:
-            self.takes[value] = self.nodes_of[value] = self.unpack(f"v{value}")
+            self.takes[value] = self.nodes_of[value] = self.unpack(f"v{value}", value)
             self.untouched.discard(value)
         elif value not in self.nodes_of:
             assert self.translation.graph.values[value].external, self.translation.graph.values[value].name
-            self.reads[value] = self.nodes_of[value] = self.unpack(f"x{value}")
+            self.reads[value] = self.nodes_of[value] = self.unpack(f"x{value}", value)
         return self.nodes_of[value]
 
     def gradient(self, index: int) -> Node:
@@ -378,6 +389,13 @@ class _Lowering:
             gradients=gradients,
             module=module,
         )
+
+
+def _like(lowered: Node, captured: Node) -> Node:
+    """Note on a lowered node what capture knows of its tensor, for the runtimes."""
+    if "val" in captured.meta:
+        lowered.meta["val"] = captured.meta["val"]
+    return lowered
 
 
 def _freed_next(steps: Sequence[Step], position: int) -> set[int]:

@@ -16,9 +16,10 @@ from torch import nn
 from remat_executor.cost_cache import CostCache
 from remat_executor.errors import RematWarning, UnplannedUse, UntruePlan
 from remat_executor.guards import Signature, reason_for_original, signature
+from remat_executor.snapshot import Snapshot
 from remat_executor.step import PlannedStep
 from remat_executor.stepgraph import Progress, capture_graph, check_input, output_indices
-from remat_executor.tensors import REGISTRIES, Tensors, collect
+from remat_executor.tensors import REGISTRIES, Tensors, called_with
 from remat_executor.translate import work_device
 from remat_graph import Graph, OverBudget, simulate
 from remat_graph.plan import Plan
@@ -65,6 +66,7 @@ class _State:
     cache: CostCache
     differentiate: tuple[int, ...] | None
     on_progress: Progress | None
+    snapshot: Snapshot | None = None
     steps: dict[Signature, PlannedStep] = attrs.field(factory=dict)
     said: set[str] = attrs.field(factory=set)
     in_vain: int = 0  # calls in a row that were captured anew and found the plan they had
@@ -130,7 +132,8 @@ class PlannedModule(nn.Module):
             ),
         )
         with torch.enable_grad():
-            self._plan_step(tensors, signature(tensors))
+            snapshot = self._snapshot()
+            self._plan_step(tensors, signature(tensors, snapshot.signature, snapshot.storages))
 
     def _attach(self, model: nn.Module, state: "_State") -> None:
         """Share the original's registries; everything of our own is in three fields."""
@@ -155,12 +158,13 @@ class PlannedModule(nn.Module):
         """What the original returns, run by a plan."""
         module: nn.Module = self.module
         state = self._remat
-        tensors = collect(module, args, kwargs)
-        reason = reason_for_original(tensors)
+        snapshot = self._snapshot()
+        tensors = called_with(snapshot.owned, args, kwargs)
+        reason = reason_for_original(tensors) or snapshot.objection
         if reason is not None:
             self._count_original(reason)
             return module(*args, **kwargs)
-        seen = signature(tensors)
+        seen = signature(tensors, snapshot.signature, snapshot.storages)
         if seen not in state.steps:
             changes = seen.changes(state.latest_signature)
             self._say_once("replanned", f"called in another way ({changes} changed): planning again")
@@ -178,15 +182,23 @@ class PlannedModule(nn.Module):
         self.runs["planned"] += 1
         return state.latest.run(tensors)
 
+    def _snapshot(self) -> Snapshot:
+        """The module as it is now."""
+        state = self._remat
+        if state.snapshot is None or not state.snapshot.holds():
+            state.snapshot = Snapshot.take(self.module)
+        snapshot: Snapshot = state.snapshot
+        return snapshot
+
     def _plan_step(self, tensors: Tensors, seen: Signature) -> None:
         state = self._remat
         captured, translation, graph = capture_graph(
             self.module,
             tensors,
+            seen,
             cache=state.cache,
             platform=state.platform,
             differentiate=state.differentiate,
-            seen=seen,
             on_progress=state.on_progress,
         )
         known = (step.plan for step in state.steps.values() if _same_work(step.graph, graph))
@@ -263,7 +275,9 @@ class PlannedModule(nn.Module):
         """A copy of the original that shares the plans."""
         copied = self.__class__.__new__(self.__class__)
         nn.Module.__init__(copied)
-        state = attrs.evolve(self._remat, steps=dict(self._remat.steps), said=set(self._remat.said))
+        state = attrs.evolve(
+            self._remat, snapshot=None, steps=dict(self._remat.steps), said=set(self._remat.said)
+        )
         copied._attach(copy.deepcopy(self.module, memo), state)
         return copied
 

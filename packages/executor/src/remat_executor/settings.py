@@ -27,9 +27,14 @@ def exactly(value: Any) -> tuple[Any, ...]:
     return (type(value), value if isinstance(value, PLAIN) else Itself(value))
 
 
-def settings(modules: Iterable[nn.Module]) -> tuple[Any, ...]:
-    """(attribute, key) of every plain attribute of these modules; hashable."""
-    room = Room()
+def settings(modules: Iterable[nn.Module], room: Room | None = None) -> tuple[Any, ...]:
+    """(attribute, key) of every plain attribute of these modules; hashable.
+
+    Args:
+        modules: of which the attributes are read.
+        room: limits what is looked into, and notes it; None for a new one.
+    """
+    room = room or Room()
     return tuple(
         (name, _key(value, DEEPEST, room))
         for module in modules
@@ -54,8 +59,10 @@ def _key(value: Any, levels: int, room: Room) -> Any:
         return kind  # its parts stand where it was met first
     found = contents(value, room) if levels else None
     if found is None:
-        sized = issubclass(kind, dict | list | Set)
-        return (Itself(value), len(value)) if sized else Itself(value)
+        if not issubclass(kind, dict | list | Set):
+            return Itself(value)
+        room.counted.append(value)
+        return (Itself(value), len(value))
     mark = Itself(value) if callable(value) else kind
     if found.kind == "numbers":
         return (mark, found.parts[0][1])

@@ -1,5 +1,6 @@
 """A captured step with its plan, ready to run."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from remat_executor import torch_private
 from remat_executor.capture import Captured
-from remat_executor.chain import Call, apply
+from remat_executor.chain import Call, Wiring, apply, without_autocast
 from remat_executor.lower import Program, lower
 from remat_executor.nodes import replayed
 from remat_executor.tensors import Tensors
@@ -25,12 +26,10 @@ class PlannedStep:
     translation: Translation
     graph: Graph
     plan: Plan
-    program: Program
+    wiring: Wiring
     direct: tuple[int, ...]  # outputs that the program makes, in its order
-    differentiable: tuple[int, ...]  # places in `direct` that autograd sees
-    reach: tuple[frozenset[int], ...]
-    guarded: frozenset[int]
     constants: tuple[Tensor, ...]
+    owners: tuple[int, ...]  # per gradient the place of the tensor that gets it
 
     @classmethod
     def build(cls, captured: Captured, translation: Translation, graph: Graph, plan: Plan) -> "PlannedStep":
@@ -48,53 +47,61 @@ class PlannedStep:
             translation=translation,
             graph=graph,
             plan=plan,
-            program=lower(captured, translation, plan.schedule),
+            wiring=Wiring(
+                program=lower(captured, translation, plan.schedule),
+                tangents=tuple(None if t is None else t.meta["val"] for t in tangents),
+                tangent_values=tuple(None if t is None else translation.value_of[t] for t in tangents),
+                reach=_reach(translation, tangents),
+                guarded=frozenset(graph.outputs),
+                differentiable=differentiable,
+                device=translation.device,
+            ),
             direct=direct,
-            differentiable=differentiable,
-            reach=_reach(translation, tangents),
-            guarded=frozenset(graph.outputs),
             constants=tuple(
                 getattr(captured.graph_module, str(n.target))
                 for n in captured.graph_module.graph.nodes
                 if n.op == "get_attr"
             ),
+            owners=tuple(place for place, _, _ in translation.gradients),
         )
+
+    @property
+    def program(self) -> Program:
+        """The lowered schedule."""
+        return self.wiring.program
 
     def run(self, tensors: Tensors) -> Any:
         """Run the forward under autograd and put the outputs into their containers."""
-        captured, translation = self.captured, self.translation
-        tangents = [captured.outputs[self.direct[place]].tangent for place in self.differentiable]
-        flat = tensors.flat
+        captured, flat = self.captured, tensors.flat
         call = Call(
-            program=self.program,
-            externals=[*flat, *self.constants],
-            tangents=tuple(None if t is None else t.meta["val"] for t in tangents),
-            tangent_values=tuple(None if t is None else translation.value_of[t] for t in tangents),
-            reach=self.reach,
-            guarded=self.guarded,
-            differentiable=self.differentiable,
-            device=translation.device,
-            autocast=torch.is_autocast_enabled(translation.device.type),
+            wiring=self.wiring,
+            externals=(*flat, *self.constants),
+            autocast=torch.is_autocast_enabled(self.wiring.device.type),
         )
-        with torch.autocast(translation.device.type, enabled=False):
-            visible = apply(call, [flat[place] for place, _, _ in translation.gradients])
+        owners = [flat[place] for place in self.owners]
+        with without_autocast(self.wiring.device):
+            visible = apply(call, owners)
         made: dict[int, Tensor] = {self.direct[p]: t for p, t in call.others.items()}
         call.others = {}
-        made.update(zip((self.direct[p] for p in self.differentiable), visible, strict=True))
+        made.update(zip((self.direct[p] for p in self.wiring.differentiable), visible, strict=True))
+        if len(made) < len(captured.outputs):
+            self._replay(flat, made)
+        leaves = [
+            constant if place is None else made[place]
+            for place, constant in zip(captured.output_leaves, captured.output_constants, strict=True)
+        ]
+        return torch_private.unflatten(leaves, captured.out_spec)
+
+    def _replay(self, flat: Sequence[Tensor], made: dict[int, Tensor]) -> None:
+        """Add the views of inputs or outputs, made under autograd as the original would."""
+        captured = self.captured
         sources = {captured.outputs[i].node: tensor for i, tensor in made.items()}
         tensor_of = dict(zip(captured.externals, flat, strict=True))
         sources.update(tensor_of)
         sources.update((new, tensor_of[written]) for written, new in captured.mutations)
-        leaves = []
-        for place, constant in zip(captured.output_leaves, captured.output_constants, strict=True):
-            if place is None:
-                leaves.append(constant)
-            elif place in made:
-                leaves.append(made[place])
-            else:
-                # A view of an input or output, made under autograd as the original would.
-                leaves.append(replayed(captured.outputs[place].node, sources))
-        return torch_private.unflatten(leaves, captured.out_spec)
+        for place, output in enumerate(captured.outputs):
+            if place not in made:
+                made[place] = replayed(output.node, sources)
 
 
 def _reach(translation: Translation, tangents: list[torch.fx.Node | None]) -> tuple[frozenset[int], ...]:

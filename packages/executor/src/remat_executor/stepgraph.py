@@ -6,11 +6,13 @@ from typing import Any
 
 from torch import nn
 
+from remat_executor import torch_private
 from remat_executor.capture import Captured, capture
 from remat_executor.cost_cache import CostCache
 from remat_executor.costs import with_costs
 from remat_executor.errors import BadInput, CaptureError
 from remat_executor.guards import Signature, hooked, signature, unseen_change
+from remat_executor.snapshot import Snapshot
 from remat_executor.tensors import Tensors, collect
 from remat_executor.translate import Translation, translate, work_device
 from remat_graph import Graph
@@ -22,19 +24,28 @@ Progress = Callable[[str, int, int], None]
 def capture_graph(
     model: nn.Module,
     tensors: Tensors,
+    seen: Signature,
     *,
     cache: CostCache | None = None,
     platform: Platform | None = None,
     differentiate: Iterable[int] | None = None,
-    seen: Signature | None = None,
     on_progress: Progress | None = None,
 ) -> tuple[Captured, Translation, Graph]:
-    """Capture, translate and measure one training step."""
+    """Capture, translate and measure one training step.
+
+    Args:
+        model: the module, in the mode to capture.
+        tensors: its tensors and the call's.
+        seen: the signature of the call.
+        cache: costs known from before.
+        platform: gives the times instead of the clock.
+        differentiate: indices among the output tensors that get gradients.
+        on_progress: called with (what, done, total).
+    """
     report = on_progress or (lambda what, done, total: None)
     report("capture", 0, 1)
     captured = capture(model, tensors, differentiate=differentiate)
     report("capture", 1, 1)
-    seen = seen or signature(tensors)
     try:
         translation = translate(captured, tensors, name=type(model).__name__, conditions=seen.conditions())
     except (KeyError, IndexError, AttributeError, NotImplementedError) as error:
@@ -77,9 +88,11 @@ def plan_graph(
     """
     tensors = check_input(model, args, kwargs or {})
     cache = CostCache(work_device(tensors), cache_dir)
+    snapshot = Snapshot.take(model)
     return capture_graph(
         model,
         tensors,
+        signature(tensors, snapshot.signature, snapshot.storages),
         cache=cache,
         platform=platform,
         differentiate=output_indices(differentiate),
@@ -133,10 +146,11 @@ def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
             problem=f"the sample holds a {strange}, which could change without being seen",
             advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
         )
-    hook = hooked(tensors)
+    all_hooked = "every module (global hooks) has hooks" if torch_private.global_module_hooks() else None
+    hook = all_hooked or hooked(tensors.modules)
     if hook is not None:
         raise BadInput(
-            problem=f"{hook} has hooks, which a planned module would not call",
+            problem=f"{hook}, which a planned module would not call",
             advice="remove them, or plan a part of the model without them",
         )
     return tensors

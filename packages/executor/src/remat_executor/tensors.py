@@ -39,41 +39,72 @@ class Slot:
     place: int
 
 
-@attrs.frozen(kw_only=True)
-class Tensors:
-    """The distinct tensors of a module and of one call.
+@attrs.frozen(kw_only=True, eq=False)
+class Owned:
+    """The distinct tensors of a module, whatever it is called with.
 
     Attributes:
         modules: every submodule by its name, once; the module itself first.
         parameters: (names, parameter) with every name that reaches it.
         buffers: (names, buffer) likewise.
-        arguments: distinct tensors among the arguments.
-        held: distinct tensors in plain attributes that are none of the above.
-        slots: where the plain attributes hold tensors, of whichever kind.
-        leaves: per leaf of the arguments the index into `arguments`, or None for a constant.
-        constants: the leaves that are not tensors, None where they are.
-        spec: structure of ``(args, kwargs)``.
+        plain: (name, holder, key, tensor) of what plain attributes hold.
     """
 
     modules: tuple[tuple[str, nn.Module], ...]
     parameters: tuple[tuple[tuple[str, ...], nn.Parameter], ...]
     buffers: tuple[tuple[tuple[str, ...], Tensor], ...]
+    plain: tuple[tuple[str, Any, Any, Tensor], ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, those in plain attributes as often as they are held."""
+        registered = (*self.parameters, *self.buffers)
+        return (*(t for _, t in registered), *(t for _, _, _, t in self.plain))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Tensors:
+    """The distinct tensors of a module and of one call.
+
+    Attributes:
+        owned: what of it is the module's.
+        arguments: distinct tensors among the arguments.
+        held: distinct tensors in plain attributes that are neither registered nor arguments.
+        slots: where the plain attributes hold tensors, of whichever kind.
+        leaves: per leaf of the arguments the index into `arguments`, or None for a constant.
+        constants: the leaves that are not tensors, None where they are.
+        spec: structure of ``(args, kwargs)``.
+        flat: parameters, then buffers, then inputs.
+    """
+
+    owned: Owned
     arguments: tuple[Tensor, ...]
     held: tuple[Tensor, ...]
     slots: tuple[Slot, ...]
     leaves: tuple[int | None, ...]
     constants: tuple[Any, ...]
     spec: Any
+    flat: tuple[Tensor, ...]
+
+    @property
+    def modules(self) -> tuple[tuple[str, nn.Module], ...]:
+        """Every submodule by its name, once."""
+        return self.owned.modules
+
+    @property
+    def parameters(self) -> tuple[tuple[tuple[str, ...], nn.Parameter], ...]:
+        """Names and parameter."""
+        return self.owned.parameters
+
+    @property
+    def buffers(self) -> tuple[tuple[tuple[str, ...], Tensor], ...]:
+        """Names and buffer."""
+        return self.owned.buffers
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """What is neither parameter nor buffer."""
         return (*self.arguments, *self.held)
-
-    @property
-    def flat(self) -> tuple[Tensor, ...]:
-        """Parameters, then buffers, then inputs."""
-        return (*(p for _, p in self.parameters), *(b for _, b in self.buffers), *self.inputs)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,6 +118,22 @@ class Tensors:
 
 def collect(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
     """Find the distinct tensors of a module and of a call."""
+    return called_with(owned_by(module), args, kwargs)
+
+
+def owned_by(module: nn.Module) -> Owned:
+    """Find the distinct tensors of a module."""
+    named = tuple(module.named_modules())
+    return Owned(
+        modules=named,
+        parameters=_distinct(_registered(named, "_parameters")),
+        buffers=_distinct(_registered(named, "_buffers")),
+        plain=tuple(_plainly_held(named)),
+    )
+
+
+def called_with(owned: Owned, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
+    """Add the tensors of a call to those of the module."""
     leaves, spec = torch_private.flatten((args, dict(kwargs)))
     index: dict[int, int] = {}
     arguments: list[Tensor] = []
@@ -99,28 +146,24 @@ def collect(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             index[id(leaf)] = len(arguments)
             arguments.append(leaf)
         places.append(index[id(leaf)])
-    named = tuple(module.named_modules())
-    parameters = _distinct(_registered(named, "_parameters"))
-    buffers = _distinct(_registered(named, "_buffers"))
-    known = [*(p for _, p in parameters), *(b for _, b in buffers), *arguments]
-    place_of = {id(tensor): place for place, tensor in enumerate(known)}
+    known = [*(p for _, p in owned.parameters), *(b for _, b in owned.buffers), *arguments]
     held: list[Tensor] = []
     slots: list[Slot] = []
-    for name, holder, key, tensor in _plainly_held(named):
+    place_of = {id(tensor): place for place, tensor in enumerate(known)} if owned.plain else {}
+    for name, holder, key, tensor in owned.plain:
         if id(tensor) not in place_of:
             place_of[id(tensor)] = len(known) + len(held)
             held.append(tensor)
         slots.append(Slot(name=name, holder=holder, key=key, place=place_of[id(tensor)]))
     return Tensors(
-        modules=named,
-        parameters=parameters,
-        buffers=buffers,
+        owned=owned,
         arguments=tuple(arguments),
         held=tuple(held),
         slots=tuple(slots),
         leaves=tuple(places),
         constants=tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves),
         spec=spec,
+        flat=(*known, *held),
     )
 
 

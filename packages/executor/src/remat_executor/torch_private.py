@@ -4,15 +4,17 @@ A torch version that moves one of them breaks this file and no other, with one c
 """
 
 import contextlib
+import functools
 import importlib
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor.errors import UnsupportedTorch
 
@@ -184,9 +186,20 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def version(tensor: torch.Tensor) -> int:
-    """How often the tensor has been written in place."""
-    return 0 if tensor.is_inference() else tensor._version
+def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often each tensor has been written in place."""
+    try:
+        return [t._version for t in tensors]
+    except RuntimeError:  # one is an inference tensor, which keeps no count
+        return [0 if t.is_inference() else t._version for t in tensors]
+
+
+def layout_guard(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    """A quick check that tensors have the type, dtype, device, shape, strides and requires_grad of now."""
+    guard_class = _private("torch._C._dynamo.guards", "TensorGuards")
+    free = [[None] * t.dim() for t in tensors]
+    guard = guard_class(*tensors, dynamic_dims_sizes=free, dynamic_dims_strides=free)
+    return functools.partial(guard.check, *tensors)
 
 
 def backward_keeps_graph() -> bool:
@@ -205,15 +218,16 @@ def transformed() -> str | None:
     return None
 
 
-def module_hooks(module: torch.nn.Module) -> list[Any]:
-    """The hooks that are registered on this module itself."""
-    registries = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return [hook for registry in registries if registry for hook in registry.values()]
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Attributes of a module that hold the hooks which are called in a step."""
+
+READ_REGISTRIES = ("_parameters", "_buffers", "_modules", *HOOKS)
+"""Attributes that every module has and that a step depends on."""
+
+
+def hook_registries(module: torch.nn.Module) -> list[dict[int, Any]]:
+    """What holds the hooks that are registered on this module itself and called in a step."""
+    return [getattr(module, name) for name in HOOKS]
 
 
 def global_module_hooks() -> bool:
@@ -231,3 +245,62 @@ def is_data_dependent(error: Exception) -> bool:
 def profiler_running() -> bool:
     """Whether a profiler records in this process; starting a second one silently ends the first."""
     return bool(_private("torch.autograd.profiler", "_is_profiler_enabled"))
+
+
+def public_forms(operator: Any) -> list[tuple[str, Any]]:
+    """Ways to call an operator that read their arguments in C++, as kind and target of fx nodes."""
+    name = operator.overloadpacket.__name__
+    forms: list[tuple[str, Any]] = []
+    if hasattr(torch.Tensor, name):
+        forms.append(("call_method", name))
+    forms += [
+        ("call_function", getattr(space, name)) for space in (torch, torch._C._nn) if hasattr(space, name)
+    ]
+    return forms
+
+
+def bare(operator: Any) -> Any:
+    """An operator's overload without the Python frame around it, named so that fx can print it."""
+    if not hasattr(operator, "_op"):
+        return operator
+    call = functools.partial(operator._op)
+    call.__name__ = operator.__name__.replace(".", "_")  # type: ignore[attr-defined]
+    call.__module__ = __name__
+    return call
+
+
+class _Seen(Exception):
+    """Ends a call once it is known what it dispatches to."""
+
+
+def dispatched(call: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    """What a call reaches the dispatcher with: the operator and its arguments, comparable; nothing runs.
+
+    Returns:
+        None if it does not get there, or with tensors that are not among the arguments.
+    """
+    given = {id(leaf): place for place, leaf in enumerate(flatten((args, kwargs))[0])}
+    found: list[tuple[Any, ...] | None] = []
+
+    def comparable(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return ("tensor", given[id(leaf)])
+        return (type(leaf), repr(leaf))
+
+    class Catch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            leaves, spec = flatten((args, kwargs or {}))
+            try:
+                found.append((func, tuple(map(comparable, leaves)), spec))
+            except KeyError:  # a number became a tensor
+                found.append(None)
+            raise _Seen
+
+    try:
+        with torch.no_grad(), Catch():  # type: ignore[no-untyped-call]
+            call(*args, **kwargs)
+    except _Seen:
+        return found[0]
+    except (TypeError, RuntimeError, NotImplementedError, AttributeError):
+        return None
+    return None

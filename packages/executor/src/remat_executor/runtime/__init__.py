@@ -21,9 +21,3 @@ class Runtime(Protocol):
                 order of the schedule; returns a list.
         """
         ...
-
-
-def eager(module: GraphModule) -> Run:
-    """Run fx's generated code as it stands."""
-    run: Run = module.forward
-    return run

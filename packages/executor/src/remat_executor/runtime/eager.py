@@ -1,0 +1,116 @@
+"""The default runtime: fx's generated code, with what only Python would spend time on taken out.
+
+A step of a small model is spent in Python, not in kernels, so two things are done to each graph. Views that
+show what another tensor there shows already are dropped. Operators are called by torch's own Python
+functions where these make the very same call, since they read their arguments in C++; the others without the
+frame of `OpOverload.__call__`. Neither changes which kernels run, in which order, or when a storage is freed.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from remat_executor import torch_private
+from remat_executor.nodes import args_of, is_item, source_of, target_of
+from remat_executor.runtime import Run
+
+aten = torch.ops.aten
+
+_NAMES = (aten.detach.default, aten.alias.default)
+_SHAPES = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+_UNDONE = (aten.t.default, aten.transpose.int)
+_VIEWS = frozenset((*_NAMES, *_SHAPES, *_UNDONE, aten.permute.default, aten.unsqueeze.default))
+
+_Form = tuple[str, Any]  # the kind of an fx node and its target
+
+
+class Eager:
+    """Runs graphs by fx's generated code.
+
+    One object serves all graphs of a plan: what it finds out about an operator holds for each of them.
+    """
+
+    def __init__(self) -> None:
+        self._forms: dict[tuple[Any, ...], _Form] = {}
+
+    def __call__(self, module: GraphModule) -> Run:
+        """Prepare one graph; the one given stays as it is."""
+        graph = Graph()
+        graph.output(graph.graph_copy(module.graph, {}))
+        fold_views(graph)
+        for node in graph.nodes:
+            if isinstance(node.target, torch._ops.OpOverload):
+                self._bind(node)
+        run: Run = GraphModule(module, graph).forward
+        return run
+
+    def _bind(self, node: Node) -> None:
+        """Let a node call its operator in the quickest way."""
+        key = (node.target, *map(_kind, node.args), *((k, _kind(v)) for k, v in node.kwargs.items()))
+        if key not in self._forms:
+            self._forms[key] = _quickest(node)
+        node.op, node.target = self._forms[key]
+
+
+def fold_views(graph: Graph) -> None:
+    """Drop views that show what another tensor of the graph shows, and those that nobody reads, in place.
+
+    A caller can tell what the graph returns from a second name of it, and from what it passed in: there a
+    view stays.
+    """
+    known: dict[tuple[Any, ...], Node] = {}
+    returned = set(graph.output_node().all_input_nodes)
+    for node in list(graph.nodes):
+        if node.target not in _VIEWS:
+            continue
+        same = _shown_by(node) or known.setdefault((node.target, *map(_hashable, node.args)), node)
+        if same is node or (node in returned and (same in returned or is_item(same))):
+            continue
+        if node in returned:
+            returned.add(same)
+        node.replace_all_uses_with(same)
+    for node in reversed(list(graph.nodes)):
+        if node.target in _VIEWS and not node.users:
+            graph.erase_node(node)
+
+
+def _shown_by(node: Node) -> Node | None:
+    """An earlier node that shows the same elements in the same shape and strides."""
+    source = source_of(node)
+    if node.target in _NAMES:
+        return source
+    if node.target in _SHAPES and _shape(node) is not None and _shape(node) == _shape(source):
+        return source
+    if node.target in _UNDONE and source.target is node.target and args_of(source)[1:] == args_of(node)[1:]:
+        return source_of(source)
+    return None
+
+
+def _shape(node: Node) -> torch.Size | None:
+    value = node.meta.get("val")
+    return value.shape if isinstance(value, Tensor) else None
+
+
+def _hashable(argument: Any) -> Any:
+    return tuple(argument) if isinstance(argument, list) else argument
+
+
+def _kind(argument: Any) -> Any:
+    """What decides which overload of an operator a call means: types, not values."""
+    if isinstance(argument, list | tuple):
+        return tuple(map(_kind, argument))
+    return type(argument)
+
+
+def _quickest(node: Node) -> _Form:
+    """The quickest way to make exactly the call of a node."""
+    args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+    wanted = torch_private.dispatched(target_of(node), args, kwargs)
+    if wanted is not None:
+        for kind, target in torch_private.public_forms(node.target):
+            call = getattr(Tensor, target) if kind == "call_method" else target
+            if torch_private.dispatched(call, args, kwargs) == wanted:
+                return kind, target
+    return "call_function", torch_private.bare(node.target)

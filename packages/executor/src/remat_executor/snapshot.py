@@ -1,0 +1,154 @@
+"""What a module was when it was last read, and a quick look at whether it still is.
+
+Reading all that a forward could notice takes some ten microseconds a submodule. Between two steps of a
+training loop nothing of it changes as a rule, so the next call only looks whether everything that was found
+is still the same object in the same place, in loops that run in C. If anything is not, the module is read
+again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from operator import call, is_, itemgetter
+from typing import Any
+
+import attrs
+from torch import Tensor, nn
+
+from remat_executor import torch_private
+from remat_executor.contents import Contents, Room, contents
+from remat_executor.guards import OwnSignature, objection, own_signature, storages
+from remat_executor.tensors import REGISTRIES, Owned, owned_by
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Snapshot:
+    """A module as it was read.
+
+    Attributes:
+        owned: its tensors.
+        signature: its share of the signature of a call.
+        storages: the place of its first tensor with each storage.
+        objection: why it must run without a plan; None if it need not.
+        holds: whether it is still what it was.
+    """
+
+    owned: Owned
+    signature: OwnSignature
+    storages: dict[int, int]
+    objection: str | None
+    holds: Callable[[], bool]
+
+    @classmethod
+    def take(cls, module: nn.Module) -> "Snapshot":
+        """Read a module."""
+        owned, room = owned_by(module), Room()
+        return cls(
+            owned=owned,
+            signature=own_signature(owned, room),
+            storages=storages(owned),
+            objection=objection(owned),
+            holds=_Unchanged(owned, room).look,
+        )
+
+
+class _Unchanged:
+    """Everything that was looked at, flat, so that looking again is a few loops in C."""
+
+    def __init__(self, owned: Owned, room: Room) -> None:
+        modules = [module for _, module in owned.modules]
+        self.attributes = [module.__dict__ for module in modules]
+        self.counts = list(map(len, self.attributes))
+        self.readers = [_reader(attributes) for attributes in self.attributes]
+        self.read = list(chain.from_iterable(map(call, self.readers, self.attributes)))
+        registries = [m[name] for m in self.attributes for name in ("_parameters", "_buffers", "_modules")]
+        registries += [registry for m in modules for registry in torch_private.hook_registries(m)]
+        self.empty = [registry for registry in registries if not registry]
+        self.dicts: list[dict[Any, Any]] = [registry for registry in registries if registry]
+        self.lists: list[list[Any]] = []
+        self.others: list[tuple[Any, Contents]] = []
+        self.counted = [(thing, len(thing)) for thing in room.counted]
+        for thing, found in room.found:
+            self.add(thing, found)
+        for _, holder, _, _ in owned.plain:
+            if isinstance(holder, list):
+                self.lists.append(holder)
+            elif not any(holder is known for known in self.attributes):
+                self.dicts.append(holder)
+        self.typed: list[Any] = [*modules, *(thing for thing, _ in room.found)]
+        self.types = list(map(type, self.typed))
+        self.keys = list(chain.from_iterable(self.dicts))
+        self.values = list(chain.from_iterable(map(dict.values, self.dicts)))
+        self.lengths = list(map(len, self.lists))
+        self.items = list(chain.from_iterable(self.lists))
+        self.tensors = owned.tensors
+        self.laid_out = torch_private.layout_guard(self.tensors)
+        self.addresses = list(map(Tensor.data_ptr, self.tensors))
+
+    def add(self, thing: Any, found: Contents) -> None:
+        """Note one thing that was looked into."""
+        kind = type(thing)
+        if issubclass(kind, tuple | frozenset):
+            return  # stays what it is, and what is in it is noted on its own
+        if issubclass(kind, list):
+            self.lists.append(thing)
+        elif issubclass(kind, dict) and all(type(key) is str for key in thing):
+            self.dicts.append(thing)
+        elif found.kind == "fields" and _only_fields(thing, found):
+            self.dicts.append(thing.__dict__)
+        else:
+            self.others.append((thing, found))
+
+    def look(self) -> bool:
+        """Whether all of it is as it was."""
+        try:
+            return (
+                list(map(len, self.attributes)) == self.counts
+                and _same(chain.from_iterable(map(call, self.readers, self.attributes)), self.read)
+                and list(chain.from_iterable(self.dicts)) == self.keys
+                and _same(chain.from_iterable(map(dict.values, self.dicts)), self.values)
+                and list(map(len, self.lists)) == self.lengths
+                and _same(chain.from_iterable(self.lists), self.items)
+                and _same(map(type, self.typed), self.types)
+                and not any(self.empty)
+                and self.laid_out()
+                and list(map(Tensor.data_ptr, self.tensors)) == self.addresses
+                and all(len(thing) == length for thing, length in self.counted)
+                and all(_unchanged(thing, found) for thing, found in self.others)
+            )
+        except (KeyError, RuntimeError):  # an attribute is gone; another thread changes a container meanwhile
+            return False
+
+
+def _reader(attributes: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """Takes from the dict of a module what a step depends on.
+
+    Where all of it is there and nothing else came, no attribute was renamed either: the others are registries
+    that every module has.
+    """
+    own = (name for name in attributes if name not in REGISTRIES)
+    return itemgetter("training", *torch_private.READ_REGISTRIES, *own)
+
+
+def _same(now: Iterable[Any], before: list[Any]) -> bool:
+    return all(map(is_, now, before))
+
+
+def _only_fields(thing: Any, found: Contents) -> bool:
+    """Whether an object's dict is all there is to it."""
+    fields = getattr(thing, "__dict__", None)
+    return type(fields) is dict and len(fields) == len(found.parts)
+
+
+def _unchanged(thing: Any, before: Contents) -> bool:
+    now = contents(thing, Room())
+    if now is None or len(now.parts) != len(before.parts):
+        return False
+    if before.kind == "numbers":
+        return now.parts == before.parts
+    pairs = zip(_flat(now), _flat(before), strict=True)
+    return all(one is other for one, other in pairs)
+
+
+def _flat(found: Contents) -> Iterator[Any]:
+    for name, part in found.parts:
+        yield from (name, part)
