@@ -25,9 +25,13 @@ from remat_executor.rng import read_state, replay
 from remat_executor.runtime import Run, Runtime
 from remat_executor.runtime.eager import Eager
 from remat_executor.translate import Translation
-from remat_graph import Compute, Deliver, Free, Grads, Schedule, Step, simulate
+from remat_graph import Compute, Deliver, Free, Grads, Graph, Schedule, Step, simulate
 
 aten = torch.ops.aten
+
+_MOST_PARTS = 64
+_PART_S = 25e-6  # what autograd and Python take for one: 20 to 40 us (torch 2.13, a perceptron of 400 parts)
+_PARTS_SHARE = 0.01
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -89,9 +93,8 @@ def lower(
         translation: its IR and the way back.
         schedule: valid steps on that IR, without transfers.
         runtime: makes each graph runnable; None: `Eager`.
-        part_nbytes: gradient bytes after which a part ends at the latest; None: a 64th of all, at least 64
-            KiB. A part ends earlier where waiting would raise the peak of a step whose ``.grad`` is there
-            already.
+        part_nbytes: gradient bytes after which a part ends at the latest; None: see `_enough_nbytes`. A part
+            ends earlier where waiting would raise the peak of a step whose ``.grad`` is there already.
     """
     runtime = runtime or Eager()
     steps = schedule.steps
@@ -138,8 +141,7 @@ def _cut(translation: Translation, schedule: Schedule, part_nbytes: int | None) 
     """The steps of the backward, cut after deliveries."""
     graph, steps = translation.graph, schedule.steps
     nbytes = {g: graph.allocated_nbytes(g) for g in graph.gradients}
-    total = sum(nbytes.values())
-    enough = max(total // 64, 1 << 16) if part_nbytes is None else part_nbytes
+    enough = _enough_nbytes(graph, sum(nbytes.values())) if part_nbytes is None else part_nbytes
     alone = simulate(graph, schedule, grads=Grads.ACCUMULATE)
     # By the allocator and by live bytes: the two can peak at different steps.
     series = (alone.during_nbytes, alone.live_nbytes)
@@ -161,6 +163,12 @@ def _cut(translation: Translation, schedule: Schedule, part_nbytes: int | None) 
                 segments.append([])
                 pending = 0
     return segments
+
+
+def _enough_nbytes(graph: Graph, total_nbytes: int) -> int:
+    """Gradient bytes that are worth a part: of 64 parts at most, which take a hundredth of the step."""
+    most = min(_MOST_PARTS, int(_PARTS_SHARE * graph.time_s / _PART_S))
+    return max(total_nbytes // max(most, 1), 1 << 16)
 
 
 def _highest_until_delivery(steps: Sequence[Step], during_nbytes: Sequence[int]) -> list[int]:

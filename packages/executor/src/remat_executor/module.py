@@ -154,6 +154,11 @@ class PlannedModule(nn.Module):
         graph: Graph = self._remat.latest.graph
         return graph
 
+    @property
+    def parts(self) -> int:
+        """In how many parts that plan's backward hands over its gradients."""
+        return len(self._remat.latest.program.backward)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, run by a plan."""
         module: nn.Module = self.module
