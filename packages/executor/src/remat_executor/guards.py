@@ -13,6 +13,8 @@ from remat_executor.contents import PLAIN
 from remat_executor.settings import exactly, settings
 from remat_executor.tensors import Tensors
 
+SHARD_LATER = "plan the parts first and shard them then, as in fully_shard(Hiremate(block, ...))"
+
 
 @attrs.frozen(kw_only=True)
 class Signature:
@@ -53,7 +55,9 @@ class Signature:
         """What of it a plan's fingerprint covers beside the ops."""
         modes = {training for _, _, training, _ in self.modules}
         mode = "mixed" if len(modes) > 1 else "train" if True in modes else "eval"
-        return (("mode", mode), *self.flags)
+        # Without the device's index: ranks on different devices run one plan.
+        flags = ((name, value.partition(":")[0] if "device" in name else value) for name, value in self.flags)
+        return (("mode", mode), *flags)
 
 
 def signature(tensors: Tensors) -> Signature:
@@ -139,6 +143,8 @@ def reason_for_original(tensors: Tensors) -> str | None:
     if not any(t.requires_grad for t in tensors.flat):
         return "nothing requires a gradient"
     odd = next((t for t in tensors.flat if type(t) not in (Tensor, nn.Parameter, nn.Buffer)), None)
+    if type(odd).__name__ == "DTensor":
+        return f"inside it are sharded parameters: {SHARD_LATER}"
     if odd is not None:
         return f"it was given a {type(odd).__name__}, a tensor subclass"
     strange = unseen_change(tensors)

@@ -72,7 +72,7 @@ class _State:
     latest_signature: Any = None
 
 
-_OWN = REGISTRIES - {"training"}
+_OWN = REGISTRIES - {"training"} | {"__class__"}  # `fully_shard` gives what it wraps a class of its own
 
 
 class PlannedModule(nn.Module):

@@ -10,7 +10,7 @@ from remat_executor.capture import Captured, capture
 from remat_executor.cost_cache import CostCache
 from remat_executor.costs import with_costs
 from remat_executor.errors import BadInput, CaptureError
-from remat_executor.guards import Signature, hooked, signature, unseen_change
+from remat_executor.guards import SHARD_LATER, Signature, hooked, signature, unseen_change
 from remat_executor.tensors import Tensors, collect
 from remat_executor.translate import Translation, translate, work_device
 from remat_graph import Graph
@@ -133,6 +133,8 @@ def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
             problem=f"the sample holds a {strange}, which could change without being seen",
             advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
         )
+    if any(type(parameter).__name__ == "DTensor" for _, parameter in tensors.parameters):
+        raise BadInput(problem="the model's parameters are sharded (DTensor)", advice=SHARD_LATER)
     hook = hooked(tensors)
     if hook is not None:
         raise BadInput(
