@@ -33,11 +33,11 @@ WIDTH = 32
 
 
 class Block(nn.Module):
-    """A residual block with batch norm and dropout; its scale is a parameter of its own."""
+    """A residual block with a norm and dropout; its scale is a parameter of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
-        self.up, self.norm = nn.Linear(WIDTH, 2 * WIDTH), nn.BatchNorm1d(2 * WIDTH)
+        self.up, self.norm = nn.Linear(WIDTH, 2 * WIDTH), norm(2 * WIDTH)
         self.drop, self.down = nn.Dropout(0.2), nn.Linear(2 * WIDTH, WIDTH)
         self.scale = nn.Parameter(torch.ones(WIDTH))
 
@@ -48,9 +48,15 @@ class Block(nn.Module):
 class Net(nn.Module):
     """A few blocks, and perhaps a head that is never used."""
 
-    def __init__(self, blocks: int = 3, *, unused: bool = False) -> None:
+    def __init__(
+        self,
+        blocks: int = 3,
+        *,
+        norm: Callable[[int], nn.Module] = nn.BatchNorm1d,
+        unused: bool = False,
+    ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(norm) for _ in range(blocks))
         self.last = nn.Linear(WIDTH, 4)
         self.head = nn.Linear(WIDTH, 4) if unused else None
 
@@ -60,10 +66,10 @@ class Net(nn.Module):
         return F.cross_entropy(self.last(x), y)
 
 
-def build(**options: Any) -> Net:
+def build(*args: Any, **options: Any) -> Net:
     """The same weights on every rank and every time."""
     torch.manual_seed(0)
-    return Net(**options)
+    return Net(*args, **options)
 
 
 def batch(seed: int, size: int = 64) -> tuple[Tensor, Tensor]:
@@ -180,10 +186,10 @@ def sharded(model: Any, **options: Any) -> Any:
     return fully_shard(model, **options)
 
 
-def planned_blocks(cache: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, list[PlannedModule]]:
+def planned_blocks(cache: Path, **options: Any) -> tuple[Any, list[PlannedModule]]:
     """The net with each block planned."""
-    model = build()
-    hidden = torch.randn(64, WIDTH, dtype=dtype, requires_grad=True)
+    model = build(**options)
+    hidden = torch.randn(64, WIDTH, requires_grad=True)
     for i, block in enumerate(model.blocks):
         sample = hidden if i else hidden.detach()  # what comes in requires no gradient
         model.blocks[i] = PlannedModule(block, (sample,), {}, repeat_at_random(8, i), cache_dir=cache)
@@ -205,11 +211,11 @@ def _fsdp(rank: int, cache: Path) -> None:
 
     # Parameters in half precision are another step: planned anew, once.
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    model, blocks = planned_blocks(cache)
+    model, blocks = planned_blocks(cache, norm=nn.LayerNorm)
     sharded(model, mp_policy=policy)
     with pytest.warns(RematWarning, match="planning again"):
         actual = train(model)
-    assert_equal(train(sharded(build(), mp_policy=policy)), actual)
+    assert_equal(train(sharded(build(norm=nn.LayerNorm), mp_policy=policy)), actual)
     assert [block.runs for block in blocks] == [{"planned": 3, "replanned": 1}] * 3
 
     # Sharding what is inside a plan, or before planning, is said.
@@ -258,9 +264,7 @@ def _failures(rank: int, cache: Path) -> None:
     with pytest.raises(RanksDiffer, match=r"rank 1 has bytes \d+ and rank 0 has \d+.*same model"):
         Hiremate(build(), batch(0, 64 if first else 32), "60%", **options)
     with pytest.raises(RanksDiffer, match=r"rank 1 has ops \d+ and rank 0 has \d+"):
-        Hiremate(
-            build() if first else nn.Sequential(build().blocks[0]), batch(0)[: 1 + first], "60%", **options
-        )
+        Hiremate(build(3 if first else 2), batch(0), "60%", **options)
     with pytest.raises(RanksDiffer, match="rank 1 has mode eval and rank 0 has train"):
         Hiremate(build().train(first), batch(0), "60%", **options)
     with pytest.raises(RanksDiffer, match="rank 1 has budget 1MiB and rank 0 has 2MiB"):
