@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,7 +31,7 @@ from remat_graph.plan import Plan
 from remat_graph.platform import Flops
 from remat_solvers import InfeasibleBudget
 from tests.planners import repeat_at_random, save_all
-from tests.ranks import gathered, run_ranks
+from tests.ranks import LIMIT_S, RankError, Ranks, gathered
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 32
@@ -79,6 +84,19 @@ def batch(seed: int, size: int = 64) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 4, (size,), generator=generator)
 
 
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    """Two ranks for all tests here."""
+    with Ranks(2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cost cache: ops are measured once."""
+    return tmp_path_factory.mktemp("costs")
+
+
 def local(tensor: Tensor) -> Tensor:
     """A copy of what this rank holds of a tensor."""
     return getattr(tensor, "to_local", lambda: tensor)().detach().clone()
@@ -127,22 +145,25 @@ def ddp(model: nn.Module, **options: Any) -> DistributedDataParallel:
 
 
 def _ddp_variants(rank: int, cache: Path) -> None:
+    plans = [
+        PlannedModule(build(unused=unused), batch(0), {}, repeat_at_random(20, rank), cache_dir=cache)
+        for unused in (False, True)
+    ]
     for name, options in VARIANTS.items():
         unused = name == "find_unused_parameters"
         for accumulate in (False, True):
-            planned = PlannedModule(
-                build(unused=unused), batch(0), {}, repeat_at_random(20, rank), cache_dir=cache
-            )
+            planned = copy.deepcopy(plans[unused])
             expected = train(ddp(build(unused=unused), **options), accumulate=accumulate)
             actual = train(ddp(planned, **options), accumulate=accumulate)
             assert_equal(expected, actual)
             assert planned.runs == {"planned": 3}
+    _ddp_other_shapes(rank, cache)
 
 
 def _ddp_other_shapes(rank: int, cache: Path) -> None:
     """The ranks meet another shape at different steps: no rank waits for another to plan."""
     sizes = ((64, 48, 64), (64, 64, 48))[rank]
-    planned = Hiremate(build(), batch(0), "60%", cache_dir=cache, time_limit_s=2.0, ranks="together")
+    planned = PlannedModule(build(), batch(0), {}, repeat_at_random(20), cache_dir=cache)
     expected = train(ddp(build()), sizes=sizes)
     with pytest.warns(RematWarning, match="planning again"):
         actual = train(ddp(planned), sizes=sizes)
@@ -150,30 +171,31 @@ def _ddp_other_shapes(rank: int, cache: Path) -> None:
     assert planned.runs == {"planned": 3, "replanned": 1}
 
 
-def test_ddp_is_exact(tmp_path: Path) -> None:
+def test_ddp_is_exact(ranks: Ranks, cache: Path) -> None:
     """Every way of DDP, with and without accumulation, plans that differ by rank: to the bit, never anew."""
-    run_ranks(_ddp_variants, tmp_path)
+    ranks.run(_ddp_variants, cache)
 
 
 def _three_budgets(rank: int, cache: Path) -> None:
-    x, y = batch(rank)
+    def planned_at(budget: int | str) -> Hiremate:
+        return Hiremate(build(2), batch(0), budget, cache_dir=cache, time_limit_s=1.0, ranks="together")
+
     with pytest.raises(InfeasibleBudget) as caught:
-        Hiremate(build(), (x, y), 1, cache_dir=cache, ranks="together")
+        planned_at(1)
     assert len(set(gathered(caught.value.smallest_nbytes))) == 1
-    expected = train(ddp(build()))
+    expected = train(ddp(build(2)))
     for budget in ("100%", "60%", caught.value.smallest_nbytes):
-        planned = Hiremate(build(), (x, y), budget, cache_dir=cache, time_limit_s=2.0, ranks="together")
+        planned = planned_at(budget)
         one, other = gathered((planned.plan.schedule, planned.plan.budget_nbytes))
         assert one == other
         assert_equal(expected, train(ddp(planned)))
         assert planned.runs == {"planned": 3}
     assert planned.plan.recomputed_s > 0
-    _ddp_other_shapes(rank, cache)
 
 
-def test_three_budgets_with_one_plan_for_all_ranks(tmp_path: Path) -> None:
+def test_three_budgets_with_one_plan_for_all_ranks(ranks: Ranks, cache: Path) -> None:
     """Dropout and batch norm at the full budget, at 60 % and at the smallest, which every rank is told."""
-    run_ranks(_three_budgets, tmp_path)
+    ranks.run(_three_budgets, cache)
 
 
 # -------------------------------------------------------------------------------------------------- FSDP2
@@ -228,9 +250,9 @@ def _fsdp(rank: int, cache: Path) -> None:
         Hiremate(sharded(build()), batch(0), "60%", cache_dir=cache, ranks="alone")
 
 
-def test_fsdp2_around_planned_blocks_is_exact(tmp_path: Path) -> None:
+def test_fsdp2_around_planned_blocks_is_exact(ranks: Ranks, cache: Path) -> None:
     """`fully_shard` around planned blocks, a planned network, in mixed precision; misuse is said."""
-    run_ranks(_fsdp, tmp_path)
+    ranks.run(_fsdp, cache)
 
 
 # ------------------------------------------------------------------------------------- one plan, and no hang
@@ -258,22 +280,27 @@ def _planned(planner: Callable[[Graph], Plan], cache: Path, after: Exception | N
 
 
 def _failures(rank: int, cache: Path) -> None:
-    options: dict[str, Any] = {"cache_dir": cache, "platform": Flops(), "ranks": "together"}
+    options: dict[str, Any] = {
+        "cache_dir": cache,
+        "platform": Flops(),
+        "ranks": "together",
+        "solver": "noremat",
+    }
     first = rank == 0
 
     with pytest.raises(RanksDiffer, match=r"rank 1 has bytes \d+ and rank 0 has \d+.*same model"):
-        Hiremate(build(), batch(0, 64 if first else 32), "60%", **options)
+        Hiremate(build(), batch(0, 64 if first else 32), "100%", **options)
     with pytest.raises(RanksDiffer, match=r"rank 1 has ops \d+ and rank 0 has \d+"):
-        Hiremate(build(3 if first else 2), batch(0), "60%", **options)
+        Hiremate(build(3 if first else 2), batch(0), "100%", **options)
     with pytest.raises(RanksDiffer, match="rank 1 has mode eval and rank 0 has train"):
-        Hiremate(build().train(first), batch(0), "60%", **options)
+        Hiremate(build().train(first), batch(0), "100%", **options)
     with pytest.raises(RanksDiffer, match="rank 1 has budget 1MiB and rank 0 has 2MiB"):
         Hiremate(build(), batch(0), "2MiB" if first else "1MiB", **options)
 
     with pytest.raises(BadBudget, match="lots"):  # on rank 1 before it has a graph
-        Hiremate(build(), batch(0), "60%" if first else "lots", **options)
+        Hiremate(build(), batch(0), "100%" if first else "lots", **options)
     with pytest.raises(CaptureError, match="branch depends"):
-        Hiremate(build() if first else Branches(), batch(0), "60%", **options)
+        Hiremate(build() if first else Branches(), batch(0), "100%", **options)
     with pytest.raises(ZeroDivisionError if first else RankFailed, match="no reason"):
         _planned(break_down, cache)
     _planned(save_all if first else break_down, cache)  # nobody asks rank 1
@@ -281,19 +308,19 @@ def _failures(rank: int, cache: Path) -> None:
         _planned(save_all, cache, after=None if first else MemoryError("full"))
 
     with pytest.warns(RematWarning, match='ranks="together"'):
-        Hiremate(build(), batch(0), "60%", **{**options, "ranks": None})
-    Hiremate(build(), batch(0), "60%", **{**options, "ranks": "alone"})
-    Hiremate(build(), batch(0), "60%", **{**options, "ranks": dist.group.WORLD})
+        Hiremate(build(), batch(0), "100%", **{**options, "ranks": None})
+    Hiremate(build(), batch(0), "100%", **{**options, "ranks": "alone"})
+    Hiremate(build(), batch(0), "100%", **{**options, "ranks": dist.group.WORLD})
     with pytest.raises(BadInput, match="'both'"):
-        Hiremate(build(), batch(0), "60%", **{**options, "ranks": "both"})
+        Hiremate(build(), batch(0), "100%", **{**options, "ranks": "both"})
     only_first = dist.new_group([0])
     with pytest.raises(BadInput, match="rank 1 is not in the group") if not first else nullcontext():
-        Hiremate(build(), batch(0), "60%", **{**options, "ranks": only_first})
+        Hiremate(build(), batch(0), "100%", **{**options, "ranks": only_first})
 
 
-def test_what_fails_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
+def test_what_fails_on_one_rank_is_raised_on_all(ranks: Ranks, cache: Path) -> None:
     """Other graphs, other budgets, errors before, in and after planning: an error everywhere, and no hang."""
-    run_ranks(_failures, tmp_path)
+    ranks.run(_failures, cache)
 
 
 def _workspaces(rank: int, cache: Path) -> None:
@@ -310,8 +337,9 @@ def _workspaces(rank: int, cache: Path) -> None:
         asked.append(graph.ops[0].first.workspace_nbytes)
         return save_all(graph)
 
-    remat_executor.stepgraph.with_costs = measured  # this process is the test's own
-    planned = _planned(plan, cache)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remat_executor.stepgraph, "with_costs", measured)
+        planned = _planned(plan, cache)
     assert [[1 << 20], []] == gathered(asked)
     one, other = gathered((planned.plan.schedule, planned.plan.peak_nbytes))
     assert one[0] == other[0]
@@ -319,13 +347,45 @@ def _workspaces(rank: int, cache: Path) -> None:
     assert one[1] < other[1]
 
 
-def test_the_plan_holds_on_the_rank_with_the_largest_workspaces(tmp_path: Path) -> None:
+def test_the_plan_holds_on_the_rank_with_the_largest_workspaces(ranks: Ranks, cache: Path) -> None:
     """Rank 0 plans with the largest workspaces of all; each rank's own peak is by its own."""
-    run_ranks(_workspaces, tmp_path)
+    ranks.run(_workspaces, cache)
 
 
 def test_ranks_need_a_process_group(tmp_path: Path) -> None:
     """Asked to plan together outside of torch.distributed: a clear error. Without ranks= nothing is said."""
     with pytest.raises(BadInput, match="init_process_group"):
-        Hiremate(build(), batch(0), "60%", cache_dir=tmp_path, platform=Flops(), ranks="together")
-    Hiremate(build(), batch(0), "60%", cache_dir=tmp_path, platform=Flops())
+        Hiremate(build(), batch(0), "100%", cache_dir=tmp_path, platform=Flops(), ranks="together")
+    Hiremate(build(), batch(0), "100%", cache_dir=tmp_path, platform=Flops())
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    """As torchrun starts it, on two CPU processes; its loss falls."""
+    script = str(ROOT / "examples" / "ddp.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = ["--budget", "70%", "--layers", "1", "--batch", "4", "--steps", "12"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "REMAT_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [*launcher, script, *options], env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert "within a budget of" in done.stdout
+    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", done.stdout)]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+
+
+def _none_hangs(rank: int) -> None:
+    dist.barrier()
+
+
+def _one_hangs(rank: int) -> None:
+    if rank == 0:
+        dist.barrier()
+
+
+def test_a_hang_is_a_failure(ranks: Ranks) -> None:
+    """What these tests rest on: a rank that waits for ever is noticed."""
+    ranks.run(_none_hangs)  # they have started
+    with pytest.raises(RankError, match=r"ranks \[0\] hang"):
+        ranks.run(_one_hangs, limit_s=1.0)
