@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import remat_executor.stepgraph
-from remat_executor import BadInput, CaptureError, PlannedModule, RematWarning
+from remat_executor import BadInput, CaptureError, MemoryMeter, PlannedModule, RematWarning
 from remat_executor.distributed import OnePlan
 from remat_executor.errors import RankFailed, RanksDiffer
 from remat_facade import Hiremate
@@ -188,8 +189,13 @@ def _three_budgets(rank: int, cache: Path) -> None:
         planned = planned_at(budget)
         one, other = gathered((planned.plan.schedule, planned.plan.budget_nbytes))
         assert one == other
-        assert_equal(expected, train(ddp(planned)))
-        assert planned.runs == {"planned": 3}
+        trained = ddp(planned)
+        assert_equal(expected, train(trained))
+        x, y = batch(rank)
+        with MemoryMeter() as meter:
+            trained(x, y).backward()
+        assert planned.plan.live_peak_nbytes == meter.peak_nbytes
+        assert planned.runs == {"planned": 4}
     assert planned.plan.recomputed_s > 0
 
 
@@ -265,6 +271,34 @@ class Branches(Net):
         return super().forward(x, y) if x.sum() > 0 else super().forward(-x, y)
 
 
+class Speaks(Net):
+    """Averages its input over the ranks."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return super().forward(x, y)
+
+
+class _Summed(torch.autograd.Function):
+    """Sums the gradient over the ranks, as tensor parallelism does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Tensor) -> Tensor:
+        return all_reduce(tangent, "sum", dist.group.WORLD)
+
+
+class SpeaksBackwards(Net):
+    """Uses that."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return _Summed.apply(super().forward(x, y))
+
+
 def break_down(graph: Graph) -> Plan:
     """A planner that fails with an error of nobody's."""
     raise ZeroDivisionError("no reason")
@@ -301,6 +335,10 @@ def _failures(rank: int, cache: Path) -> None:
         Hiremate(build(), batch(0), "100%" if first else "lots", **options)
     with pytest.raises(CaptureError, match="branch depends"):
         Hiremate(build() if first else Branches(), batch(0), "100%", **options)
+    for speaks in (Speaks(), SpeaksBackwards()):
+        with pytest.raises(CaptureError, match=r"speaks to other ranks.*either side"):
+            Hiremate(speaks, batch(0), "100%", **options)
+
     with pytest.raises(ZeroDivisionError if first else RankFailed, match="no reason"):
         _planned(break_down, cache)
     _planned(save_all if first else break_down, cache)  # nobody asks rank 1
