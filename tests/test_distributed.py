@@ -26,6 +26,8 @@ import remat_executor.stepgraph
 from remat_executor import BadInput, CaptureError, MemoryMeter, PlannedModule, RematWarning
 from remat_executor.distributed import OnePlan
 from remat_executor.errors import RankFailed, RanksDiffer
+from remat_executor.guards import signature
+from remat_executor.tensors import collect
 from remat_facade import Hiremate
 from remat_graph import BadBudget, Graph
 from remat_graph.plan import Plan
@@ -388,6 +390,14 @@ def _workspaces(rank: int, cache: Path) -> None:
 def test_the_plan_holds_on_the_rank_with_the_largest_workspaces(ranks: Ranks, cache: Path) -> None:
     """Rank 0 plans with the largest workspaces of all; each rank's own peak is by its own."""
     ranks.run(_workspaces, cache)
+
+
+def test_ranks_on_other_devices_have_one_graph() -> None:
+    """The index of the default device is no condition of a plan."""
+    seen = signature(collect(build(), batch(0), {}))
+    first, second = (attrs.evolve(seen, flags=(("default_device", f"cuda:{i}"),)) for i in range(2))
+    assert first != second
+    assert first.conditions() == second.conditions() == (("mode", "train"), ("default_device", "cuda"))
 
 
 def test_ranks_need_a_process_group(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from remat_executor import torch_private
 from remat_executor.attributes import Changes
-from remat_executor.distributed import refuse_collective
+from remat_executor.collectives import refuse_collective
 from remat_executor.dropout import use_eager_rounding
 from remat_executor.errors import CaptureError, RematWarning, UnplannedUse
 from remat_executor.nodes import args_of

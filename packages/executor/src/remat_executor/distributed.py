@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor.errors import BadInput, CaptureError, RankFailed, RanksDiffer, RematWarning
+from remat_executor.errors import BadInput, RankFailed, RanksDiffer, RematWarning
 from remat_graph import Graph, RematError
 from remat_graph.fingerprint import fingerprint
 from remat_graph.plan import Plan
@@ -63,43 +62,14 @@ def planning(ranks: Ranks | None) -> AbstractContextManager["OnePlan | None"]:
     return OnePlan(None if isinstance(ranks, str) else ranks)
 
 
-def no_collectives() -> AbstractContextManager[object]:
-    """Refuse collectives in the forward while it is traced: on tensors without data they hang, or do nothing.
-
-    Raises:
-        CaptureError: at the first one, before it is sent.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        return nullcontext()
-    return _NoCollectives()  # type: ignore[no-untyped-call]
-
-
-class _NoCollectives(TorchDispatchMode):
-    supports_higher_order_operators = True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        refuse_collective(func)
-        return func(*args, **(kwargs or {}))
-
-
-def refuse_collective(target: object) -> None:
-    """Refuse an operator that speaks to other ranks.
-
-    Raises:
-        CaptureError: it does; a repeat of it would have to be one on every rank, at the same place.
-    """
-    if str(target).startswith(("c10d", "_c10d_functional", "symm_mem")):
-        raise CaptureError(
-            problem=f"the step speaks to other ranks ({target})",
-            advice="plan the submodules on either side of it; SyncBatchNorm and tensor parallelism do that",
-        )
-
-
 class OnePlan(AbstractContextManager["OnePlan"]):
     """A context around the building of one planned module, by all ranks of a group at once.
 
         with OnePlan(group) as together:
             module = PlannedModule(model, args, kwargs, together.planner(planner))
+
+    The exchange goes through `torch.distributed`'s collectives for objects, on a GPU backend by way of the
+    current device: set it first. Others wait for rank 0's solver within the group's timeout.
 
     Graphs that are captured later, in training, are planned by each rank for itself: the others may not have
     met the same shapes, and would never answer.

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from remat_executor import torch_private
 from remat_executor.attributes import Changes, kept_attributes
-from remat_executor.distributed import no_collectives
+from remat_executor.collectives import no_collectives
 from remat_executor.errors import CaptureError
 from remat_executor.rng import preserved_generators
 from remat_executor.tensors import Slot, Tensors
