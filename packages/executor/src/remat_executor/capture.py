@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from remat_executor import torch_private
 from remat_executor.attributes import Changes
+from remat_executor.collectives import refuse_collective
 from remat_executor.dropout import use_eager_rounding
 from remat_executor.errors import CaptureError, RematWarning, UnplannedUse
 from remat_executor.nodes import args_of
@@ -348,7 +349,8 @@ def _check_effects(
     """Refuse what the trace let through and a lowered graph would not do right.
 
     Raises:
-        CaptureError: a tensor is read and then replaced, a generator is passed, a gradient is sparse.
+        CaptureError: a tensor is read and then replaced, a generator is passed, a gradient is sparse, other
+            ranks are spoken to.
     """
     for place in sorted(replaced):
         if externals[place].users:
@@ -359,6 +361,7 @@ def _check_effects(
                 advice="keep such state in a buffer and write it in place: buffer.copy_(...)",
             )
     for node in graph_module.graph.nodes:
+        refuse_collective(node.target)
         constant = getattr(graph_module, node.target) if node.op == "get_attr" else None
         given = (*node.args, *node.kwargs.values(), constant)
         if any(isinstance(argument, torch.Generator) for argument in given):

@@ -71,3 +71,29 @@ class UntruePlan(RematError):
             f"the plan of {self.solver!r} promises a peak of {self.promised_nbytes} bytes and its schedule "
             f"has {self.peak_nbytes}: make plans with Plan.from_schedule"
         )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class RanksDiffer(RematError):
+    """Ranks that were to run one plan have different graphs, or were given different terms."""
+
+    differences: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shown = "; ".join(self.differences[:3])
+        more = f"; and {len(self.differences) - 3} more" if len(self.differences) > 3 else ""
+        return (
+            f"the ranks cannot run one plan: {shown}{more}: give every rank the same model, mode, sample "
+            'shapes and budget, or let each plan for itself with ranks="alone"'
+        )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class RankFailed(RematError):
+    """Another rank could not plan, so none can run the common plan."""
+
+    rank: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} could not plan, so no rank can: {self.problem}"

@@ -13,6 +13,8 @@ from remat_executor.contents import PLAIN, Room
 from remat_executor.settings import exactly, settings
 from remat_executor.tensors import Owned, Tensors
 
+SHARD_LATER = "plan the parts first and shard them then, as in fully_shard(Hiremate(block, ...))"
+
 
 @attrs.frozen(kw_only=True, cache_hash=True)
 class OwnSignature:
@@ -69,7 +71,9 @@ class Signature:
         """What of it a plan's fingerprint covers beside the ops."""
         modes = {training for _, _, training, _ in self.own.modules}
         mode = "mixed" if len(modes) > 1 else "train" if True in modes else "eval"
-        return (("mode", mode), *self.flags)
+        # Without the device's index: ranks on different devices run one plan.
+        flags = ((name, value.partition(":")[0] if "device" in name else value) for name, value in self.flags)
+        return (("mode", mode), *flags)
 
 
 def own_signature(owned: Owned, room: Room) -> OwnSignature:
@@ -190,6 +194,8 @@ def reason_for_original(tensors: Tensors) -> str | None:
 
 def _odd(tensors: Iterable[Tensor], whose: str) -> str | None:
     odd = next((t for t in tensors if type(t) not in (Tensor, nn.Parameter, nn.Buffer)), None)
+    if type(odd).__name__ == "DTensor":
+        return f"inside it are sharded parameters: {SHARD_LATER}"
     return None if odd is None else f"{whose} a {type(odd).__name__}, a tensor subclass"
 
 

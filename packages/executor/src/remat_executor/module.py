@@ -15,7 +15,7 @@ from torch import nn
 
 from remat_executor.cost_cache import CostCache
 from remat_executor.errors import RematWarning, UnplannedUse, UntruePlan
-from remat_executor.guards import Signature, reason_for_original, signature
+from remat_executor.guards import Signature, reason_for_original
 from remat_executor.snapshot import Snapshot
 from remat_executor.step import PlannedStep
 from remat_executor.stepgraph import Progress, capture_graph, check_input, output_indices
@@ -74,7 +74,7 @@ class _State:
     latest_signature: Any = None
 
 
-_OWN = REGISTRIES - {"training"}
+_OWN = REGISTRIES - {"training"} | {"__class__"}  # `fully_shard` gives what it wraps a class of its own
 
 
 class PlannedModule(nn.Module):
@@ -133,7 +133,7 @@ class PlannedModule(nn.Module):
         )
         with torch.enable_grad():
             snapshot = self._snapshot()
-            self._plan_step(tensors, signature(tensors, snapshot.signature, snapshot.storages))
+            self._plan_step(tensors, snapshot.signature(tensors))
 
     def _attach(self, model: nn.Module, state: "_State") -> None:
         """Share the original's registries; everything of our own is in three fields."""
@@ -169,7 +169,7 @@ class PlannedModule(nn.Module):
         if reason is not None:
             self._count_original(reason)
             return module(*args, **kwargs)
-        seen = signature(tensors, snapshot.signature, snapshot.storages)
+        seen = snapshot.signature(tensors)
         if seen not in state.steps:
             changes = seen.changes(state.latest_signature)
             self._say_once("replanned", f"called in another way ({changes} changed): planning again")

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from remat_executor.contents import DEEPEST, PLAIN, Itself, Room, contents
 from remat_executor.tensors import REGISTRIES
 
+MARKS = frozenset({"_is_fsdp_managed_module", "_fsdp_use_orig_params"})
+"""Attributes that `fully_shard` sets on every submodule for a compiler to see; no forward reads them."""
+
 _SIMPLE = frozenset((type(None), bool, int, str))  # those of PLAIN that `==` tells apart within one type
 
 
@@ -39,7 +42,7 @@ def settings(modules: Iterable[nn.Module], room: Room | None = None) -> tuple[An
         (name, _key(value, DEEPEST, room))
         for module in modules
         for name, value in module.__dict__.items()
-        if name not in REGISTRIES and not issubclass(type(value), Tensor)
+        if name not in REGISTRIES and name not in MARKS and not issubclass(type(value), Tensor)
     )
 
 

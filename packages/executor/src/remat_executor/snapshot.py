@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from remat_executor import torch_private
 from remat_executor.contents import Contents, Room, contents
-from remat_executor.guards import OwnSignature, objection, own_signature, storages
-from remat_executor.tensors import REGISTRIES, Owned, owned_by
+from remat_executor.guards import OwnSignature, Signature, objection, own_signature, signature, storages
+from remat_executor.tensors import REGISTRIES, Owned, Tensors, owned_by
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -26,14 +26,14 @@ class Snapshot:
 
     Attributes:
         owned: its tensors.
-        signature: its share of the signature of a call.
+        own: its share of the signature of a call.
         storages: the place of its first tensor with each storage.
         objection: why it must run without a plan; None if it need not.
         holds: whether it is still what it was.
     """
 
     owned: Owned
-    signature: OwnSignature
+    own: OwnSignature
     storages: dict[int, int]
     objection: str | None
     holds: Callable[[], bool]
@@ -44,11 +44,15 @@ class Snapshot:
         owned, room = owned_by(module), Room()
         return cls(
             owned=owned,
-            signature=own_signature(owned, room),
+            own=own_signature(owned, room),
             storages=storages(owned),
             objection=objection(owned),
             holds=_Unchanged(owned, room).look,
         )
+
+    def signature(self, tensors: Tensors) -> Signature:
+        """The signature of a call of the module with these tensors."""
+        return signature(tensors, self.own, self.storages)
 
 
 class _Unchanged:
@@ -82,7 +86,10 @@ class _Unchanged:
         self.items = list(chain.from_iterable(self.lists))
         self.tensors = owned.tensors
         self.laid_out = torch_private.layout_guard(self.tensors)
-        self.addresses = list(map(Tensor.data_ptr, self.tensors))
+        try:
+            self.addresses = list(map(Tensor.data_ptr, self.tensors))
+        except RuntimeError:  # a tensor without memory of its own, such as a shard: no quick look at that
+            self.laid_out = bool
 
     def add(self, thing: Any, found: Contents) -> None:
         """Note one thing that was looked into."""

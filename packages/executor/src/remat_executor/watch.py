@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from remat_executor import torch_private
 from remat_executor.attributes import Changes, kept_attributes
+from remat_executor.collectives import no_collectives
 from remat_executor.errors import CaptureError
 from remat_executor.rng import preserved_generators
 from remat_executor.tensors import Slot, Tensors
@@ -50,11 +51,12 @@ class Watched(nn.Module):
         """Call the original.
 
         Raises:
-            CaptureError: it assigned a parameter or buffer, or set a generator or a tensor's `.data`.
+            CaptureError: it assigned a parameter or buffer, set a generator or a tensor's `.data`, or spoke
+                to other ranks.
         """
         # Torch runs the forward twice to trace it: each time finds its module as the first did.
         with kept_attributes(self.original) as self.__dict__["changes"], self.swapped_slots(tensors.slots):
-            with torch_private.watched_generators(_refuse_seeding), _NoDataAssignment():
+            with torch_private.watched_generators(_refuse_seeding), _NoDataAssignment(), no_collectives():
                 output = self.original(*args, **kwargs)
             for name, tensor in self.swapped.items():
                 path, _, attribute = name.rpartition(".")

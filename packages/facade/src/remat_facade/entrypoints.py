@@ -15,6 +15,8 @@ from typing import Any, ClassVar, TypedDict, Unpack
 from torch import nn
 
 from remat_executor import PlannedModule, plan_graph
+from remat_executor import Planner as AnyPlanner
+from remat_executor.distributed import Ranks, planning
 from remat_facade.config import Config
 from remat_facade.errors import BadModel
 from remat_facade.inputs import as_call, check_model, device_nbytes
@@ -38,6 +40,7 @@ class Options(TypedDict, total=False):
     platform: Platform | None
     differentiate: Iterable[int] | None
     on_progress: Progress | None
+    ranks: Ranks | None
 
 
 class Rockmate(PlannedModule):
@@ -63,6 +66,10 @@ class Rockmate(PlannedModule):
         differentiate: indices of the output tensors that will get gradients; None for a lone scalar loss if
             it comes first, else all.
         on_progress: told in a few words what begins.
+        ranks: under `torch.distributed`, "together" if all ranks build this module now and shall run one
+            plan, which rank 0 makes (a process group for the ranks of that group); "alone" if each plans for
+            itself, which is also what None does, with a warning where there are several ranks. What is
+            captured later, for another shape say, each rank plans for itself.
 
     Raises:
         InfeasibleBudget: no schedule fits; it names a budget that works.
@@ -71,6 +78,8 @@ class Rockmate(PlannedModule):
         BadModel: there is nothing to plan.
         BadSample: the model cannot be called with it.
         MethodNotAvailable: the named method is not in this version.
+        RanksDiffer: ranks that plan together have different graphs or budgets; raised on every rank.
+        RankFailed: something went wrong on another rank that plans together with this one.
     """
 
     _method: ClassVar[str] = "auto"
@@ -92,21 +101,27 @@ class Rockmate(PlannedModule):
         platform: Platform | None = None,
         differentiate: Iterable[int] | None = None,
         on_progress: Progress | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        method = choose_method(self._method, config, solver, seed, time_limit_s)
-        args, kwargs, planner = prepare(
-            model, sample, budget, sample_kwargs, reserve_nbytes, method, platform, on_progress
-        )
-        super().__init__(
-            model,
-            args,
-            kwargs,
-            planner if plan is None else _saved(plan, planner),
-            platform=platform,
-            cache_dir=_folder(cache_dir),
-            differentiate=differentiate,
-            on_progress=_stages(on_progress),
-        )
+        with planning(ranks) as together:
+            method = choose_method(self._method, config, solver, seed, time_limit_s)
+            args, kwargs, own = prepare(
+                model, sample, budget, sample_kwargs, reserve_nbytes, method, platform, on_progress
+            )
+            planner: AnyPlanner = own if plan is None else _saved(plan, own)
+            if together is not None:
+                terms = {"budget": str(own.budget), "reserve_nbytes": str(own.reserve_nbytes)}
+                planner = together.planner(planner, terms)
+            super().__init__(
+                model,
+                args,
+                kwargs,
+                planner,
+                platform=platform,
+                cache_dir=_folder(cache_dir),
+                differentiate=differentiate,
+                on_progress=_stages(on_progress),
+            )
 
 
 class Hiremate(Rockmate):
