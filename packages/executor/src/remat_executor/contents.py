@@ -83,6 +83,7 @@ def contents(thing: Any, room: Room) -> Contents | None:
     return found
 
 
+@functools.lru_cache(maxsize=1024)  # asked of each attribute of each submodule, of a few dozen classes
 def _is_machinery(kind: type) -> bool:
     return any(
         base.__module__ == name or base.__module__.startswith(f"{name}.")
