@@ -118,7 +118,7 @@ def _with_careful_fake_cache() -> Iterator[None]:
 
 def _is_remembered_whole(func: Any) -> bool:
     """Whether an op makes one tensor at most, and no more storage than that tensor shows."""
-    returns = func._schema.returns if hasattr(func, "_schema") else ()
+    returns: list[Any] = func._schema.returns if hasattr(func, "_schema") else []
     alone = len(returns) == 1 and str(returns[0].type) == "Tensor"
     return alone and not copies_storages(str(func))
 
@@ -182,7 +182,12 @@ def watched_generators(tell: Callable[[str], None]) -> Iterator[None]:
 def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> Joint:
     """Trace the forward and backward of `module(*tensors)` on fake tensors."""
     export = _private("torch._functorch.aot_autograd", "aot_export_joint_with_descriptors")
-    with contextlib.ExitStack() as stack, _as_if_compiling(), _as_eager_composes(), _with_careful_fake_cache():
+    with (
+        contextlib.ExitStack() as stack,
+        _as_if_compiling(),
+        _as_eager_composes(),
+        _with_careful_fake_cache(),
+    ):
         joint = export(stack, module, tensors)
         found = joint._aot_state.fw_metadata
         return Joint(
