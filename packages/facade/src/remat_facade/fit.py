@@ -168,12 +168,9 @@ def states_nbytes(parameters: Iterable[Tensor], optimizer: Optimizer) -> int:
         UnknownOptimizer: there are no rules for it.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
-        return sum(
-            _rule(_named(type(optimizer).__name__.lower(), group))(parameter)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.requires_grad
-        )
+        kind = type(optimizer).__name__.lower()
+        groups = [(_rule(_named(kind, group)), group["params"]) for group in optimizer.param_groups]
+        return sum(rule(p) for rule, parameters in groups for p in parameters if p.requires_grad)
     rule = _rule(optimizer)
     return sum(rule(parameter) for parameter in parameters)
 
