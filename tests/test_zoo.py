@@ -186,12 +186,18 @@ def test_a_file_that_lies(lie: str, graph: Graph, zoo: Zoo) -> None:
 
 def test_a_folder_that_cannot_be_written(graph: Graph, tmp_path: Path) -> None:
     """One warning that says what to set, and the plan all the same."""
-    (tmp_path / "file").write_text("mine")
-    zoo = Zoo(folder=tmp_path / "file" / "plans", times="")
+    (tmp_path / "plans").write_text("mine")
+    zoo = Zoo(folder=tmp_path / "plans", times="")
     with pytest.warns(PlanNotKept, match="REMAT_CACHE_DIR"):
         planner(zoo)(graph)
     planner(zoo)(graph)  # a second warning would be an error
-    assert (tmp_path / "file").read_text() == "mine"
+    assert (tmp_path / "plans").read_text() == "mine"
+
+
+def test_where_costs_cannot_be_written_either(graph: Graph, tmp_path: Path) -> None:
+    """Their cache says so, once for both."""
+    (tmp_path / "file").write_text("mine")
+    planner(Zoo(folder=tmp_path / "file" / "plans", times=""))(graph)  # a warning would be an error
 
 
 class Net(nn.Module):

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from remat_executor.buckets import Buckets
+from remat_executor.collection import rare_collections
 from remat_executor.cost_cache import CostCache
 from remat_executor.errors import RematWarning, UnplannedUse, UntruePlan
 from remat_executor.guards import Signature, reason_for_original, signature
@@ -202,6 +203,7 @@ class PlannedModule(nn.Module):
         output = state.latest.run(tensors)
         return output if cut is None else cut(output)
 
+    @rare_collections()
     def _plan_step(self, tensors: Tensors, seen: Signature) -> None:
         state = self._remat
         captured, translation, graph = capture_graph(

@@ -184,22 +184,31 @@ def free_on(device: torch.device) -> int | None:
     """Bytes that a new tensor could take on a device now: free ones and those its allocator keeps unused."""
     if device.type == "cpu":
         return _free_ram()
-    try:
-        free, _ = torch.accelerator.get_memory_info(device)
-        kept = torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
-    except (AttributeError, RuntimeError, ValueError):  # an older torch, or a backend that does not say
+    info = _free_and_total(device)
+    if info is None:
         return None
-    return int(free + max(0, kept))
+    memory = torch.accelerator.memory
+    kept = memory.memory_reserved(device) - memory.memory_allocated(device)
+    return info[0] + max(0, kept)
 
 
 def total_nbytes(device: torch.device) -> int | None:
     """Bytes of memory that a device has, or None where nobody says."""
     if device.type == "cpu":
         return _total_ram()
+    info = _free_and_total(device)
+    return None if info is None else info[1]
+
+
+def _free_and_total(device: torch.device) -> tuple[int, int] | None:
+    """What the driver says; older versions of torch ask it through the device's own module."""
+    ask = getattr(torch.accelerator, "get_memory_info", None)
     try:
-        return int(torch.accelerator.get_memory_info(device)[1])
+        ask = ask or torch.get_device_module(device).mem_get_info
+        free, total = ask(device)
     except (AttributeError, RuntimeError, ValueError):
         return None
+    return int(free), int(total)
 
 
 # -- rules: bytes of state for one parameter

@@ -15,6 +15,7 @@ ignored, a folder that cannot be written is left alone, each with one warning.
 import hashlib
 import json
 import math
+import os
 import warnings
 from collections.abc import Mapping
 from importlib.metadata import entry_points, version
@@ -89,12 +90,14 @@ class Zoo:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_json({**data, "plan": plan_to_data(plan)}, self.path(key))
         except OSError as error:
-            reason = error.strerror or str(error)
-            self._say(
-                "write",
-                f"plans are not kept: {self.folder}: {reason}; set REMAT_CACHE_DIR to a folder that can be "
-                "written, or zoo=False",
-            )
+            # Where nothing can be written beside it either, the cache of costs has said so.
+            if os.access(self.folder.parent, os.W_OK) and self.folder.parent.is_dir():
+                reason = error.strerror or str(error)
+                self._say(
+                    "write",
+                    f"plans are not kept: {self.folder}: {reason}; set REMAT_CACHE_DIR to a folder that can "
+                    "be written, or zoo=False",
+                )
 
     def key(self, graph: Graph, budget_nbytes: int, method: Method) -> dict[str, Any]:
         """What a plan depends on, as JSON data."""
