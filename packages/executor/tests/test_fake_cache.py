@@ -30,7 +30,7 @@ class Sliced(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        whole = self.linear(x).tanh()
+        whole = self.linear(x)
         part = whole[:, 1:3]
         part.mul_(2)
         once, again = whole.exp(), whole.exp()

@@ -248,7 +248,9 @@ class _Run:
         moves = (
             default_moves(len(self.arrays.backward)) if self.settings.moves is None else self.settings.moves
         )
-        moves = round(moves * min(1.0, (self.best_s - self.bound_s) / (NARROW * self.base_s)))
+        gap_s, narrow_s = self.best_s - self.bound_s, NARROW * self.base_s
+        if gap_s < narrow_s:
+            moves = round(moves * gap_s / narrow_s)
         trace = np.arange(len(self.arrays.backward), dtype=np.int64)
         walks: list[tuple[Ints | None, float, float, float]] = []
         share = 0.3 / (2 * len(starts))
