@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 import attrs
 import torch
 
-from remat_executor.allocator import AllocatorRecord, ProfilerBusy, allocator_peak
+from remat_executor.allocator import ProfilerBusy, allocator_peak
 from remat_executor.cost_cache import CostCache, OpCost
 from remat_executor.rng import preserved_generators
 from remat_graph import RematError
@@ -101,13 +101,13 @@ def measure(
 def _measure_one(key: str, factory: Callable[[], Thunk], device: torch.device) -> OpCost:
     try:
         thunk = factory()
-        time_s, record = _first_run(thunk, device)
+        time_s, peak_nbytes, end_nbytes = _observed(thunk, device)
         # Others may compile themselves at their first run.
         sets_up_little = device.type == "cpu" and key.removeprefix("again: ").startswith("aten.")
         if time_s < _LONG_S or not sets_up_little:
             time_s = _time(thunk, device)
         if not sets_up_little:
-            record = allocator_peak(thunk, device)
+            _, peak_nbytes, end_nbytes = _observed(thunk, device)
     except ProfilerBusy:
         raise
     except Exception as error:  # whatever the operator raises, the key must be told
@@ -115,12 +115,13 @@ def _measure_one(key: str, factory: Callable[[], Thunk], device: torch.device) -
         raise MeasureError(key=key, problem=f"{type(error).__name__}: {problem}") from error
     return OpCost(
         time_s=time_s,
-        workspace_nbytes=max(0, record.peak_nbytes - max(0, record.end_nbytes)),
-        output_nbytes=max(0, record.end_nbytes),
+        workspace_nbytes=max(0, peak_nbytes - max(0, end_nbytes)),
+        output_nbytes=max(0, end_nbytes),
     )
 
 
-def _first_run(thunk: Thunk, device: torch.device) -> tuple[float, AllocatorRecord[object]]:
+def _observed(thunk: Thunk, device: torch.device) -> tuple[float, int, int]:
+    """Seconds of one run, and the allocator's bytes at its peak and its end; what it returned is gone."""
     seconds: list[float] = []
 
     def run() -> object:
@@ -130,7 +131,7 @@ def _first_run(thunk: Thunk, device: torch.device) -> tuple[float, AllocatorReco
         return result
 
     record = allocator_peak(run, device)
-    return seconds[0], record
+    return seconds[0], record.peak_nbytes, record.end_nbytes
 
 
 def _time(thunk: Thunk, device: torch.device) -> float:

@@ -102,8 +102,12 @@ def _with_careful_fake_cache() -> Iterator[None]:
             self.cache_enabled = False
             return
 
+        whole: dict[Any, bool] = {}
+
         def dispatch(func: Any, *given: Any) -> Any:
-            return (cached if _is_remembered_whole(func) else inferred)(func, *given)
+            if func not in whole:
+                whole[func] = _is_remembered_whole(func)
+            return (cached if whole[func] else inferred)(func, *given)
 
         self._cached_dispatch_impl = dispatch
 
