@@ -98,12 +98,12 @@ def test_a_long_operator_is_not_run_often(key: str, runs: int) -> None:
 
     def long() -> torch.Tensor:
         seen.append(1)
-        time.sleep(0.26)
+        time.sleep(0.12)
         return torch.empty(100)
 
     cost = measure({key: lambda: long})[key]
     assert len(seen) == runs
-    assert cost.time_s >= 0.26
+    assert cost.time_s >= 0.12
     assert cost.output_nbytes == 400
 
 

@@ -9,8 +9,8 @@ load of four, eight measurements of one operator differed by up to 13 times with
 with the lower quartile.
 
 A handful of long operators would be most of what planning costs, so no more runs are added than end within
-0.1 s; and where torch's own operator takes 0.25 s on CPU, its first run is the only one: what it sets up,
-milliseconds, is nothing beside that.
+0.1 s; and where torch's own operator takes 0.1 s on CPU, its first run is the only one: what it sets up,
+milliseconds, is little beside that.
 
 Bytes are the allocator's (``remat_executor.allocator``), so on CUDA they come rounded up to its blocks. On
 CPU the first run of 38 operators took no other scratch than later ones, with one thread or two: there the
@@ -35,7 +35,7 @@ _ENOUGH_S = 20e-3
 _AGREE = 0.03  # the runs agree when the fastest quarter of them is within 3 %
 _FEW, _MANY = 3, 40  # samples
 _MOST_S = 0.1  # of samples, unless there is only one
-_LONG_S = 0.25
+_LONG_S = 0.1
 _SAVE_EVERY_S = 5.0
 
 
