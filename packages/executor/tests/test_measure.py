@@ -91,6 +91,22 @@ def test_times_are_of_one_run() -> None:
     assert costs["10 us"].time_s < costs["1 ms"].time_s < costs["30 ms"].time_s
 
 
+@pytest.mark.parametrize(("key", "runs"), [("aten.mm", 1), ("again: aten.mm", 1), ("my_op", 3)])
+def test_a_long_operator_is_not_run_often(key: str, runs: int) -> None:
+    """One of torch's once; one that may compile itself at its first run as often as it must."""
+    seen: list[int] = []
+
+    def long() -> torch.Tensor:
+        seen.append(1)
+        time.sleep(0.12)
+        return torch.empty(100)
+
+    cost = measure({key: lambda: long})[key]
+    assert len(seen) == runs
+    assert cost.time_s >= 0.12
+    assert cost.output_nbytes == 400
+
+
 def test_one_key_at_a_time() -> None:
     """Inputs of a key are gone before the next key's are made, so that a large model can be measured."""
     alive: list[weakref.ref[torch.Tensor]] = []

@@ -1,6 +1,7 @@
 """Capture, measure, lower and run PyTorch models under a plan, and meter the memory they use."""
 
 from remat_executor.allocator import AllocatorRecord, allocator_peak
+from remat_executor.buckets import Buckets
 from remat_executor.errors import BadInput, CaptureError, RematWarning, UnplannedUse, UnsupportedTorch
 from remat_executor.meter import MemoryMeter
 from remat_executor.module import PlannedModule, Planner
@@ -11,6 +12,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AllocatorRecord",
     "BadInput",
+    "Buckets",
     "CaptureError",
     "MemoryMeter",
     "PlannedModule",

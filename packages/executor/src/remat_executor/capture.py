@@ -192,9 +192,11 @@ def capture(
     """
     step = _Step(module, tensors, differentiate)
     step.train(module.training)
+    # What another graph made is a leaf of this one; torch looks for the .grad of each.
+    inputs = tuple(t if t.is_leaf else t.detach().requires_grad_(t.requires_grad) for t in tensors.inputs)
     with no_other_randomness(tensors):
         try:
-            joint = torch_private.export_joint(step, tensors.inputs)
+            joint = torch_private.export_joint(step, inputs)
         except CaptureError:
             raise
         except Exception as error:

@@ -30,11 +30,11 @@ MOST = 5_000
 """Entries in all; what comes after counts by identity and length."""
 
 _MOST_NBYTES = 1 << 20  # of an array or the like
-_MACHINERY = (
+_MACHINERY = {
     *("torch.optim", "torch.utils.data", "torch.utils.tensorboard", "torch.distributed", "torch.jit"),
     *("logging", "threading", "_thread", "queue", "_queue", "multiprocessing", "concurrent", "asyncio"),
     *("weakref", "_weakref", "io", "_io", "socket", "subprocess", "unittest.mock"),
-)
+}
 
 
 @attrs.frozen(eq=False)
@@ -94,11 +94,13 @@ def contents(thing: Any, room: Room) -> Contents | None:
 
 
 def _is_machinery(kind: type) -> bool:
-    return any(
-        base.__module__ == name or base.__module__.startswith(f"{name}.")
-        for base in kind.__mro__
-        for name in _MACHINERY
-    )
+    for base in kind.__mro__:
+        name = base.__module__
+        while name:  # asked of each attribute of each submodule: a look-up for each part of the name
+            if name in _MACHINERY:
+                return True
+            name = name.rpartition(".")[0]
+    return False
 
 
 def _length(thing: Any) -> int:

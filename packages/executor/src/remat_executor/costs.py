@@ -32,6 +32,7 @@ from remat_graph import Graph, Implementation
 from remat_graph.platform import OpCost, Platform
 
 aten = torch.ops.aten
+_DRAWN = 1 << 20
 Request = Callable[[], Callable[[], object]]
 
 
@@ -156,14 +157,30 @@ class _Materials:
 
     def tried(self, node: Node) -> Callable[[], object]:
         """The call on made-up arguments; where the kernel refuses those, on what producers make."""
-        if not reads_opaque_bytes(node.target):
-            thunk = self.call(node)
+        if reads_opaque_bytes(node.target):
+            return self.deep_call(node)
+        thunk: Callable[[], object] | None = self.call(node)
+        settled = False
+
+        def run() -> object:
+            # The first run is the trial: it may take seconds, and whoever measures runs it anyway.
+            nonlocal thunk, settled
+            assert thunk is not None
+            if settled:
+                return thunk()
             try:
-                thunk()
+                result = thunk()
             except (RuntimeError, ValueError, IndexError):
-                pass
-            else:
-                return thunk
+                thunk = None  # and its arguments
+                thunk = self.deep_call(node)
+                result = thunk()
+            settled = True
+            return result
+
+        return run
+
+    def deep_call(self, node: Node) -> Callable[[], object]:
+        """The call on what its arguments' producers make."""
         self.deep = True
         try:
             return self.call(node)
@@ -248,9 +265,11 @@ def _made_up(like: Tensor) -> Tensor:
     """
     elements = like.untyped_storage().nbytes() // like.element_size()
     storage = torch.zeros(elements, dtype=like.dtype, device=like.device)
-    if storage.is_complex():
-        storage.normal_()
-    elif storage.is_floating_point():
-        storage.uniform_()
+    if storage.is_complex() or storage.is_floating_point():
+        # Drawing as many numbers as a large tensor has takes longer than most kernels on it: they repeat.
+        drawn = storage[:_DRAWN]
+        drawn = drawn.normal_() if storage.is_complex() else drawn.uniform_()
+        for rest in storage[_DRAWN:].split(_DRAWN):
+            rest.copy_(drawn[: len(rest)])
     tensor = storage.as_strided(like.shape, like.stride(), like.storage_offset())
     return tensor.conj() if like.is_conj() else tensor

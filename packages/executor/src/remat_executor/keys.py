@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from remat_executor import torch_private
+
 
 def describe(argument: Any) -> str:
     """One argument as text: tensors by layout, everything else by value."""
@@ -28,16 +30,10 @@ def target_name(node: Node) -> str:
     return str(node.target) if operator else str(getattr(node.target, "__name__", node.target))
 
 
-def _copies_storages(node: Node) -> bool:
-    """Whether the op's result gets a storage as large as its first argument's, whatever that shows of it."""
-    name = target_name(node)
-    return name.startswith("aten.copy.") or "_scatter." in name
-
-
 def call_key(node: Node, device: torch.device) -> str:
     """The key of a call: its target and everything that decides which kernel runs."""
     parts = [describe(a) for a in node.args] + [f"{k}={describe(v)}" for k, v in sorted(node.kwargs.items())]
-    if _copies_storages(node):
+    if torch_private.copies_storages(target_name(node)):
         first = node.args[0].meta["val"]  # type: ignore[union-attr]
         parts.append(f"in {first.untyped_storage().nbytes()} bytes at {first.storage_offset()}")
     return f"{target_name(node)}({', '.join(parts)}) on {device.type}"

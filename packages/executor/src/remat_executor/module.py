@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,9 +14,12 @@ import attrs
 import torch
 from torch import nn
 
+from remat_executor.buckets import Buckets
+from remat_executor.collection import rare_collections
 from remat_executor.cost_cache import CostCache
 from remat_executor.errors import RematWarning, UnplannedUse, UntruePlan
 from remat_executor.guards import Signature, reason_for_original
+from remat_executor.plans import MOST_PLANS, Plans
 from remat_executor.snapshot import Snapshot
 from remat_executor.step import PlannedStep
 from remat_executor.stepgraph import Progress, capture_graph, check_input, output_indices
@@ -24,6 +28,7 @@ from remat_executor.translate import work_device
 from remat_graph import Graph, OverBudget, simulate
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform
+from remat_graph.units import format_seconds
 
 
 class Planner(Protocol):
@@ -58,7 +63,6 @@ def _same_work(one: Graph, other: Graph) -> bool:
 class _State:
     """What a planned module has beside the original's fields."""
 
-    MOST_STEPS: ClassVar[int] = 32
     ENOUGH: ClassVar[int] = 3
 
     planner: Planner
@@ -66,8 +70,9 @@ class _State:
     cache: CostCache
     differentiate: tuple[int, ...] | None
     on_progress: Progress | None
+    steps: Plans[Signature, PlannedStep]
+    buckets: Buckets | None
     snapshot: Snapshot | None = None
-    steps: dict[Signature, PlannedStep] = attrs.field(factory=dict)
     said: set[str] = attrs.field(factory=set)
     in_vain: int = 0  # calls in a row that were captured anew and found the plan they had
     latest: Any = None
@@ -87,7 +92,7 @@ class PlannedModule(nn.Module):
 
     Attributes:
         runs: how often a plan ran (``planned``), a new one was made (``replanned``), the original ran
-            (``original``).
+            (``original``), and how many plans were dropped to make room (``dropped``).
     """
 
     def __init__(
@@ -101,6 +106,8 @@ class PlannedModule(nn.Module):
         cache_dir: str | Path | None = None,
         differentiate: Iterable[int] | None = None,
         on_progress: Progress | None = None,
+        max_plans: int = MOST_PLANS,
+        buckets: Buckets | None = None,
     ) -> None:
         """Capture, measure and plan a step; the model, its buffers and the generators stay as they are.
 
@@ -114,12 +121,18 @@ class PlannedModule(nn.Module):
             differentiate: indices among the output tensors that get gradients; None: a lone scalar in front
                 is a loss and the only one, otherwise all.
             on_progress: called with (what, done, total).
+            max_plans: how many plans are kept, one for each way of calling; the least recently used goes
+                first.
+            buckets: pads inputs to a few lengths, so that there are as few plans.
 
         Raises:
-            BadInput: the model or the sample cannot be planned.
+            BadInput: the model or the sample cannot be planned, or max_plans or buckets mean nothing.
             CaptureError: the step is not one graph.
         """
         super().__init__()
+        steps: Plans[Signature, PlannedStep] = Plans(max_plans)
+        if buckets is not None and isinstance(model, nn.Module):
+            args, kwargs, _ = buckets.padded(model, args, kwargs)
         tensors = check_input(model, args, kwargs)
         self._attach(
             model,
@@ -129,6 +142,8 @@ class PlannedModule(nn.Module):
                 cache=CostCache(work_device(tensors), cache_dir),
                 differentiate=output_indices(differentiate),
                 on_progress=on_progress,
+                steps=steps,
+                buckets=buckets,
             ),
         )
         with torch.enable_grad():
@@ -163,18 +178,27 @@ class PlannedModule(nn.Module):
         """What the original returns, run by a plan."""
         module: nn.Module = self.module
         state = self._remat
+        given, cut = (args, kwargs), None
+        if state.buckets is not None:
+            args, kwargs, cut = state.buckets.padded(module, args, kwargs)
         snapshot = self._snapshot()
         tensors = called_with(snapshot.owned, args, kwargs)
         reason = reason_for_original(tensors) or snapshot.objection
         if reason is not None:
             self._count_original(reason)
+            args, kwargs = given
             return module(*args, **kwargs)
         seen = snapshot.signature(tensors)
         if seen not in state.steps:
             changes = seen.changes(state.latest_signature)
-            self._say_once("replanned", f"called in another way ({changes} changed): planning again")
-            self.runs["replanned"] += 1
+            began_s = time.perf_counter()
             self._plan_step(tensors, seen)
+            took = format_seconds(time.perf_counter() - began_s)
+            self._say_once(
+                "replanned", f"called in another way ({changes} changed): planning again took {took}"
+            )
+            self.runs["replanned"] += 1
+            self._note_dropped()
             if state.in_vain == _State.ENOUGH:
                 self._say_once(
                     "in vain",
@@ -185,7 +209,8 @@ class PlannedModule(nn.Module):
             state.in_vain = 0
         state.latest, state.latest_signature = state.steps[seen], seen
         self.runs["planned"] += 1
-        return state.latest.run(tensors)
+        output = state.latest.run(tensors)
+        return output if cut is None else cut(output)
 
     def _snapshot(self) -> Snapshot:
         """The module as it is now."""
@@ -195,6 +220,7 @@ class PlannedModule(nn.Module):
         snapshot: Snapshot = state.snapshot
         return snapshot
 
+    @rare_collections()
     def _plan_step(self, tensors: Tensors, seen: Signature) -> None:
         state = self._remat
         captured, translation, graph = capture_graph(
@@ -206,15 +232,24 @@ class PlannedModule(nn.Module):
             differentiate=state.differentiate,
             on_progress=state.on_progress,
         )
-        known = (step.plan for step in state.steps.values() if _same_work(step.graph, graph))
+        known = (step.plan for step in state.steps if _same_work(step.graph, graph))
         same = next(known, None)
         state.in_vain = state.in_vain + 1 if same is not None else 0
         plan = same or state.planner(graph)
         _believe(graph, plan)
-        if len(state.steps) >= _State.MOST_STEPS:
-            del state.steps[next(iter(state.steps))]
         state.latest = state.steps[seen] = PlannedStep.build(captured, translation, graph, plan)
         state.latest_signature = seen
+
+    def _note_dropped(self) -> None:
+        steps: Plans[Signature, PlannedStep] = self._remat.steps
+        if steps.dropped > self.runs["dropped"]:
+            self.runs["dropped"] = steps.dropped
+            self._say_once(
+                "dropped",
+                f"called in more than {steps.most} ways: the plan not used for the longest time is dropped "
+                "for each new one; pad lengths with buckets=, or raise max_plans=",
+                stacklevel=6,
+            )
 
     def _count_original(self, reason: str) -> None:
         self.runs["original"] += 1
@@ -281,7 +316,7 @@ class PlannedModule(nn.Module):
         copied = self.__class__.__new__(self.__class__)
         nn.Module.__init__(copied)
         state = attrs.evolve(
-            self._remat, snapshot=None, steps=dict(self._remat.steps), said=set(self._remat.said)
+            self._remat, snapshot=None, steps=self._remat.steps.copy(), said=set(self._remat.said)
         )
         copied._attach(copy.deepcopy(self.module, memo), state)
         return copied

@@ -87,23 +87,51 @@ def _as_eager_composes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_fake_cache() -> Iterator[None]:
-    """Infer each op's result anew: a cached one forgets which outputs share a storage."""
+def _with_careful_fake_cache() -> Iterator[None]:
+    """Infer anew each result of which torch's cache forgets something.
+
+    A cached result has storages of its own, one for each tensor, as large as that tensor shows: wrong where
+    outputs share one, and where an op copies a whole storage of which its argument shows a part.
+    """
     mode = _private("torch._subclasses.fake_tensor", "FakeTensorMode")
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     build, level = mode.__init__, logger.level
 
-    def build_without_cache(self: Any, *args: Any, **kwargs: Any) -> None:
+    def build_with_careful_cache(self: Any, *args: Any, **kwargs: Any) -> None:
         build(self, *args, **kwargs)
-        self.cache_enabled = False
+        cached, inferred = getattr(self, "_cached_dispatch_impl", None), getattr(self, "_dispatch_impl", None)
+        if cached is None or inferred is None:
+            self.cache_enabled = False
+            return
 
-    mode.__init__ = build_without_cache
+        whole: dict[Any, bool] = {}
+
+        def dispatch(func: Any, *given: Any) -> Any:
+            if func not in whole:
+                whole[func] = _is_remembered_whole(func)
+            return (cached if whole[func] else inferred)(func, *given)
+
+        self._cached_dispatch_impl = dispatch
+
+    mode.__init__ = build_with_careful_cache
     logger.setLevel(logging.CRITICAL)  # it prints at length what `capture` says in one line
     try:
         yield
     finally:
         mode.__init__ = build
         logger.setLevel(level)
+
+
+def _is_remembered_whole(func: Any) -> bool:
+    """Whether an op makes one tensor at most, and no more storage than that tensor shows."""
+    returns: list[Any] = func._schema.returns if hasattr(func, "_schema") else []
+    alone = len(returns) == 1 and str(returns[0].type) == "Tensor"
+    return alone and not copies_storages(str(func))
+
+
+def copies_storages(operator: str) -> bool:
+    """Whether an op's result gets a storage as large as its first argument's, whatever that shows of it."""
+    return operator.startswith("aten.copy.") or "_scatter." in operator
 
 
 class _WatchedGenerator:
@@ -160,7 +188,12 @@ def watched_generators(tell: Callable[[str], None]) -> Iterator[None]:
 def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> Joint:
     """Trace the forward and backward of `module(*tensors)` on fake tensors."""
     export = _private("torch._functorch.aot_autograd", "aot_export_joint_with_descriptors")
-    with contextlib.ExitStack() as stack, _as_if_compiling(), _as_eager_composes(), _without_fake_cache():
+    with (
+        contextlib.ExitStack() as stack,
+        _as_if_compiling(),
+        _as_eager_composes(),
+        _with_careful_fake_cache(),
+    ):
         joint = export(stack, module, tensors)
         found = joint._aot_state.fw_metadata
         return Joint(

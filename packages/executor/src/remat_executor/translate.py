@@ -96,6 +96,7 @@ class _Translator:
     value_of: dict[Node, int] = attrs.field(init=False, factory=dict)
     newest: dict[Node, int] = attrs.field(init=False, factory=dict)  # latest version of a mutated external
     generator: dict[str, int] = attrs.field(init=False, factory=dict)  # latest version of each generator
+    forms: dict[Any, dict[int, InPlace]] = attrs.field(init=False, factory=in_place_forms)
 
     def __attrs_post_init__(self) -> None:
         self.flow = Dataflow(self.captured)
@@ -341,7 +342,7 @@ class _Translator:
 
     def reusable(self, node: Node, outputs: tuple[int, ...]) -> dict[int, tuple[int, InPlace]]:
         """Values that this op could write over, with the argument position and the form to call."""
-        forms = self.forms().get(node.target, {})
+        forms = self.forms.get(node.target, {})
         found: dict[int, tuple[int, InPlace]] = {}
         result = node.meta["val"]
         for place, form in forms.items():
@@ -365,9 +366,6 @@ class _Translator:
             if same and whole and alone and not twice and not lent:
                 found[value] = (place, form)
         return found
-
-    def forms(self) -> dict[Any, dict[int, InPlace]]:
-        return in_place_forms()
 
     def add_gradients(self) -> tuple[tuple[int, Node, int], ...]:
         """Give every gradient a storage of its own that autograd can take over without a copy."""

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from remat_executor import Buckets as Buckets
     from remat_facade.config import Config as Config
     from remat_facade.config import generate_config as generate_config
     from remat_facade.config import load_config as load_config
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Buckets",
     "Config",
     "Hiremate",
     "Offmate",
@@ -44,7 +46,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     torch_free = ("Config", "generate_config", "load_config", "save_config")
     module = import_module(f"{__name__}.{'config' if name in torch_free else 'entrypoints'}")
-    return getattr(module, name)
+    return getattr(module, name)  # `entrypoints` has `Buckets` too
 
 
 def __dir__() -> list[str]:

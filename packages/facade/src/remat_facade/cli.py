@@ -34,6 +34,12 @@ USER_ERROR, INTERRUPTED = 2, 130
 _Budget = Annotated[
     str, typer.Option(help='Bytes, "2GiB", "800MB", or a share of the unplanned peak: "40%".')
 ]
+_BudgetOrAuto = Annotated[
+    str,
+    typer.Option(
+        help='Bytes, "2GiB", "800MB", a share of the unplanned peak ("40%"), or "auto": what is left.'
+    ),
+]
 _Solver = Annotated[str | None, typer.Option(help="Who plans; `remat solvers` lists them. [default: auto]")]
 _Config = Annotated[
     str | None, typer.Option(metavar="FILE|TYPE", help="Instead of a solver: `remat config`.")
@@ -74,23 +80,38 @@ def demo(
 @app.command()
 def plan(
     target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="Returns (model, sample).")],
-    budget: _Budget,
+    budget: _BudgetOrAuto,
     solver: _Solver = None,
     config: _Config = None,
     seed: _Seed = 0,
     time_limit: _TimeLimit = None,
+    optimizer: Annotated[
+        str, typer.Option(metavar="NAME", help="Whose states count for whether training fits, such as sgd.")
+    ] = "adamw",
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Whether it fits there, such as 80GiB; else here.")
+    ] = None,
+    zoo: Annotated[
+        bool, typer.Option(help="Use the plan of an earlier run, if there is one, and keep this one.")
+    ] = True,
     out: _Out = None,
     graph_out: _Out = None,
 ) -> None:
-    """Capture, measure and plan a model of yours."""
+    """Capture, measure and plan a model of yours, and add up whether training it fits."""
     from remat_facade.method import choose_method
+    from remat_facade.report.table import fit_table
     from remat_facade.target import load_target
+    from remat_graph.units import parse_nbytes
 
     check_place(out, graph_out)
+    device_nbytes = None if device_memory is None else parse_nbytes(device_memory)
     with progress(f"loading {target}") as tell:
         model, sample, sample_kwargs = load_target(target)
         from remat_facade.entrypoints import plan_model
+        from remat_facade.fit import fit_of, states_nbytes
+        from remat_facade.inputs import device_of
 
+        states_nbytes((), optimizer)  # a name that means nothing is found before the work
         graph, made = plan_model(
             model,
             sample,
@@ -98,8 +119,14 @@ def plan(
             sample_kwargs=sample_kwargs,
             method=choose_method("auto", config, solver, seed, time_limit),
             on_progress=tell,
+            optimizer=optimizer,
+            zoo=zoo,
+        )
+        fit = fit_of(
+            model, made.budget_nbytes, optimizer, device=device_of(model), device_nbytes=device_nbytes
         )
     _deliver(graph, made, out, None)
+    show(fit_table(fit))
     if graph_out is not None:
         from remat_graph.serialize import save_graph
 

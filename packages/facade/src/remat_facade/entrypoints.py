@@ -7,21 +7,27 @@ The `Pure` classes run the one method of their name and nothing else; a method t
 is an error, never another method in its place.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack
 
+import torch
 from torch import nn
 
-from remat_executor import PlannedModule, plan_graph
+from remat_executor import Buckets, PlannedModule, plan_graph
 from remat_executor import Planner as AnyPlanner
+from remat_executor.cost_cache import CostCache
 from remat_executor.distributed import Ranks, planning
+from remat_executor.plans import MOST_PLANS
 from remat_facade.config import Config
 from remat_facade.errors import BadModel
-from remat_facade.inputs import as_call, check_model, device_nbytes
+from remat_facade.fit import Fit, Optimizer, auto_budget, fit_of, total_nbytes
+from remat_facade.inputs import as_call, check_model, device_of
 from remat_facade.method import Method, choose_method
 from remat_facade.planner import Planner, Progress, SavedPlan, silent
+from remat_facade.zoo import Zoo
 from remat_graph import Graph
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform
@@ -41,6 +47,10 @@ class Options(TypedDict, total=False):
     differentiate: Iterable[int] | None
     on_progress: Progress | None
     ranks: Ranks | None
+    optimizer: Optimizer
+    zoo: bool
+    max_plans: int
+    buckets: Buckets | None
 
 
 class Rockmate(PlannedModule):
@@ -52,15 +62,16 @@ class Rockmate(PlannedModule):
         model: the module, in the mode and on the device it will train.
         sample: a tensor, a tuple or list of positional inputs, or a mapping of keyword inputs. A model whose
             only input is a list takes `[that list]`.
-        budget: bytes as an int, a text such as ``"2GiB"`` (binary) or ``"800MB"`` (decimal), or ``"40%"`` of
-            what the unplanned step holds beyond its gradients.
+        budget: bytes as an int, a text such as ``"2GiB"`` (binary) or ``"800MB"`` (decimal), ``"40%"`` of
+            what the unplanned step holds beyond its gradients, or ``"auto"``: what the device has left now,
+            less gradients, the optimizer's states and a reserve of 5 %.
         sample_kwargs: keyword inputs beside positional ones.
         reserve_nbytes: bytes of the budget left to what lies outside the model, such as the caller's loss.
         config: a `Config`, the path of one, or a type's name; who plans, and how.
         solver: the name of a registered solver, instead of a config.
         seed: seeds the solver's random choices; 0 leaves the config's.
         time_limit_s: wall-clock seconds for the solver, instead of the config's.
-        cache_dir: where measured times are kept; None for the default folder.
+        cache_dir: where measured times and plans are kept; None for the default folder.
         plan: a saved plan (or its path) to use for this model and sample instead of planning again.
         platform: takes times from a cost platform instead of measuring.
         differentiate: indices of the output tensors that will get gradients; None for a lone scalar loss if
@@ -70,11 +81,19 @@ class Rockmate(PlannedModule):
             plan, which rank 0 makes (a process group for the ranks of that group); "alone" if each plans for
             itself, which is also what None does, with a warning where there are several ranks. What is
             captured later, for another shape say, each rank plans for itself.
+        optimizer: who will update the parameters, by name (`remat_facade.fit.optimizer_names`) or itself;
+            its states count for ``budget="auto"`` and in `will_it_fit`.
+        zoo: whether a plan that an earlier process saved for this step, budget and method is used, and one
+            that is made is saved; the environment variable ``REMAT_NO_ZOO`` turns it off too.
+        max_plans: how many plans are kept for other ways of calling; the least recently used goes first.
+        buckets: pads inputs to a few lengths, so that there are as few plans.
 
     Raises:
         InfeasibleBudget: no schedule fits; it names a budget that works.
         BadBudget: the budget means nothing.
         BudgetAboveDevice: the device has less memory.
+        NothingLeft: the budget is ``"auto"`` and nothing is left.
+        UnknownOptimizer: the optimizer's states cannot be counted.
         BadModel: there is nothing to plan.
         BadSample: the model cannot be called with it.
         MethodNotAvailable: the named method is not in this version.
@@ -102,11 +121,25 @@ class Rockmate(PlannedModule):
         differentiate: Iterable[int] | None = None,
         on_progress: Progress | None = None,
         ranks: Ranks | None = None,
+        optimizer: Optimizer = "adamw",
+        zoo: bool = True,
+        max_plans: int = MOST_PLANS,
+        buckets: Buckets | None = None,
     ) -> None:
         with planning(ranks) as together:
             method = choose_method(self._method, config, solver, seed, time_limit_s)
             args, kwargs, own = prepare(
-                model, sample, budget, sample_kwargs, reserve_nbytes, method, platform, on_progress
+                model,
+                sample,
+                budget,
+                sample_kwargs,
+                reserve_nbytes,
+                method,
+                platform,
+                on_progress,
+                optimizer=optimizer,
+                cache_dir=cache_dir,
+                zoo=zoo,
             )
             planner: AnyPlanner = own if plan is None else _saved(plan, own)
             if together is not None:
@@ -121,7 +154,28 @@ class Rockmate(PlannedModule):
                 cache_dir=_folder(cache_dir),
                 differentiate=differentiate,
                 on_progress=_stages(on_progress),
+                max_plans=max_plans,
+                buckets=buckets,
             )
+        self.__dict__["_optimizer"] = optimizer
+
+    def will_it_fit(self, optimizer: Optimizer | None = None, *, device_nbytes: int | None = None) -> Fit:
+        """Add up what training with the plan that ran last makes the device hold.
+
+        Args:
+            optimizer: by name or itself; None for the one named at the beginning.
+            device_nbytes: what the device has; None to ask it.
+
+        Raises:
+            UnknownOptimizer: the optimizer's states cannot be counted.
+        """
+        return fit_of(
+            self.module,
+            self.plan.budget_nbytes,
+            self.__dict__.get("_optimizer", "adamw") if optimizer is None else optimizer,
+            device=device_of(self.module),
+            device_nbytes=device_nbytes,
+        )
 
 
 class Hiremate(Rockmate):
@@ -193,10 +247,22 @@ def plan_model(
     platform: Platform | None = None,
     cache_dir: _Path | None = None,
     on_progress: Progress | None = None,
+    optimizer: Optimizer = "adamw",
+    zoo: bool = True,
 ) -> tuple[Graph, Plan]:
     """Capture, measure and plan without building a module; arguments and errors as for `Rockmate`."""
     args, kwargs, planner = prepare(
-        model, sample, budget, sample_kwargs, reserve_nbytes, method or Method(), platform, on_progress
+        model,
+        sample,
+        budget,
+        sample_kwargs,
+        reserve_nbytes,
+        method or Method(),
+        platform,
+        on_progress,
+        optimizer=optimizer,
+        cache_dir=cache_dir,
+        zoo=zoo,
     )
     graph = plan_graph(
         model, args, kwargs, platform=platform, cache_dir=_folder(cache_dir), on_progress=_stages(on_progress)
@@ -213,23 +279,38 @@ def prepare(
     method: Method,
     platform: Platform | None,
     on_progress: Progress | None,
+    *,
+    optimizer: Optimizer = "adamw",
+    cache_dir: _Path | None = None,
+    zoo: bool = True,
 ) -> tuple[tuple[Any, ...], dict[str, Any], Planner]:
     """Check everything that can be checked before any work; the call's arguments and the planner."""
     if isinstance(model, PlannedModule):
         raise BadModel(problem="is planned already: give the original, which is its `module`")
     args, kwargs = as_call(sample, sample_kwargs)
     device = check_model(model, args, kwargs)
+    if budget == "auto":
+        budget = auto_budget(model, optimizer, device)
     planner = Planner(
         budget=budget,
         method=method,
         reserve_nbytes=reserve_nbytes,
-        device_nbytes=device_nbytes(device),
+        device_nbytes=total_nbytes(device),
         device=str(device),
         platform=platform.name if platform is not None else f"{device.type}, measured",
         on_progress=on_progress or silent,
+        zoo=_zoo(_folder(cache_dir), device, platform)
+        if zoo and not os.environ.get("REMAT_NO_ZOO")
+        else None,
     )
     planner.check()
     return args, kwargs, planner
+
+
+def _zoo(folder: Path | None, device: torch.device, platform: Platform | None) -> Zoo:
+    """The saved plans beside the costs that they were made with."""
+    costs = CostCache(device, folder).path
+    return Zoo(folder=costs.parent / "plans", times=costs.stem if platform is None else platform.name)
 
 
 def _stages(on_progress: Progress | None) -> Callable[[str, int, int], None] | None:

@@ -7,6 +7,10 @@ import attrs
 from remat_graph import RematError
 
 
+class PlanNotKept(UserWarning):
+    """A plan could not be read from or written to the folder of saved plans; it costs time and no more."""
+
+
 @attrs.frozen(kw_only=True, str=False)
 class MethodNotAvailable(RematError):
     """A method of the literature that this version does not have; nothing else is run in its place.
@@ -82,6 +86,41 @@ class BudgetAboveDevice(RematError):
 
     def __str__(self) -> str:
         return f'budget {self.budget} is above {self.device}: give less, or a percentage such as "40%"'
+
+
+@attrs.frozen(kw_only=True, str=False)
+class NothingLeft(RematError):
+    """``budget="auto"`` comes to nothing.
+
+    Attributes:
+        problem: what there is, and what takes it.
+        advice: what to do about it.
+    """
+
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"budget auto: {self.problem}; {self.advice}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class UnknownOptimizer(RematError):
+    """The states of this optimizer cannot be counted.
+
+    Attributes:
+        name: as it came.
+        known: those that can.
+    """
+
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"how large the states of optimizer {self.name!r} are is not known: "
+            f"name one of {', '.join(self.known)}"
+        )
 
 
 @attrs.frozen(kw_only=True, str=False)

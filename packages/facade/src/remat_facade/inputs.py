@@ -1,6 +1,5 @@
 """Is this a model, a sample and a device that can be planned? Each mistake is found before any work."""
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -80,13 +79,9 @@ def check_model(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return device
 
 
-def device_nbytes(device: torch.device) -> int | None:
-    """Bytes of memory that a device has, or None where nobody says."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    if device.type == "cpu" and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the first parameter or buffer; the CPU if there is none."""
+    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
 
 
 def _keywords(what: str, given: object) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import attrs
 
 from remat_facade.errors import BudgetAboveDevice, NotFound
 from remat_facade.method import Method
+from remat_facade.zoo import Zoo
 from remat_graph import Graph, Implementation, Op, Schedule, Value
 from remat_graph.errors import BadBudget, OverBudget
 from remat_graph.fingerprint import fingerprint
@@ -27,6 +28,9 @@ Progress = Callable[[str], None]
 
 PLANNING_S = "planning_s"
 """Key of `Plan.solver_stats` under which the seconds that planning took are found."""
+
+SAVED = "saved"
+"""Key of `Plan.solver_stats` that is there, and true, if the plan was found in the zoo."""
 
 
 def silent(_: str) -> None:
@@ -45,6 +49,7 @@ class Planner:
         device: its name for people.
         platform: where the graph's times come from, for the record.
         on_progress: told what begins.
+        zoo: where plans are looked for first, and kept; None: each one is made.
     """
 
     budget: int | str
@@ -54,6 +59,7 @@ class Planner:
     device: str = ""
     platform: str = ""
     on_progress: Progress = silent
+    zoo: Zoo | None = None
 
     @reserve_nbytes.validator
     def _check_reserve(self, _: "attrs.Attribute[int]", value: object) -> None:
@@ -105,13 +111,17 @@ class Planner:
             OverBudget: the referee caught a solver whose schedule does not fit what it was given.
         """
         budget_nbytes = self.budget_for(graph)
-        self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
         began_s = time.perf_counter()
+        found = None if self.zoo is None else self.zoo.find(graph, budget_nbytes, self.method)
+        if found is not None:
+            stats = {**found.solver_stats, PLANNING_S: time.perf_counter() - began_s, SAVED: True}
+            return attrs.evolve(found, solver_stats=stats)
+        self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
         deadline = Deadline(self.method.time_limit_s, self._tell)
         solver = get_solver(self.method.solver, **self.method.parameters)
         solution = solver.solve(Problem(graph, budget_nbytes), deadline)
         schedule = solution.schedule or self._smallest(graph, budget_nbytes)
-        return Plan.from_schedule(
+        plan = Plan.from_schedule(
             graph,
             schedule,
             budget_nbytes=budget_nbytes,
@@ -122,6 +132,9 @@ class Planner:
             platform=self.platform,
             deadline_hit=deadline.hit,
         )
+        if self.zoo is not None:
+            self.zoo.keep(graph, budget_nbytes, self.method, plan)
+        return plan
 
     def _smallest(self, graph: Graph, budget_nbytes: int) -> Schedule:
         """What needs least, where the solver found nothing; the portfolio may use it."""

@@ -1,5 +1,7 @@
 """Tables as data: what the terminal and the HTML page show alike."""
 
+from typing import TYPE_CHECKING
+
 import attrs
 
 from remat_facade.report.trace import repeated_targets
@@ -7,6 +9,9 @@ from remat_graph import Graph
 from remat_graph.plan import Plan
 from remat_graph.units import format_nbytes, format_seconds
 from remat_solvers.questions import MaxBatch, MinBudget
+
+if TYPE_CHECKING:  # it imports torch
+    from remat_facade.fit import Fit
 
 
 @attrs.frozen(kw_only=True)
@@ -76,6 +81,26 @@ def plan_table(plan: Plan) -> Table:
         note += "; the time limit cut in, so another run may end elsewhere"
     return Table(
         title=f"{plan.graph_name}, predicted", columns=("", "unplanned", "planned"), rows=rows, note=note
+    )
+
+
+def fit_table(fit: "Fit") -> Table:
+    """What training holds, summed up against the device."""
+    rows = [
+        ("parameters", fit.parameters_nbytes),
+        ("buffers", fit.buffers_nbytes),
+        ("gradients of an earlier step", fit.gradients_nbytes),
+        (f"states of {fit.optimizer}", fit.states_nbytes),
+        ("budget of a step", fit.budget_nbytes),
+        ("in all", fit.total_nbytes),
+    ]
+    if fit.device_nbytes is not None:
+        rows.append((f"memory of {fit.device}", fit.device_nbytes))
+    return Table(
+        title="will it fit",
+        columns=("", ""),
+        rows=tuple((name, format_nbytes(nbytes)) for name, nbytes in rows),
+        note=fit.summary(),
     )
 
 

@@ -1,0 +1,191 @@
+"""Lengths that change, rounded up to a few: a module called with N lengths has as many plans as buckets.
+
+    Buckets(sizes=(64, 128, 256), pad={"input_ids": 0, "attention_mask": 0, "labels": -100})
+
+Named inputs are padded at the end of one dimension, each with its own value, up to the next bucket; outputs
+are cut back to the true length, under autograd. Padding is exact only as far as the model makes it so, by an
+attention mask and labels that its loss ignores, say: a batch norm, or a mean over all positions, sees what
+was padded. So nothing is padded unless it is asked for, and the values are the caller's choice.
+
+The padded inputs and the gradients of cut outputs lie outside of the plan, as all that the caller makes.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from remat_executor import torch_private
+from remat_executor.errors import BadInput
+
+Number = bool | int | float
+
+
+def _sizes(sizes: Any) -> Any:
+    return sizes if isinstance(sizes, int | str) or not hasattr(sizes, "__iter__") else tuple(sizes)
+
+
+def _mapping(pad: Any) -> Any:
+    return dict(pad) if isinstance(pad, Mapping) else pad
+
+
+def _places(cut: Any) -> Any:
+    return cut if cut is None or not hasattr(cut, "__iter__") else tuple(cut)
+
+
+@attrs.frozen(kw_only=True)
+class Buckets:
+    """To which lengths inputs are padded, and with what.
+
+    Attributes:
+        sizes: the lengths, or one number whose multiples they are. A call longer than all of them is planned
+            at its own length.
+        pad: for each input, by its name in the forward, the value to pad it with. Inputs that a call leaves
+            out, or gives as None, are passed over; the others must have one length.
+        dim: the dimension of these inputs that is padded, and of the outputs that is cut.
+        cut: indices of the output tensors to cut back to the true length; None: all whose size at `dim` is
+            the bucket's.
+
+    Raises:
+        BadInput: with what is wrong and what was wanted.
+    """
+
+    sizes: int | tuple[int, ...] = attrs.field(converter=_sizes)
+    pad: Mapping[str, Number] = attrs.field(converter=_mapping)
+    dim: int = 1
+    cut: tuple[int, ...] | None = attrs.field(default=None, converter=_places)
+
+    def __attrs_post_init__(self) -> None:
+        given = self.sizes if isinstance(self.sizes, tuple) else (self.sizes,)
+        if not given or not all(_is_count(size, 1) for size in given):
+            _refuse(f"sizes {self.sizes!r}", "give lengths such as (64, 128, 256), or a multiple such as 64")
+        object.__setattr__(self, "sizes", tuple(sorted(given)) if isinstance(self.sizes, tuple) else given[0])
+        if not isinstance(self.pad, dict) or not self.pad:
+            _refuse(f"pad {self.pad!r}", 'name inputs and their values, as in pad={"input_ids": 0}')
+        for name, value in self.pad.items():
+            if not isinstance(name, str) or not isinstance(value, bool | int | float):
+                _refuse(f"pad {{{name!r}: {value!r}}}", "give an input's name and a number")
+        if not _is_count(self.dim, 0):
+            _refuse(f"dim {self.dim!r}", "give a dimension counted from the front, such as 1")
+        if self.cut is not None and not (
+            isinstance(self.cut, tuple) and all(_is_count(place, 0) for place in self.cut)
+        ):
+            _refuse(f"cut {self.cut!r}", "give indices of output tensors, such as (1,), or None")
+
+    def length(self, length: int) -> int:
+        """The bucket of a length: the smallest that holds it, or itself beyond the largest."""
+        if isinstance(self.sizes, int):
+            return -(-length // self.sizes) * self.sizes
+        return next((size for size in self.sizes if size >= length), length)
+
+    def padded(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any], "Cut | None"]:
+        """A call with its inputs padded, and how to cut its outputs; None where nothing was padded.
+
+        Raises:
+            BadInput: none of the named inputs is there, or one cannot be padded.
+        """
+        places = self._places(module, args, kwargs)
+        found = {name: args[place] if place is not None else kwargs[name] for name, place in places.items()}
+        found = {name: tensor for name, tensor in found.items() if tensor is not None}
+        if not found:
+            _refuse(f"of {', '.join(self.pad)} none is among the inputs", "name inputs of the forward")
+        for name, tensor in found.items():
+            if not isinstance(tensor, Tensor) or tensor.ndim <= self.dim:
+                kind = f"{tensor.ndim}-dimensional" if isinstance(tensor, Tensor) else type(tensor).__name__
+                _refuse(f"{name} is {kind}", f"name tensors that have a dimension {self.dim}")
+        lengths = {name: tensor.shape[self.dim] for name, tensor in found.items()}
+        if len(set(lengths.values())) > 1:
+            _refuse(f"lengths differ at dimension {self.dim}: {lengths}", "name inputs of one length")
+        length = next(iter(lengths.values()))
+        size = self.length(length)
+        if size == length:
+            return args, kwargs, None
+        filled, named = list(args), dict(kwargs)
+        for name, tensor in found.items():
+            longer = _lengthened(name, tensor, self.dim, size, self.pad[name])
+            place = places[name]
+            if place is None:
+                named[name] = longer
+            else:
+                filled[place] = longer
+        return tuple(filled), named, Cut(dim=self.dim, length=length, size=size, places=self.cut)
+
+    def _places(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, int | None]:
+        """Where the named inputs are: a position, or None for a keyword."""
+        positional = (
+            name
+            for name, parameter in inspect.signature(module.forward).parameters.items()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        )
+        places: dict[str, int | None] = dict(zip(positional, range(len(args)), strict=False))
+        places.update(dict.fromkeys(kwargs))
+        return {name: places[name] for name in self.pad if name in places}
+
+
+@attrs.frozen(kw_only=True)
+class Cut:
+    """How outputs of a padded call become those of the call.
+
+    Attributes:
+        dim: the dimension that was padded.
+        length: the true length.
+        size: the bucket's.
+        places: indices of the output tensors to cut; None: those of the bucket's size.
+    """
+
+    dim: int
+    length: int
+    size: int
+    places: tuple[int, ...] | None
+
+    def __call__(self, output: Any) -> Any:
+        """Outputs without what was padded: views, so gradients flow.
+
+        Raises:
+            BadInput: an output that was named does not have the bucket's size.
+        """
+        leaves, spec = torch_private.flatten(output)
+        tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        for index, place in enumerate(tensors):
+            leaf = leaves[place]
+            fits = leaf.ndim > self.dim and leaf.shape[self.dim] == self.size
+            if self.places is None:
+                wanted = fits
+            else:
+                wanted = index in self.places
+                if wanted and not fits:
+                    _refuse(
+                        f"output {index} has the shape {tuple(leaf.shape)}, not {self.size} at dimension "
+                        f"{self.dim}",
+                        "leave it out of cut=",
+                    )
+            if wanted:
+                leaves[place] = leaf.narrow(self.dim, 0, self.length)
+        if self.places is not None and (beyond := [i for i in self.places if i >= len(tensors)]):
+            _refuse(f"cut names output {beyond[0]} of {len(tensors)}", "count the output tensors from 0")
+        return torch_private.unflatten(leaves, spec)
+
+
+def _is_count(number: object, least: int) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= least
+
+
+def _lengthened(name: str, tensor: Tensor, dim: int, size: int, value: Number) -> Tensor:
+    """A tensor with more at the end of a dimension."""
+    if isinstance(value, float) and not (tensor.is_floating_point() or tensor.is_complex()):
+        _refuse(f"{name} holds {tensor.dtype}, which has no {value!r}", "give it a value of its own kind")
+    if tensor.dtype is torch.bool and not isinstance(value, bool) and value not in (0, 1):
+        _refuse(f"{name} holds {tensor.dtype}, which has no {value!r}", "give it True or False")
+    shape = (*tensor.shape[:dim], size - tensor.shape[dim], *tensor.shape[dim + 1 :])
+    return torch.cat([tensor, tensor.new_full(shape, value)], dim)
+
+
+def _refuse(problem: str, advice: str) -> NoReturn:
+    raise BadInput(problem=f"buckets: {problem}", advice=advice)

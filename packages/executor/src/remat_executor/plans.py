@@ -1,0 +1,71 @@
+"""The planned steps that a module keeps, one for each way it is called.
+
+Shapes, dtypes, modes and devices are all in a call's key, so a call that returns to an earlier way finds its
+step. A step holds its captured graph and its lowered parts, but no tensors of a size that matters; still, a
+sequence length that never comes twice would fill any memory. So there is a bound, and what has not been used
+for the longest time goes first.
+"""
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from remat_executor.errors import BadInput
+
+K = TypeVar("K")
+S = TypeVar("S")
+
+MOST_PLANS = 32
+
+
+class Plans(Generic[K, S]):
+    """A bounded mapping from keys to steps that forgets the least recently used one.
+
+    Args:
+        most: how many steps are kept, 1 or more.
+
+    Attributes:
+        most: the same.
+        dropped: how many have been forgotten.
+
+    Raises:
+        BadInput: `most` is no such number.
+    """
+
+    def __init__(self, most: int = MOST_PLANS) -> None:
+        if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+            raise BadInput(
+                problem=f"max_plans is {most!r}, not a number of plans",
+                advice="give a whole number from 1 on",
+            )
+        self.most = most
+        self.dropped = 0
+        self._steps: dict[K, S] = {}  # the least recently used first
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._steps
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._steps.values())
+
+    def __getitem__(self, key: K) -> S:
+        """The step of a key, which is now the most recently used one."""
+        step = self._steps.pop(key)
+        self._steps[key] = step
+        return step
+
+    def __setitem__(self, key: K, step: S) -> None:
+        """Keep a step; where there is no room, another one goes."""
+        self._steps.pop(key, None)
+        if len(self._steps) >= self.most:
+            del self._steps[next(iter(self._steps))]
+            self.dropped += 1
+        self._steps[key] = step
+
+    def copy(self) -> "Plans[K, S]":
+        """The same steps, with a bound and an order of their own."""
+        copied: Plans[K, S] = Plans(self.most)
+        copied._steps = dict(self._steps)
+        return copied

@@ -1,0 +1,303 @@
+"""Will it fit? Everything that training makes a device hold, added up before the first step.
+
+Parameters and buffers, gradients, the states of an optimizer, and the budget, which bounds the rest of a
+step: activations, outputs, workspaces and the gradients it makes. Gradients stand beside the budget once
+more, because those of an earlier step may still be there: while they accumulate, or where `zero_grad` keeps
+them. Where they are not, what they would take is room for the temporaries of the optimizer's step.
+
+States are counted by the rules of `torch.optim`, from the shapes and dtypes of the trainable parameters.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from remat_facade.errors import NothingLeft, UnknownOptimizer
+from remat_graph.units import format_nbytes
+
+RESERVE = 0.05
+"""Part of the free memory that ``budget="auto"`` leaves alone: fragments, other libraries, small tensors."""
+
+Optimizer = str | torch.optim.Optimizer
+
+
+@attrs.frozen(kw_only=True)
+class Fit:
+    """What training holds on a device, in bytes.
+
+    Attributes:
+        parameters_nbytes: of all parameters.
+        buffers_nbytes: of all buffers.
+        gradients_nbytes: of one set of gradients, kept from an earlier step.
+        states_nbytes: of the optimizer's states.
+        budget_nbytes: what the step may take beyond these.
+        device_nbytes: what the device has in all; None where nobody says.
+        optimizer: its name.
+        device: the device's name.
+    """
+
+    parameters_nbytes: int
+    buffers_nbytes: int
+    gradients_nbytes: int
+    states_nbytes: int
+    budget_nbytes: int
+    device_nbytes: int | None
+    optimizer: str
+    device: str
+
+    @property
+    def total_nbytes(self) -> int:
+        """All of it."""
+        return self.kept_nbytes + self.budget_nbytes
+
+    @property
+    def kept_nbytes(self) -> int:
+        """What is there between steps."""
+        return self.parameters_nbytes + self.buffers_nbytes + self.gradients_nbytes + self.states_nbytes
+
+    @property
+    def left_nbytes(self) -> int | None:
+        """What is left of the device; negative if it does not fit, None where its size is not known."""
+        return None if self.device_nbytes is None else self.device_nbytes - self.total_nbytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device has room for it; None where its size is not known."""
+        return None if self.left_nbytes is None else self.left_nbytes >= 0
+
+    def summary(self) -> str:
+        """One line for people."""
+        total = f"{format_nbytes(self.total_nbytes)} with {self.optimizer}"
+        if self.left_nbytes is None or self.device_nbytes is None:
+            return f"takes {total}; how much {self.device} has is not known"
+        has = f"{format_nbytes(self.device_nbytes)} of {self.device}"
+        if self.left_nbytes >= 0:
+            return f"fits: {total}, {format_nbytes(self.left_nbytes)} left of the {has}"
+        return f"does not fit: {total}, {format_nbytes(-self.left_nbytes)} more than the {has}"
+
+
+def fit_of(
+    model: nn.Module,
+    budget_nbytes: int,
+    optimizer: Optimizer = "adamw",
+    *,
+    device: torch.device,
+    device_nbytes: int | None = None,
+) -> Fit:
+    """Add up what training a model holds.
+
+    Args:
+        model: the model.
+        budget_nbytes: the budget of its step.
+        optimizer: a name of `optimizer_names()`, or the optimizer itself.
+        device: where it trains.
+        device_nbytes: what that has; None to ask it.
+
+    Raises:
+        UnknownOptimizer: its states cannot be counted.
+    """
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return Fit(
+        parameters_nbytes=_nbytes(model.parameters()),
+        buffers_nbytes=_nbytes(model.buffers()),
+        gradients_nbytes=_nbytes(trainable),
+        states_nbytes=states_nbytes(trainable, optimizer),
+        budget_nbytes=budget_nbytes,
+        device_nbytes=total_nbytes(device) if device_nbytes is None else device_nbytes,
+        optimizer=_name(optimizer),
+        device=str(device),
+    )
+
+
+def auto_budget(
+    model: nn.Module,
+    optimizer: Optimizer,
+    device: torch.device,
+    *,
+    free: Callable[[torch.device], int | None] | None = None,
+) -> int:
+    """Bytes that the device has left for a step, once everything else is there.
+
+    What is free now, less a part that stays free (`RESERVE`), less gradients and optimizer states as far as
+    they are not there yet.
+
+    Args:
+        model: the model, on its device.
+        optimizer: a name of `optimizer_names()`, or the optimizer itself.
+        device: the device.
+        free: says what is free on a device, instead of asking it.
+
+    Raises:
+        NothingLeft: that is nothing; or nobody says what is free.
+        UnknownOptimizer: its states cannot be counted.
+    """
+    free_nbytes = (free or free_on)(device)
+    if free_nbytes is None:
+        raise NothingLeft(problem=f"{device} does not say how much memory is free", advice="give a budget")
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    gradients = _nbytes(p for p in trainable if p.grad is None)
+    states = states_nbytes(trainable, optimizer)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        states = max(0, states - _nbytes(_state_tensors(optimizer)))
+    reserve = int(RESERVE * free_nbytes)
+    left = free_nbytes - reserve - gradients - states
+    if left <= 0:
+        raise NothingLeft(
+            problem=f"of {format_nbytes(free_nbytes)} free on {device}, gradients take "
+            f"{format_nbytes(gradients)}, states of {_name(optimizer)} {format_nbytes(states)} and the "
+            f"reserve {format_nbytes(reserve)}: nothing is left",
+            advice='name an optimizer with smaller states (optimizer="sgd"), train fewer parameters, or use '
+            "a larger device",
+        )
+    return left
+
+
+def states_nbytes(parameters: Iterable[Tensor], optimizer: Optimizer) -> int:
+    """Bytes of an optimizer's states once it has made its first step.
+
+    Args:
+        parameters: those it trains.
+        optimizer: a name of `optimizer_names()`, or the optimizer itself.
+
+    Raises:
+        UnknownOptimizer: there are no rules for it.
+    """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__.lower()
+        groups = [(_rule(_named(kind, group)), group["params"]) for group in optimizer.param_groups]
+        return sum(rule(p) for rule, parameters in groups for p in parameters if p.requires_grad)
+    rule = _rule(optimizer)
+    return sum(rule(parameter) for parameter in parameters)
+
+
+def optimizer_names() -> tuple[str, ...]:
+    """The optimizers whose states can be counted."""
+    return tuple(sorted(_RULES))
+
+
+def free_on(device: torch.device) -> int | None:
+    """Bytes that a new tensor could take on a device now: free ones and those its allocator keeps unused."""
+    if device.type == "cpu":
+        return _free_ram()
+    info = _free_and_total(device)
+    if info is None:
+        return None
+    memory = torch.accelerator.memory
+    kept = memory.memory_reserved(device) - memory.memory_allocated(device)
+    return info[0] + max(0, kept)
+
+
+def total_nbytes(device: torch.device) -> int | None:
+    """Bytes of memory that a device has, or None where nobody says."""
+    if device.type == "cpu":
+        return _total_ram()
+    info = _free_and_total(device)
+    return None if info is None else info[1]
+
+
+def _free_and_total(device: torch.device) -> tuple[int, int] | None:
+    """What the driver says; older versions of torch ask it through the device's own module."""
+    ask = getattr(torch.accelerator, "get_memory_info", None)
+    try:
+        ask = ask or torch.get_device_module(device).mem_get_info
+        free, total = ask(device)
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+    return int(free), int(total)
+
+
+# -- rules: bytes of state for one parameter
+
+
+def _copies(count: int, *, steps: bool = True) -> Callable[[Tensor], int]:
+    """So many tensors like the parameter, and a float32 count of steps."""
+    return lambda p: count * p.numel() * p.element_size() + (4 if steps else 0)
+
+
+def _adafactor(p: Tensor) -> int:
+    """A row and a column of second moments for a matrix, all of them for a vector; a count of steps."""
+    if p.dim() < 2:
+        return p.numel() * p.element_size() + 4
+    rows, columns = p.numel() // p.shape[-1], p.numel() // p.shape[-2]
+    return (rows + columns) * p.element_size() + 4
+
+
+_RULES: Mapping[str, Callable[[Tensor], int]] = {
+    "none": lambda p: 0,
+    "sgd": lambda p: 0,
+    "sgd-momentum": _copies(1, steps=False),
+    "adam": _copies(2),
+    "adamw": _copies(2),
+    "adam-amsgrad": _copies(3),
+    "adamw-amsgrad": _copies(3),
+    "nadam": lambda p: _copies(2)(p) + 4,  # a running product beside the count
+    "radam": _copies(2),
+    "adamax": _copies(2),
+    "rmsprop": _copies(1),
+    "adagrad": _copies(1),
+    "adafactor": _adafactor,
+}
+
+
+def _rule(name: str) -> Callable[[Tensor], int]:
+    if name not in _RULES:
+        raise UnknownOptimizer(name=str(name), known=optimizer_names())
+    return _RULES[name]
+
+
+def _named(kind: str, group: Mapping[str, Any]) -> str:
+    """The name of the rule for an optimizer's class with the options of one of its groups."""
+    if kind == "sgd" and group.get("momentum"):
+        return "sgd-momentum"
+    if kind in ("adam", "adamw") and group.get("amsgrad"):
+        return f"{kind}-amsgrad"
+    if kind == "rmsprop" and (group.get("momentum") or group.get("centered")):
+        return "rmsprop with momentum or centered"  # there is no rule for it
+    return kind
+
+
+def _name(optimizer: Optimizer) -> str:
+    return optimizer if isinstance(optimizer, str) else type(optimizer).__name__
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
+    return (t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor))
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+# -- memory of the machine, as far as this process may use it
+
+
+def _total_ram() -> int | None:
+    if not hasattr(os, "sysconf"):
+        return None
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _control_group("memory.max")
+    return total if limit is None else min(total, limit)
+
+
+def _free_ram() -> int | None:
+    """What the system says is available, within what is left of a container's limit."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+    limit, used = _control_group("memory.max"), _control_group("memory.current")
+    return free if limit is None or used is None else min(free, max(0, limit - used))
+
+
+def _control_group(name: str) -> int | None:
+    try:
+        text = Path("/sys/fs/cgroup", name).read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
