@@ -71,3 +71,26 @@ class UntruePlan(RematError):
             f"the plan of {self.solver!r} promises a peak of {self.promised_nbytes} bytes and its schedule "
             f"has {self.peak_nbytes}: make plans with Plan.from_schedule"
         )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class OverCompiled(RematError):
+    """A step takes more when a runtime runs it than its plan says, and no tighter plan was found.
+
+    Attributes:
+        runtime: its name.
+        peak: what the step took.
+        budget: what it may take.
+        advised: a budget that leaves room.
+    """
+
+    runtime: str
+    peak: str
+    budget: str
+    advised: str
+
+    def __str__(self) -> str:
+        return (
+            f"runtime {self.runtime!r} takes {self.peak} of a budget of {self.budget}, and no plan was found "
+            f'that leaves it room: give about {self.advised}, or use runtime="eager"'
+        )

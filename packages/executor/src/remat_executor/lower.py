@@ -22,9 +22,9 @@ from remat_executor.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
 from remat_executor.rng import read_state, replay
-from remat_executor.runtime import Run, Runtime, eager
+from remat_executor.runtime import Ends, Run, Runtime, eager
 from remat_executor.translate import Translation
-from remat_graph import Compute, Deliver, Free, Grads, Schedule, Step, simulate
+from remat_graph import Compute, Deliver, Free, Grads, Role, Schedule, Step, simulate
 
 aten = torch.ops.aten
 
@@ -355,8 +355,14 @@ class _Lowering:
             return self.resolve(node)
         return self.value_node(value)
 
+    def lasts(self, value: int) -> bool:
+        """Whether the caller's tensor stays where it is from call to call, as an input does not."""
+        return self.translation.graph.values[value].role in (Role.PARAM, Role.BUFFER)
+
     def finish(self, results: Sequence[Node], needed: set[int], gradients: tuple[int, ...]) -> Part:
         """Number the list's entries, empty the list after reading it, and compile."""
+        # What lasts from call to call comes first.
+        self.reads = dict(sorted(self.reads.items(), key=lambda read: not self.lasts(read[0])))
         reads, takes = tuple(self.reads), tuple(self.takes)
         for i, node in enumerate((*self.reads.values(), *self.takes.values())):
             node.args = (self.argument, i)
@@ -368,8 +374,9 @@ class _Lowering:
         gives = tuple(sorted(made & needed))
         self.fx.output([*results, *(self.nodes_of[v] for v in gives)])
         module = GraphModule({}, self.fx)
+        lasting = sum(map(self.lasts, reads))
         return Part(
-            run=self.runtime(module),
+            run=self.runtime(module, Ends(lasting=lasting, results=len(results))),
             reads=reads,
             takes=takes,
             drops=tuple(sorted(self.before - kept - (self.untouched & needed))),

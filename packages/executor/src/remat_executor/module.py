@@ -16,6 +16,8 @@ from torch import nn
 from remat_executor.cost_cache import CostCache
 from remat_executor.errors import RematWarning, UnplannedUse, UntruePlan
 from remat_executor.guards import Signature, reason_for_original, signature
+from remat_executor.rehearsal import within_budget
+from remat_executor.runtime.choose import check_runtime, new_runtime
 from remat_executor.step import PlannedStep
 from remat_executor.stepgraph import Progress, capture_graph, check_input, output_indices
 from remat_executor.tensors import REGISTRIES, Tensors, collect
@@ -65,6 +67,7 @@ class _State:
     cache: CostCache
     differentiate: tuple[int, ...] | None
     on_progress: Progress | None
+    runtime: str
     steps: dict[Signature, PlannedStep] = attrs.field(factory=dict)
     said: set[str] = attrs.field(factory=set)
     in_vain: int = 0  # calls in a row that were captured anew and found the plan they had
@@ -99,6 +102,7 @@ class PlannedModule(nn.Module):
         cache_dir: str | Path | None = None,
         differentiate: Iterable[int] | None = None,
         on_progress: Progress | None = None,
+        runtime: str = "eager",
     ) -> None:
         """Capture, measure and plan a step; the model, its buffers and the generators stay as they are.
 
@@ -112,13 +116,18 @@ class PlannedModule(nn.Module):
             differentiate: indices among the output tensors that get gradients; None: a lone scalar in front
                 is a loss and the only one, otherwise all.
             on_progress: called with (what, done, total).
+            runtime: what runs the plan: ``"eager"``, ``"inductor"`` or ``"cudagraph"``. The last two are
+                rehearsed once, and planned tighter where they take more than the plan says; the planner must
+                then have a method ``tighter``.
 
         Raises:
             BadInput: the model or the sample cannot be planned.
             CaptureError: the step is not one graph.
+            OverCompiled: the runtime takes more than the budget, however it is planned.
         """
         super().__init__()
         tensors = check_input(model, args, kwargs)
+        check_runtime(runtime, work_device(tensors))
         self._attach(
             model,
             _State(
@@ -127,6 +136,7 @@ class PlannedModule(nn.Module):
                 cache=CostCache(work_device(tensors), cache_dir),
                 differentiate=output_indices(differentiate),
                 on_progress=on_progress,
+                runtime=runtime,
             ),
         )
         with torch.enable_grad():
@@ -193,10 +203,17 @@ class PlannedModule(nn.Module):
         same = next(known, None)
         state.in_vain = state.in_vain + 1 if same is not None else 0
         plan = same or state.planner(graph)
-        _believe(graph, plan)
         if len(state.steps) >= _State.MOST_STEPS:
             del state.steps[next(iter(state.steps))]
-        state.latest = state.steps[seen] = PlannedStep.build(captured, translation, graph, plan)
+
+        def build(plan: Plan) -> PlannedStep:
+            _believe(graph, plan)
+            return PlannedStep.build(captured, translation, graph, plan, new_runtime(state.runtime))
+
+        step = build(plan)
+        if state.runtime != "eager":
+            step = within_budget(step, tensors, state.planner, build, state.runtime)
+        state.latest = state.steps[seen] = step
         state.latest_signature = seen
 
     def _count_original(self, reason: str) -> None:

@@ -1,5 +1,6 @@
 """A captured step with its plan, ready to run."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -11,6 +12,7 @@ from remat_executor.capture import Captured
 from remat_executor.chain import Call, apply
 from remat_executor.lower import Program, lower
 from remat_executor.nodes import replayed
+from remat_executor.runtime import Runtime, eager
 from remat_executor.tensors import Tensors
 from remat_executor.translate import Translation
 from remat_graph import Graph
@@ -31,9 +33,17 @@ class PlannedStep:
     reach: tuple[frozenset[int], ...]
     guarded: frozenset[int]
     constants: tuple[Tensor, ...]
+    rehearsed_nbytes: int | None = None  # peak by the allocator, where the runtime had to be tried
 
     @classmethod
-    def build(cls, captured: Captured, translation: Translation, graph: Graph, plan: Plan) -> "PlannedStep":
+    def build(
+        cls,
+        captured: Captured,
+        translation: Translation,
+        graph: Graph,
+        plan: Plan,
+        runtime: Runtime = eager,
+    ) -> "PlannedStep":
         """Lower the plan's schedule."""
         translation = attrs.evolve(translation, graph=graph)  # with what was measured
         direct = tuple(i for i, o in enumerate(captured.outputs) if not o.replayed)
@@ -48,7 +58,7 @@ class PlannedStep:
             translation=translation,
             graph=graph,
             plan=plan,
-            program=lower(captured, translation, plan.schedule),
+            program=lower(captured, translation, plan.schedule, runtime=runtime),
             direct=direct,
             differentiable=differentiable,
             reach=_reach(translation, tangents),
@@ -60,12 +70,11 @@ class PlannedStep:
             ),
         )
 
-    def run(self, tensors: Tensors) -> Any:
-        """Run the forward under autograd and put the outputs into their containers."""
+    def call(self, flat: Sequence[Tensor]) -> Call:
+        """One call on the caller's tensors, in the order of `Tensors.flat`."""
         captured, translation = self.captured, self.translation
         tangents = [captured.outputs[self.direct[place]].tangent for place in self.differentiable]
-        flat = tensors.flat
-        call = Call(
+        return Call(
             program=self.program,
             externals=[*flat, *self.constants],
             tangents=tuple(None if t is None else t.meta["val"] for t in tangents),
@@ -76,6 +85,12 @@ class PlannedStep:
             device=translation.device,
             autocast=torch.is_autocast_enabled(translation.device.type),
         )
+
+    def run(self, tensors: Tensors) -> Any:
+        """Run the forward under autograd and put the outputs into their containers."""
+        captured, translation = self.captured, self.translation
+        flat = tensors.flat
+        call = self.call(flat)
         with torch.autocast(translation.device.type, enabled=False):
             visible = apply(call, [flat[place] for place, _, _ in translation.gradients])
         made: dict[int, Tensor] = {self.direct[p]: t for p, t in call.others.items()}

@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
     platform: Platform | None
     differentiate: Iterable[int] | None
     on_progress: Progress | None
+    runtime: str
 
 
 class Rockmate(PlannedModule):
@@ -63,6 +64,9 @@ class Rockmate(PlannedModule):
         differentiate: indices of the output tensors that will get gradients; None for a lone scalar loss if
             it comes first, else all.
         on_progress: told in a few words what begins.
+        runtime: ``"eager"``; ``"inductor"``, which compiles the plan (results within rounding of eager's); or
+            ``"cudagraph"``, which replays it on CUDA. The last two are tried once, to see that they keep to
+            the budget.
 
     Raises:
         InfeasibleBudget: no schedule fits; it names a budget that works.
@@ -71,6 +75,8 @@ class Rockmate(PlannedModule):
         BadModel: there is nothing to plan.
         BadSample: the model cannot be called with it.
         MethodNotAvailable: the named method is not in this version.
+        BadInput: there is no such runtime, or not here.
+        OverCompiled: the runtime takes more than the budget, however it is planned.
     """
 
     _method: ClassVar[str] = "auto"
@@ -92,6 +98,7 @@ class Rockmate(PlannedModule):
         platform: Platform | None = None,
         differentiate: Iterable[int] | None = None,
         on_progress: Progress | None = None,
+        runtime: str = "eager",
     ) -> None:
         method = choose_method(self._method, config, solver, seed, time_limit_s)
         args, kwargs, planner = prepare(
@@ -106,6 +113,7 @@ class Rockmate(PlannedModule):
             cache_dir=_folder(cache_dir),
             differentiate=differentiate,
             on_progress=_stages(on_progress),
+            runtime=runtime,
         )
 
 

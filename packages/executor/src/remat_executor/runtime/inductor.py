@@ -1,0 +1,107 @@
+"""Lowered graphs compiled by Inductor, each by itself, so that no recomputation meets its original.
+
+A part is traced again under Inductor's decompositions: what crosses from part to part is what the plan keeps,
+and within a part Inductor fuses, in the order it is given, and frees its inputs as it goes. What would move
+work or change layouts is switched off. In-place forms of the plan become new storages that Inductor places
+itself, so a compiled step may hold a little more than its plan says: `remat_executor.rehearsal` measures it.
+"""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from remat_executor import torch_private
+from remat_executor.errors import RematWarning
+from remat_executor.nodes import args_of, is_item
+from remat_executor.runtime import Ends, Run
+from remat_executor.runtime.opaque import Opaque
+
+aten = torch.ops.aten
+
+
+class Inductor:
+    """Compiles each part at its first run, when its tensors are there to be looked at.
+
+    A part that Inductor cannot compile runs as the eager runtime would run it, with one warning a program.
+    """
+
+    def __init__(self) -> None:
+        self.warned = False
+
+    def __call__(self, module: GraphModule, ends: Ends) -> Run:
+        """A part that compiles itself."""
+        compiled: list[Run] = []
+
+        def run(tensors: list[Tensor]) -> list[Tensor]:
+            if not compiled:
+                compiled.append(self.compile(module, tensors))
+            return compiled[0](tensors)
+
+        return run
+
+    def compile(self, module: GraphModule, tensors: list[Tensor]) -> Run:
+        """Compile a part for tensors like these; they are read for their layouts alone."""
+        try:
+            return compile_part(module, tensors)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler fails with, the plan can still be run
+            if not self.warned:
+                self.warned = True
+                line = (str(error).strip().splitlines() or [""])[0][:200]
+                problem = f"Inductor cannot compile a part of the plan ({type(error).__name__}: {line})"
+                warnings.warn(f"{problem}; that part runs uncompiled", RematWarning, stacklevel=2)
+            run: Run = module.forward
+            return run
+
+
+def compile_part(module: GraphModule, tensors: list[Tensor]) -> Run:
+    """Compile one lowered graph.
+
+    Args:
+        module: the graph; takes one list of tensors.
+        tensors: what it will be given, by layout.
+    """
+    opaque = Opaque(module)
+    inputs = [*tensors, torch.zeros(1)] if opaque.ordered else tensors
+    with torch.no_grad():
+        traced = make_fx(
+            torch.func.functionalize(opaque.flat, remove="mutations"),
+            torch_private.inductor_decompositions(),
+            tracing_mode="fake",
+        )(*inputs)
+    _write_back_only(traced, _written(module))
+    compiled = torch_private.compile_by_inductor(traced)
+    return _with_token(compiled) if opaque.ordered else lambda tensors: list(compiled(tensors))
+
+
+def _with_token(compiled: Callable[[list[Tensor]], object]) -> Run:
+    def run(tensors: list[Tensor]) -> list[Tensor]:
+        tensors.append(torch.zeros(1))
+        *results, _ = compiled(tensors)  # type: ignore[misc]
+        return results
+
+    return run
+
+
+def _written(module: GraphModule) -> set[int]:
+    """Indices in the list of tensors of the caller that the graph writes."""
+    nodes: list[Node] = []
+    for node in module.graph.nodes:
+        if node.target is aten.copy_.default:
+            nodes.append(args_of(node)[0])
+        elif node.target is aten._native_batch_norm_legit.default:
+            nodes.extend(args_of(node)[3:5])
+    return {args_of(node)[1] for node in nodes if is_item(node) and args_of(node)[0].op == "placeholder"}
+
+
+def _write_back_only(traced: GraphModule, written: set[int]) -> None:
+    """Drop the copies by which the trace would bring storages up to date that the plan lets die."""
+    for index, node in enumerate(traced.graph.find_nodes(op="placeholder")):
+        for user in list(node.users):
+            if index not in written and user.target is aten.copy_.default and user.args[0] is node:
+                user.replace_all_uses_with(args_of(user)[1])
+                traced.graph.erase_node(user)
+    traced.recompile()
