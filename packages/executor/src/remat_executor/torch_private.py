@@ -252,7 +252,9 @@ def inductor_lacks(device_type: str) -> str | None:
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """How Inductor wants operators taken apart; random ones stay whole."""
     with _private("torch._inductor.config", "patch")(fallback_random=True):
-        table: dict[Any, Callable[..., Any]] = _private("torch._inductor.decomposition", "select_decomp_table")()
+        table: dict[Any, Callable[..., Any]] = _private(
+            "torch._inductor.decomposition", "select_decomp_table"
+        )()
     return table
 
 

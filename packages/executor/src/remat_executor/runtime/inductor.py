@@ -7,20 +7,20 @@ itself, so a compiled step may hold a little more than its plan says: `remat_exe
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+import attrs
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat_executor import torch_private
 from remat_executor.errors import RematWarning
-from remat_executor.nodes import args_of, is_item
+from remat_executor.nodes import args_of
 from remat_executor.runtime import Ends, Run
+from remat_executor.runtime.effects import written
 from remat_executor.runtime.opaque import Opaque
-
-aten = torch.ops.aten
 
 
 class Inductor:
@@ -34,14 +34,7 @@ class Inductor:
 
     def __call__(self, module: GraphModule, ends: Ends) -> Run:
         """A part that compiles itself."""
-        compiled: list[Run] = []
-
-        def run(tensors: list[Tensor]) -> list[Tensor]:
-            if not compiled:
-                compiled.append(self.compile(module, tensors))
-            return compiled[0](tensors)
-
-        return run
+        return _Part(self, module).run
 
     def compile(self, module: GraphModule, tensors: list[Tensor]) -> Run:
         """Compile a part for tensors like these; they are read for their layouts alone."""
@@ -55,6 +48,18 @@ class Inductor:
                 warnings.warn(f"{problem}; that part runs uncompiled", RematWarning, stacklevel=2)
             run: Run = module.forward
             return run
+
+
+@attrs.define(eq=False)
+class _Part:
+    program: Inductor
+    module: GraphModule
+    compiled: Run | None = None
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        if self.compiled is None:
+            self.compiled = self.program.compile(self.module, tensors)
+        return self.compiled(tensors)
 
 
 def compile_part(module: GraphModule, tensors: list[Tensor]) -> Run:
@@ -72,36 +77,24 @@ def compile_part(module: GraphModule, tensors: list[Tensor]) -> Run:
             torch_private.inductor_decompositions(),
             tracing_mode="fake",
         )(*inputs)
-    _write_back_only(traced, _written(module))
+    _write_back_only(traced, written(module))
     compiled = torch_private.compile_by_inductor(traced)
     return _with_token(compiled) if opaque.ordered else lambda tensors: list(compiled(tensors))
 
 
-def _with_token(compiled: Callable[[list[Tensor]], object]) -> Run:
+def _with_token(compiled: Callable[[list[Tensor]], Iterable[Tensor]]) -> Run:
     def run(tensors: list[Tensor]) -> list[Tensor]:
         tensors.append(torch.zeros(1))
-        *results, _ = compiled(tensors)  # type: ignore[misc]
-        return results
+        return list(compiled(tensors))[:-1]
 
     return run
 
 
-def _written(module: GraphModule) -> set[int]:
-    """Indices in the list of tensors of the caller that the graph writes."""
-    nodes: list[Node] = []
-    for node in module.graph.nodes:
-        if node.target is aten.copy_.default:
-            nodes.append(args_of(node)[0])
-        elif node.target is aten._native_batch_norm_legit.default:
-            nodes.extend(args_of(node)[3:5])
-    return {args_of(node)[1] for node in nodes if is_item(node) and args_of(node)[0].op == "placeholder"}
-
-
-def _write_back_only(traced: GraphModule, written: set[int]) -> None:
+def _write_back_only(traced: GraphModule, kept: set[int]) -> None:
     """Drop the copies by which the trace would bring storages up to date that the plan lets die."""
     for index, node in enumerate(traced.graph.find_nodes(op="placeholder")):
         for user in list(node.users):
-            if index not in written and user.target is aten.copy_.default and user.args[0] is node:
+            if index not in kept and user.target is torch.ops.aten.copy_.default and user.args[0] is node:
                 user.replace_all_uses_with(args_of(user)[1])
                 traced.graph.erase_node(user)
     traced.recompile()
