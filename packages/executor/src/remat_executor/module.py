@@ -161,6 +161,12 @@ class PlannedModule(nn.Module):
         graph: Graph = self._remat.latest.graph
         return graph
 
+    @property
+    def rehearsed_nbytes(self) -> int | None:
+        """The allocator's peak of that plan's step, where its runtime had to be tried; None for eager."""
+        nbytes: int | None = self._remat.latest.rehearsed_nbytes
+        return nbytes
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, run by a plan."""
         module: nn.Module = self.module

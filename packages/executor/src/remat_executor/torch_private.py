@@ -277,6 +277,13 @@ def compile_by_inductor(traced: torch.fx.GraphModule) -> Callable[[list[torch.Te
         "comprehensive_padding": False,
         "triton.cudagraphs": False,
     }
-    with _private("torch._inductor.config", "patch")(as_given), torch.no_grad():
+    context = contextlib.nullcontext()
+    if examples:  # Inductor keeps what it compiles on disk only if it knows where symbolic sizes would be
+        fake_mode = examples[0].fake_mode
+        fake_mode.shape_env = (
+            fake_mode.shape_env or _private("torch.fx.experimental.symbolic_shapes", "ShapeEnv")()
+        )
+        context = _private("torch._guards", "tracing")(_private("torch._guards", "TracingContext")(fake_mode))
+    with context, _private("torch._inductor.config", "patch")(as_given), torch.no_grad():
         compiled: Callable[[list[torch.Tensor]], Any] = compile_inner(traced, examples)
     return compiled
