@@ -44,26 +44,38 @@ def remat(
         A function of the graph's inputs. What is wrong with the options it raises at its first call: what a
         backend itself raises reaches the user inside an error of Dynamo's.
     """
-    region: nn.Module = graph if _owns_tensors(graph) else _Region(graph)
-    planned: dict[None, Rockmate] = {}
+    return _Planned(graph, options, mode)
 
-    def run(*args: Any) -> Any:
-        chosen = _checked(options, mode)
-        tensors = [a for a in (*args, *region.parameters()) if isinstance(a, Tensor)]
+
+class _Planned:
+    """A graph, planned at its first call."""
+
+    def __init__(self, graph: GraphModule, options: Mapping[str, Any] | None, mode: str | None) -> None:
+        self.numbers = _numbers_as_inputs(graph)
+        self.graph, self.options, self.mode = graph, options, mode
+        self.module: nn.Module = graph if _owns_tensors(graph) else _Region(graph)
+        self.planned: Rockmate | None = None
+        self.calls = 0
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph, by its plan if gradients are wanted."""
+        chosen = _checked(self.options, self.mode)
+        args = tuple(a.item() if i in self.numbers else a for i, a in enumerate(args))
+        tensors = [a for a in (*args, *self.module.parameters()) if isinstance(a, Tensor)]
         if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
-            return graph(*args)
-        if None not in planned:
-            planned[None] = Rockmate(region, args, **chosen)
-            if planned_calls_behind(tensors) == 1:
-                warnings.warn(
-                    "the model is compiled into several graphs, and each keeps to the budget by itself: "
-                    "together they may hold more; fullgraph=True shows where it breaks",
-                    RematWarning,
-                    stacklevel=2,
-                )
-        return planned[None](*args)
-
-    return run
+            return self.graph(*args)
+        if self.planned is None:
+            self.planned = Rockmate(self.module, args, **chosen)
+        self.calls += 1
+        # Equal blocks share one graph, so its second call may be the second of a step.
+        if self.calls <= 2 and planned_calls_behind(tensors) == 1:
+            warnings.warn(
+                "the model is compiled into several graphs, and each keeps to the budget by itself: "
+                "together they may hold more; fullgraph=True shows where it breaks",
+                RematWarning,
+                stacklevel=2,
+            )
+        return self.planned(*args)
 
 
 class _Region(nn.Module):
@@ -76,6 +88,24 @@ class _Region(nn.Module):
     def forward(self, *args: Any) -> Any:
         """What the graph returns."""
         return self.__dict__["_graph"](*args)
+
+
+def _numbers_as_inputs(graph: GraphModule) -> frozenset[int]:
+    """Let a graph take its symbolic floats as numbers, where Dynamo passes tensors for them.
+
+    Returns:
+        Which inputs are numbers now: like sizes, they are constants of a plan.
+    """
+    found = []
+    for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        if node.users and all((user.op, user.target) == ("call_method", "item") for user in node.users):
+            found.append(index)
+            for user in list(node.users):
+                user.replace_all_uses_with(node)
+                graph.graph.erase_node(user)
+    if found:
+        graph.recompile()
+    return frozenset(found)
 
 
 def _owns_tensors(graph: GraphModule) -> bool:
