@@ -41,33 +41,33 @@ def rehearse(step: PlannedStep, tensors: Tensors) -> int:
         Peak bytes by the allocator, gradients and outputs held to the end.
     """
     captured, translation = step.captured, step.translation
+    # `.data` has versions of its own, and the address that a recorded step must find again.
+    stand_ins = [tensor.data.requires_grad_(tensor.requires_grad) for tensor in tensors.flat]
     written = {node for node, _ in captured.mutations}
-    stand_ins = [
-        (tensor.detach().clone() if node in written else tensor.detach()).requires_grad_(tensor.requires_grad)
-        for node, tensor in zip(captured.externals, tensors.flat, strict=True)
-    ]
+    pairs = zip(captured.externals, stand_ins, strict=True)
+    before = [(tensor, tensor.clone()) for node, tensor in pairs if node in written]
     owners = [stand_ins[place] for place, _, _ in translation.gradients]
 
     def once() -> Any:
         call = step.call(stand_ins)
-        outputs = [
-            (output, like)
-            for output, like in zip(apply(call, owners), call.tangents, strict=True)
-            if like is not None
-        ]
-        tangents = [torch.zeros_like(output) for output, _ in outputs]
-        visible = [output for output, _ in outputs]
-        return visible, call, torch.autograd.grad(visible, owners, tangents, allow_unused=True)
+        outputs = apply(call, owners)
+        visible = [o for o, like in zip(outputs, call.tangents, strict=True) if like is not None]
+        tangents = [torch.zeros_like(output) for output in visible]
+        return outputs, call, torch.autograd.grad(visible, owners, tangents, allow_unused=True)
 
     device = translation.device
-    with (
-        preserved_generators([device]),
-        torch.enable_grad(),
-        torch.autocast(device.type, enabled=False),
-    ):
-        for _ in range(_WARM_UPS):
-            once()
-        return allocator_peak(once, device).peak_nbytes
+    try:
+        with (
+            preserved_generators([device]),
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),
+        ):
+            for _ in range(_WARM_UPS):
+                once()
+            return allocator_peak(once, device).peak_nbytes
+    finally:
+        for tensor, content in before:
+            tensor.copy_(content)
 
 
 def within_budget(
