@@ -1,7 +1,7 @@
-"""Lowered graphs compiled by Inductor, each by itself, so that no recomputation meets its original.
+"""Lowered graphs compiled by Inductor, in pieces in which no recomputation meets its original.
 
-A part is traced again under Inductor's decompositions: what crosses from part to part is what the plan keeps,
-and within a part Inductor fuses, in the order it is given, and frees its inputs as it goes. What would move
+A piece is traced again under Inductor's decompositions. What crosses from piece to piece is what the plan
+keeps; within one Inductor fuses, in the order it is given, and frees its inputs as it goes. What would move
 work or change layouts is switched off. In-place forms of the plan become new storages that Inductor places
 itself, so a compiled step may hold a little more than its plan says: `remat_executor.rehearsal` measures it.
 """
@@ -9,7 +9,6 @@ itself, so a compiled step may hold a little more than its plan says: `remat_exe
 import warnings
 from collections.abc import Callable, Iterable
 
-import attrs
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
@@ -21,6 +20,7 @@ from remat_executor.nodes import args_of
 from remat_executor.runtime import Ends, Run
 from remat_executor.runtime.effects import written
 from remat_executor.runtime.opaque import Opaque
+from remat_executor.runtime.pieces import cut
 
 
 class Inductor:
@@ -50,16 +50,21 @@ class Inductor:
             return run
 
 
-@attrs.define(eq=False)
 class _Part:
-    program: Inductor
-    module: GraphModule
-    compiled: Run | None = None
+    """A part in pieces, each compiled at its first run."""
+
+    def __init__(self, program: Inductor, module: GraphModule) -> None:
+        self.program, self.pieces = program, cut(module)
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
-        if self.compiled is None:
-            self.compiled = self.program.compile(self.module, tensors)
-        return self.compiled(tensors)
+        live = dict(zip(self.pieces.entries, tensors, strict=True))
+        tensors.clear()
+        for piece in self.pieces.pieces:
+            inputs = self.pieces.inputs(piece, live)
+            if piece.run is None:
+                piece.run = self.program.compile(piece.module, inputs)
+            live.update(zip(piece.gives, piece.run(inputs), strict=True))
+        return [live[node] for node in self.pieces.results]
 
 
 def compile_part(module: GraphModule, tensors: list[Tensor]) -> Run:
