@@ -171,6 +171,10 @@ class SavedPlan:
         self.plan, self.otherwise, self.source = plan, otherwise, source
         self.used = False
 
+    def budget_for(self, graph: Graph) -> int:
+        """The bytes that a plan may take now, whatever the saved one was made for."""
+        return self.otherwise.budget_for(graph)
+
     def tighter(self, nbytes: int) -> Planner:
         """Plan anew in so many bytes less: the saved plan took more than it says."""
         return self.otherwise.tighter(nbytes)
