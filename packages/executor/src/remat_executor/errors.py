@@ -97,3 +97,26 @@ class RankFailed(RematError):
 
     def __str__(self) -> str:
         return f"rank {self.rank} could not plan, so no rank can: {self.problem}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class OverCompiled(RematError):
+    """A step takes more when a runtime runs it than its plan says, and no tighter plan was found.
+
+    Attributes:
+        runtime: its name.
+        peak: what the step took.
+        budget: what it may take.
+        advised: a budget that leaves room.
+    """
+
+    runtime: str
+    peak: str
+    budget: str
+    advised: str
+
+    def __str__(self) -> str:
+        return (
+            f"runtime {self.runtime!r} takes {self.peak} of a budget of {self.budget}, and no plan was found "
+            f'that leaves it room: give about {self.advised}, or use runtime="eager"'
+        )

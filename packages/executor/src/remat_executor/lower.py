@@ -22,10 +22,9 @@ from remat_executor.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
 from remat_executor.rng import read_state, replay
-from remat_executor.runtime import Run, Runtime
-from remat_executor.runtime.eager import Eager
+from remat_executor.runtime import Ends, Run, Runtime
 from remat_executor.translate import Translation
-from remat_graph import Compute, Deliver, Free, Grads, Graph, Schedule, Step, simulate
+from remat_graph import Compute, Deliver, Free, Grads, Graph, Role, Schedule, Step, simulate
 
 aten = torch.ops.aten
 
@@ -83,7 +82,7 @@ def lower(
     translation: Translation,
     schedule: Schedule,
     *,
-    runtime: Runtime | None = None,
+    runtime: Runtime,
     part_nbytes: int | None = None,
 ) -> Program:
     """Turn a schedule into runnable parts.
@@ -92,11 +91,10 @@ def lower(
         captured: the joint graph.
         translation: its IR and the way back.
         schedule: valid steps on that IR, without transfers.
-        runtime: makes each graph runnable; None: `Eager`.
+        runtime: makes each graph runnable.
         part_nbytes: gradient bytes after which a part ends at the latest; None: see `_enough_nbytes`. A part
             ends earlier where waiting would raise the peak of a step whose ``.grad`` is there already.
     """
-    runtime = runtime or Eager()
     steps = schedule.steps
     segments = _cut(translation, schedule, part_nbytes)
     replays = _repeated_draws(translation, steps)
@@ -374,8 +372,14 @@ class _Lowering:
             return self.resolve(node)
         return self.value_node(value)
 
+    def lasts(self, value: int) -> bool:
+        """Whether the caller's tensor stays where it is from call to call, as an input does not."""
+        return self.translation.graph.values[value].role in (Role.PARAM, Role.BUFFER)
+
     def finish(self, results: Sequence[Node], needed: set[int], gradients: tuple[int, ...]) -> Part:
         """Number the list's entries, empty the list after reading it, and compile."""
+        # What lasts from call to call comes first.
+        self.reads = dict(sorted(self.reads.items(), key=lambda read: not self.lasts(read[0])))
         reads, takes = tuple(self.reads), tuple(self.takes)
         for i, node in enumerate((*self.reads.values(), *self.takes.values())):
             node.args = (self.argument, i)
@@ -387,8 +391,9 @@ class _Lowering:
         gives = tuple(sorted(made & needed))
         self.fx.output([*results, *(self.nodes_of[v] for v in gives)])
         module = GraphModule({}, self.fx)
+        lasting = sum(map(self.lasts, reads))
         return Part(
-            run=self.runtime(module),
+            run=self.runtime(module, Ends(lasting=lasting, results=len(results))),
             reads=reads,
             takes=takes,
             drops=tuple(sorted(self.before - kept - (self.untouched & needed))),

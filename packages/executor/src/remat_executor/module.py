@@ -20,6 +20,8 @@ from remat_executor.cost_cache import CostCache
 from remat_executor.errors import RematWarning, UnplannedUse, UntruePlan
 from remat_executor.guards import Signature, reason_for_original
 from remat_executor.plans import MOST_PLANS, Plans
+from remat_executor.rehearsal import within_budget
+from remat_executor.runtime.choose import check_runtime, new_runtime
 from remat_executor.snapshot import Snapshot
 from remat_executor.step import PlannedStep
 from remat_executor.stepgraph import Progress, capture_graph, check_input, output_indices
@@ -70,6 +72,7 @@ class _State:
     cache: CostCache
     differentiate: tuple[int, ...] | None
     on_progress: Progress | None
+    runtime: str
     steps: Plans[Signature, PlannedStep]
     buckets: Buckets | None
     snapshot: Snapshot | None = None
@@ -108,6 +111,7 @@ class PlannedModule(nn.Module):
         on_progress: Progress | None = None,
         max_plans: int = MOST_PLANS,
         buckets: Buckets | None = None,
+        runtime: str = "eager",
     ) -> None:
         """Capture, measure and plan a step; the model, its buffers and the generators stay as they are.
 
@@ -124,16 +128,21 @@ class PlannedModule(nn.Module):
             max_plans: how many plans are kept, one for each way of calling; the least recently used goes
                 first.
             buckets: pads inputs to a few lengths, so that there are as few plans.
+            runtime: what runs the plan: ``"eager"``, ``"inductor"`` or ``"cudagraph"``. The last two are
+                rehearsed once, and planned tighter where they take more than the plan says; the planner must
+                then have a method ``tighter``.
 
         Raises:
             BadInput: the model or the sample cannot be planned, or max_plans or buckets mean nothing.
             CaptureError: the step is not one graph.
+            OverCompiled: the runtime takes more than the budget, however it is planned.
         """
         super().__init__()
         steps: Plans[Signature, PlannedStep] = Plans(max_plans)
         if buckets is not None and isinstance(model, nn.Module):
             args, kwargs, _ = buckets.padded(model, args, kwargs)
         tensors = check_input(model, args, kwargs)
+        check_runtime(runtime, work_device(tensors))
         self._attach(
             model,
             _State(
@@ -144,6 +153,7 @@ class PlannedModule(nn.Module):
                 on_progress=on_progress,
                 steps=steps,
                 buckets=buckets,
+                runtime=runtime,
             ),
         )
         with torch.enable_grad():
@@ -173,6 +183,12 @@ class PlannedModule(nn.Module):
     def parts(self) -> int:
         """In how many parts that plan's backward hands over its gradients."""
         return len(self._remat.latest.program.backward)
+
+    @property
+    def rehearsed_nbytes(self) -> int | None:
+        """The allocator's peak of that plan's step, where its runtime had to be tried; None for eager."""
+        nbytes: int | None = self._remat.latest.rehearsed_nbytes
+        return nbytes
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, run by a plan."""
@@ -236,8 +252,15 @@ class PlannedModule(nn.Module):
         same = next(known, None)
         state.in_vain = state.in_vain + 1 if same is not None else 0
         plan = same or state.planner(graph)
-        _believe(graph, plan)
-        state.latest = state.steps[seen] = PlannedStep.build(captured, translation, graph, plan)
+
+        def build(plan: Plan) -> PlannedStep:
+            _believe(graph, plan)
+            return PlannedStep.build(captured, translation, graph, plan, new_runtime(state.runtime))
+
+        step = build(plan)
+        if state.runtime != "eager":
+            step = within_budget(step, tensors, state.planner, build, state.runtime)
+        state.latest = state.steps[seen] = step
         state.latest_signature = seen
 
     def _note_dropped(self) -> None:

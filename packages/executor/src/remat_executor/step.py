@@ -12,6 +12,7 @@ from remat_executor.capture import Captured
 from remat_executor.chain import Call, Wiring, apply, without_autocast
 from remat_executor.lower import Program, lower
 from remat_executor.nodes import replayed
+from remat_executor.runtime import Runtime
 from remat_executor.tensors import Tensors
 from remat_executor.translate import Translation
 from remat_graph import Graph
@@ -30,9 +31,17 @@ class PlannedStep:
     direct: tuple[int, ...]  # outputs that the program makes, in its order
     constants: tuple[Tensor, ...]
     owners: tuple[int, ...]  # per gradient the place of the tensor that gets it
+    rehearsed_nbytes: int | None = None  # peak by the allocator, where the runtime had to be tried
 
     @classmethod
-    def build(cls, captured: Captured, translation: Translation, graph: Graph, plan: Plan) -> "PlannedStep":
+    def build(
+        cls,
+        captured: Captured,
+        translation: Translation,
+        graph: Graph,
+        plan: Plan,
+        runtime: Runtime,
+    ) -> "PlannedStep":
         """Lower the plan's schedule."""
         translation = attrs.evolve(translation, graph=graph)  # with what was measured
         direct = tuple(i for i, o in enumerate(captured.outputs) if not o.replayed)
@@ -48,7 +57,7 @@ class PlannedStep:
             graph=graph,
             plan=plan,
             wiring=Wiring(
-                program=lower(captured, translation, plan.schedule),
+                program=lower(captured, translation, plan.schedule, runtime=runtime),
                 tangents=tuple(None if t is None else t.meta["val"] for t in tangents),
                 tangent_values=tuple(None if t is None else translation.value_of[t] for t in tangents),
                 reach=_reach(translation, tangents),
@@ -70,14 +79,18 @@ class PlannedStep:
         """The lowered schedule."""
         return self.wiring.program
 
-    def run(self, tensors: Tensors) -> Any:
-        """Run the forward under autograd and put the outputs into their containers."""
-        captured, flat = self.captured, tensors.flat
-        call = Call(
+    def call(self, flat: Sequence[Tensor]) -> Call:
+        """One call on the caller's tensors, in the order of `Tensors.flat`."""
+        return Call(
             wiring=self.wiring,
             externals=(*flat, *self.constants),
             autocast=torch.is_autocast_enabled(self.wiring.device.type),
         )
+
+    def run(self, tensors: Tensors) -> Any:
+        """Run the forward under autograd and put the outputs into their containers."""
+        captured, flat = self.captured, tensors.flat
+        call = self.call(flat)
         owners = [flat[place] for place in self.owners]
         with without_autocast(self.wiring.device):
             visible = apply(call, owners)

@@ -337,3 +337,59 @@ def dispatched(call: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, .
     except (TypeError, RuntimeError, NotImplementedError, AttributeError):
         return None
     return None
+
+
+def schema_text(target: Any) -> str:
+    """An operator's schema as text: name, arguments, results."""
+    return str(target._schema)
+
+
+def inductor_lacks(device_type: str) -> str | None:
+    """What Inductor needs on a device and this machine does not have; None if it has all."""
+    if device_type != "cpu":
+        return None if _private("torch.utils._triton", "has_triton")() else "Triton"
+    try:
+        _private("torch._inductor.cpp_builder", "get_cpp_compiler")()
+    except RuntimeError:
+        return "a C++ compiler"
+    return None
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """How Inductor wants operators taken apart; random ones stay whole."""
+    with _private("torch._inductor.config", "patch")(fallback_random=True):
+        table: dict[Any, Callable[..., Any]] = _private(
+            "torch._inductor.decomposition", "select_decomp_table"
+        )()
+    return table
+
+
+def compile_by_inductor(traced: torch.fx.GraphModule) -> Callable[[list[torch.Tensor]], Any]:
+    """Compile a flat graph as it stands, in its order.
+
+    Args:
+        traced: a graph of functional ATen operators on fake tensors, which returns a list.
+
+    Returns:
+        a function that takes a list of tensors, empties it and frees each after its last use.
+    """
+    compile_inner = _private("torch._inductor.compile_fx", "compile_fx_inner")
+    examples = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
+    as_given = {
+        "fallback_random": True,
+        "reorder_for_peak_memory": False,
+        "reorder_for_locality": False,
+        "layout_optimization": False,
+        "comprehensive_padding": False,
+        "triton.cudagraphs": False,
+    }
+    context = contextlib.nullcontext()
+    if examples:  # Inductor keeps what it compiles on disk only if it knows where symbolic sizes would be
+        fake_mode = examples[0].fake_mode
+        fake_mode.shape_env = (
+            fake_mode.shape_env or _private("torch.fx.experimental.symbolic_shapes", "ShapeEnv")()
+        )
+        context = _private("torch._guards", "tracing")(_private("torch._guards", "TracingContext")(fake_mode))
+    with context, _private("torch._inductor.config", "patch")(as_given), torch.no_grad():
+        compiled: Callable[[list[torch.Tensor]], Any] = compile_inner(traced, examples)
+    return compiled

@@ -51,6 +51,7 @@ class Options(TypedDict, total=False):
     zoo: bool
     max_plans: int
     buckets: Buckets | None
+    runtime: str
 
 
 class Rockmate(PlannedModule):
@@ -87,6 +88,9 @@ class Rockmate(PlannedModule):
             that is made is saved; the environment variable ``REMAT_NO_ZOO`` turns it off too.
         max_plans: how many plans are kept for other ways of calling; the least recently used goes first.
         buckets: pads inputs to a few lengths, so that there are as few plans.
+        runtime: ``"eager"``; ``"inductor"``, which compiles the plan (results within rounding of eager's); or
+            ``"cudagraph"``, which replays it on CUDA. The last two are tried once, to see that they keep to
+            the budget.
 
     Raises:
         InfeasibleBudget: no schedule fits; it names a budget that works.
@@ -99,6 +103,8 @@ class Rockmate(PlannedModule):
         MethodNotAvailable: the named method is not in this version.
         RanksDiffer: ranks that plan together have different graphs or budgets; raised on every rank.
         RankFailed: something went wrong on another rank that plans together with this one.
+        BadInput: there is no such runtime, or not here.
+        OverCompiled: the runtime takes more than the budget, however it is planned.
     """
 
     _method: ClassVar[str] = "auto"
@@ -120,6 +126,7 @@ class Rockmate(PlannedModule):
         platform: Platform | None = None,
         differentiate: Iterable[int] | None = None,
         on_progress: Progress | None = None,
+        runtime: str = "eager",
         ranks: Ranks | None = None,
         optimizer: Optimizer = "adamw",
         zoo: bool = True,
@@ -154,6 +161,7 @@ class Rockmate(PlannedModule):
                 cache_dir=_folder(cache_dir),
                 differentiate=differentiate,
                 on_progress=_stages(on_progress),
+                runtime=runtime,
                 max_plans=max_plans,
                 buckets=buckets,
             )

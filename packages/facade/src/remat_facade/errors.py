@@ -45,6 +45,22 @@ class BadConfig(RematError):
 
 
 @attrs.frozen(kw_only=True, str=False)
+class BadOption(RematError):
+    """An option given to ``torch.compile`` means nothing to this backend.
+
+    Attributes:
+        option: its name.
+        problem: what came, what was wanted, what to do.
+    """
+
+    option: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f'torch.compile(backend="remat"): option {self.option!r} {self.problem}'
+
+
+@attrs.frozen(kw_only=True, str=False)
 class BadModel(RematError):
     """What was given as the model cannot be planned.
 

@@ -102,6 +102,10 @@ class Planner:
             raise BadBudget(budget=str(self.budget), problem=problem)
         return nbytes - self.reserve_nbytes
 
+    def tighter(self, nbytes: int) -> "Planner":
+        """The same planner in so many bytes less."""
+        return attrs.evolve(self, reserve_nbytes=self.reserve_nbytes + nbytes)
+
     def __call__(self, graph: Graph) -> Plan:
         """Plan.
 
@@ -179,6 +183,14 @@ class SavedPlan:
     def __init__(self, plan: Plan, otherwise: Planner, source: str = "the plan") -> None:
         self.plan, self.otherwise, self.source = plan, otherwise, source
         self.used = False
+
+    def budget_for(self, graph: Graph) -> int:
+        """The bytes that a plan may take now, whatever the saved one was made for."""
+        return self.otherwise.budget_for(graph)
+
+    def tighter(self, nbytes: int) -> Planner:
+        """Plan anew in so many bytes less: the saved plan took more than it says."""
+        return self.otherwise.tighter(nbytes)
 
     def __call__(self, graph: Graph) -> Plan:
         """The saved plan, judged again on this graph.

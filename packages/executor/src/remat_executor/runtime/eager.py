@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from remat_executor import torch_private
 from remat_executor.nodes import args_of, is_item, source_of, target_of
-from remat_executor.runtime import Run
+from remat_executor.runtime import Ends, Run
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ class Eager:
     def __init__(self) -> None:
         self._forms: dict[tuple[Any, ...], _Form] = {}
 
-    def __call__(self, module: GraphModule) -> Run:
+    def __call__(self, module: GraphModule, ends: Ends) -> Run:
         """Prepare one graph; the one given stays as it is."""
         graph = Graph()
         graph.output(graph.graph_copy(module.graph, {}))

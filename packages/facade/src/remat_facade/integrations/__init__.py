@@ -1,0 +1,1 @@
+"""Where remat meets other programs: one a file."""
