@@ -6,9 +6,8 @@ cut is a start of its own; other packages' solvers, if asked for; the coarse pro
 solutions are starts as well and often optimal; interval DP; cuts at the boundary (`mincut`); each start
 polished. Then rounds of sequence annealing: short walks from every start and from the unplanned sequence,
 cold and warm, then walks from the best. Where no start fits, the search for the smallest peak steps in.
-Where a wide gap is left, the coarse program gets more work, and the search goes on from what it found; where
-a narrow one is, the search is shorter in proportion. A candidate counts only with the referee's word, and no
-schedule over the budget is returned.
+Where a wide gap is left, the coarse program gets more work, and the search goes on from what it found. A
+candidate counts only with the referee's word, and no schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
@@ -41,7 +40,6 @@ Stats = dict[str, int | float | str | bool]
 
 CUTS = 12  # prices at which the cut between forward and backward is tried
 WIDE = 0.01  # a gap, as a ratio of base time, that is worth a second effort
-NARROW = 0.005  # a smaller one is worth a part of the search alone
 CHECKS, MORE_CHECKS = 150, 600  # work of one round of the coarse program
 VARIABLES = 3000  # of the coarse program: a first effort takes no larger one
 
@@ -248,9 +246,6 @@ class _Run:
         moves = (
             default_moves(len(self.arrays.backward)) if self.settings.moves is None else self.settings.moves
         )
-        gap_s, narrow_s = self.best_s - self.bound_s, NARROW * self.base_s
-        if gap_s < narrow_s:
-            moves = round(moves * gap_s / narrow_s)
         trace = np.arange(len(self.arrays.backward), dtype=np.int64)
         walks: list[tuple[Ints | None, float, float, float]] = []
         share = 0.3 / (2 * len(starts))
