@@ -93,15 +93,15 @@ def _assert_next_step_is_right(original: nn.Module, planned: PlannedModule) -> N
 
 def _ops(planned: PlannedModule) -> int:
     """How many ops a step dispatches."""
-    counting = Fail(-1, Planted)
+    counting, batch = Fail(-1, Planted), _batch()
     with counting:
-        _step(planned, _batch())
+        _step(planned, batch)
     return -1 - counting.left
 
 
 def _places(count: int) -> Iterator[int]:
     """Some places all over a step, the first and the last among them."""
-    yield from range(0, count, max(1, count // 25))
+    yield from range(0, count, max(1, count // 12))
     yield count - 1
 
 
@@ -124,14 +124,14 @@ def test_an_error_in_any_op(pair: tuple[nn.Module, PlannedModule], error: type[B
 def test_gradients_are_whole_or_none(pair: tuple[nn.Module, PlannedModule]) -> None:
     """A gradient that was delivered before an error is the right one."""
     _, planned = pair
-    count = _ops(planned)
+    count, batch = _ops(planned), _batch()
     right = {name: p.grad.clone() for name, p in planned.named_parameters() if p.grad is not None}
     state = copy.deepcopy(planned.state_dict())
     delivered = set()
     for place in _places(count):
         planned.load_state_dict(state)
         with pytest.raises(Planted), Fail(place, Planted):
-            _step(planned, _batch())
+            _step(planned, batch)
         for name, parameter in planned.named_parameters():
             if parameter.grad is not None:
                 delivered.add(name)
