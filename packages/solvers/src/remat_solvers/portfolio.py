@@ -198,7 +198,7 @@ class _Run:
             self.bound_s = max(self.bound_s, self.base_s + result.extra_s)
             if result.order is not None:
                 found += self.attempt("coarse", partial(self.fitting, result))
-            if self.best_s - self.bound_s <= result.slack_s:
+            if result.proven and self.best_s - self.bound_s <= result.slack_s:
                 self.bound_s = self.best_s
             if not result.ended:
                 break
