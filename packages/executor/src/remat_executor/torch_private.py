@@ -230,8 +230,11 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 def layout_guard(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
     """A quick check that tensors have the type, dtype, device, shape, strides and requires_grad of now."""
     guard_class = _private("torch._C._dynamo.guards", "TensorGuards")
-    free = [[None] * t.dim() for t in tensors]
-    guard = guard_class(*tensors, dynamic_dims_sizes=free, dynamic_dims_strides=free)
+    guard = guard_class(
+        *tensors,
+        dynamic_dims_sizes=[list(t.shape) for t in tensors],
+        dynamic_dims_strides=[list(t.stride()) for t in tensors],
+    )
     return functools.partial(guard.check, *tensors)
 
 
