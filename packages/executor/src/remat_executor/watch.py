@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from remat_executor import torch_private
 from remat_executor.attributes import Changes, kept_attributes
@@ -56,7 +58,12 @@ class Watched(nn.Module):
         """
         # Torch runs the forward twice to trace it: each time finds its module as the first did.
         with kept_attributes(self.original) as self.__dict__["changes"], self.swapped_slots(tensors.slots):
-            with torch_private.watched_generators(_refuse_seeding), _NoDataAssignment(), no_collectives():
+            with (
+                torch_private.watched_generators(_refuse_seeding),
+                _NoDataAssignment(),
+                no_collectives(),
+                straight_checkpoints(),
+            ):
                 output = self.original(*args, **kwargs)
             for name, tensor in self.swapped.items():
                 path, _, attribute = name.rpartition(".")
@@ -83,6 +90,26 @@ class Watched(nn.Module):
                     slot.holder[slot.key] = tensor
                 else:
                     self.replaced.add(slot.place)
+
+
+@contextlib.contextmanager
+def straight_checkpoints() -> Iterator[None]:
+    """Let reentrant checkpoints run what they wrap: their backward cannot be traced, and a plan has its own.
+
+    As they do, gradients reach only what depends on a tensor that is passed to them.
+    """
+
+    def run(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+        passed = any(isinstance(a, Tensor) and a.requires_grad for a in args)
+        with torch.set_grad_enabled(passed and torch.is_grad_enabled()):
+            return function(*args)
+
+    before = CheckpointFunction.apply
+    CheckpointFunction.apply = run  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CheckpointFunction.apply = before  # type: ignore[method-assign]
 
 
 def _holds(holder: Any, key: Any, tensor: Tensor) -> bool:
