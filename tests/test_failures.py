@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor import MemoryMeter, PlannedModule
+from remat_executor import MemoryMeter, PlannedModule, RematWarning
 from tests.planners import repeat_at_random
 
 
@@ -168,11 +169,12 @@ def test_a_backward_that_never_comes(pair: tuple[nn.Module, PlannedModule]) -> N
     _assert_next_step_is_right(original, planned)
 
 
-def test_two_threads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [8, 5], ids=["same shape", "another shape"])
+def test_two_threads(rows: int, tmp_path: Path) -> None:
     """Both run the same module at once, forward and backward, and get what eager gives."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())))
-    batches = [torch.randn(8, 64, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    batches = [torch.randn(n, 64, generator=torch.Generator().manual_seed(n)) for n in (8, rows)]
     eager = copy.deepcopy(model)
     planned = PlannedModule(model, (batches[0],), {}, repeat_at_random(4), cache_dir=tmp_path)
     expected = [
@@ -185,6 +187,9 @@ def test_two_threads(tmp_path: Path) -> None:
         )
         return all(all(map(torch.equal, gradients, right)) for gradients in found)
 
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(2) as threads, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RematWarning)  # it says once that it plans again
         assert list(threads.map(work, batches, expected)) == [True, True]
-    assert planned.runs == {"planned": 60}
+    assert planned.runs["planned"] == 60
+    assert planned.runs["original"] == 0
+    assert planned.runs["replanned"] == (rows != 8)

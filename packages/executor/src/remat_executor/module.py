@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import threading
 import time
 import warnings
 from collections import Counter
@@ -76,6 +77,7 @@ class _State:
     steps: Plans[Signature, PlannedStep]
     buckets: Buckets | None
     snapshot: Snapshot | None = None
+    planning: Any = attrs.field(factory=threading.RLock)  # held while the module is captured
     said: set[str] = attrs.field(factory=set)
     in_vain: int = 0  # calls in a row that were captured anew and found the plan they had
     latest: Any = None
@@ -205,13 +207,40 @@ class PlannedModule(nn.Module):
             args, kwargs = given
             return module(*args, **kwargs)
         seen = snapshot.signature(tensors)
-        if seen not in state.steps:
+        step = state.steps.get(seen)
+        if step is None:
+            step = self._plan_anew(tensors, seen)
+        else:
+            state.in_vain = 0
+        state.latest, state.latest_signature = step, seen
+        self.runs["planned"] += 1
+        output = step.run(tensors)
+        return output if cut is None else cut(output)
+
+    def _snapshot(self) -> Snapshot:
+        """The module as it is now."""
+        state = self._remat
+        snapshot: Snapshot | None = state.snapshot
+        if snapshot is None or not snapshot.holds():
+            with state.planning:  # while another thread captures, the module holds its stand-ins
+                snapshot = state.snapshot = Snapshot.take(self.module)
+        return snapshot
+
+    def _plan_anew(self, tensors: Tensors, seen: Signature) -> PlannedStep:
+        """Plan for a call of another kind, and say so once."""
+        state = self._remat
+        with state.planning:
+            step: PlannedStep | None = state.steps.get(seen)
+            if step is not None:  # by another thread, meanwhile
+                return step
             changes = seen.changes(state.latest_signature)
             began_s = time.perf_counter()
-            self._plan_step(tensors, seen)
+            step = self._plan_step(tensors, seen)
             took = format_seconds(time.perf_counter() - began_s)
             self._say_once(
-                "replanned", f"called in another way ({changes} changed): planning again took {took}"
+                "replanned",
+                f"called in another way ({changes} changed): planning again took {took}",
+                stacklevel=6,
             )
             self.runs["replanned"] += 1
             self._note_dropped()
@@ -220,24 +249,12 @@ class PlannedModule(nn.Module):
                     "in vain",
                     f"each call is captured anew because {changes} changes, and no op depends on it: keep it "
                     "outside of the module",
+                    stacklevel=6,
                 )
-        else:
-            state.in_vain = 0
-        state.latest, state.latest_signature = state.steps[seen], seen
-        self.runs["planned"] += 1
-        output = state.latest.run(tensors)
-        return output if cut is None else cut(output)
-
-    def _snapshot(self) -> Snapshot:
-        """The module as it is now."""
-        state = self._remat
-        if state.snapshot is None or not state.snapshot.holds():
-            state.snapshot = Snapshot.take(self.module)
-        snapshot: Snapshot = state.snapshot
-        return snapshot
+            return step
 
     @rare_collections()
-    def _plan_step(self, tensors: Tensors, seen: Signature) -> None:
+    def _plan_step(self, tensors: Tensors, seen: Signature) -> PlannedStep:
         state = self._remat
         captured, translation, graph = capture_graph(
             self.module,
@@ -262,6 +279,7 @@ class PlannedModule(nn.Module):
             step = within_budget(step, tensors, state.planner, build, state.runtime)
         state.latest = state.steps[seen] = step
         state.latest_signature = seen
+        return step
 
     def _note_dropped(self) -> None:
         steps: Plans[Signature, PlannedStep] = self._remat.steps
@@ -271,7 +289,7 @@ class PlannedModule(nn.Module):
                 "dropped",
                 f"called in more than {steps.most} ways: the plan not used for the longest time is dropped "
                 "for each new one; pad lengths with buckets=, or raise max_plans=",
-                stacklevel=6,
+                stacklevel=7,
             )
 
     def _count_original(self, reason: str) -> None:

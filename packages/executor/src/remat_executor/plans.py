@@ -6,6 +6,7 @@ sequence length that never comes twice would fill any memory. So there is a boun
 for the longest time goes first.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -39,22 +40,21 @@ class Plans(Generic[K, S]):
             )
         self.most = most
         self.dropped = 0
-        self._steps: dict[K, S] = {}  # the least recently used first
+        self._steps: OrderedDict[K, S] = OrderedDict()  # the least recently used first
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def __contains__(self, key: K) -> bool:
-        return key in self._steps
-
     def __iter__(self) -> Iterator[S]:
         return iter(self._steps.values())
 
-    def __getitem__(self, key: K) -> S:
-        """The step of a key, which is now the most recently used one."""
-        step = self._steps.pop(key)
-        self._steps[key] = step
-        return step
+    def get(self, key: K) -> S | None:
+        """The step of a key, which is now the most recently used one; None if there is none."""
+        try:
+            self._steps.move_to_end(key)  # in one go: another thread may look for it
+            return self._steps[key]
+        except KeyError:
+            return None
 
     def __setitem__(self, key: K, step: S) -> None:
         """Keep a step; where there is no room, another one goes."""
@@ -67,5 +67,5 @@ class Plans(Generic[K, S]):
     def copy(self) -> "Plans[K, S]":
         """The same steps, with a bound and an order of their own."""
         copied: Plans[K, S] = Plans(self.most)
-        copied._steps = dict(self._steps)
+        copied._steps = self._steps.copy()
         return copied
