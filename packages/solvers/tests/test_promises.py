@@ -1,14 +1,18 @@
 """What a caller may rely on: determinism, deadlines, helpful infeasibility, odd costs."""
 
 import time
+from pathlib import Path
 
 import attrs
 import pytest
 
 from remat_graph import Graph, simulate
+from remat_graph.serialize import load_graph
 from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, InfeasibleBudget, Problem, Status, get_solver, min_budget, solve
 from remat_solvers.families import chain, random_graph, unet
+
+CORPUS = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
 
 
 def test_same_seed_same_schedule() -> None:
@@ -61,3 +65,16 @@ def test_odd_sizes_and_costs(factor: int) -> None:
     solution = get_solver("auto", moves=5000).solve(Problem(graph, int(0.6 * noremat_peak_nbytes(graph))))
     assert solution.time_s is not None
     assert solution.time_s >= solution.lower_bound_s
+
+
+@pytest.mark.parametrize(
+    ("name", "fraction"),
+    [("gpt2", 0.553), ("vgg16", 0.5), pytest.param("gpt2_nohead", 0.07, marks=pytest.mark.full)],
+)
+def test_budgets_that_must_be_met(name: str, fraction: float) -> None:
+    """Near the floor of real graphs a schedule is found, with little search."""
+    graph = load_graph(CORPUS / f"{name}.json")
+    budget = int(fraction * noremat_peak_nbytes(graph))
+    solution = get_solver("auto", moves=1000).solve(Problem(graph, budget))
+    assert solution.schedule is not None
+    assert simulate(graph, solution.schedule).peak_nbytes <= budget
