@@ -187,7 +187,7 @@ def test_another_runtime(compiled: Callable[..., Any]) -> None:
     [
         (None, "'budget' is missing"),
         ({"runtime": "eager"}, "'budget' is missing"),
-        ({"budget": "1GiB", "bugdet": 3}, "'bugdet' is not known; known are budget, "),
+        ({"budget": "1GiB", "bugdet": 3}, "'bugdet' is not known; known are buckets, budget, "),
         ({"budget": "1GiB", "sample": 3}, "'sample' is not known"),
     ],
 )

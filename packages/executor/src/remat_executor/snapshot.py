@@ -19,6 +19,8 @@ from remat_executor.contents import Contents, Room, contents
 from remat_executor.guards import OwnSignature, Signature, objection, own_signature, signature, storages
 from remat_executor.tensors import REGISTRIES, Owned, Tensors, owned_by
 
+_NEEDED = frozenset(("training", *torch_private.READ_REGISTRIES))
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Snapshot:
@@ -42,12 +44,15 @@ class Snapshot:
     def take(cls, module: nn.Module) -> "Snapshot":
         """Read a module."""
         owned, room = owned_by(module), Room()
+        # A scripted module keeps what others have in their dict elsewhere: it is read anew each time.
+        readable = all(m.__dict__.keys() >= _NEEDED for _, m in owned.modules)
+        own = own_signature(owned, room)  # notes in `room` what it looked into
         return cls(
             owned=owned,
-            own=own_signature(owned, room),
+            own=own,
             storages=storages(owned),
             objection=objection(owned),
-            holds=_Unchanged(owned, room).look,
+            holds=_Unchanged(owned, room).look if readable else bool,
         )
 
     def signature(self, tensors: Tensors) -> Signature:
