@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -193,3 +194,37 @@ def test_two_threads(rows: int, tmp_path: Path) -> None:
     assert planned.runs["planned"] == 60
     assert planned.runs["original"] == 0
     assert planned.runs["replanned"] == (rows != 8)
+
+
+def test_the_tensors_are_the_users_own_while_another_thread_captures(tmp_path: Path) -> None:
+    """Whoever asks for parameters, buffers or the state meanwhile waits, and never sees a stand-in."""
+    inside, gate = threading.Event(), threading.Event()
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.register_buffer("scale", torch.ones(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            inside.set()
+            assert gate.wait(60)
+            return cast(Tensor, self.layer(x) * self.scale)
+
+    gate.set()
+    model = Gated()
+    own = [*model.parameters(), *model.buffers()]
+    planned = PlannedModule(model, (torch.randn(4, 8),), {}, repeat_at_random(0), cache_dir=tmp_path)
+    gate.clear()
+    inside.clear()
+    with ThreadPoolExecutor(3) as threads, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RematWarning)  # it says once that it plans again
+        step = threads.submit(lambda: planned(torch.randn(5, 8)).sum().backward())
+        assert inside.wait(60)
+        asked = threads.submit(lambda: [*planned.parameters(), *planned.buffers()])
+        state = threads.submit(planned.state_dict)
+        assert not wait([asked, state], timeout=0.2).done
+        gate.set()
+        step.result()
+        assert all(found is right for found, right in zip(asked.result(), own, strict=True))
+        assert all(type(tensor) is Tensor for tensor in state.result().values())

@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -369,13 +369,27 @@ class PlannedModule(nn.Module):
             advice="save its state_dict() and its plan, and plan the loaded model with that plan",
         )
 
+    # While another thread captures, the module holds stand-ins for its tensors: these wait for it.
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The original's."""
+        with self._remat.planning:
+            return iter(list(self.module.named_parameters(*args, **kwargs)))
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """The original's."""
+        with self._remat.planning:
+            return iter(list(self.module.named_buffers(*args, **kwargs)))
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The original's."""
-        return self.module.state_dict(*args, **kwargs)
+        with self._remat.planning:
+            return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The original's."""
-        return self.module.load_state_dict(*args, **kwargs)
+        with self._remat.planning:
+            return self.module.load_state_dict(*args, **kwargs)
 
     def extra_repr(self) -> str:
         """The plan in one line."""
