@@ -1,6 +1,7 @@
 """The lower bounds and the portfolio's claims where they are easy to get wrong."""
 
 import random
+from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -12,6 +13,7 @@ from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Problem, SolverWarning, Status, get_solver, portfolio
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.bounds.coarse import CoarseBound
+from remat_solvers.bounds.relatives import in_order, relatives
 from remat_solvers.families import chain, dense, mobile, random_graph, unet
 
 
@@ -46,10 +48,30 @@ def layers(seed: int) -> Graph:
     return Graph(name=f"layers{seed}", values=values, ops=ops)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_no_bound_is_above_a_brute_force(seed: int) -> None:
+def leaves(seed: int) -> Graph:
+    """Layers whose backward has two ops: one that goes on, and one that nothing follows, as for a weight.
+
+    Nothing says when the second kind runs, and it weighs and scratches more than the other.
+    """
+    rng = random.Random(seed)
+    values = [Value(name=f"a{i}", nbytes=rng.randint(1, 12)) for i in range(3)]
+    ops = [run(f"f{i}", [i - 1] if i else [], [i], rng.randint(1, 9)) for i in range(3)]
+    upstream = 2
+    for i in reversed(range(3)):
+        inputs = sorted({upstream, max(0, i - 1)})
+        for kind, role in (("w", Role.GRAD), ("x", Role.GRAD if i == 0 else Role.ACTIVATION)):
+            nbytes, scratch = rng.randint(1, 9), rng.choice([0, 10, 20]) if kind == "w" else 0
+            values.append(Value(name=f"{kind}{i}", nbytes=nbytes, role=role))
+            ops.append(run(f"b{kind}{i}", inputs, [len(values) - 1], rng.randint(1, 9), scratch))
+        upstream = len(values) - 1
+    return Graph(name=f"leaves{seed}", values=values, ops=ops)
+
+
+@pytest.mark.parametrize("family", [layers, leaves])
+@pytest.mark.parametrize("seed", range(30))
+def test_no_bound_is_above_a_brute_force(seed: int, family: Callable[[int], Graph]) -> None:
     """With tangents and scratch, at budgets from the floor on; nor is a claim of the portfolio false."""
-    graph = layers(seed)
+    graph = family(seed)
     peak = noremat_peak_nbytes(graph)
     floor = budget_floor(graph).nbytes
     for budget in {floor, (floor + peak) // 2, peak - 1}:
@@ -60,6 +82,22 @@ def test_no_bound_is_above_a_brute_force(seed: int) -> None:
         assert solution.lower_bound_s <= least + 1e-9
         assert solution.status is not Status.INFEASIBLE or least == float("inf")
         assert solution.status is not Status.OPTIMAL or solution.time_s == pytest.approx(least)
+
+
+def test_the_bound_branches_over_orders_that_no_dependency_decides() -> None:
+    """Seen from each order alone, more is certain: the lowest of them is above what all have in common."""
+    met = 0
+    for seed in range(20):
+        graph = leaves(seed)
+        budget = (2 * budget_floor(graph).nbytes + noremat_peak_nbytes(graph)) // 3
+        least, kin = oracle.fastest_s(graph, budget), relatives(graph)
+        assert graph.time_s <= tight_bound(graph, budget) <= least + 1e-9
+        met += lower_bound(graph, budget) < tight_bound(graph, budget) == pytest.approx(least)
+        first, then = 3, 5  # the gradients of the last two weights: neither needs the other
+        orders = [in_order(kin, first, then), in_order(kin, then, first)]
+        assert [each.ancestors[then] >> first & 1 for each in (kin, *orders)] == [0, 1, 0]
+        assert [each.descendants[then] >> first & 1 for each in (kin, *orders)] == [0, 0, 1]
+    assert met >= 5
 
 
 def test_a_moment_in_the_forward_knows_no_tangent_yet() -> None:

@@ -1,7 +1,7 @@
 """A tighter bound from a coarse integer program: memory at a few moments, the work between them in any order.
 
-Take ops j_1, ..., j_m, each one an ancestor of the next: their first runs come in this order in every
-schedule. They cut the step into m + 1 intervals. Variables, all 0 or 1:
+Take ops j_1, ..., j_m, the moments, in the order of their first runs: one that every schedule keeps to, each
+op an ancestor of the next, or one that some do. They cut the step into m + 1 intervals. Variables, 0 or 1:
 
 * K[s, v]: value v is live when j_s first runs;
 * X[s, i]: op i runs in interval s, once or more often.
@@ -12,17 +12,23 @@ run for the first time in an interval does, and its runs in later intervals cost
 satisfies these rows, so the program's dual bound is a lower bound on the overhead, for any order and any
 number of recomputations. With one moment it is the cut bound in whole numbers instead of its Lagrangian.
 
-Which moments: the first is where the cut bound binds. The program's solution, written out as a sequence,
-exceeds the budget somewhere; the next first run from there on becomes a moment too, and the program is
-solved again. When nothing exceeds the budget any more and the program is solved to the end, the sequence is
-optimal; a program without a solution proves that there is no schedule. A few moments are usually
-enough (U-Net at 30 %: 7 of 71 raise 15.0 to 22.9 %; VGG-16 at 50 %: 6 prove optimality), and what each
-round finds is a good start for a search. Checkmate (Jain et al. 2020) is the same program with a moment at
-every op, a fixed order, and rows for all that runs in between.
+Which moments: the first is where the cut bound binds, or the unplanned peak if it binds nowhere. The
+program's solution, written out as a sequence, exceeds the budget somewhere; the next first run from there on
+becomes a moment too. Where no dependency says between which of the others it stands, there is a program for
+each place, of the schedules that keep to that order: none is faster than the lowest of their bounds, and the
+program with that one is refined next (branch and bound, over orders). When nothing exceeds the budget any
+more and that program is solved to the end, the sequence is optimal; if none has a solution, there is no
+schedule. A few moments are usually enough (U-Net at 30 %: 7 of 71 raise 15.0 to 22.9 %; VGG-16 at 50 %: 6
+prove optimality; GPT-2 with its head at 40 %: whether the head's weight gradient is made before or after the
+last layers' raises 33.7 to 34.6 %), and what each round finds is a good start for a search. Checkmate (Jain
+et al. 2020) is the same program with a moment at every op, a fixed order, and rows for all that runs in
+between.
 
 A program has some moments * ops variables: a tenth of a second for one moment at 600 ops, and each further
 one makes it several times as long.
 """
+
+import heapq
 
 import attrs
 import numpy as np
@@ -30,7 +36,7 @@ import numpy as np
 from remat_graph import Graph
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.bounds.floor import budget_floor, unavoidable
-from remat_solvers.bounds.relatives import Relatives
+from remat_solvers.bounds.relatives import Relatives, in_order
 from remat_solvers.evaluate import Arrays, Floats, Ints, evaluate, flatten
 from remat_solvers.mixed_integer import Program
 from remat_solvers.protocol import Deadline
@@ -87,6 +93,42 @@ def tight_bound(graph: Graph, budget_nbytes: int, deadline: Deadline | None = No
     return graph.time_s + extra_s
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class _Order:
+    """An order of moments, and what is known of the schedules that keep to it.
+
+    Attributes:
+        extra_s: none of them recomputes for less.
+        moments: ops, in the order of their first runs.
+        kin: the dependencies, that order among them.
+        proving: whether the next round adds no moment, but closes the gap that the last one left.
+        finished: whether another round would add nothing.
+    """
+
+    extra_s: float
+    moments: tuple[int, ...]
+    kin: Relatives
+    proving: bool = False
+    finished: bool = False
+
+    def with_moment(self, op: int) -> list["_Order"]:
+        """One order for each place that `op` may have among the moments."""
+        orders = []
+        for place in range(len(self.moments) + 1):
+            before, after = self.moments[:place], self.moments[place:]
+            if any(self.kin.ancestors[j] >> op & 1 for j in before):
+                continue
+            if any(self.kin.descendants[j] >> op & 1 for j in after):
+                continue
+            kin = self.kin
+            if before and not kin.ancestors[op] >> before[-1] & 1:
+                kin = in_order(kin, before[-1], op)
+            if after and not kin.descendants[op] >> after[0] & 1:
+                kin = in_order(kin, op, after[0])
+            orders.append(attrs.evolve(self, moments=(*before, op, *after), kin=kin, proving=False))
+        return orders
+
+
 class CoarseBound:
     """The bound of one graph at one budget, a moment more each round.
 
@@ -96,29 +138,46 @@ class CoarseBound:
         budget_nbytes: bound on the peak.
 
     Attributes:
-        moments: ops at whose first run the next program looks.
-        proving: whether the next round adds no moment, but closes the gap that the last one left.
-        finished: whether another round would add nothing.
+        moments: ops at whose first run the latest program looked.
     """
 
     def __init__(self, cut: CutBound, arrays: Arrays, budget_nbytes: int) -> None:
-        self.graph, self.kin = cut.graph, cut.kin
+        self.graph = cut.graph
         self.arrays = arrays
         self.budget_nbytes = budget_nbytes
-        self.extra_s = 0.0
-        self.moments: list[int] = []
-        binding = cut.binding()
-        if binding is not None:
-            self.moments = [binding[0]]
-        self.finished = not self.moments or not self.graph.time_s > 0
-        self.proving = False
-        self._seen = set(self.moments)
+        self.moments: tuple[int, ...] = ()
+        self._orders: list[tuple[float, int, _Order]] = []  # a heap, the lowest bound on top
+        self._count = 0
         self._least_s = max(cut.proven_s, 1e-3 * self.graph.time_s)
+        if self.graph.time_s > 0:
+            binding = cut.binding()
+            trace = np.arange(len(self.graph.ops), dtype=np.int64)
+            moment = binding[0] if binding is not None else int(evaluate(arrays, trace).profile.argmax())
+            self._push(_Order(extra_s=0.0, moments=(moment,), kin=cut.kin))
+
+    def _push(self, order: _Order) -> None:
+        heapq.heappush(self._orders, (order.extra_s, self._count, order))
+        self._count += 1
+
+    @property
+    def extra_s(self) -> float:
+        """No schedule within the budget recomputes for less."""
+        return self._orders[0][0] if self._orders else 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether another round would add nothing."""
+        return not self._orders or self._orders[0][2].finished
+
+    @property
+    def proving(self) -> bool:
+        """Whether the next round adds no moment, but closes the gap that the last one left."""
+        return bool(self._orders) and self._orders[0][2].proving
 
     @property
     def variables(self) -> int:
         """About how many the next round's program will have."""
-        return len(self.moments) * len(self.graph.ops)
+        return len(self._orders[0][2].moments) * len(self.graph.ops) if self._orders else 0
 
     def round(self, deadline: Deadline, *, enough_s: float = np.inf, checks: int | None = None) -> Round:
         """Solve the next program.
@@ -129,25 +188,25 @@ class CoarseBound:
                 gives the unit of cost, so that rounding is small beside it.
             checks: limit on the work of the round, counted as `mixed_integer` says; None for none.
         """
+        _, _, at = heapq.heappop(self._orders)
+        self.moments = at.moments
         known = 0 < enough_s < np.inf
-        unit_s = UNIT * (enough_s if known else max(self.extra_s, self._least_s))
+        unit_s = UNIT * (enough_s if known else max(at.extra_s, self._least_s))
         most_s = DEAR * enough_s if known else np.inf
-        proving = self.proving
-        tolerance = TOLERANCE if proving else ROUGH_TOLERANCE
-        program = _Moments(self.graph, self.kin, self.budget_nbytes, self.moments, unit_s, most_s)
+        tolerance = TOLERANCE if at.proving else ROUGH_TOLERANCE
+        program = _Moments(self.graph, at.kin, self.budget_nbytes, at.moments, unit_s, most_s)
         answer = program.rows.minimize(
-            gap=0.0 if proving else ROUGH,
+            gap=0.0 if at.proving else ROUGH,
             enough=enough_s / unit_s + tolerance - program.constant,
             deadline=deadline,
             checks=checks,
-            strict=proving,
+            strict=at.proving,
         )
-        found = answer.found
-        self.extra_s = max(self.extra_s, (answer.bound + program.constant - tolerance) * unit_s)
+        at = attrs.evolve(at, extra_s=max(at.extra_s, (answer.bound + program.constant - tolerance) * unit_s))
         order, fits, moment = None, False, None
-        if found is not None:
+        if answer.found is not None:
             # What a moment keeps can be made again before it or, often for as little, only when it is read.
-            orders = [np.array(program.order(found, late=late), np.int64) for late in (False, True)]
+            orders = [np.array(program.order(answer.found, late=late), np.int64) for late in (False, True)]
             results = [evaluate(self.arrays, each) for each in orders]
             ranks = [
                 (not result.valid, max(result.peak_nbytes, self.budget_nbytes), result.time_s)
@@ -157,47 +216,41 @@ class CoarseBound:
             if results[best].valid:
                 order = orders[best]
                 fits = results[best].peak_nbytes <= self.budget_nbytes
-                moment = self._next(order, results[best].profile)
+                moment = self._next(at, order, results[best].profile)
         if moment is not None:
-            kin = self.kin.ancestors[moment] | self.kin.descendants[moment]
-            moments = [moment, *(j for j in self.moments if kin >> j & 1)]
-            self.moments = sorted(moments, key=lambda i: self.kin.ancestors[i].bit_count())
-            self._seen.add(moment)
-            self.proving = False
+            for each in at.with_moment(moment):
+                self._push(each)
         else:
             # Nothing more to see: one more round closes the gap that the last one left.
-            self.finished = self.proving or order is None
-            self.proving = True
+            self._push(attrs.evolve(at, proving=True, finished=at.proving or order is None))
         return Round(
             extra_s=self.extra_s,
             order=order,
             fits=fits,
             slack_s=2 * tolerance * unit_s,
-            proven=proving,
+            proven=at.proving and at.extra_s <= self.extra_s,
             ended=answer.ended,
         )
 
-    def _next(self, order: Ints, profile: Ints) -> int | None:
-        """The next first run from the worst excess on, if it stands in order with the moments there are.
+    def _next(self, at: _Order, order: Ints, profile: Ints) -> int | None:
+        """The next first run from the worst excess on, one that has its place among the moments if there is.
 
-        If there is none such, one that does not, in whose favour others give way: after a parameter's
-        gradient, say, which nothing follows, all the rest could run, so as a moment it bars many.
+        After a parameter's gradient, say, which nothing follows, all the rest could run: it has many places.
         """
         first: dict[int, int] = {}
         for position, op in enumerate(order.tolist()):
             first.setdefault(op, position)
-        ancestors, descendants = self.kin.ancestors, self.kin.descendants
         runs = sorted((p, op) for op, p in first.items())
         positions = np.array([p for p, _ in runs], np.int64)
         over = np.flatnonzero(profile > self.budget_nbytes)
         soon = np.searchsorted(positions, over)
         candidates: list[int] = [
-            runs[at][1]
-            for at in soon[np.argsort(-profile[over], kind="stable")].tolist()
-            if at < len(runs) and runs[at][1] not in self._seen
+            runs[i][1]
+            for i in soon[np.argsort(-profile[over], kind="stable")].tolist()
+            if i < len(runs) and runs[i][1] not in at.moments
         ]
         for op in candidates:
-            if all((ancestors[op] | descendants[op]) >> j & 1 for j in self.moments):
+            if all((at.kin.ancestors[op] | at.kin.descendants[op]) >> j & 1 for j in at.moments):
                 return op
         return candidates[0] if candidates else None
 
@@ -210,7 +263,7 @@ class _Moments:
         graph: Graph,
         kin: Relatives,
         budget_nbytes: int,
-        moments: list[int],
+        moments: tuple[int, ...],
         unit_s: float,
         most_s: float,
     ) -> None:

@@ -78,6 +78,19 @@ def relatives(graph: Graph) -> Relatives:
     )
 
 
+def in_order(kin: Relatives, first: int, then: int) -> Relatives:
+    """The dependencies of those schedules in which op `first` first runs before op `then` does."""
+    ancestors, descendants = list(kin.ancestors), list(kin.descendants)
+    after_boundary = list(kin.after_boundary)
+    before, after = ancestors[first] | 1 << first, descendants[then] | 1 << then
+    for i in members(after):
+        ancestors[i] |= before
+        after_boundary[i] |= after_boundary[first]
+    for i in members(before):
+        descendants[i] |= after
+    return attrs.evolve(kin, ancestors=ancestors, descendants=descendants, after_boundary=after_boundary)
+
+
 def members(mask: int) -> list[int]:
     """The indices in a bit set, in order."""
     return [i for i, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"]
