@@ -40,6 +40,7 @@ Stats = dict[str, int | float | str | bool]
 
 CUTS = 12  # prices at which the cut between forward and backward is tried
 WIDE = 0.01  # a gap, as a ratio of base time, that is worth a second effort
+NARROW = 0.003  # one that is worth a full effort: below it the search gets less work in proportion
 CHECKS, MORE_CHECKS = 150, 600  # work of one round of the coarse program
 VARIABLES = 3000  # of the coarse program: a first effort takes no larger one
 
@@ -50,9 +51,10 @@ class Auto:
 
     Attributes:
         seed: of the search's random numbers.
-        moves: changes that the search may try, and as many again where a wide gap is left; None for an amount
-            that takes about 5 s at 600 ops.
-        gap: stop when the overhead is within this ratio of base time from the lower bound.
+        moves: changes that the search may try, and as many again where a wide gap is left, fewer where a
+            narrow one is; None for an amount that takes about 5 s at 600 ops.
+        gap: stop when the overhead is within this ratio of base time from the lower bound; walks, which take
+            the most time, stop at twice that.
         starts: valid orders to begin with, such as the plan of a smaller budget.
         guests: names of other registered solvers whose answers count too; each runs in a process of its own,
             and one that crashes, hangs or answers nonsense loses its place with a warning.
@@ -254,12 +256,13 @@ class _Run:
         walks.append((trace, 0.1, 2.0, 0.02))
         walks += [(None, 0.1, hot, price) for price in (0.02, 0.3, 0.02) for hot in (1.0, 0.2)]
         for i, (start, share, hot, price) in enumerate(walks):
-            if self.closed() or self.deadline.reached():
+            if self.closed(2 * self.settings.gap) or self.deadline.reached():
                 return
             order: Ints | None = start if start is not None else self.best
             assert order is not None
             walk = Walk(self.arrays, order, self.problem.budget_nbytes, seed + i, price)
-            found = walk.anneal(round(moves * share), hot, 0.01, self.deadline)
+            worth = min(1.0, (self.best_s - self.bound_s) / (NARROW * self.base_s))
+            found = walk.anneal(round(moves * share * worth), hot, 0.01, self.deadline)
             self.moves += walk.tried
             if found is not None:
                 self.offer(found, "search")
