@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor.errors import UnsupportedTorch
+from remat_executor.layouts import Layouts
 
 
 def _private(module: str, name: str) -> Any:
@@ -91,7 +92,8 @@ def _with_careful_fake_cache() -> Iterator[None]:
     """Infer anew each result of which torch's cache forgets something.
 
     A cached result has storages of its own, one for each tensor, as large as that tensor shows: wrong where
-    outputs share one, and where an op copies a whole storage of which its argument shows a part.
+    outputs share one, and where an op copies a whole storage of which its argument shows a part. What is
+    inferred is put right as well (`layouts`).
     """
     mode = _private("torch._subclasses.fake_tensor", "FakeTensorMode")
     logger = logging.getLogger("torch._subclasses.fake_tensor")
@@ -105,11 +107,13 @@ def _with_careful_fake_cache() -> Iterator[None]:
             return
 
         whole: dict[Any, bool] = {}
+        layouts = Layouts(_private("torch.utils._mode_utils", "no_dispatch"))
 
-        def dispatch(func: Any, *given: Any) -> Any:
+        def dispatch(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             if func not in whole:
                 whole[func] = _is_remembered_whole(func)
-            return (cached if whole[func] else inferred)(func, *given)
+            result = (cached if whole[func] else inferred)(func, types, args, kwargs)
+            return layouts.corrected(func, args, kwargs, result)
 
         self._cached_dispatch_impl = dispatch
 

@@ -1,0 +1,88 @@
+"""Layouts of outputs that torch's shape rules get wrong.
+
+A trace learns strides from rules that stand in for the kernels. Where an input is not contiguous, those of
+the operators below differ from what the kernels return (torch 2.13 on CPU; batch norm of a transposed input
+is one), and views that the trace builds on them cannot be carried out. For these the kernel itself is asked,
+once for each layout, on zeros.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remat_executor.nodes import meta_tensors
+
+aten = torch.ops.aten
+
+UNSURE = frozenset(
+    {
+        aten._log_softmax_backward_data.default,
+        aten._native_batch_norm_legit.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit_no_training.default,
+        aten.channel_shuffle.default,
+        aten.elu_backward.default,
+        aten.hardswish_backward.default,
+        aten.hardtanh_backward.default,
+        aten.log_sigmoid_forward.default,
+        aten.mse_loss_backward.default,
+        aten.native_batch_norm.default,
+        aten.native_batch_norm_backward.default,
+        aten.native_layer_norm_backward.default,
+        aten.reflection_pad2d_backward.default,
+        aten.replication_pad2d_backward.default,
+        aten.smooth_l1_loss_backward.default,
+        aten.softplus_backward.default,
+    }
+)
+
+
+class Layouts:
+    """What the kernels answered.
+
+    Args:
+        for_real: a context in which operators run on real tensors, whatever modes are in force.
+    """
+
+    def __init__(self, for_real: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._for_real = for_real
+        self._known: dict[str, list[tuple[int, ...]]] = {}
+
+    def corrected(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+        """The fake result of an operator, in the strides that its kernel gives."""
+        given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        if func not in UNSURE or all(tensor.is_contiguous() for tensor in given):
+            return result
+        key = repr((func, [_layout(a) for a in args], [(name, _layout(a)) for name, a in kwargs.items()]))
+        if key not in self._known:
+            with self._for_real():
+                real = func(*map(_zeros, args), **{name: _zeros(a) for name, a in kwargs.items()})
+                self._known[key] = [tensor.stride() for tensor in meta_tensors(real)]
+        strides = iter(self._known[key])
+
+        def laid_out(fake: Any) -> Any:
+            if not isinstance(fake, Tensor):
+                return fake
+            stride = next(strides)
+            return fake if fake.stride() == stride else fake.new_empty_strided(fake.shape, stride)
+
+        return laid_out(result) if isinstance(result, Tensor) else tuple(map(laid_out, result))
+
+
+def _layout(argument: Any) -> Any:
+    if not isinstance(argument, Tensor):
+        return argument
+    return argument.shape, argument.stride(), argument.dtype, argument.device
+
+
+def _zeros(argument: Any) -> Any:
+    """A real tensor in the layout of a fake one."""
+    if not isinstance(argument, Tensor):
+        return argument
+    elements = argument.untyped_storage().nbytes() // argument.element_size()
+    storage = torch.zeros(elements, dtype=argument.dtype, device=argument.device)
+    return storage.as_strided(argument.shape, argument.stride(), argument.storage_offset())
