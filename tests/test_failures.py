@@ -170,9 +170,23 @@ def test_a_backward_that_never_comes(pair: tuple[nn.Module, PlannedModule]) -> N
     _assert_next_step_is_right(original, planned)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[ThreadPoolExecutor]:
+    """Two Python threads whose operators run on one thread each.
+
+    A thread's first product runs on all cores, whatever `set_num_threads` says, until something asks it for
+    their number: in eager too its last bits are others then.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with ThreadPoolExecutor(2, initializer=torch.get_num_threads) as threads:
+        yield threads
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("rows", [8, 5], ids=["same shape", "another shape"])
-def test_two_threads(rows: int, tmp_path: Path) -> None:
-    """Both run the same module at once, forward and backward, and get what eager gives."""
+def test_both_run_at_once(rows: int, two_threads: ThreadPoolExecutor, tmp_path: Path) -> None:
+    """Two threads run the same module at once, forward and backward, and get what eager gives."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())))
     batches = [torch.randn(n, 64, generator=torch.Generator().manual_seed(n)) for n in (8, rows)]
@@ -188,9 +202,9 @@ def test_two_threads(rows: int, tmp_path: Path) -> None:
         )
         return all(all(map(torch.equal, gradients, right)) for gradients in found)
 
-    with ThreadPoolExecutor(2) as threads, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # it says once that it plans again
-        assert list(threads.map(work, batches, expected)) == [True, True]
+        assert list(two_threads.map(work, batches, expected)) == [True, True]
     assert planned.runs["planned"] == 60
     assert planned.runs["original"] == 0
     assert planned.runs["replanned"] == (rows != 8)
