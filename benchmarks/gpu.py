@@ -2,9 +2,10 @@
 
     python benchmarks/gpu.py [--seconds 560] [--out FOLDER] [--models NAME ...] [--small] [--again]
 
-It writes `<out>/<device>.json` after every row, skips the rows that are there, and ends in time: run it again
-for the rest. Models are built from their definitions, nothing is downloaded, and where cvxpy or highspy are
-absent the portfolio goes on without them. Rows, the most telling first:
+It writes `<out>/<device>.json` after every row, and what each operator was measured to take into
+`platforms/<device>.json`, for plans that are made elsewhere. It skips the rows that are there and ends in
+time: run it again for the rest. Models are built from their definitions, nothing is downloaded, and where
+cvxpy or highspy are absent the portfolio goes on without them. Rows, the most telling first:
 
 * the five models of MONeT's README at its batch sizes, at a third of the memory (UNet at 416 x 608);
 * GPT-2 medium and large and a Llama of a billion parameters, at 70, 50 and 30 %;
@@ -48,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from remat_executor.allocator import allocator_peak
 from remat_facade import Hiremate
-from remat_graph import RematError
+from remat_graph import Measured, Measurement, RematError, load_platform, save_platform
 from tests.models import import_torchvision, import_transformers
 
 GIB = 1 << 30
@@ -271,8 +272,13 @@ def methods(model: Model) -> Iterator[tuple[str, float | None]]:
     yield "remat inductor", 0.4
 
 
-def measure(name: str, model: Model, method: str, fraction: float | None, device: torch.device) -> Row:
-    """Run one row."""
+Measurements = list[Measurement]
+
+
+def measure(
+    name: str, model: Model, method: str, fraction: float | None, device: torch.device
+) -> tuple[Row, Measurements]:
+    """Run one row; what its operators took, if they were measured."""
     torch.manual_seed(0)
     network = WithLoss(model.make()).to(device).train()
     eager = copy.deepcopy(network)
@@ -286,9 +292,9 @@ def measure(name: str, model: Model, method: str, fraction: float | None, device
         step_s, eager_s = _times_s(call, network, eager, sample, device)
     except (RematError, torch.OutOfMemoryError, RuntimeError) as error:
         line = (str(error).strip().splitlines() or [""])[0][:200]
-        return Row(model=name, method=method, fraction=fraction, note=f"{type(error).__name__}: {line}")
+        return Row(model=name, method=method, fraction=fraction, note=f"{type(error).__name__}: {line}"), []
     plan = planned.plan if planned is not None else None
-    return Row(
+    row = Row(
         model=name,
         method=method,
         fraction=fraction,
@@ -304,6 +310,7 @@ def measure(name: str, model: Model, method: str, fraction: float | None, device
         bound_pct=100 * plan.lower_bound_overhead if plan is not None else None,
         ready_s=ready_s,
     )
+    return row, [] if planned is None else planned.measurements()
 
 
 def _prepare(
@@ -395,6 +402,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no model {unknown[0]}: there are {', '.join(table)}")
     path = arguments.out / f"{device_name(device)}{'-small' if arguments.small else ''}.json"
+    platforms = (arguments.out if arguments.small else Path(__file__).parents[1]) / "platforms"
     rows = []
     if path.exists() and not arguments.again:
         rows = [Row(**row) for row in json.loads(path.read_text())["rows"]]
@@ -407,7 +415,10 @@ def main() -> int:
         if time.perf_counter() - began_s > arguments.seconds:
             print("out of time: run again for the rest")
             break
-        rows.append(measure(name, table[name], method, fraction, device))
+        row, measurements = measure(name, table[name], method, fraction, device)
+        rows.append(row)
+        if measurements:
+            _keep(platforms, measurements, device)
         gc.collect()
         if device.type != "cpu":
             torch.accelerator.empty_cache()
@@ -429,6 +440,20 @@ def _write(path: Path, rows: list[Row], device: torch.device) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _keep(folder: Path, measurements: Measurements, device: torch.device) -> None:
+    """Add to what is known of the device."""
+    path = folder / f"{device_name(device)}.json"
+    known = load_platform(path).measurements if path.exists() else {}
+    platform_of_all = Measured(
+        device=device_name(device),
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        versions={"torch": torch.__version__, "python": platform.python_version()},
+        measurements=[*known.values(), *measurements],
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    save_platform(platform_of_all, path)
 
 
 def line(row: Row, model: Model) -> str:

@@ -115,3 +115,17 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     assert err.count("\n") == 1
     assert "REMAT_CACHE_DIR" in err
     assert (folder / "file").read_text() == "mine"
+
+
+def test_the_times_may_be_those_of_another_device(capsys: pytest.CaptureFixture[str]) -> None:
+    """A data sheet by its name, which the plan records; what is no platform is one line."""
+    words = ["plan", "user_factories:pair", "--budget", "100%", "--no-zoo"]
+    assert main([*words, "--platform", "h200-spec", "--out", "plan.json"]) == 0
+    assert load_plan("plan.json").platform.startswith("h200-spec (from the data sheet, not measured")
+    capsys.readouterr()
+    assert main([*words, "--platform", "abacus"]) == 2
+    err = capsys.readouterr().err
+    assert "no cost platform 'abacus': choose one of flops, h200-spec, roofline" in err
+    assert err.count("\n") == 1
+    assert main([*words, "--platform", "abacus.json"]) == 2
+    assert "abacus.json: no such file; check the path" in capsys.readouterr().err

@@ -1,17 +1,26 @@
 """Seconds from FLOPs and bytes."""
 
+import json
 import math
 
+import attrs
 import pytest
 
 from remat_graph import (
+    BadFile,
     Flops,
+    H200Spec,
+    Measured,
+    Measurement,
     OpCost,
     Platform,
     Roofline,
     UnknownPlatform,
+    find_platform,
     get_platform,
+    load_platform,
     platform_names,
+    save_platform,
     with_platform,
     with_times,
 )
@@ -44,7 +53,7 @@ def test_rates_are_positive(options):
 
 def test_platforms_are_found_by_name():
     """Through the entry-point group, with options."""
-    assert {"flops", "roofline"} <= set(platform_names())
+    assert {"flops", "h200-spec", "roofline"} <= set(platform_names())
     assert Flops() == get_platform("flops")
     assert Roofline(launch_s=1e-6) == get_platform("roofline", launch_s=1e-6)
     for name in platform_names():
@@ -53,7 +62,9 @@ def test_platforms_are_found_by_name():
 
 def test_an_unknown_platform_names_the_known():
     """One line."""
-    with pytest.raises(UnknownPlatform, match=r"no cost platform 'abacus': choose one of .*flops, roofline"):
+    with pytest.raises(
+        UnknownPlatform, match=r"no cost platform 'abacus': choose one of .*flops, h200-spec, roofline"
+    ):
         get_platform("abacus")
 
 
@@ -65,3 +76,75 @@ def test_times_are_replaced_where_named():
     assert graph.ops[1:] == timed.ops[1:]
     costs = {(i, 0): OpCost(flops=i) for i in range(len(graph.ops))}
     assert 2e-12 == with_platform(graph, costs, Flops()).ops[2].first.time_s
+
+
+def measured(launch_s=1e-6):
+    """A device of 100 FLOP/s and 10 B/s after a launch, on which `slow` takes three times as long."""
+    device = Roofline(flops_per_s=100.0, nbytes_per_s=10.0, launch_s=launch_s)
+    measurements = []
+    for size in (0, 50, 100, 1000):
+        for name, factor in (("mm", 1), ("add", 1), ("slow", 3)):
+            flops = 1000.0 * size if name == "mm" else 0.0
+            cost = OpCost(flops=flops, read_nbytes=size, written_nbytes=size, key=f"{name}(float32[{size}])")
+            time_s = device.time_s(cost) * (factor if size else 1)
+            measurements.append(Measurement(cost=cost, time_s=time_s, workspace_nbytes=size))
+    return Measured(device="abacus", date="2026-11-22", versions={"torch": "2"}, measurements=measurements)
+
+
+def test_what_was_measured_is_taken_and_the_rest_fitted():
+    """Known keys to the bit; others by the device's best rates and the slowness of their name."""
+    device = measured()
+    for each in device.measurements.values():
+        assert each.time_s == device.time_s(each.cost)
+    unknown = {"flops": 5e4, "read_nbytes": 10, "written_nbytes": 10}
+    assert 500.0 == pytest.approx(device.time_s(OpCost(**unknown, key="mm(float64[7])")), rel=1e-3)
+    moved = OpCost(read_nbytes=700, written_nbytes=300)
+    assert 100.0 == pytest.approx(device.time_s(attrs.evolve(moved, key="add(int8[1])")), rel=1e-3)
+    assert 300.0 == pytest.approx(device.time_s(attrs.evolve(moved, key="again: slow(int8[1])")), rel=1e-3)
+    assert 100.0 == pytest.approx(device.time_s(attrs.evolve(moved, key="other(int8[1])")), rel=1e-3)
+    assert device.name == "abacus, measured 2026-11-22"
+
+
+def test_a_platform_without_measurements_is_a_roofline():
+    """Nothing to fit: the rates of the corpus."""
+    cost = OpCost(flops=1e12, read_nbytes=10**9)
+    empty = Measured(device="none", date="2026-11-22", measurements=[])
+    assert empty.time_s(cost) == Roofline().time_s(cost)
+
+
+def test_a_platform_survives_its_file(tmp_path):
+    """Saved and found again by its path, equal; names are found as before."""
+    path = tmp_path / "abacus.json"
+    save_platform(measured(), path)
+    assert measured() == load_platform(path) == find_platform(str(path))
+    assert find_platform("h200-spec") == H200Spec()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda d: d.pop("measurements"), "'measurements' is missing"),
+        (lambda d: d.update(format="remat-plan"), "its format is 'remat-plan', 'remat-platform' was wanted"),
+        (lambda d: d.update(version=9), "version 9, newer than our 1"),
+        (lambda d: d["measurements"]["mm(float32[0])"].update(time_s=-1), "a finite number from 0 on"),
+        (lambda d: d["measurements"].update(x=3), "an object was wanted"),
+    ],
+)
+def test_a_bad_platform_file_is_one_line(tmp_path, change, problem):
+    """With the file and the place."""
+    path = tmp_path / "abacus.json"
+    save_platform(measured(), path)
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(BadFile, match=problem) as caught:
+        find_platform(str(path))
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_data_sheet_says_that_it_is_one():
+    """Rates of the maker, times that nothing reaches."""
+    assert "not measured" in H200Spec().name
+    assert H200Spec().time_s(OpCost(flops=989.5e12)) == 1.0
+    assert H200Spec(flops_per_s=67e12).time_s(OpCost(read_nbytes=48 * 10**11)) == 1.0

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import flop_registry
 from remat_executor.capture import Captured
 from remat_executor.cost_cache import CostCache
 from remat_executor.dataflow import drops_statistics
+from remat_executor.keys import anywhere
 from remat_executor.lower import own_copy
 from remat_executor.measure import measure
 from remat_executor.nodes import (
@@ -28,7 +29,8 @@ from remat_executor.recurrent import reads_opaque_bytes
 from remat_executor.rng import default_generator, preserved_generators, read_state, replay
 from remat_executor.tensors import Tensors
 from remat_executor.translate import Translation
-from remat_graph import Graph, Implementation
+from remat_graph import Graph
+from remat_graph.measured import Measured, Measurement
 from remat_graph.platform import OpCost, Platform
 
 aten = torch.ops.aten
@@ -45,24 +47,32 @@ def with_costs(
     platform: Platform | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Graph:
-    """The graph with measured workspaces, and with measured times or those of a platform.
+    """The graph with measured workspaces and times, or those of a platform.
 
     Each distinct key is measured once, with tensors of that key alone, so the model need not fit the device.
+    What a `Measured` platform knows is not measured here.
 
     Args:
         captured: the joint graph.
         translation: its IR.
         tensors: the caller's tensors; read, never written.
         cache: costs known from before.
-        platform: gives the times instead of the clock.
+        platform: gives the times instead of the clock, and the workspaces of operators measured there.
         on_progress: called with (keys done, keys in all).
     """
     materials = _Materials(captured, translation, tensors)
     graph = translation.graph
     requests: dict[str, Request] = {}
     keys: dict[tuple[int, int], str] = {}
+    asked: dict[tuple[int, int], OpCost] = {}  # of the platform
+    known: dict[tuple[int, int], Measurement] = {}
     for i, (op, recipe) in enumerate(zip(graph.ops, translation.recipes, strict=True)):
         for k in range(len(op.implementations)):
+            if platform is not None:
+                asked[i, k] = op_cost(recipe, graph, i, k)
+            if isinstance(platform, Measured) and asked[i, k].key in platform.measurements:
+                known[i, k] = platform.measurements[asked[i, k].key]
+                continue
             key = op.key if k == 0 else f"again: {op.key}"
             keys[i, k] = key
             if key not in requests:
@@ -71,18 +81,22 @@ def with_costs(
 
     graph = _with_real_sizes(translation, requests, {key: cost.output_nbytes for key, cost in costs.items()})
     ops = []
-    for i, (op, recipe) in enumerate(zip(graph.ops, translation.recipes, strict=True)):
+    for i, op in enumerate(graph.ops):
         implementations = []
         for k, implementation in enumerate(op.implementations):
-            cost = costs[keys[i, k]]
-            time_s = cost.time_s
-            if platform is not None:
-                time_s = platform.time_s(op_cost(recipe, graph, implementation))
-            predicted = sum(graph.allocated_nbytes(v) for v in implementation.outputs)
-            # An op that allocates more than its outputs is charged for it, whatever the fake tensors said.
-            surplus = max(0, cost.output_nbytes - predicted) if implementation.outputs else 0
+            there = known.get((i, k))
+            if there is not None:
+                time_s, workspace_nbytes = there.time_s, there.workspace_nbytes
+            else:
+                here = costs[keys[i, k]]
+                time_s = here.time_s if platform is None else platform.time_s(asked[i, k])
+                predicted = sum(graph.allocated_nbytes(v) for v in implementation.outputs)
+                # An op that allocates more than its outputs is charged for it, whatever the fake tensors
+                # said.
+                surplus = max(0, here.output_nbytes - predicted) if implementation.outputs else 0
+                workspace_nbytes = here.workspace_nbytes + surplus
             implementations.append(
-                attrs.evolve(implementation, time_s=time_s, workspace_nbytes=cost.workspace_nbytes + surplus)
+                attrs.evolve(implementation, time_s=time_s, workspace_nbytes=workspace_nbytes)
             )
         ops.append(attrs.evolve(op, implementations=tuple(implementations)))
     return attrs.evolve(graph, ops=tuple(ops))
@@ -102,7 +116,7 @@ def _with_real_sizes(
         outputs = [v for v in op.first.outputs if not values[v].external]
         if not isinstance(recipe, Call | Draw | TrainBatchNorm):
             continue
-        if output_nbytes[op.key] <= sum(graph.allocated_nbytes(v) for v in outputs):
+        if output_nbytes.get(op.key, 0) <= sum(graph.allocated_nbytes(v) for v in outputs):
             continue
         if op.key not in real:
             with preserved_generators([translation.device]), torch.no_grad():
@@ -118,10 +132,11 @@ def _storage_sizes(results: object) -> list[int]:
     return [tensor.untyped_storage().nbytes() for tensor in meta_tensors(results)]
 
 
-def op_cost(recipe: Recipe, graph: Graph, implementation: Implementation) -> OpCost:
-    """FLOPs by torch's own counting rules, and the bytes of the storages read and written."""
-    read = sum(graph.values[v].nbytes for v in implementation.inputs)
-    written = sum(graph.values[v].nbytes for v in implementation.outputs)
+def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCost:
+    """FLOPs by torch's own counting rules, the bytes of the storages read and written, and the key."""
+    run = graph.ops[op].implementations[implementation]
+    read = sum(graph.values[v].nbytes for v in run.inputs)
+    written = sum(graph.values[v].nbytes for v in run.outputs)
     flops = 0
     if isinstance(recipe, Call | Draw):
         node = recipe.node
@@ -129,7 +144,9 @@ def op_cost(recipe: Recipe, graph: Graph, implementation: Implementation) -> OpC
         if count is not None:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
             flops = int(count(*args, **kwargs, out_val=node.meta["val"]))
-    return OpCost(flops=flops, read_nbytes=read, written_nbytes=written)
+    again = "again: " if implementation else ""
+    key = f"{again}{anywhere(graph.ops[op].key)}" if graph.ops[op].key else ""
+    return OpCost(flops=flops, read_nbytes=read, written_nbytes=written, key=key)
 
 
 class _Materials:

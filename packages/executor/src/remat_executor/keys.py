@@ -1,5 +1,6 @@
 """Structural keys: equal keys mean the same kernel on the same shapes, strides, dtypes and scalars."""
 
+import re
 from typing import Any
 
 import torch
@@ -28,6 +29,14 @@ def target_name(node: Node) -> str:
     """The name of what a node calls: an operator's overload, or a function of ours."""
     operator = isinstance(node.target, str) or hasattr(node.target, "overloadpacket")
     return str(node.target) if operator else str(getattr(node.target, "__name__", node.target))
+
+
+def anywhere(key: str) -> str:
+    """A key without its device, to be looked up where another one was measured."""
+    call, found, device = key.rpartition(" on ")
+    if not found:
+        return key
+    return re.sub(rf"@{device}\b|\bdevice={device}\b", "", call)
 
 
 def call_key(node: Node, device: torch.device) -> str:

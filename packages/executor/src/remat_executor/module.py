@@ -29,6 +29,7 @@ from remat_executor.stepgraph import Progress, capture_graph, check_input, outpu
 from remat_executor.tensors import REGISTRIES, Tensors, called_with
 from remat_executor.translate import work_device
 from remat_graph import Graph, OverBudget, simulate
+from remat_graph.measured import Measurement
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform
 from remat_graph.units import format_seconds
@@ -191,6 +192,20 @@ class PlannedModule(nn.Module):
         """The allocator's peak of that plan's step, where its runtime had to be tried; None for eager."""
         nbytes: int | None = self._remat.latest.rehearsed_nbytes
         return nbytes
+
+    def measurements(self) -> list[Measurement]:
+        """What the operators of that plan's step take on this device, to be kept as a `Measured` platform.
+
+        Raises:
+            UnplannedUse: the times come from a platform.
+        """
+        if self._remat.platform is not None:
+            raise UnplannedUse(
+                problem=f"the times of this plan are those of {self._remat.platform.name}, not measured",
+                advice="plan without platform= on the device to be measured",
+            )
+        found: list[Measurement] = self._remat.latest.measurements()
+        return found
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, run by a plan."""

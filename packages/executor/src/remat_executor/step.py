@@ -10,12 +10,14 @@ from torch import Tensor
 from remat_executor import torch_private
 from remat_executor.capture import Captured
 from remat_executor.chain import Call, Wiring, apply, without_autocast
+from remat_executor.costs import op_cost
 from remat_executor.lower import Program, lower
 from remat_executor.nodes import replayed
 from remat_executor.runtime import Runtime
 from remat_executor.tensors import Tensors
 from remat_executor.translate import Translation
 from remat_graph import Graph
+from remat_graph.measured import Measurement
 from remat_graph.plan import Plan
 
 
@@ -86,6 +88,17 @@ class PlannedStep:
             externals=(*flat, *self.constants),
             autocast=torch.is_autocast_enabled(self.wiring.device.type),
         )
+
+    def measurements(self) -> list[Measurement]:
+        """What its operators were measured to take, each distinct one once."""
+        costs = {}
+        for i, (op, recipe) in enumerate(zip(self.graph.ops, self.translation.recipes, strict=True)):
+            for k, run in enumerate(op.implementations):
+                cost = op_cost(recipe, self.graph, i, k)
+                costs[cost.key] = Measurement(
+                    cost=cost, time_s=run.time_s, workspace_nbytes=run.workspace_nbytes
+                )
+        return list(costs.values())
 
     def run(self, tensors: Tensors) -> Any:
         """Run the forward under autograd and put the outputs into their containers."""

@@ -91,6 +91,12 @@ def plan(
     device_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Whether it fits there, such as 80GiB; else here.")
     ] = None,
+    platform: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Whose times, such as h200-spec or a FILE.json; else measured here."
+        ),
+    ] = None,
     zoo: Annotated[
         bool, typer.Option(help="Use the plan of an earlier run, if there is one, and keep this one.")
     ] = True,
@@ -101,10 +107,12 @@ def plan(
     from remat_facade.method import choose_method
     from remat_facade.report.table import fit_table
     from remat_facade.target import load_target
+    from remat_graph.measured import find_platform
     from remat_graph.units import parse_nbytes
 
     check_place(out, graph_out)
     device_nbytes = None if device_memory is None else parse_nbytes(device_memory)
+    times = None if platform is None else find_platform(platform)
     with progress(f"loading {target}") as tell:
         model, sample, sample_kwargs = load_target(target)
         from remat_facade.entrypoints import plan_model
@@ -120,6 +128,7 @@ def plan(
             method=choose_method("auto", config, solver, seed, time_limit),
             on_progress=tell,
             optimizer=optimizer,
+            platform=times,
             zoo=zoo,
         )
         fit = fit_of(

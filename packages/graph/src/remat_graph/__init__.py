@@ -13,9 +13,11 @@ from remat_graph.errors import (
 )
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Update, Value
+from remat_graph.measured import Measured, Measurement, find_platform, load_platform, save_platform
 from remat_graph.plan import Plan
 from remat_graph.platform import (
     Flops,
+    H200Spec,
     OpCost,
     Platform,
     Roofline,
@@ -78,12 +80,15 @@ __all__ = [
     "FreeHost",
     "Grads",
     "Graph",
+    "H200Spec",
     "Home",
     "Implementation",
     "InvalidGraph",
     "InvalidSchedule",
     "Lane",
     "Links",
+    "Measured",
+    "Measurement",
     "Op",
     "OpCost",
     "OptimizerStep",
@@ -102,6 +107,7 @@ __all__ = [
     "Update",
     "Value",
     "Wait",
+    "find_platform",
     "fingerprint",
     "format_nbytes",
     "format_seconds",
@@ -112,6 +118,7 @@ __all__ = [
     "load_graph",
     "load_order",
     "load_plan",
+    "load_platform",
     "noremat_peak_nbytes",
     "parse_nbytes",
     "plan_from_data",
@@ -121,6 +128,7 @@ __all__ = [
     "save_graph",
     "save_order",
     "save_plan",
+    "save_platform",
     "schedule_from_data",
     "schedule_to_data",
     "simulate",

@@ -137,6 +137,20 @@ class Reader:
         if unknown := sorted(set(self.mapping()) - keys):
             self.fail(f"unknown key {unknown[0]!r}; it wants one of {', '.join(sorted(keys))}")
 
+    def header(self, kind: str, newest: int, word: str) -> None:
+        """An object that begins as our files do: with its format, and a version that we know."""
+        if not isinstance(self.data, dict) or "format" not in self.data:
+            self.fail(f"is not a {word} file of remat: it names no format; check the path")
+        found = str(self.get("format").data)[:40]
+        if found != kind:
+            self.fail(f"is not a {word} file: its format is {found!r}, {kind!r} was wanted; check the path")
+        version = self.get("version").size()
+        if version > newest:
+            advice = "upgrade remat-graph, or save it again"
+            self.fail(f"has version {version}, newer than our {newest}: {advice}")
+        if version < 1:
+            self.fail(f"has version {version}; versions count from 1")
+
     def text(self) -> str:
         """A string."""
         if not isinstance(self.data, str):

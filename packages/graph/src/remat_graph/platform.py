@@ -1,7 +1,8 @@
 """Cost platforms: seconds of an op from what it computes and moves, for a device that is not at hand.
 
 A platform is anything with a `name` and `time_s(cost)`. Third parties register classes under the entry-point
-group ``remat.platforms``; measured times need no platform.
+group ``remat.platforms``; times that are measured where the plan is made need no platform, those of another
+device are `measured.Measured`.
 """
 
 from collections.abc import Mapping
@@ -27,11 +28,14 @@ class OpCost:
         flops: floating-point operations, a multiply-add counted as two.
         read_nbytes: bytes it reads, each input once.
         written_nbytes: bytes it writes.
+        key: equal keys mean the same operator on the same shapes, strides, dtypes and scalars, whatever the
+            device: ``name(arguments)``; empty if that is not known.
     """
 
     flops: float = attrs.field(default=0, validator=attrs.validators.ge(0))
     read_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     written_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    key: str = ""
 
 
 @runtime_checkable
@@ -88,6 +92,30 @@ class Roofline:
         """The longer of computing and moving, plus the launch."""
         moved_s = (cost.read_nbytes + cost.written_nbytes) / self.nbytes_per_s
         return max(cost.flops / self.flops_per_s, moved_s) + self.launch_s
+
+
+@attrs.frozen(kw_only=True)
+class H200Spec:
+    """NVIDIA's data sheet of the H200 SXM, and nothing measured: times are shorter than any real ones.
+
+    Attributes:
+        flops_per_s: dense, without sparsity; by default bf16 on tensor cores (989.5e12; TF32 has 494.7e12,
+            float32 67e12).
+        nbytes_per_s: of its HBM3e.
+    """
+
+    flops_per_s: float = attrs.field(default=989.5e12, converter=float, validator=_rate)
+    nbytes_per_s: float = attrs.field(default=4.8e12, converter=float, validator=_rate)
+
+    @property
+    def name(self) -> str:
+        """Says that it is a data sheet."""
+        rates = f"{self.flops_per_s:g} FLOP/s, {self.nbytes_per_s:g} B/s"
+        return f"h200-spec (from the data sheet, not measured: {rates})"
+
+    def time_s(self, cost: OpCost) -> float:
+        """The longer of computing and moving at the rates of the data sheet."""
+        return Roofline(flops_per_s=self.flops_per_s, nbytes_per_s=self.nbytes_per_s).time_s(cost)
 
 
 def platform_names() -> tuple[str, ...]:

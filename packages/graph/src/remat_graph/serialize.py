@@ -87,7 +87,7 @@ def graph_from_data(data: Any, *, source: str = "graph data") -> Graph:
     if is_corpus(data):
         graph = read_corpus(reader)
     else:
-        _check_header(reader, GRAPH_FORMAT, "graph")
+        reader.header(GRAPH_FORMAT, VERSION, "graph")
         graph = _read_graph(reader)
     try:
         verify(graph)
@@ -250,7 +250,7 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
 def plan_from_data(data: Any, *, graph: Graph | None = None, source: str = "plan data") -> Plan:
     """The plan of JSON data; arguments and errors as for `load_plan`."""
     reader = Reader(data, source)
-    _check_header(reader, PLAN_FORMAT, "plan")
+    reader.header(PLAN_FORMAT, VERSION, "plan")
     reader.known(_keys(Plan) | {"format", "version"})
     if graph is not None and (found := reader.get("fingerprint").text()) != (wanted := fingerprint(graph)):
         name = reader.get("graph_name").text()
@@ -392,21 +392,6 @@ def load_order(path: _Path, graph: Graph | None = None) -> tuple[int, ...]:
 
 
 # -- shared
-
-
-def _check_header(reader: Reader, kind: str, word: str) -> None:
-    if not isinstance(reader.data, dict) or "format" not in reader.data:
-        reader.fail(f"is not a {word} file of remat: it names no format; check the path")
-    found = reader.get("format").data
-    if found != kind:
-        reader.fail(
-            f"is not a {word} file: its format is {str(found)[:40]!r}, {kind!r} was wanted; check the path"
-        )
-    version = reader.get("version").size()
-    if version > VERSION:
-        reader.fail(f"has version {version}, newer than our {VERSION}: upgrade remat-graph, or save it again")
-    if version < 1:
-        reader.fail(f"has version {version}; versions count from 1")
 
 
 def _keys(cls: type[Any]) -> frozenset[str]:

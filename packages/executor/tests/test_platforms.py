@@ -1,0 +1,69 @@
+"""A device is measured in one place and planned for in another."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+import remat_executor.costs
+from remat_executor import PlannedModule, plan_graph
+from remat_executor.errors import UnplannedUse
+from remat_executor.keys import anywhere
+from remat_graph import H200Spec, Measured, load_platform, save_platform
+from tests.planners import save_all
+
+
+def network() -> nn.Module:
+    """Products, a norm, dropout and activations."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Dropout(0.3), nn.Linear(32, 4))
+
+
+def test_a_measured_device_is_planned_for_without_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its file: the very graph, and nothing is run."""
+    sample = (torch.randn(8, 16),)
+    planned = PlannedModule(network(), sample, {}, save_all, cache_dir=tmp_path)
+    device = Measured(device="this one", date="2026-11-22", measurements=planned.measurements())
+    save_platform(device, tmp_path / "platform.json")
+    asked: list[str] = []
+
+    def measure(requests: Mapping[str, Any], *args: Any) -> dict[str, Any]:
+        asked.extend(requests)
+        return {}
+
+    monkeypatch.setattr(remat_executor.costs, "measure", measure)
+    platform = load_platform(tmp_path / "platform.json")
+    graph = plan_graph(network(), sample, platform=platform, cache_dir=tmp_path / "elsewhere")
+    assert asked == []
+    assert graph.ops == planned.graph.ops
+
+
+def test_what_was_not_measured_there_is_fitted(tmp_path: Path) -> None:
+    """Another batch size: other keys, times of the same order, workspaces of here."""
+    planned = PlannedModule(network(), (torch.randn(8, 16),), {}, save_all, cache_dir=tmp_path)
+    measurements = [attrs.evolve(m, time_s=1.0) for m in planned.measurements()]
+    platform = Measured(device="a slow one", date="2026-11-22", measurements=measurements)
+    graph = plan_graph(network(), (torch.randn(9, 16),), platform=platform, cache_dir=tmp_path)
+    assert all(0.5 < op.first.time_s < 2.0 for op in graph.ops)
+
+
+def test_times_of_a_platform_are_no_measurements(tmp_path: Path) -> None:
+    """They would be passed on as if they were."""
+    planned = PlannedModule(
+        network(), (torch.randn(8, 16),), {}, save_all, platform=H200Spec(), cache_dir=tmp_path
+    )
+    with pytest.raises(UnplannedUse, match=r"h200-spec .*, not measured; plan without platform="):
+        planned.measurements()
+
+
+def test_keys_forget_their_device() -> None:
+    """Tensors, arguments and the call itself."""
+    here = "aten.add.Tensor(float32[2, 3][3, 1]@cuda, 1, device=cuda) on cuda"
+    assert anywhere(here) == anywhere(here.replace("cuda", "cpu"))
+    assert anywhere("write 12") == "write 12"

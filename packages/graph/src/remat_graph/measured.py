@@ -1,0 +1,166 @@
+"""A device by what its operators took there, kept in a file, for plans that are made elsewhere.
+
+An operator that was measured takes what it took. For another one the rates of the device are fitted: the
+roofline through its best measurements, times how much slower than that roofline operators of the same name
+are in the median (all operators, for a name that was not measured).
+"""
+
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from remat_graph.jsonfile import Reader, read_json, write_json
+from remat_graph.platform import OpCost, Platform, Roofline, get_platform
+
+FORMAT, VERSION = "remat-platform", 1
+_BEST = 0.9  # quantile of the rates seen that counts as what the device can do
+_LONG = 4.0  # launches: what takes longer tells about rates
+
+
+@attrs.frozen(kw_only=True)
+class Measurement:
+    """What one operator took.
+
+    Attributes:
+        cost: what it computes and moves, with its key.
+        time_s: seconds of one run.
+        workspace_nbytes: scratch that the allocator saw beyond its outputs.
+    """
+
+    cost: OpCost
+    time_s: float = attrs.field(validator=attrs.validators.ge(0.0))
+    workspace_nbytes: int = attrs.field(validator=attrs.validators.ge(0))
+
+
+def _by_key(given: Iterable[Measurement] | Mapping[str, Measurement]) -> Mapping[str, Measurement]:
+    measurements = given.values() if isinstance(given, Mapping) else given
+    return {m.cost.key: m for m in measurements}
+
+
+@attrs.frozen(kw_only=True)
+class Measured:
+    """A platform made of measurements.
+
+    Attributes:
+        device: what was measured.
+        date: when, as ``2026-11-22``.
+        versions: of what ran there, such as torch.
+        measurements: by the keys of their costs; any iterable of them makes one.
+    """
+
+    device: str
+    date: str
+    versions: Mapping[str, str] = attrs.field(factory=dict)
+    measurements: Mapping[str, Measurement] = attrs.field(converter=_by_key)
+    _roofline: Roofline = attrs.field(init=False)
+    _slower: Mapping[str, float] = attrs.field(init=False)  # by name of operator; "" is any
+
+    @_roofline.default
+    def _fitted_roofline(self) -> Roofline:
+        every = [m for m in self.measurements.values() if m.time_s > 0]
+        launch_s = min((m.time_s for m in every), default=0.0)
+        long = [m for m in every if m.time_s > _LONG * launch_s] or every
+        moved = [(m.cost.read_nbytes + m.cost.written_nbytes) / m.time_s for m in long]
+        computed = [m.cost.flops / m.time_s for m in long if m.cost.flops]
+        plain = Roofline()
+        return Roofline(
+            flops_per_s=_quantile(computed) or plain.flops_per_s,
+            nbytes_per_s=_quantile(moved) or plain.nbytes_per_s,
+            launch_s=launch_s,
+        )
+
+    @_slower.default
+    def _fitted_slowness(self) -> Mapping[str, float]:
+        ratios: dict[str, list[float]] = defaultdict(list)
+        for key, m in self.measurements.items():
+            ideal_s = self._roofline.time_s(m.cost)
+            if ideal_s > 0:
+                for name in ("", _operator(key)):
+                    ratios[name].append(m.time_s / ideal_s)
+        return {name: statistics.median(each) for name, each in ratios.items()}
+
+    @property
+    def name(self) -> str:
+        """The device, and when it was measured."""
+        return f"{self.device}, measured {self.date}"
+
+    def time_s(self, cost: OpCost) -> float:
+        """What the operator took, or what the fit says."""
+        known = self.measurements.get(cost.key)
+        if known is not None:
+            return known.time_s
+        slower = self._slower.get(_operator(cost.key), self._slower.get("", 1.0))
+        return slower * self._roofline.time_s(cost)
+
+
+def _quantile(rates: list[float]) -> float:
+    return sorted(rates)[int(_BEST * (len(rates) - 1))] if rates else 0.0
+
+
+def _operator(key: str) -> str:
+    return key.removeprefix("again: ").partition("(")[0]
+
+
+def save_platform(platform: Measured, path: str | os.PathLike[str]) -> None:
+    """Write a platform; an existing file is replaced in one go."""
+    data = {
+        "format": FORMAT,
+        "version": VERSION,
+        "device": platform.device,
+        "date": platform.date,
+        "versions": dict(platform.versions),
+        "measurements": {
+            key: {
+                "flops": m.cost.flops,
+                "read_nbytes": m.cost.read_nbytes,
+                "written_nbytes": m.cost.written_nbytes,
+                "time_s": m.time_s,
+                "workspace_nbytes": m.workspace_nbytes,
+            }
+            for key, m in sorted(platform.measurements.items())
+        },
+    }
+    write_json(data, path)
+
+
+def find_platform(name: str) -> Platform:
+    """A platform by its name, or by the file that it was saved in (``….json``).
+
+    Raises:
+        UnknownPlatform: nothing has that name.
+        BadFile: the file is missing, cut off, or no platform.
+    """
+    return load_platform(name) if name.endswith(".json") else get_platform(name)
+
+
+def load_platform(path: str | os.PathLike[str]) -> Measured:
+    """Read what `save_platform` wrote.
+
+    Raises:
+        BadFile: the file is missing, cut off, or no platform.
+    """
+    reader = Reader(read_json(path), os.fspath(path))
+    reader.header(FORMAT, VERSION, "platform")
+    measurements = reader.get("measurements")
+    return Measured(
+        device=reader.get("device").text(),
+        date=reader.get("date").text(),
+        versions={key: reader.get("versions").get(key).text() for key in reader.get("versions").mapping()},
+        measurements=[_measurement(key, measurements.get(key)) for key in measurements.mapping()],
+    )
+
+
+def _measurement(key: str, reader: Reader) -> Measurement:
+    return Measurement(
+        cost=OpCost(
+            flops=reader.get("flops").seconds(),
+            read_nbytes=reader.get("read_nbytes").size(),
+            written_nbytes=reader.get("written_nbytes").size(),
+            key=key,
+        ),
+        time_s=reader.get("time_s").seconds(),
+        workspace_nbytes=reader.get("workspace_nbytes").size(),
+    )
