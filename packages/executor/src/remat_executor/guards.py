@@ -76,9 +76,14 @@ class Signature:
         return (("mode", mode), *flags)
 
 
-def own_signature(owned: Owned, room: Room) -> OwnSignature:
-    """Read the module's share of a signature; `room` notes what was looked into."""
-    first = storages(owned)
+def own_signature(owned: Owned, first: Mapping[int, int], room: Room) -> OwnSignature:
+    """Read the module's share of a signature.
+
+    Args:
+        owned: its tensors.
+        first: what `storages` says of them.
+        room: notes what was looked into.
+    """
     return OwnSignature(
         modules=_structure(owned.modules),
         settings=settings((m for _, m in owned.modules), room),

@@ -1,9 +1,9 @@
 """Lowering: a schedule becomes one fx graph for the forward and a chain of them for the backward.
 
 Each graph takes its tensors in one list, which it empties, so that fx's generated code, which drops every
-name after its last use, frees a storage exactly where the schedule does. The backward is cut into parts at
-deliveries: a part ends by handing over its gradients, and passes on what the next ones still need. Views are
-rebuilt from their base where they are read, once per part while the base lives.
+name after its last use, frees a storage exactly where the schedule does. A part of the backward (`parts`)
+ends by handing over its gradients, and passes on what the next ones still need. Views are rebuilt from their
+base where they are read, once per part while the base lives.
 """
 
 import operator
@@ -20,17 +20,14 @@ from remat_executor.capture import Captured
 from remat_executor.dataflow import drops_statistics
 from remat_executor.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.nodes import args_of, is_item, is_second_name, source_of, target_of
+from remat_executor.parts import cut
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
 from remat_executor.rng import read_state, replay
 from remat_executor.runtime import Ends, Run, Runtime
 from remat_executor.translate import Translation
-from remat_graph import Compute, Deliver, Free, Grads, Graph, Role, Schedule, Step, simulate
+from remat_graph import Compute, Deliver, Free, Role, Schedule, Step
 
 aten = torch.ops.aten
-
-_MOST_PARTS = 64
-_PART_S = 25e-6  # what autograd and Python take for one: 20 to 40 us (torch 2.13, a perceptron of 400 parts)
-_PARTS_SHARE = 0.01
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -92,15 +89,14 @@ def lower(
         translation: its IR and the way back.
         schedule: valid steps on that IR, without transfers.
         runtime: makes each graph runnable.
-        part_nbytes: gradient bytes after which a part ends at the latest; None: see `_enough_nbytes`. A part
-            ends earlier where waiting would raise the peak of a step whose ``.grad`` is there already.
+        part_nbytes: gradient bytes after which a part of the backward ends at the latest; see `parts.cut`.
     """
     steps = schedule.steps
-    segments = _cut(translation, schedule, part_nbytes)
-    replays = _repeated_draws(translation, steps)
+    segments = cut(translation.graph, schedule, part_nbytes)
+    whole = _Whole(captured, translation, _repeated_draws(translation, steps), runtime)
     needed = [_read_by(translation, segment) for segment in segments]
 
-    lowering = _Lowering(captured, translation, replays, set(), runtime)
+    lowering = _Lowering(whole, set())
     lowering.follow(steps[: schedule.boundary])
     outputs = [lowering.resolve(o.node) for o in captured.outputs if not o.replayed]
     forward = lowering.finish(outputs, set().union(*needed), ())
@@ -108,7 +104,7 @@ def lower(
     parts = []
     overwritten: set[int] = set()
     for i, segment in enumerate(segments):
-        lowering = _Lowering(captured, translation, replays, live, runtime)
+        lowering = _Lowering(whole, live)
         lowering.follow(segment)
         delivered = tuple(lowering.delivered)
         gradients = [lowering.gradient(g) for g in delivered]
@@ -135,51 +131,6 @@ def _read_by(translation: Translation, steps: Iterable[Step]) -> set[int]:
     return found
 
 
-def _cut(translation: Translation, schedule: Schedule, part_nbytes: int | None) -> list[list[Step]]:
-    """The steps of the backward, cut after deliveries."""
-    graph, steps = translation.graph, schedule.steps
-    nbytes = {g: graph.allocated_nbytes(g) for g in graph.gradients}
-    enough = _enough_nbytes(graph, sum(nbytes.values())) if part_nbytes is None else part_nbytes
-    alone = simulate(graph, schedule, grads=Grads.ACCUMULATE)
-    # By the allocator and by live bytes: the two can peak at different steps.
-    series = (alone.during_nbytes, alone.live_nbytes)
-    readings = [(_highest_until_delivery(steps, nbytes), max(nbytes)) for nbytes in series]
-    segments: list[list[Step]] = [[]]
-    if any(graph.values[t].nbytes > 4096 for t in graph.tangents):
-        # While autograd calls a function it holds what it passes to it: an empty part takes large tangents
-        # over.
-        segments.append([])
-    pending, left = 0, len(nbytes)
-    for position in range(schedule.boundary, len(steps)):
-        step = steps[position]
-        segments[-1].append(step)
-        if isinstance(step, Deliver):
-            pending += nbytes[step.value]
-            left -= 1
-            raised = any(highest[position] + pending > peak_nbytes for highest, peak_nbytes in readings)
-            if left and (pending >= enough or raised):
-                segments.append([])
-                pending = 0
-    return segments
-
-
-def _enough_nbytes(graph: Graph, total_nbytes: int) -> int:
-    """Gradient bytes that are worth a part: of 64 parts at most, which take a hundredth of the step."""
-    most = min(_MOST_PARTS, int(_PARTS_SHARE * graph.time_s / _PART_S))
-    return max(total_nbytes // max(most, 1), 1 << 16)
-
-
-def _highest_until_delivery(steps: Sequence[Step], during_nbytes: Sequence[int]) -> list[int]:
-    """For each step the highest bytes after it, up to the next delivery."""
-    highest, found = [0] * len(steps), 0
-    for position in range(len(steps) - 1, -1, -1):
-        highest[position] = found
-        found = max(found, during_nbytes[position])
-        if isinstance(steps[position], Deliver):
-            found = during_nbytes[position]
-    return highest
-
-
 def _repeated_draws(translation: Translation, steps: Iterable[Step]) -> set[int]:
     """Generator states that a repeat will ask for; the others need not be read."""
     seen: set[int] = set()
@@ -193,19 +144,37 @@ def _repeated_draws(translation: Translation, steps: Iterable[Step]) -> set[int]
     return found
 
 
+@attrs.frozen(eq=False)
+class _Whole:
+    """What the lowerings of all parts share.
+
+    Attributes:
+        replays: generator states that a repeat will ask for.
+        node_of: per value the captured node that makes it.
+        gradient_of: per value that is a gradient its index into `Translation.gradients`.
+    """
+
+    captured: Captured
+    translation: Translation
+    replays: set[int]
+    runtime: Runtime
+    node_of: dict[int, Node] = attrs.field(init=False)
+    gradient_of: dict[int, int] = attrs.field(init=False)
+
+    @node_of.default
+    def _nodes(self) -> dict[int, Node]:
+        return {value: node for node, value in self.translation.value_of.items()}
+
+    @gradient_of.default
+    def _gradients(self) -> dict[int, int]:
+        return {value: i for i, (_, _, value) in enumerate(self.translation.gradients)}
+
+
 class _Lowering:
     """Emits one part; `nodes_of` maps live values, `views` the views rebuilt so far."""
 
-    def __init__(
-        self,
-        captured: Captured,
-        translation: Translation,
-        replays: set[int],
-        live: set[int],
-        runtime: Runtime,
-    ) -> None:
-        self.captured, self.translation, self.replays = captured, translation, replays
-        self.runtime = runtime
+    def __init__(self, whole: _Whole, live: set[int]) -> None:
+        self.whole, self.translation = whole, whole.translation
         self.before = live
         self.untouched = set(live)
         self.fx = FxGraph()
@@ -216,8 +185,6 @@ class _Lowering:
         self.views_on: dict[int, list[Node]] = {}
         self.reads: dict[int, Node] = {}
         self.delivered: list[int] = []
-        self.node_of = {value: node for node, value in translation.value_of.items()}
-        self.gradient_of = {value: i for i, (_, _, value) in enumerate(translation.gradients)}
         self.takes: dict[int, Node] = {}
         self.overwritten: set[int] = set()
 
@@ -225,7 +192,7 @@ class _Lowering:
         """A node for one tensor of the list; its index is known only when the part is finished."""
         with self.fx.inserting_after(self.head):
             self.head = self.fx.create_node("call_function", operator.getitem, (self.argument, 0), name=name)
-        captured = self.node_of.get(value)
+        captured = self.whole.node_of.get(value)
         return self.head if captured is None else _like(self.head, captured)
 
     # -- following steps
@@ -237,7 +204,7 @@ class _Lowering:
             elif isinstance(step, Free):
                 self.drop(step.value)
             elif isinstance(step, Deliver):
-                self.delivered.append(self.gradient_of[step.value])
+                self.delivered.append(self.whole.gradient_of[step.value])
 
     def drop(self, value: int) -> None:
         self.nodes_of.pop(value, None)
@@ -252,7 +219,7 @@ class _Lowering:
         repeat = step.implementation != 0
         if isinstance(recipe, ReadGenerator):
             (state,) = implementation.outputs
-            if state in self.replays:
+            if state in self.whole.replays:
                 self.nodes_of[state] = self.fx.call_function(read_state, (recipe.device,))
             return
         made = self.translation.made_by[step.op]
@@ -393,7 +360,7 @@ class _Lowering:
         module = GraphModule({}, self.fx)
         lasting = sum(map(self.lasts, reads))
         return Part(
-            run=self.runtime(module, Ends(lasting=lasting, results=len(results))),
+            run=self.whole.runtime(module, Ends(lasting=lasting, results=len(results))),
             reads=reads,
             takes=takes,
             drops=tuple(sorted(self.before - kept - (self.untouched & needed))),

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from remat_executor.buckets import Buckets
-from remat_executor.collection import rare_collections
 from remat_executor.cost_cache import CostCache
 from remat_executor.errors import RematWarning, UnplannedUse, UntruePlan
+from remat_executor.garbage import rare_collections
 from remat_executor.guards import Signature, reason_for_original
 from remat_executor.plans import MOST_PLANS, Plans
 from remat_executor.rehearsal import within_budget

@@ -44,13 +44,14 @@ class Snapshot:
     def take(cls, module: nn.Module) -> "Snapshot":
         """Read a module."""
         owned, room = owned_by(module), Room()
+        first = storages(owned)
         # A scripted module keeps what others have in their dict elsewhere: it is read anew each time.
         readable = all(m.__dict__.keys() >= _NEEDED for _, m in owned.modules)
-        own = own_signature(owned, room)  # notes in `room` what it looked into
+        own = own_signature(owned, first, room)  # notes in `room` what it looked into
         return cls(
             owned=owned,
             own=own,
-            storages=storages(owned),
+            storages=first,
             objection=objection(owned),
             holds=_Unchanged(owned, room).look if readable else bool,
         )
