@@ -39,6 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import record
 from remat_facade import Hiremate
 from tests.models import Block
 from tests.ranks import Ranks, gathered
@@ -243,7 +244,7 @@ def main() -> int:
     print("\n" + ("\n".join(problems) or "gradients come as eager's do, and are the same to the bit"))
     if arguments.json is not None:
         content = {name: attrs.asdict(row) for name, row in rows.items()}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        record.write(arguments.json, content, packages=["torch"])
     return 1 if problems else 0
 
 

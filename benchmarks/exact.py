@@ -10,9 +10,6 @@ if a row breaks a rule that `EXCEPTIONS` does not list with its cause.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
 import sys
 import tempfile
 import time
@@ -24,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import record
 from remat_executor import plan_graph
 from remat_facade import Hiremate
 from remat_graph.units import gradient_nbytes, noremat_peak_nbytes
@@ -168,7 +166,7 @@ def main() -> int:
                 rows.append(row)
                 print(line(row), flush=True)
             if options.json:
-                save(rows, options.json)
+                record.write(options.json, rows, packages=["torch"])
     small = {row["model"] for row in rows if row.get("smallest_share", 1.0) <= 0.4}
     bad = [
         (r["model"], r["budget"], rule)
@@ -179,18 +177,6 @@ def main() -> int:
     print(f"\n{len(rows)} rows of {len(cases)} models; smallest budget at 40 % or less: {len(small)} models")
     print(f"{len(bad)} rules broken" + (f": {bad}" if bad else ""))
     return int(bool(bad) or (not options.models and len(small) < SMALL_ENOUGH))
-
-
-def save(rows: list[dict[str, Any]], path: Path) -> None:
-    """Write the rows with date and versions."""
-    about = {
-        "date": datetime.date.today().isoformat(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": platform.processor() or platform.machine(),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import record
 from remat_executor.allocator import allocator_peak
 from remat_facade import Hiremate
 from remat_graph import Measured, Measurement, RematError, load_platform, save_platform
@@ -431,15 +432,7 @@ def main() -> int:
 
 
 def _write(path: Path, rows: list[Row], device: torch.device) -> None:
-    content = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "device": device_name(device),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "rows": [attrs.asdict(row) for row in rows],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    record.write(path, list(map(attrs.asdict, rows)), packages=["torch"], device=device_name(device))
 
 
 def _keep(folder: Path, measurements: Measurements, device: torch.device) -> None:

@@ -7,18 +7,15 @@ The exit status is not zero if 10,000 ops take more than 60 s.
 """
 
 import argparse
-import datetime
-import json
-import platform
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import attrs
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+import record
 from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Progress, get_solver
 from remat_solvers.bounds import lower_bound
@@ -106,15 +103,7 @@ def main() -> int:
     if arguments.plot:
         plot(rows, arguments.plot)
     if arguments.json:
-        about = {
-            "date": datetime.date.today().isoformat(),
-            "python": platform.python_version(),
-            "remat-solvers": version("remat-solvers"),
-            "numba": version("numba"),
-        }
-        arguments.json.write_text(
-            json.dumps(about | {"rows": [attrs.asdict(row) for row in rows]}, indent=1) + "\n"
-        )
+        record.write(arguments.json, list(map(attrs.asdict, rows)), packages=["remat-solvers", "numba"])
     if rows[-1].wall_s > LIMIT_S:
         print(f"BROKEN: {rows[-1].ops} ops took {rows[-1].wall_s:.1f} s, and {LIMIT_S:.0f} s are promised")
         return 1

@@ -23,9 +23,7 @@ costs measured before where the user's cache has them, and "plan s" the solver's
 
 import argparse
 import copy
-import datetime
 import gc
-import json
 import platform
 import statistics
 import sys
@@ -40,6 +38,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import record
 from remat_executor.snapshot import Snapshot
 from remat_facade import Hiremate
 from remat_facade.planner import PLANNING_S
@@ -284,14 +283,7 @@ def main() -> int:
     for row in broken:
         print(f"broken: {row.model} takes {row.ratio:.3f} times eager's step, and {row.limit:.3f} is allowed")
     if arguments.json:
-        content = {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "device": platform.processor() or platform.machine(),
-            "rows": [attrs.asdict(row) for row in rows],
-        }
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+        record.write(arguments.json, list(map(attrs.asdict, rows)), packages=["torch"])
     return 1 if broken else 0
 
 

@@ -10,16 +10,13 @@ the peak of the unplanned step, which on corpus graphs is what a budget in perce
 
 import argparse
 import csv
-import datetime
-import json
-import platform
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import attrs
 
+import record
 from remat_graph import Graph, simulate
 from remat_graph.serialize import load_graph
 from remat_graph.units import noremat_peak_nbytes
@@ -268,17 +265,8 @@ def main() -> int:
     if any(row.known_best_pct is not None for row in rows):
         print(beaten(rows))
     if arguments.json:
-        about = {
-            "date": datetime.date.today().isoformat(),
-            "python": platform.python_version(),
-            "remat-solvers": version("remat-solvers"),
-            "numba": version("numba"),
-            "highspy": version("highspy"),
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(
-            json.dumps(about | {"rows": [attrs.asdict(row) for row in rows]}, indent=1) + "\n"
-        )
+        packages = ["remat-solvers", "numba", "highspy"]
+        record.write(arguments.json, list(map(attrs.asdict, rows)), packages=packages)
     for failure in failures:
         print(f"BROKEN: {failure}")
     return 1 if failures else 0

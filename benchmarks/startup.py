@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import record
+
 THREADS = 2
 PROMISED_S = {(12, "cold"): 20.0, (12, "warm"): 3.0, (48, "cold"): 60.0}
 PHASES = ("capture", "measure", "plan", "lower")
@@ -143,7 +145,8 @@ def main() -> int:
             )
             rows.append({"layers": layers, "state": state, "promised_s": promised_s, **best})
     if options.json:
-        options.json.write_text(json.dumps({"threads": THREADS, **compiled, "rows": rows}, indent=1) + "\n")
+        packages = ["torch", "transformers", "numba", "highspy"]
+        record.write(options.json, rows, packages=packages, threads=THREADS, **compiled)
     for line in broken:
         print(line, file=sys.stderr)
     return 1 if broken else 0
