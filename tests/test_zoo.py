@@ -1,6 +1,7 @@
 """Plans kept on disk: found again for the same step, budget and method, and for nothing else."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,22 @@ def test_a_plan_is_found_again(graph: Graph, zoo: Zoo) -> None:
         found.lower_bound_s,
     )
     assert not saved(planner(None)(graph))
+
+
+def test_the_plan_not_used_for_the_longest_makes_room(
+    graph: Graph, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Being found counts as use."""
+    monkeypatch.setattr("remat_facade.zoo.MOST_PLANS", 2)
+    plans = {name: attrs.evolve(planner(zoo), budget=name) for name in ("60%", "70%", "80%")}
+    for i, name in enumerate(("60%", "70%")):
+        plans[name](graph)
+        for path in zoo.folder.iterdir():
+            os.utime(path, (path.stat().st_mtime - 100 + i,) * 2)
+    assert saved(plans["60%"](graph))
+    plans["80%"](graph)
+    assert len(list(zoo.folder.iterdir())) == 2
+    assert [saved(plans[name](graph)) for name in ("60%", "80%", "70%")] == [True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ the budget and if, by the times measured now, it recomputes hardly more than it 
 A plan that a time limit cut short is kept too, with that limit: a call that allows more time solves anew, and
 what it finds takes its place.
 
+The folder holds a bounded number of files; the plan that was not used for the longest time makes room.
+
 Like the cache of costs the zoo is a convenience: a file that cannot be read or is not what its name says is
 ignored, a folder that cannot be written is left alone, each with one warning.
 """
@@ -18,6 +20,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +42,9 @@ VERSION = 1
 
 SLOWER = 0.01
 """A saved plan may recompute so much more than when it was made, as a ratio of the step's time."""
+
+MOST_PLANS = 500
+"""So many files are kept, of some hundred KiB each; the one not used for the longest goes first."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -80,6 +86,8 @@ class Zoo:
             return None
         if plan.peak_nbytes > budget_nbytes or plan.overhead > was.overhead + SLOWER:
             return None
+        with suppress(OSError):  # in a folder that is only read, nothing is ever dropped
+            os.utime(path)
         return plan
 
     def keep(self, graph: Graph, budget_nbytes: int, method: Method, plan: Plan) -> None:
@@ -89,6 +97,7 @@ class Zoo:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_json({**data, "plan": plan_to_data(plan)}, self.path(key))
+            self._drop_oldest()
         except OSError as error:
             # Where nothing can be written beside it either, the cache of costs has said so.
             if os.access(self.folder.parent, os.W_OK) and self.folder.parent.is_dir():
@@ -98,6 +107,14 @@ class Zoo:
                     f"plans are not kept: {self.folder}: {reason}; set REMAT_CACHE_DIR to a folder that can "
                     "be written, or zoo=False",
                 )
+
+    def _drop_oldest(self) -> None:
+        used_s = {}
+        for path in self.folder.glob("plan-v*.json"):
+            with suppress(FileNotFoundError):  # another process dropped it
+                used_s[path] = path.stat().st_mtime
+        for path in sorted(used_s, key=used_s.__getitem__)[:-MOST_PLANS]:
+            path.unlink(missing_ok=True)
 
     def key(self, graph: Graph, budget_nbytes: int, method: Method) -> dict[str, Any]:
         """What a plan depends on, as JSON data."""
