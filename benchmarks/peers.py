@@ -229,7 +229,7 @@ class Numbers:
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One method on one model; percentages are of eager's FLOPs and bytes, the model's and bound's of the plan's.
+    """One method on one model; percentages are of eager's, the model's and bound's of the unplanned step.
 
     What the meter cannot see, in compiled kernels, is None; `allocated_nbytes` is the allocator's peak there,
     and eager's to compare.
