@@ -68,10 +68,10 @@ TORCH_BUDGETS = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
 BACKENDS = {"": "aot_eager", " d": "aot_eager_decomp_partition"}  # both run torch's partitioner
 PER_BLOCK = "checkpoint per block"
 EAGER = "eager"
-SHARES_PCT = (70, 50, 40, 30, 20)  # of eager's metered peak
+SHARES_PCT, QUICK_SHARES_PCT = (70, 50, 40, 30, 20), (70, 40)  # of eager's metered peak
 INDUCTOR_SHARES_PCT = (70, 40)  # of eager's peak by the allocator
-TIGHT_FROM_PCT = 40  # from this share of eager's peak up a plan is
-MOST_GAP = 1.0  # points above its bound at most
+MOST_GAP = 1.0  # points from a plan to its bound, for budgets
+TIGHT_FROM_PCT = 40  # from this share of eager's peak up
 ROUNDING = 1e-4  # relative; how far compiled numbers may be from eager's
 SAME_PCT = 0.005  # what the table shows as equal is equal
 
@@ -304,77 +304,66 @@ class Bench:
         step: Step,
         call: Call,
         *,
+        opaque: bool = False,
         budget_nbytes: int | None = None,
         plan: Plan | None = None,
         prepare_s: float | None = None,
     ) -> Row:
-        """Run a method: one step to compare, two to meter, a few to time; print its row."""
+        """Run a method: one step to compare, some to read its memory, a few to time; print its row.
+
+        Args:
+            method: its name.
+            step: the model that it trains.
+            call: what runs the step.
+            opaque: its kernels are compiled, and the meter sees nothing of what they hold.
+            budget_nbytes: what it may take.
+            plan: what it runs.
+            prepare_s: the preparation before the first step; None if that step is the preparation.
+        """
         began_s = time.perf_counter()
         first = numbers(step, self.sample, call)
-        prepare_s = prepare_s or time.perf_counter() - began_s
-        if not self.rows:
+        if prepare_s is None:
+            prepare_s = time.perf_counter() - began_s
+        is_eager = not self.rows
+        if is_eager:
             self.references.insert(0, (False, first))
-        step.zero_grad()
-        new, accumulating = (self.meter(step, call) for _ in range(2))
-        eager = self.rows[0] if self.rows else None
-        row = Row(
-            model=self.name,
-            method=method,
-            budget_nbytes=budget_nbytes,
-            peak_nbytes=new.peak_nbytes,
-            accumulating_peak_nbytes=accumulating.peak_nbytes,
-            allocated_nbytes=None if eager else self.allocated(step, call),
-            flops=new.flops,
-            recomputed_pct=100 * (new.flops / eager.flops - 1) if eager else 0.0,
-            made_nbytes=new.made_nbytes,
-            made_again_pct=100 * (new.made_nbytes / eager.made_nbytes - 1) if eager else 0.0,
-            **self.found(first, call, plan),
-            prepare_s=prepare_s,
-        )
-        return self.show(row)
-
-    def measure_compiled(
-        self,
-        method: str,
-        step: Step,
-        call: Call,
-        *,
-        budget_nbytes: int | None = None,
-        plan: Plan | None = None,
-        prepare_s: float = 0.0,
-    ) -> Row:
-        """The same by the allocator, for what the meter cannot see into; `prepare_s` is spent already."""
-        began_s = time.perf_counter()
-        first = numbers(step, self.sample, call)
-        prepare_s += time.perf_counter() - began_s
-        row = Row(
-            model=self.name,
-            method=method,
-            budget_nbytes=budget_nbytes,
-            allocated_nbytes=self.allocated(step, call),
-            **self.found(first, call, plan),
-            prepare_s=prepare_s,
-        )
-        return self.show(row)
-
-    def found(self, first: Numbers, call: Call, plan: Plan | None) -> dict[str, Any]:
-        """The fields of a row that do not depend on how memory is read."""
         branch, loss, gradients, buffers = self.compare(first)
-        return {
-            "modelled_pct": None if plan is None else 100 * plan.overhead,
-            "bound_pct": None if plan is None else 100 * plan.lower_bound_overhead,
-            "loss": loss,
-            "gradients": gradients,
-            "buffers": buffers,
-            "branch": branch,
-            "step_ratio": self.ratio(call),
-        }
+        row = Row(
+            model=self.name,
+            method=method,
+            budget_nbytes=budget_nbytes,
+            **({} if opaque else self.metered(step, call)),
+            allocated_nbytes=self.allocated(step, call) if opaque or is_eager else None,
+            modelled_pct=None if plan is None else 100 * plan.overhead,
+            bound_pct=None if plan is None else 100 * plan.lower_bound_overhead,
+            loss=loss,
+            gradients=gradients,
+            buffers=buffers,
+            branch=branch,
+            step_ratio=self.ratio(call),
+            prepare_s=prepare_s,
+        )
+        return self.show(row)
 
     def show(self, row: Row) -> Row:
         """Print a row, keep it."""
         self.rows.append(row)
         print(shown(row), flush=True)
         return row
+
+    def metered(self, step: Step, call: Call) -> dict[str, Any]:
+        """What the meter reads, in both states of `.grad`, as fields of a row."""
+        step.zero_grad()
+        new, accumulating = (self.meter(step, call) for _ in range(2))
+        eager = self.rows[0] if self.rows else None
+        return {
+            "peak_nbytes": new.peak_nbytes,
+            "accumulating_peak_nbytes": accumulating.peak_nbytes,
+            "flops": new.flops,
+            "recomputed_pct": 100 * (new.flops / eager.flops - 1) if eager else 0.0,
+            "made_nbytes": new.made_nbytes,
+            "made_again_pct": 100 * (new.made_nbytes / eager.made_nbytes - 1) if eager else 0.0,
+        }
 
     def meter(self, step: Step, call: Call) -> MemoryMeter:
         """One step, its loss held until the backward ends."""
@@ -388,10 +377,8 @@ class Bench:
         """The allocator's peak, the larger of both states of `.grad`."""
         step.zero_grad()
         gc.collect()
-        return max(
-            allocator_peak(lambda: call(self.sample).backward(), self.sample.device).peak_nbytes
-            for _ in range(2)
-        )
+        device = self.sample.device
+        return max(allocator_peak(lambda: call(self.sample).backward(), device).peak_nbytes for _ in range(2))
 
     def compare(self, found: Numbers) -> tuple[bool, float, float, float]:
         """Distances from eager, or from eager as if captured where that is what was run."""
@@ -421,7 +408,7 @@ class Bench:
 
 def numbers(step: Step, sample: Tensor, call: Call | None) -> Numbers:
     """Loss, gradients and buffers after one step from the model as it is."""
-    loss = (call or step)(sample)
+    loss = (step if call is None else call)(sample)
     loss.backward()
     gradients = [p.grad.clone() for p in step.network.parameters() if p.grad is not None]
     return Numbers(
@@ -465,8 +452,8 @@ def bench(name: str, *, quick: bool, cache: Path) -> list[Row]:
             peers.append(run.measure(f"torch {share}{mark}", step, budgeted(backend, share, model, step)))
 
     budgets = {promised << 20: f"remat at {promised} MiB" for promised in model.promises if promised}
-    shares_pct = (70, 40) if quick else SHARES_PCT
-    budgets |= {share_of(eager.peak_nbytes, percent): f"remat at {percent} %" for percent in shares_pct}
+    for percent in QUICK_SHARES_PCT if quick else SHARES_PCT:
+        budgets[share_of(eager.peak_nbytes, percent)] = f"remat at {percent} %"
     budgets[blocks.peak_nbytes] = f"remat as {PER_BLOCK}"
     budgets[blocks.accumulating_peak_nbytes] = f"remat as {PER_BLOCK}, .grad"
     for row in peers:
@@ -483,7 +470,7 @@ def bench(name: str, *, quick: bool, cache: Path) -> list[Row]:
             run_planned(run, "remat at the least that works", least_nbytes, cache)
     if not quick:
         step = run.fresh()
-        run.measure_compiled("inductor", step, compiled(step))
+        run.measure("inductor", step, compiled(step), opaque=True)
         for percent in INDUCTOR_SHARES_PCT:
             budget_nbytes = share_of(eager.allocated_nbytes, percent)
             run_compiled(run, f"remat at {percent} %, inductor", budget_nbytes, cache)
@@ -519,13 +506,15 @@ def run_compiled(run: Bench, method: str, budget_nbytes: int, cache: Path) -> No
     except OverCompiled as error:
         run.show(Row(model=run.name, method=method, budget_nbytes=budget_nbytes, note=str(error)))
     else:
-        run.measure_compiled(
+        prepare_s = time.perf_counter() - began_s
+        run.measure(
             method,
             step,
             module,
+            opaque=True,
             budget_nbytes=budget_nbytes,
             plan=module.plan,
-            prepare_s=time.perf_counter() - began_s,
+            prepare_s=prepare_s,
         )
 
 
