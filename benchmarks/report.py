@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,25 +140,33 @@ def growth(data: dict[str, Any]) -> Iterator[str]:
 
 
 def peers(data: dict[str, Any]) -> Iterator[str]:
-    """Against hand-placed checkpoints and torch's own budget."""
+    """Against hand-placed checkpoints, torch's own budget and Inductor."""
     yield "## Beside other ways to save memory\n"
-    yield "One meter, one run; recomputed FLOPs in percent of eager's.\n"
+    yield (
+        "One meter, one run; FLOPs computed again and bytes made again in percent of eager's. Rows that say "
+        "inductor are read by the allocator, which sees into compiled kernels, and their budgets are of "
+        "eager's peak by that reading.\n"
+    )
     yield made_with(data)
-    header = "model, method, budget MiB, peak MiB, with .grad there, recomputed FLOPs, bound, step time"
-    rows = [
-        [
-            row["model"],
-            row["method"],
-            *(
-                "" if row[key] is None else mib(row[key])
-                for key in ("budget_nbytes", "peak_nbytes", "accumulating_peak_nbytes")
-            ),
-            *("" if row[key] is None else f"{row[key]:.2f} %" for key in ("recomputed_pct", "bound_pct")),
-            "" if row["step_ratio"] is None else f"{row['step_ratio']:.2f}",
-        ]
-        for row in data["rows"]
-    ]
+    header = (
+        "model, method, budget MiB, peak MiB, with .grad there, allocator MiB, FLOPs again, bytes again, "
+        "modelled, bound, step time"
+    )
+    sizes = ("peak_nbytes", "accumulating_peak_nbytes", "allocated_nbytes")
+    shares = ("recomputed_pct", "made_again_pct", "modelled_pct", "bound_pct")
+    rows = []
+    for row in data["rows"]:
+        cells = [filled(row.get(key), mib) for key in ("budget_nbytes", *sizes)]
+        if row["note"]:
+            cells[1] = row["note"]
+        cells += [filled(row.get(key), lambda pct: percent(pct / 100)) for key in shares]
+        rows.append([row["model"], row["method"], *cells, filled(row["step_ratio"], "{:.2f}".format)])
     yield from table(header.split(", "), rows)
+
+
+def filled(number: float | None, form: Callable[[float], str]) -> str:
+    """A cell, empty where nothing was read."""
+    return "" if number is None else form(number)
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """The meter counts each storage once, from the op that made it to the going of its last owner."""
 
 import threading
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
@@ -60,6 +61,38 @@ def test_resize_is_followed() -> None:
         old.untyped_storage().resize_(0)
         old.detach()
         assert meter.live_nbytes == NBYTES
+
+
+def test_made_bytes_stay_when_storages_go() -> None:
+    """Each storage that an op made counts for good, once, and by what it grew; the baseline does not."""
+    old = torch.zeros(N)
+    with MemoryMeter(old) as meter:
+        t = old + 1
+        t.add_(1).view(-1, 2)
+        assert meter.made_nbytes == NBYTES
+        del t, old
+        assert (meter.live_nbytes, meter.made_nbytes) == (-NBYTES, NBYTES)
+        t = torch.empty(N)
+        t.resize_(3 * N).resize_(N)  # a smaller shape keeps its storage
+        assert meter.made_nbytes == 4 * NBYTES
+        t.untyped_storage().resize_(0)
+        t.detach()
+    assert (meter.live_nbytes, meter.made_nbytes) == (-NBYTES, 4 * NBYTES)
+
+
+def test_a_checkpoint_makes_its_activations_twice() -> None:
+    """What a recomputation makes again is there to be read, whatever the peak."""
+    x = torch.randn(N, requires_grad=True)
+
+    def made(function: Callable[[torch.Tensor], torch.Tensor]) -> int:
+        with MemoryMeter(x) as meter:
+            function(x).sum().backward()
+        x.grad = None
+        return meter.made_nbytes
+
+    once = made(lambda x: x.sin().cos())
+    again = made(lambda x: checkpoint(lambda x: x.sin().cos(), x, use_reentrant=False))
+    assert NBYTES == again - once  # sin alone: cos returns what nobody saved
 
 
 def test_what_was_there_is_free() -> None:

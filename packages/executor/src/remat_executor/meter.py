@@ -2,7 +2,7 @@
 
     with MemoryMeter(model, batch, device="cpu") as meter:
         model(batch).backward()
-    meter.peak_nbytes, meter.peak_op, meter.live_nbytes, meter.flops
+    meter.peak_nbytes, meter.peak_op, meter.live_nbytes, meter.made_nbytes, meter.flops
 
 A dispatch mode sees the outputs of every operator, below autograd, and so inside ``autograd.Function``, in
 the backward and in the engine's own threads. It counts *storages*: a storage once, however many tensors view
@@ -44,6 +44,8 @@ class MemoryMeter(TorchDispatchMode):
         live_nbytes: bytes live now, above the baseline; negative if more of the baseline went than was made.
         peak_nbytes: the largest ``live_nbytes`` after any operator.
         peak_op: the operator that reached it, as ``aten.mm.default``; ``""`` before the first.
+        made_nbytes: bytes of all storages that operators made, freed ones too, and by which storages grew:
+            what was written to memory once at least, so that it tells what a recomputation writes again.
         baseline_nbytes: bytes of the baseline, each storage once.
         flops: by the formulas of ``torch.utils.flop_counter`` (matrix products, convolutions, attention).
         trace: the operators and the bytes after each, or ``None``.
@@ -57,6 +59,7 @@ class MemoryMeter(TorchDispatchMode):
         self.live_nbytes = 0
         self.peak_nbytes = 0
         self.peak_op = ""
+        self.made_nbytes = 0
         self.flops = 0
         self.trace: list[tuple[str, int]] | None = [] if trace else None
         # A weak reference may fire in any thread, also in one that holds the lock: hence the re-entrant one.
@@ -66,7 +69,7 @@ class MemoryMeter(TorchDispatchMode):
         for tensor in _named_tensors(baseline):
             for storage in _storages(tensor):
                 self._follow(storage)
-        self.baseline_nbytes, self.live_nbytes = self.live_nbytes, 0
+        self.baseline_nbytes, self.live_nbytes, self.made_nbytes = self.live_nbytes, 0, 0
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -130,12 +133,14 @@ class MemoryMeter(TorchDispatchMode):
             with self._lock:
                 self._know(storage, nbytes=storage.nbytes(), freed=self._free)
                 self.live_nbytes += self._nbytes[id(storage)]
+                self.made_nbytes += self._nbytes[id(storage)]
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         with self._lock:
             key, nbytes = id(storage), storage.nbytes()
             if nbytes != self._nbytes[key]:
                 self.live_nbytes += nbytes - self._nbytes[key]
+                self.made_nbytes += max(0, nbytes - self._nbytes[key])
                 self._nbytes[key] = nbytes
 
     def _know(self, storage: torch.UntypedStorage, *, nbytes: int, freed: Callable[[int], None]) -> None:
