@@ -3,9 +3,10 @@
     python benchmarks/gpu.py [--seconds 560] [--out FOLDER] [--models NAME ...] [--small] [--again]
 
 It writes `<out>/<device>.json` after every row, and what each operator was measured to take into
-`platforms/<device>.json`, for plans that are made elsewhere. It skips the rows that are there and ends in
-time: run it again for the rest. Models are built from their definitions, nothing is downloaded, and where
-cvxpy or highspy are absent the portfolio goes on without them. Rows, the most telling first:
+`platforms/<device>.json`, for plans that are made elsewhere, and draws the table in docs/benchmarks.md. It
+skips the rows that are there and ends in time: run it again for the rest. Models are built from their
+definitions, nothing is downloaded, and where cvxpy or highspy are absent the portfolio goes on without them.
+Rows, the most telling first:
 
 * the five models of MONeT's README at its batch sizes, at a third of the memory (UNet at 416 x 608);
 * GPT-2 medium and large and a Llama of a billion parameters, at 70, 50 and 30 %;
@@ -48,11 +49,13 @@ from torch.utils.checkpoint import checkpoint
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
+import report
 from remat_executor.allocator import allocator_peak
 from remat_facade import Hiremate
 from remat_graph import Measured, Measurement, RematError, load_platform, save_platform
 from tests.models import import_torchvision, import_transformers
 
+RESULTS = Path(__file__).resolve().parent / "results"
 GIB = 1 << 30
 THIRD = 1 / 3
 TORCH_BUDGETS = (0.5, 0.1)
@@ -239,6 +242,7 @@ class Row:
         predicted_ratio: step over eager's step by the plan.
         bound_pct: overhead below which there is no plan.
         ready_s: until the module was there.
+        published_pct: MONeT's overhead, on the rows that compare with it.
         note: what went wrong.
     """
 
@@ -256,6 +260,7 @@ class Row:
     predicted_ratio: float | None = None
     bound_pct: float | None = None
     ready_s: float | None = None
+    published_pct: float | None = None
     note: str = ""
 
     @property
@@ -310,6 +315,7 @@ def measure(
         predicted_ratio=1 + plan.overhead if plan is not None else None,
         bound_pct=100 * plan.lower_bound_overhead if plan is not None else None,
         ready_s=ready_s,
+        published_pct=model.published_pct if fraction == THIRD else None,
     )
     return row, [] if planned is None else planned.measurements()
 
@@ -390,7 +396,7 @@ def main() -> int:
     """Measure what is not there yet, write after each row, print the table."""
     parser = argparse.ArgumentParser(description="what remat does on an accelerator")
     parser.add_argument("--seconds", type=float, default=560.0, help="begin no row after that (default: 560)")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--models", nargs="+", metavar="NAME")
     parser.add_argument("--small", action="store_true", help="small models, to test the script")
     parser.add_argument("--again", action="store_true", help="measure also what is there")
@@ -424,7 +430,9 @@ def main() -> int:
         if device.type != "cpu":
             torch.accelerator.empty_cache()
         _write(path, rows, device)
-        print(line(rows[-1], table[name]), flush=True)
+        print(line(row), flush=True)
+    if arguments.out == RESULTS:
+        report.main()
     broken = [r for r in rows if r.peak_nbytes and r.budget_nbytes and r.peak_nbytes > r.budget_nbytes]
     for row in broken:
         print(f"broken: {row.model} {row.method}: {row.peak_nbytes} bytes of {row.budget_nbytes}")
@@ -449,7 +457,7 @@ def _keep(folder: Path, measurements: Measurements, device: torch.device) -> Non
     save_platform(platform_of_all, path)
 
 
-def line(row: Row, model: Model) -> str:
+def line(row: Row) -> str:
     """One row for people, beside its goals."""
     name = f"{row.model:13} {row.method:15} {f'{row.fraction:.0%}' if row.fraction else '':>5}"
     if row.note:
@@ -467,8 +475,8 @@ def line(row: Row, model: Model) -> str:
         time_off = (1 + row.overhead) / row.predicted_ratio - 1
         parts.append(f"peak {100 * peak_off:+.2f} %, time {100 * time_off:+.2f} % of the prediction")
         parts.append(f"bound {row.bound_pct:.2f} %, ready in {row.ready_s:.0f} s")
-    if model.published_pct is not None and row.fraction == THIRD:
-        parts.append(f"published {model.published_pct} %")
+    if row.published_pct is not None:
+        parts.append(f"published {row.published_pct} %")
     return f"{name} {'; '.join(parts)}"
 
 

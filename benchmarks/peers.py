@@ -31,11 +31,9 @@ and less of one, and from 40 % of eager's peak up a plan within a point of the b
 
 import argparse
 import contextlib
-import datetime
 import functools
 import gc
 import importlib
-import json
 import math
 import statistics
 import sys
@@ -52,7 +50,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peer_models import MODELS, Model, Step
+import record
+from peer_models import MODELS, Model, Step
 from remat_executor import MemoryMeter, PlannedModule
 from remat_executor.allocator import allocator_peak
 from remat_executor.errors import OverCompiled
@@ -656,14 +655,8 @@ def main() -> int:
     if not problems:
         print("every promise is kept")
     if arguments.json:
-        data = {
-            "date": datetime.date.today().isoformat(),
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "rows": [attrs.asdict(r) for r in rows],
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(data, indent=1) + "\n")
+        packages, threads = ["torch", "transformers"], torch.get_num_threads()
+        record.write(arguments.json, list(map(attrs.asdict, rows)), packages=packages, threads=threads)
     return 1 if problems else 0
 
 

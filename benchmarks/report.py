@@ -1,4 +1,4 @@
-"""Write docs/results.md from the rows that the benchmarks left in benchmarks/results.
+"""Write docs/results.md and docs/benchmarks.md from the rows that the benchmarks left in benchmarks/results.
 
 python benchmarks/report.py
 """
@@ -13,7 +13,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "results.md"
 MIB = 1 << 20
 
 
@@ -169,25 +168,162 @@ def filled(number: float | None, form: Callable[[float], str]) -> str:
     return "" if number is None else form(number)
 
 
+def runtime(data: dict[str, Any]) -> Iterator[str]:
+    """Steps with nothing recomputed beside eager's."""
+    yield "## A step with nothing recomputed, beside eager's\n"
+    yield (
+        "`hatch run bench-runtime`: medians over interleaved steps, as ratios to eager's; with `.grad` None, "
+        "and adding to one that is there. The control is eager beside eager, with its range.\n"
+    )
+    yield made_with(data)
+    header = "model, ops, parts, eager ms, ratio, adding, control, allowed, us an op, ready s"
+    yield from table(
+        header.split(", "),
+        (
+            [
+                row["model"],
+                str(row["ops"]),
+                str(row["parts"]),
+                f"{1e3 * row['eager_s']:.1f}",
+                f"{row['ratio']:.3f}",
+                f"{row['adding']:.3f}",
+                f"{row['control']:.3f} ({row['control_low']:.2f} to {row['control_high']:.2f})",
+                f"{row['limit']:.3f}",
+                f"{1e6 * row['per_op_s']:.1f}",
+                f"{row['ready_s']:.1f}",
+            ]
+            for row in data["rows"]
+        ),
+    )
+
+
+def startup(data: dict[str, Any]) -> Iterator[str]:
+    """From the call to a ready module."""
+    yield "## From the call to a ready module\n"
+    yield (
+        "`hatch run bench-startup`: GPT-2 of width 768, batch 4 x 512, at 50 %; cold with empty caches, warm "
+        f"with what a cold one left. Our kernels took {data['compile_s']:.1f} s beforehand, to be compiled "
+        "or loaded.\n"
+    )
+    yield made_with({key: value for key, value in data.items() if key != "compile_s"})
+    phases = ("total_s", "cpu_s", "capture", "measure", "plan", "lower")
+    yield from table(
+        (
+            "layers",
+            "ops",
+            "caches",
+            *(p.replace("_s", " s") for p in phases),
+            "promised s",
+            "overhead",
+            "bound",
+        ),
+        (
+            [
+                str(row["layers"]),
+                str(row["ops"]),
+                row["state"],
+                *(f"{row[phase]:.1f}" for phase in phases),
+                filled(row["promised_s"], "{:.0f}".format),
+                percent(row["overhead"]),
+                percent(row["bound"]),
+            ]
+            for row in data["rows"]
+        ),
+    )
+
+
+def distributed(data: dict[str, Any]) -> Iterator[str]:
+    """When DDP's buckets are ready."""
+    yield "## Gradients under DDP\n"
+    yield (
+        "`hatch run bench-distributed`, two processes: when each bucket of gradients is ready, as a share of "
+        "the backward. The control hands over all gradients at the end.\n"
+    )
+    if "rows" not in data:
+        data = {"rows": data}
+    else:
+        yield made_with(data)
+    most = max(len(row["fractions"]) for row in data["rows"].values())
+    yield from table(
+        ("", *map(str, range(most)), "step ms", "equal to the bit"),
+        (
+            [
+                name,
+                *(f"{fraction:.2f}" for fraction in row["fractions"]),
+                *[""] * (most - len(row["fractions"])),
+                f"{1e3 * row['step_s']:.0f}",
+                "yes" if row["same"] else "no",
+            ]
+            for name, row in data["rows"].items()
+        ),
+    )
+
+
+def device(data: dict[str, Any]) -> Iterator[str]:
+    """What an accelerator measured; see gpu.py for the goals."""
+    yield f"## {data['device']}\n"
+    yield (
+        "`hatch run bench-gpu`: the allocator's peak above what was there when the step began, the time "
+        "beside eager's, and how far both are from the plan's. MONeT: what its authors published for a third "
+        "of the memory.\n"
+    )
+    yield made_with(data)
+    header = (
+        "model, method, budget, peak GiB, eager GiB, of the predicted peak, overhead, of the predicted time, "
+        "bound, MONeT"
+    )
+    rows = []
+    for row in data["rows"]:
+        share = filled(row["fraction"], percent)
+        if row["note"]:
+            rows.append([row["model"], row["method"], share, row["note"], *[""] * 6])
+            continue
+        ratio = row["step_s"] / row["eager_s"]
+        predicted = row["predicted_nbytes"] is not None
+        rows.append(
+            [
+                row["model"],
+                row["method"],
+                share,
+                f"{row['peak_nbytes'] / (1 << 30):.2f}",
+                f"{row['eager_nbytes'] / (1 << 30):.2f}",
+                percent(row["peak_nbytes"] / row["predicted_nbytes"]) if predicted else "",
+                percent(ratio - 1),
+                percent(ratio / row["predicted_ratio"]) if predicted else "",
+                filled(row["bound_pct"], lambda pct: percent(pct / 100)),
+                filled(row.get("published_pct"), lambda pct: percent(pct / 100)),
+            ]
+        )
+    yield from table(header.split(", "), rows)
+
+
+PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]]] = {
+    "results": (
+        "# Results\n\nEvery figure here was printed by a command of this repository: `hatch run exact`.\n",
+        {"exact": exact, "solvers": solvers, "solvers_others": others, "growth": growth, "peers": peers},
+    ),
+    "benchmarks": (
+        "# Benchmarks\n\nEvery figure here was printed by the command that stands above it.\n",
+        {"runtime": runtime, "startup": startup, "distributed": distributed},
+    ),
+}
+
+
 def main() -> int:
-    """Write the page from whatever results are there."""
-    lines = [
-        "# Results\n",
-        "Every figure here was printed by a command of this repository: `hatch run exact`.\n",
-    ]
-    sections = {
-        "exact": exact,
-        "solvers": solvers,
-        "solvers_others": others,
-        "growth": growth,
-        "peers": peers,
-    }
-    for name, section in sections.items():
-        path = RESULTS / f"{name}.json"
-        if path.exists():
-            lines.extend(section(json.loads(path.read_text())))
-    PAGE.write_text("\n".join(lines))
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    """Write the pages from whatever results are there; what is of no known kind is a device's."""
+    known = {name for _, sections in PAGES.values() for name in sections}
+    devices = {path.stem: device for path in sorted(RESULTS.glob("*.json")) if path.stem not in known}
+    for page, (head, sections) in PAGES.items():
+        lines = [head]
+        for name, section in {**sections, **(devices if page == "benchmarks" else {})}.items():
+            path = RESULTS / f"{name}.json"
+            if path.exists():
+                lines.extend(section(json.loads(path.read_text())))
+        if page == "benchmarks" and not devices:
+            lines.append("No GPU has been measured yet: `hatch run bench-gpu` adds its table here.\n")
+        target = ROOT / "docs" / f"{page}.md"
+        target.write_text("\n".join(lines))
+        print(f"wrote {target.relative_to(ROOT)}")
     return 0
 
 
