@@ -239,10 +239,7 @@ def distributed(data: dict[str, Any]) -> Iterator[str]:
         "`hatch run bench-distributed`, two processes: when each bucket of gradients is ready, as a share of "
         "the backward. The control hands over all gradients at the end.\n"
     )
-    if "rows" not in data:
-        data = {"rows": data}
-    else:
-        yield made_with(data)
+    yield made_with(data)
     most = max(len(row["fractions"]) for row in data["rows"].values())
     yield from table(
         ("", *map(str, range(most)), "step ms", "equal to the bit"),
