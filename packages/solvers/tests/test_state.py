@@ -40,7 +40,7 @@ def test_a_trial_equals_its_application(seed: int) -> None:
     budget = int(evaluate(arrays, range(len(graph.ops))).peak_nbytes * rng.choice([0.3, 0.6, 0.8]))
     seconds, _ = rebuild(state, budget)
     for _ in range(40):
-        count, repeats = state.meta[kernels.COUNT], state.meta[kernels.REPEATS]
+        count, repeats = state.meta["count"], state.meta["repeats"]
         chosen = state.pos["repeats"][:repeats]
         deleted = rng.sample(chosen.tolist(), min(len(chosen), rng.randint(0, 3)))
         gaps, ops = [], []
@@ -59,5 +59,5 @@ def test_a_trial_equals_its_application(seed: int) -> None:
         seconds = after
         exact = evaluate(arrays, get_order(state))
         assert exact.valid
-        profile = (state.pos["held"] + state.pos["own"])[: state.meta[kernels.COUNT]]
+        profile = (state.pos["held"] + state.pos["own"])[: state.meta["count"]]
         assert (profile >= exact.profile).all()

@@ -14,44 +14,40 @@ from remat_solvers.kernels_moves import (
     shift,
     shift_first,
 )
-from remat_solvers.kernels_state import COUNT, apply, begin, rebuild, trial, uniform
-
-# Places in `State.numbers`.
-SECONDS, EXCESS, PRICE, BEST, BEST_COUNT, TRIED, TAKEN, PRICE_LOW = range(8)
+from remat_solvers.kernels_state import apply, begin, rebuild, trial, uniform
 
 
 @njit
 def start(S, budget):  # type: ignore[no-untyped-def]
     """Derive the state from its order, and take that as the best if it fits."""
-    seconds, excess = rebuild(S, budget)
-    S.numbers[SECONDS] = seconds
-    S.numbers[EXCESS] = excess
-    S.numbers[BEST] = np.inf
+    S.meta.seconds, S.meta.excess = rebuild(S, budget)
+    S.meta.best_seconds = np.inf
     keep_best(S)
 
 
 @inner
 def keep_best(S):  # type: ignore[no-untyped-def]
     """Remember the sequence if it fits and is faster than any before."""
-    if S.numbers[EXCESS] <= 0.0 and S.numbers[SECONDS] < S.numbers[BEST]:
-        S.numbers[BEST] = S.numbers[SECONDS]
-        S.numbers[BEST_COUNT] = S.meta[COUNT]
-        for p in range(S.meta[COUNT]):
+    meta = S.meta
+    if meta.excess <= 0.0 and meta.seconds < meta.best_seconds:
+        meta.best_seconds = meta.seconds
+        meta.best_count = meta.count
+        for p in range(meta.count):
             S.pos[p].best = S.pos[p].order
 
 
 @njit
 def anneal(S, budget, moves, hot, cold, weights, adapt):  # type: ignore[no-untyped-def]
     """Try `moves` changes while the temperature falls from `hot` to `cold` (seconds)."""
-    seconds, excess = S.numbers[SECONDS], S.numbers[EXCESS]
+    meta = S.meta
     temperature = hot
     cool = (cold / hot) ** (1.0 / max(1, moves)) if hot > 0 else 1.0
     for i in range(moves):
         temperature *= cool
         if i % 256 == 255:
             # Lean on the budget harder while it is broken, less while it holds: the walk stays at the border.
-            S.numbers[PRICE] *= adapt if excess > 0 else 1.0 / adapt
-            S.numbers[PRICE] = max(S.numbers[PRICE], S.numbers[PRICE_LOW])
+            meta.price *= adapt if meta.excess > 0 else 1.0 / adapt
+            meta.price = max(meta.price, meta.price_low)
         begin(S)
         u = uniform(S)
         hold = 0.3 * uniform(S)
@@ -77,14 +73,12 @@ def anneal(S, budget, moves, hot, cold, weights, adapt):  # type: ignore[no-unty
             good = shift_first(S)
         if not good:
             continue
-        good, change, new_excess = trial(S, budget)
-        S.numbers[TRIED] += 1
+        good, change, excess = trial(S, budget)
+        meta.tried += 1
         if not good:
             continue
-        rise = change + S.numbers[PRICE] * (new_excess - excess)
+        rise = change + meta.price * (excess - meta.excess)
         if rise <= 0 or (temperature > 0 and uniform(S) < np.exp(-rise / temperature)):
-            S.numbers[TAKEN] += 1
-            seconds, excess = apply(S, budget)
-            S.numbers[SECONDS], S.numbers[EXCESS] = seconds, excess
+            meta.seconds, meta.excess = apply(S, budget)
             keep_best(S)
     return temperature

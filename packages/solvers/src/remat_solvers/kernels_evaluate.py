@@ -41,15 +41,15 @@ def evaluate(A, order, profile, work):  # type: ignore[no-untyped-def]
     i, o = slots_in, slots_out
     for p in range(count - 1, -1, -1):
         v = variant[p]
-        o -= A.out_ptr[v + 1] - A.out_ptr[v]
-        for k in range(A.out_ptr[v], A.out_ptr[v + 1]):
+        for k in range(A.out_ptr[v + 1] - 1, A.out_ptr[v] - 1, -1):
             value = A.out_idx[k]
-            dies_out[o + k - A.out_ptr[v]] = not needed[value] and not A.pinned[value]
+            o -= 1
+            dies_out[o] = not needed[value] and not A.pinned[value]
             needed[value] = 0
-        i -= A.in_ptr[v + 1] - A.in_ptr[v]
-        for k in range(A.in_ptr[v], A.in_ptr[v + 1]):
+        for k in range(A.in_ptr[v + 1] - 1, A.in_ptr[v] - 1, -1):
             value = A.in_idx[k]
-            dies_in[i + k - A.in_ptr[v]] = not needed[value] and not A.pinned[value]
+            i -= 1
+            dies_in[i] = not needed[value] and not A.pinned[value]
             needed[value] = 1
 
     live, gone = work[5], work[6]

@@ -9,22 +9,23 @@ def max_flow(W, nodes, source, sink):  # type: ignore[no-untyped-def]
     total = 0
     while True:
         for x in range(nodes):
-            W.node[x].level = -1
-            W.node[x].at = W.node[x].first
+            node = W.node[x]
+            node.level = -1
+            node.at = node.first
         W.node[source].level = 0
         W.node[0].queue = source
         head, tail = 0, 1
         while head < tail and W.node[sink].level < 0:
-            x = W.node[head].queue
+            node = W.node[W.node[head].queue]
             head += 1
-            e = W.node[x].first
+            e = node.first
             while e >= 0:
-                y = W.edge[e].to
-                if W.edge[e].capacity > 0 and W.node[y].level < 0:
-                    W.node[y].level = W.node[x].level + 1
-                    W.node[tail].queue = y
+                edge = W.edge[e]
+                if edge.capacity > 0 and W.node[edge.to].level < 0:
+                    W.node[edge.to].level = node.level + 1
+                    W.node[tail].queue = edge.to
                     tail += 1
-                e = W.edge[e].next
+                e = edge.next
         if W.node[sink].level < 0:
             return total
         depth = 0
@@ -37,18 +38,22 @@ def max_flow(W, nodes, source, sink):  # type: ignore[no-untyped-def]
                 total += push
                 back = 0
                 for i in range(depth - 1, -1, -1):
-                    W.edge[W.node[i].path].capacity -= push
-                    W.edge[W.node[i].path ^ 1].capacity += push
-                    if W.edge[W.node[i].path].capacity == 0:
+                    e = W.node[i].path
+                    W.edge[e].capacity -= push
+                    W.edge[e ^ 1].capacity += push
+                    if W.edge[e].capacity == 0:
                         back = i
                 depth = back
                 x = W.edge[W.node[depth].path ^ 1].to
                 continue
-            e = W.node[x].at
-            deeper = W.node[x].level + 1
-            while e >= 0 and not (W.edge[e].capacity > 0 and W.node[W.edge[e].to].level == deeper):
-                e = W.edge[e].next
-            W.node[x].at = e
+            node = W.node[x]
+            e = node.at
+            while e >= 0:
+                edge = W.edge[e]
+                if edge.capacity > 0 and W.node[edge.to].level == node.level + 1:
+                    break
+                e = edge.next
+            node.at = e
             if e >= 0:
                 W.node[depth].path = e
                 depth += 1
@@ -56,6 +61,6 @@ def max_flow(W, nodes, source, sink):  # type: ignore[no-untyped-def]
             elif x == source:
                 break
             else:
-                W.node[x].level = -1
+                node.level = -1
                 depth -= 1
                 x = W.edge[W.node[depth].path ^ 1].to

@@ -5,7 +5,7 @@ import numpy as np
 from remat_solvers.compiled import njit_in_place as njit
 from remat_solvers.compiled import njit_inner as inner
 from remat_solvers.kernels_moves import close_over
-from remat_solvers.kernels_state import COUNT, STAMP, apply, begin, next_event, rebuild, spans, trial
+from remat_solvers.kernels_state import apply, begin, next_event, rebuild, spans, trial
 
 LOOKED_AT = 64  # values tried a step; more are sampled by a stride
 
@@ -14,7 +14,7 @@ LOOKED_AT = 64  # values tried a step; more are sampled by a stride
 def describe(S, v, gap):  # type: ignore[no-untyped-def]
     """The change that gives `v` up until `gap` and rebuilds it there."""
     begin(S)
-    S.val[v].value_stamp = S.meta[STAMP]
+    S.val[v].value_stamp = S.meta.stamp
     return close_over(S, v, gap, 0.0, 50)
 
 
@@ -22,16 +22,18 @@ def describe(S, v, gap):  # type: ignore[no-untyped-def]
 def worst_position(S):  # type: ignore[no-untyped-def]
     """Where the sequence holds most."""
     worst, most = 0, -1
-    for p in range(S.meta[COUNT]):
-        if S.pos[p].held + S.pos[p].own > most:
-            worst, most = p, S.pos[p].held + S.pos[p].own
+    for p in range(S.meta.count):
+        at = S.pos[p]
+        if at.held + at.own > most:
+            worst, most = p, at.held + at.own
     return worst
 
 
 @inner
 def gap_over(S, v, p):  # type: ignore[no-untyped-def]
     """The next use of a value that is held over position `p` without being used there; -1 if it is not."""
-    if S.val[v].pinned or S.val[v].size == 0 or not S.val[v].remake or not spans(S, v, p):
+    value = S.val[v]
+    if value.pinned or value.size == 0 or not value.remake or not spans(S, v, p):
         return -1
     gap = S.events[next_event(S, v, p)] >> 1
     return gap if gap > p else -1
@@ -41,7 +43,7 @@ def gap_over(S, v, p):  # type: ignore[no-untyped-def]
 def greedy(S, budget, steps):  # type: ignore[no-untyped-def]
     """Evict until the budget holds, no eviction helps, or `steps` are done; returns (go on, excess)."""
     _, excess = rebuild(S, budget)
-    values = S.val.shape[0] - 1
+    values = S.val.shape[0]
     for _ in range(steps):
         if excess <= 0:
             return False, excess
@@ -76,7 +78,7 @@ def greedy(S, budget, steps):  # type: ignore[no-untyped-def]
 def keep_only(S, budget, op, keep, steps):  # type: ignore[no-untyped-def]
     """Evict all that `keep` does not mark over the first run of `op`; returns whether there is more to do."""
     rebuild(S, budget)
-    values = S.val.shape[0] - 1
+    values = S.val.shape[0]
     for _ in range(steps):
         p = S.ops[op].first
         # The latest use first: its rebuilding may need others, whose next use then moves before it.
@@ -91,7 +93,7 @@ def keep_only(S, budget, op, keep, steps):  # type: ignore[no-untyped-def]
         if not describe(S, found, found_gap):
             keep[found] = 1
             continue
-        if S.meta[COUNT] + 100 > S.pos.shape[0]:
+        if S.meta.count + 100 > S.pos.shape[0]:
             return False
         apply(S, budget)
     return True

@@ -6,20 +6,7 @@ takes the repeats with it that only it needed, and whole runs of neighbours are 
 """
 
 from remat_solvers.compiled import njit_inner as inner
-from remat_solvers.kernels_state import (
-    BOUNDARY,
-    COUNT,
-    DELETED,
-    INSERTED,
-    REPEATS,
-    STAMP,
-    below,
-    delete,
-    insert,
-    next_event,
-    spans,
-    uniform,
-)
+from remat_solvers.kernels_state import below, delete, insert, next_event, spans, uniform
 
 
 @inner
@@ -29,40 +16,43 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
     Values whose `value_stamp` is current count as dead. With chance `hold` a dead input is kept from its last
     use instead. False if that takes more than `most` runs or cannot be done.
     """
-    stamp = S.meta[STAMP]
-    op = S.val[value].producer
-    if op < 0 or not S.val[value].remake or S.ops[op].first >= gap:
+    stamp = S.meta.stamp
+    i = S.val[value].producer
+    if i < 0 or not S.val[value].remake or S.ops[i].first >= gap:
         return False
-    if S.ops[op].op_stamp == stamp:
+    if S.ops[i].op_stamp == stamp:
         return True
-    S.ops[op].op_stamp = stamp
-    S.extra[0].stack = op
-    S.extra[0].stack_at = S.var[2 * op + 1].in_ptr
+    S.ops[i].op_stamp = stamp
+    top = S.extra[0]
+    top.stack = i
+    top.stack_at = S.var[2 * i + 1].in_ptr
     depth = 1
     while depth > 0:
-        op = S.extra[depth - 1].stack
-        at = S.extra[depth - 1].stack_at
-        if at == S.var[2 * op + 2].in_ptr:
+        top = S.extra[depth - 1]
+        if top.stack_at == S.var[2 * top.stack + 1].in_end:
             depth -= 1
-            if S.meta[INSERTED] >= most or not insert(S, gap, op):
+            if S.meta.inserted >= most or not insert(S, gap, top.stack):
                 return False
             continue
-        S.extra[depth - 1].stack_at = at + 1
-        v = S.idx[at]
-        if S.val[v].pinned:
+        v = S.idx[top.stack_at]
+        top.stack_at += 1
+        source = S.val[v]
+        if source.pinned:
             continue
-        if S.val[v].value_stamp != stamp and spans(S, v, gap):
+        given_up = source.value_stamp == stamp
+        if not given_up and spans(S, v, gap):
             continue
-        maker = S.val[v].producer
-        if maker < 0 or not S.val[v].remake or S.ops[maker].op_stamp == stamp:
+        i = source.producer
+        if i < 0 or not source.remake or S.ops[i].op_stamp == stamp:
             continue
-        if S.val[v].value_stamp != stamp and uniform(S) < hold:
+        if not given_up and uniform(S) < hold:
             continue
         if depth >= most or depth >= 255:
             return False
-        S.ops[maker].op_stamp = stamp
-        S.extra[depth].stack = maker
-        S.extra[depth].stack_at = S.var[2 * maker + 1].in_ptr
+        S.ops[i].op_stamp = stamp
+        top = S.extra[depth]
+        top.stack = i
+        top.stack_at = S.var[2 * i + 1].in_ptr
         depth += 1
     return True
 
@@ -70,62 +60,82 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
 @inner
 def useless(S, p):  # type: ignore[no-untyped-def]
     """Whether nothing reads what the repeat at `p` makes, once the deletions are done."""
-    stamp = S.meta[STAMP]
-    variant = S.pos[p].variant
-    for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
+    run = S.var[S.pos[p].variant]
+    for k in range(run.out_ptr, run.out_end):
         v = S.idx[k]
-        if S.val[v].pinned:
+        value = S.val[v]
+        if value.pinned:
             continue
         e = next_event(S, v, p + 1)
-        while e < S.val[v + 1].ev_ptr and S.pos[S.events[e] >> 1].deleted_stamp == stamp:
+        while e < value.ev_end and S.pos[S.events[e] >> 1].deleted_stamp == S.meta.stamp:
             e += 1
-        if e < S.val[v + 1].ev_ptr and S.events[e] & 1 == 0:
+        if e < value.ev_end and S.events[e] & 1 == 0:
             return False
     return True
 
 
 @inner
+def made_before(S, v, p):  # type: ignore[no-untyped-def]
+    """Position of the last run before `p` that makes a value; -1 if none."""
+    start = S.val[v].ev_ptr
+    e = next_event(S, v, p) - 1
+    while e >= start and S.events[e] & 1 == 0:
+        e -= 1
+    return S.events[e] >> 1 if e >= start else -1
+
+
+@inner
+def read_after(S, run, p):  # type: ignore[no-untyped-def]
+    """Position of the first event after `p` of what a run makes; the sequence's length if none."""
+    first = S.meta.count
+    for k in range(run.out_ptr, run.out_end):
+        e = next_event(S, S.idx[k], p + 1)
+        if e < S.val[S.idx[k]].ev_end:
+            first = min(first, S.events[e] >> 1)
+    return first
+
+
+@inner
 def drop(S, p, cascade):  # type: ignore[no-untyped-def]
     """Delete the repeat at `p` and, if asked, the repeats that become useless."""
-    done = S.meta[DELETED]
+    done = S.meta.deleted
     delete(S, p)
-    while cascade and done < S.meta[DELETED]:
-        variant = S.pos[S.extra[done].deleted].variant
+    while cascade and done < S.meta.deleted:
         q = S.extra[done].deleted
+        run = S.var[S.pos[q].variant]
         done += 1
-        for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
-            v = S.idx[k]
-            e = next_event(S, v, q) - 1
-            while e >= S.val[v].ev_ptr and S.events[e] & 1 == 0:
-                e -= 1
-            if e < S.val[v].ev_ptr:
+        for k in range(run.in_ptr, run.in_end):
+            maker = made_before(S, S.idx[k], q)
+            if maker < 0:
                 continue
-            maker = S.events[e] >> 1
-            if S.pos[maker].variant & 1 and S.pos[maker].deleted_stamp != S.meta[STAMP] and useless(S, maker):
+            at = S.pos[maker]
+            if at.variant & 1 and at.deleted_stamp != S.meta.stamp and useless(S, maker):
                 delete(S, maker)
 
 
 @inner
 def pick_gap(S, budget):  # type: ignore[no-untyped-def]
-    """A random (value, gap): the value is next read at the gap, some way after its last event."""
-    count = S.meta[COUNT]
+    """A random (value, gap, last event before it): the value is next read at the gap, some way after that."""
+    count = S.meta.count
     for _ in range(20):
         q = below(S, count)
-        variant = S.pos[q].variant
-        width = S.var[variant + 1].in_ptr - S.var[variant].in_ptr
+        at = S.pos[q]
+        run = S.var[at.variant]
+        width = run.in_end - run.in_ptr
         if width == 0:
             continue
-        v = S.idx[S.var[variant].in_ptr + below(S, width)]
-        if S.val[v].pinned or S.val[v].size == 0 or not S.val[v].remake:
+        v = S.idx[run.in_ptr + below(S, width)]
+        value = S.val[v]
+        if value.pinned or value.size == 0 or not value.remake:
             continue
         e = next_event(S, v, q)
-        if e == S.val[v].ev_ptr:
+        if e == value.ev_ptr:
             continue
         before = S.events[e - 1] >> 1
         if q - before < 2:
             continue
         # Where the sequence is over the budget, look only at what is held there.
-        if S.pos[count].excess > 0 and uniform(S) < 0.8 and S.pos[q].excess <= S.pos[before + 1].excess:
+        if S.pos[count].excess > 0 and uniform(S) < 0.8 and at.excess <= S.pos[before + 1].excess:
             continue
         return v, q, before
     return -1, 0, 0
@@ -142,7 +152,7 @@ def evict(S, budget, hold):  # type: ignore[no-untyped-def]
         gap = before + 1 + below(S, q - before)
     if gap - before < 2:
         return False
-    S.val[v].value_stamp = S.meta[STAMP]
+    S.val[v].value_stamp = S.meta.stamp
     return close_over(S, v, gap, hold, 40)
 
 
@@ -158,20 +168,23 @@ def evict_run(S, budget, hold):  # type: ignore[no-untyped-def]
     high = min(S.ops.shape[0], low + span + 1)
     any_value = False
     for op in range(low, high):
-        for k in range(S.var[2 * op].out_ptr, S.var[2 * op + 1].out_ptr):
+        run = S.var[2 * op]
+        for k in range(run.out_ptr, run.out_end):
             w = S.idx[k]
-            if S.val[w].pinned or not S.val[w].remake or not spans(S, w, q):
+            value = S.val[w]
+            if value.pinned or not value.remake or not spans(S, w, q):
                 continue
             e = next_event(S, w, q)
-            if e > S.val[w].ev_ptr and q - (S.events[e - 1] >> 1) > 1:
-                S.val[w].value_stamp = S.meta[STAMP]
+            if e > value.ev_ptr and q - (S.events[e - 1] >> 1) > 1:
+                value.value_stamp = S.meta.stamp
                 any_value = True
     if not any_value:
         return False
     for op in range(low, high):
-        for k in range(S.var[2 * op].out_ptr, S.var[2 * op + 1].out_ptr):
+        run = S.var[2 * op]
+        for k in range(run.out_ptr, run.out_end):
             w = S.idx[k]
-            if S.val[w].value_stamp == S.meta[STAMP] and not close_over(S, w, q, hold, 58):
+            if S.val[w].value_stamp == S.meta.stamp and not close_over(S, w, q, hold, 58):
                 return False
     return True
 
@@ -179,14 +192,14 @@ def evict_run(S, budget, hold):  # type: ignore[no-untyped-def]
 @inner
 def pick_repeat(S):  # type: ignore[no-untyped-def]
     """Position of a random repeat, or -1."""
-    repeats = S.meta[REPEATS]
+    repeats = S.meta.repeats
     return S.pos[below(S, repeats)].repeats if repeats > 0 else -1
 
 
 @inner
 def drop_run(S):  # type: ignore[no-untyped-def]
     """Delete a stretch of consecutive repeats and what only they needed."""
-    repeats = S.meta[REPEATS]
+    repeats = S.meta.repeats
     if repeats == 0:
         return False
     i = below(S, repeats)
@@ -196,67 +209,55 @@ def drop_run(S):  # type: ignore[no-untyped-def]
 
 
 @inner
+def move(S, p, gap):  # type: ignore[no-untyped-def]
+    """Run again what runs at `p` before position `gap` instead; False if that is where it is."""
+    if gap == p or gap == p + 1:
+        return False
+    delete(S, p)
+    return insert(S, gap, S.pos[p].order)
+
+
+@inner
 def shift(S):  # type: ignore[no-untyped-def]
     """Move a repeat elsewhere between the last event of its inputs and the first reader of its outputs."""
     p = pick_repeat(S)
     if p < 0:
         return False
-    op = S.pos[p].order
-    variant = S.pos[p].variant
-    low, high = S.ops[op].first + 1, S.meta[COUNT]
-    for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-        e = next_event(S, S.idx[k], p + 1)
-        if e < S.val[S.idx[k] + 1].ev_ptr:
-            high = min(high, S.events[e] >> 1)
-    for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
+    at = S.pos[p]
+    run = S.var[at.variant]
+    earliest = S.ops[at.order].first + 1
+    low, high = earliest, read_after(S, run, p)
+    for k in range(run.in_ptr, run.in_end):
         v = S.idx[k]
         e = next_event(S, v, p) - 1
         if e >= S.val[v].ev_ptr:
             low = max(low, (S.events[e] >> 1) + 1)
     if uniform(S) < 0.3:
-        low = max(S.ops[op].first + 1, low - below(S, 40))
+        low = max(earliest, low - below(S, 40))
     if high <= low:
         return False
     gap = high if uniform(S) < 0.4 else low + below(S, high - low + 1)
-    if gap == p or gap == p + 1:
-        return False
-    delete(S, p)
-    return insert(S, gap, op)
+    return move(S, p, gap)
 
 
 @inner
 def shift_first(S):  # type: ignore[no-untyped-def]
     """Move the first run of a backward op within what its inputs and readers allow."""
-    count, boundary = S.meta[COUNT], S.meta[BOUNDARY]
+    count, boundary = S.meta.count, S.meta.boundary
     if count <= boundary:
         return False
     p = boundary + below(S, count - boundary)
-    variant = S.pos[p].variant
-    op = S.pos[p].order
-    if variant & 1 or not S.ops[op].backward or S.var[variant + 1].guard_ptr > S.var[variant].guard_ptr:
+    at = S.pos[p]
+    run = S.var[at.variant]
+    if at.variant & 1 or not S.ops[at.order].backward or run.bound_to_place:
         return False
-    if S.var[variant + 1].over_ptr > S.var[variant].over_ptr:
-        return False
-    low, high = boundary, count
-    for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-        e = next_event(S, S.idx[k], p + 1)
-        if e < S.val[S.idx[k] + 1].ev_ptr:
-            high = min(high, S.events[e] >> 1)
-    for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
-        v = S.idx[k]
-        e = next_event(S, v, p) - 1
-        while e >= S.val[v].ev_ptr and S.events[e] & 1 == 0:
-            e -= 1
-        if e >= S.val[v].ev_ptr:
-            low = max(low, (S.events[e] >> 1) + 1)
+    low, high = boundary, read_after(S, run, p)
+    for k in range(run.in_ptr, run.in_end):
+        low = max(low, made_before(S, S.idx[k], p) + 1)
     low, high = max(low, p - 60), min(high, p + 60)
     if high <= low:
         return False
-    gap = low + below(S, high - low + 1)
-    if gap == p or gap == p + 1:
-        return False
-    delete(S, p)
-    return insert(S, gap, op)
+    return move(S, p, low + below(S, high - low + 1))
 
 
 @inner
@@ -274,15 +275,15 @@ def exchange(S, budget, hold):  # type: ignore[no-untyped-def]
         other = op + below(S, 17) - 8
         if other < 0 or other >= S.ops.shape[0] or other == op:
             continue
-        variant = 2 * other
-        width = S.var[variant + 1].out_ptr - S.var[variant].out_ptr
+        run = S.var[2 * other]
+        width = run.out_end - run.out_ptr
         if width == 0:
             continue
-        v = S.idx[S.var[variant].out_ptr + below(S, width)]
-        if S.val[v].pinned or not S.val[v].remake or not spans(S, v, p):
+        v = S.idx[run.out_ptr + below(S, width)]
+        value = S.val[v]
+        if value.pinned or not value.remake or not spans(S, v, p):
             continue
-        e = next_event(S, v, p)
-        gap = S.events[e] >> 1
-        S.val[v].value_stamp = S.meta[STAMP]
+        gap = S.events[next_event(S, v, p)] >> 1
+        value.value_stamp = S.meta.stamp
         return close_over(S, v, gap, hold, 40)
     return False

@@ -12,17 +12,15 @@ k``.
 
 One simplification keeps this an upper bound of the referee's memory: an output takes over only the one
 input that `State.idx` names, never a second choice.
+
+A record is looked up once and then used by name: numba takes some ten times as long to compile a look-up as
+a field.
 """
 
 import numpy as np
 
 from remat_solvers.compiled import njit_inner as inner
 
-# Places in `State.meta`.
-COUNT, BOUNDARY, REPEATS, EVENTS, STAMP, DELETED, INSERTED, AFFECTED, EXTRA, BAD, TOUCHED, LOW, HIGH = range(
-    13
-)
-BASE, CREDITS = 13, 14
 MOST = 60  # inserted runs per change, below the 63 keys between two positions
 GONE = 1 << 60
 NEVER = -9
@@ -31,184 +29,190 @@ NEVER = -9
 @inner
 def settle(S, v):  # type: ignore[no-untyped-def]
     """Account for the copy of a value that lives from `born` to `dies`; for `rebuild`."""
-    born, dies = S.val[v].born, S.val[v].dies
-    if dies > born:
-        S.pos[born + 1].diff += S.val[v].size
-        S.pos[dies + 1].diff -= S.val[v].size
-        if S.meta[CREDITS] > 0 and dies < S.meta[COUNT]:
-            variant = S.pos[dies].variant
-            for k in range(S.var[variant].credit_ptr, S.var[variant + 1].credit_ptr):
-                if S.idx[k] == v:
-                    S.pos[dies].own -= S.val[v].size
+    value = S.val[v]
+    if value.dies <= value.born:
+        return
+    S.pos[value.born + 1].diff += value.size
+    S.pos[value.dies + 1].diff -= value.size
+    if S.meta.credits > 0 and value.dies < S.meta.count:
+        last = S.pos[value.dies]
+        run = S.var[last.variant]
+        for k in range(run.credit_ptr, run.credit_end):
+            if S.idx[k] == v:
+                last.own -= value.size
 
 
 @inner
 def rebuild(S, budget):  # type: ignore[no-untyped-def]
     """Derive everything from `S.pos.order`; returns (seconds, excess)."""
-    count = S.meta[COUNT]
-    for op in range(S.ops.shape[0]):
-        S.ops[op].first = -1
-    values = S.val.shape[0] - 1
-    for v in range(values + 1):
-        S.val[v].ev_ptr = 0
+    meta = S.meta
+    count = meta.count
+    for i in range(S.ops.shape[0]):
+        S.ops[i].first = -1
+    values = S.val.shape[0]
+    for v in range(values):
+        S.val[v].ev_end = 0
     boundary, repeats, seconds = 0, 0, 0.0
     for p in range(count):
-        op = S.pos[p].order
-        if S.ops[op].first < 0:
-            S.ops[op].first = p
-            variant = 2 * op
-            if not S.ops[op].backward:
+        at = S.pos[p]
+        op = S.ops[at.order]
+        if op.first < 0:
+            op.first = p
+            at.variant = 2 * at.order
+            if not op.backward:
                 boundary = p + 1
         else:
-            variant = 2 * op + 1
+            at.variant = 2 * at.order + 1
             S.pos[repeats].repeats = p
             repeats += 1
-        S.pos[p].variant = variant
-        seconds += S.var[variant].time
-        for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
-            S.val[S.idx[k] + 1].ev_ptr += 1
-        for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-            S.val[S.idx[k] + 1].ev_ptr += 1
-        S.pos[p].own = S.var[variant].out_total + S.var[variant].workspace
-    for v in range(values):
-        S.val[v + 1].ev_ptr += S.val[v].ev_ptr
-        S.val[v].ev_fill = S.val[v].ev_ptr
-    S.meta[EVENTS] = S.val[values].ev_ptr
-    S.meta[BOUNDARY] = boundary
-    S.meta[REPEATS] = repeats
-    S.meta[DELETED] = 0
-    S.meta[INSERTED] = 0
-    S.meta[STAMP] += 1
+        run = S.var[at.variant]
+        seconds += run.time
+        for k in range(run.in_ptr, run.in_end):
+            S.val[S.idx[k]].ev_end += 1
+        for k in range(run.out_ptr, run.out_end):
+            S.val[S.idx[k]].ev_end += 1
+        at.own = run.out_total + run.workspace
+    meta.boundary = boundary
+    meta.repeats = repeats
+    meta.deleted = 0
+    meta.inserted = 0
+    meta.stamp += 1
     for p in range(count + 2):
         S.pos[p].diff = 0
+    events = 0
     for v in range(values):
-        S.val[v].born = boundary - 1 if S.val[v].is_tangent else NEVER
-        S.val[v].dies = S.val[v].born
+        value = S.val[v]
+        value.ev_ptr = events
+        events += value.ev_end
+        value.ev_end = value.ev_ptr  # the row ends where the events begin that are yet to be entered
+        value.born = boundary - 1 if value.is_tangent else NEVER
+        value.dies = value.born
+    meta.events = events
     for p in range(count):
-        variant = S.pos[p].variant
-        for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
+        run = S.var[S.pos[p].variant]
+        for k in range(run.in_ptr, run.in_end):
+            value = S.val[S.idx[k]]
+            S.events[value.ev_end] = 2 * p
+            value.ev_end += 1
+            value.dies = p
+        for k in range(run.out_ptr, run.out_end):
             v = S.idx[k]
-            S.events[S.val[v].ev_fill] = 2 * p
-            S.val[v].ev_fill += 1
-            S.val[v].dies = p
-        for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-            v = S.idx[k]
-            S.events[S.val[v].ev_fill] = 2 * p + 1
-            S.val[v].ev_fill += 1
-            if S.val[v].born == NEVER:
-                S.val[v].born = p
-                S.val[v].dies = p
-            elif not S.val[v].pinned:
+            value = S.val[v]
+            S.events[value.ev_end] = 2 * p + 1
+            value.ev_end += 1
+            if value.born != NEVER:
+                if value.pinned:
+                    continue
                 settle(S, v)
-                S.val[v].born = p
-                S.val[v].dies = p
+            value.born = p
+            value.dies = p
     for v in range(values):
-        if S.val[v].born != NEVER:
-            if S.val[v].pinned or (S.val[v].is_tangent and S.val[v].dies == S.val[v].born):
-                S.val[v].dies = count
+        value = S.val[v]
+        if value.born != NEVER:
+            if value.pinned or (value.is_tangent and value.dies == value.born):
+                value.dies = count
             settle(S, v)
-    held = S.meta[BASE]
+    held = meta.base
     excess = 0.0
-    for p in range(count):
-        held += S.pos[p].diff
-        S.pos[p].diff = 0
-        S.pos[p].held = held
-        S.pos[p].excess = excess
-        over = held + S.pos[p].own - budget
+    for p in range(count + 1):
+        at = S.pos[p]
+        held += at.diff
+        at.diff = 0
+        at.held = held
+        at.excess = excess
+        over = held + at.own - budget
         if over > 0:
             excess += over
-    S.pos[count].held = held + S.pos[count].diff
-    S.pos[count].diff = 0
     S.pos[count + 1].diff = 0
-    S.pos[count].excess = excess
-    return seconds, excess
+    return seconds, S.pos[count].excess
 
 
 @inner
 def close_copy(S, v, born, dies, sign):  # type: ignore[no-untyped-def]
     """Account for one copy of a value, alive after the run at key `born` until the run at key `dies`."""
+    meta = S.meta
     size = sign * S.val[v].size
     low = (born + 1) >> 6
     high = ((dies + 1) >> 6) - 1
     if low <= high:
         S.pos[low].diff += size
         S.pos[high + 1].diff -= size
-        S.meta[LOW] = min(S.meta[LOW], low)
-        S.meta[HIGH] = max(S.meta[HIGH], high)
-    for i in range(S.meta[INSERTED]):
-        key = S.extra[i].in_key
+        meta.low = min(meta.low, low)
+        meta.high = max(meta.high, high)
+    slot = -1
+    for i in range(meta.inserted):
+        new = S.extra[i]
+        if new.in_key == dies:
+            slot = i
         if sign < 0:
-            if low <= S.extra[i].in_gap <= high:
-                S.extra[i].in_held += size
-        elif born < key <= dies:
-            S.extra[i].in_held += size
-    if S.meta[CREDITS] > 0 and dies > born:
-        slot = -1
-        p = dies >> 6
-        if dies & 63 == 63:
-            if p >= S.meta[COUNT]:
-                return
-            variant = S.pos[p].variant
-        else:
-            for i in range(S.meta[INSERTED]):
-                if S.extra[i].in_key == dies:
-                    slot = i
-            variant = S.extra[slot].in_variant
-        for k in range(S.var[variant].credit_ptr, S.var[variant + 1].credit_ptr):
+            if low <= new.in_gap <= high:
+                new.in_held += size
+        elif born < new.in_key <= dies:
+            new.in_held += size
+    if meta.credits == 0 or dies <= born:
+        return
+    p = dies >> 6
+    if dies & 63 < 63:
+        new = S.extra[slot]
+        run = S.var[new.in_variant]
+        for k in range(run.credit_ptr, run.credit_end):
             if S.idx[k] == v:
-                if slot >= 0:
-                    S.extra[slot].in_own -= size
-                else:
-                    S.touch[S.meta[TOUCHED]].touched = p
-                    S.touch[S.meta[TOUCHED]].touched_by = -size
-                    S.meta[TOUCHED] += 1
-                    S.meta[LOW] = min(S.meta[LOW], p)
-                    S.meta[HIGH] = max(S.meta[HIGH], p)
+                new.in_own -= size
+    elif p < meta.count:
+        run = S.var[S.pos[p].variant]
+        for k in range(run.credit_ptr, run.credit_end):
+            if S.idx[k] == v:
+                touch = S.touch[meta.touched]
+                touch.touched = p
+                touch.touched_by = -size
+                meta.touched += 1
+                meta.low = min(meta.low, p)
+                meta.high = max(meta.high, p)
 
 
 @inner
 def copies(S, v, sign, changed):  # type: ignore[no-untyped-def]
     """Walk a value's events, old or changed, and account for each of its copies."""
-    i, end = S.val[v].ev_ptr, S.val[v + 1].ev_ptr
-    j = -1
-    stamp = S.meta[STAMP]
-    if changed and S.val[v].head_stamp == stamp:
-        j = S.val[v].head
-    last = S.meta[COUNT] * 64 + 63
-    alive = S.val[v].is_tangent == 1
-    born = S.meta[BOUNDARY] * 64 - 1
+    value, meta = S.val[v], S.meta
+    i, j = value.ev_ptr, -1
+    if changed and value.head_stamp == meta.stamp:
+        j = value.head
+    last = meta.count * 64 + 63
+    alive = value.is_tangent == 1
+    born = meta.boundary * 64 - 1
     dies = born
     used = False
-    while i < end or j >= 0:
+    while i < value.ev_end or j >= 0:
         key = last
         made = 0
-        if i < end:
+        if i < value.ev_end:
             code = S.events[i]
             key = (code >> 1) * 64 + 63
             made = code & 1
-            if changed and S.pos[code >> 1].deleted_stamp == stamp:
+            if changed and S.pos[code >> 1].deleted_stamp == meta.stamp:
                 i += 1
                 continue
         if j >= 0 and S.extra[j].extra_key < key:
-            key = S.extra[j].extra_key
-            made = S.extra[j].extra_made
-            j = S.extra[j].extra_next
+            new = S.extra[j]
+            key = new.extra_key
+            made = new.extra_made
+            j = new.extra_next
         else:
             i += 1
         if made:
-            if alive and S.val[v].pinned:
+            if alive and value.pinned:
                 continue
             if alive:
                 close_copy(S, v, born, dies, sign)
             alive, born, dies, used = True, key, key, False
         else:
             if not alive or key <= born:
-                S.meta[BAD] = 1
+                meta.bad = 1
                 return
             dies = key
             used = True
     if alive:
-        if S.val[v].pinned or (S.val[v].is_tangent and not used):
+        if value.pinned or (value.is_tangent and not used):
             dies = last
         close_copy(S, v, born, dies, sign)
 
@@ -216,169 +220,171 @@ def copies(S, v, sign, changed):  # type: ignore[no-untyped-def]
 @inner
 def affect(S, v):  # type: ignore[no-untyped-def]
     """Note that a change touches a value."""
-    if S.val[v].affected_stamp != S.meta[STAMP]:
-        S.val[v].affected_stamp = S.meta[STAMP]
-        S.val[S.meta[AFFECTED]].affected = v
-        S.meta[AFFECTED] += 1
+    value = S.val[v]
+    if value.affected_stamp != S.meta.stamp:
+        value.affected_stamp = S.meta.stamp
+        S.val[S.meta.affected].affected = v
+        S.meta.affected += 1
 
 
 @inner
 def add_extra(S, v, key, made):  # type: ignore[no-untyped-def]
     """Note an event of an inserted run; called in the order of keys."""
-    e = S.meta[EXTRA]
-    S.meta[EXTRA] += 1
-    S.extra[e].extra_key = key
-    S.extra[e].extra_made = made
-    S.extra[e].extra_next = -1
-    if S.val[v].head_stamp == S.meta[STAMP]:
-        S.extra[S.val[v].tail].extra_next = e
+    affect(S, v)
+    value, meta = S.val[v], S.meta
+    e = meta.extra
+    meta.extra += 1
+    new = S.extra[e]
+    new.extra_key = key
+    new.extra_made = made
+    new.extra_next = -1
+    if value.head_stamp == meta.stamp:
+        S.extra[value.tail].extra_next = e
     else:
-        S.val[v].head_stamp = S.meta[STAMP]
-        S.val[v].head = e
-    S.val[v].tail = e
+        value.head_stamp = meta.stamp
+        value.head = e
+    value.tail = e
 
 
 @inner
 def begin(S):  # type: ignore[no-untyped-def]
     """Start describing a change."""
-    S.meta[STAMP] += 1
-    S.meta[DELETED] = 0
-    S.meta[INSERTED] = 0
-    S.meta[AFFECTED] = 0
-    S.meta[EXTRA] = 0
-    S.meta[BAD] = 0
+    meta = S.meta
+    meta.stamp += 1
+    meta.deleted = 0
+    meta.inserted = 0
+    meta.affected = 0
+    meta.extra = 0
+    meta.bad = 0
 
 
 @inner
 def delete(S, p):  # type: ignore[no-untyped-def]
     """Add the deletion of position `p` to the change."""
-    if S.pos[p].deleted_stamp != S.meta[STAMP] and S.meta[DELETED] < MOST:
-        S.pos[p].deleted_stamp = S.meta[STAMP]
-        S.extra[S.meta[DELETED]].deleted = p
-        S.meta[DELETED] += 1
+    at, meta = S.pos[p], S.meta
+    if at.deleted_stamp != meta.stamp and meta.deleted < MOST:
+        at.deleted_stamp = meta.stamp
+        S.extra[meta.deleted].deleted = p
+        meta.deleted += 1
 
 
 @inner
 def insert(S, gap, op):  # type: ignore[no-untyped-def]
     """Add a repeat of `op` before position `gap`, after what was inserted there already; False if full."""
-    i = S.meta[INSERTED]
+    i = S.meta.inserted
     if i >= MOST:
         return False
+    new = S.extra[i]
     while i > 0 and S.extra[i - 1].in_gap > gap:
-        S.extra[i].in_gap = S.extra[i - 1].in_gap
-        S.extra[i].in_op = S.extra[i - 1].in_op
+        before = S.extra[i - 1]
+        new.in_gap = before.in_gap
+        new.in_op = before.in_op
+        new = before
         i -= 1
-    S.extra[i].in_gap = gap
-    S.extra[i].in_op = op
-    S.meta[INSERTED] += 1
+    new.in_gap = gap
+    new.in_op = op
+    S.meta.inserted += 1
     return True
 
 
 @inner
 def trial(S, budget):  # type: ignore[no-untyped-def]
     """Evaluate the change; returns (whether it can be carried out, change in seconds, new excess)."""
-    count = S.meta[COUNT]
+    meta = S.meta
+    count = meta.count
     seconds = 0.0
-    events = S.meta[EVENTS]
-    S.meta[TOUCHED] = 0
-    S.meta[LOW] = count
-    S.meta[HIGH] = -1
-    for d in range(S.meta[DELETED]):
-        p = S.extra[d].deleted
-        variant = S.pos[p].variant
-        seconds -= S.var[variant].time
-        for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
+    meta.touched = 0
+    meta.low = count
+    meta.high = -1
+    for d in range(meta.deleted):
+        run = S.var[S.pos[S.extra[d].deleted].variant]
+        seconds -= run.time
+        for k in range(run.in_ptr, run.in_end):
             affect(S, S.idx[k])
-        for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
+        for k in range(run.out_ptr, run.out_end):
             affect(S, S.idx[k])
-    inserted = S.meta[INSERTED]
-    for i in range(inserted):
-        gap = S.extra[i].in_gap
-        op = S.extra[i].in_op
-        key = gap * 64 + i
-        S.extra[i].in_key = key
-        variant = 2 * op + 1
-        if S.pos[S.ops[op].first].deleted_stamp == S.meta[STAMP]:
-            variant = 2 * op
-        S.extra[i].in_variant = variant
-        S.extra[i].in_held = S.pos[gap].held
-        S.extra[i].in_own = S.var[variant].out_total + S.var[variant].workspace
-        seconds += S.var[variant].time
-        for k in range(S.var[variant].in_ptr, S.var[variant + 1].in_ptr):
-            affect(S, S.idx[k])
-            add_extra(S, S.idx[k], key, 0)
-            events += 1
-        for k in range(S.var[variant].out_ptr, S.var[variant + 1].out_ptr):
-            affect(S, S.idx[k])
-            add_extra(S, S.idx[k], key, 1)
-            events += 1
-        if S.meta[EXTRA] + 64 > S.extra.shape[0]:
+    for i in range(meta.inserted):
+        new = S.extra[i]
+        new.in_key = new.in_gap * 64 + i
+        new.in_variant = 2 * new.in_op + 1
+        if S.pos[S.ops[new.in_op].first].deleted_stamp == meta.stamp:
+            new.in_variant -= 1
+        run = S.var[new.in_variant]
+        new.in_held = S.pos[new.in_gap].held
+        new.in_own = run.out_total + run.workspace
+        seconds += run.time
+        for k in range(run.in_ptr, run.in_end):
+            add_extra(S, S.idx[k], new.in_key, 0)
+        for k in range(run.out_ptr, run.out_end):
+            add_extra(S, S.idx[k], new.in_key, 1)
+        if meta.extra + 64 > S.extra.shape[0]:
             return False, 0.0, 0.0
-    if count + inserted + 8 > S.pos.shape[0] or events + 2 > S.events.shape[0]:
+    if count + meta.inserted + 8 > S.pos.shape[0] or meta.events + meta.extra + 2 > S.events.shape[0]:
         return False, 0.0, 0.0
-    for a in range(S.meta[AFFECTED]):
+    for a in range(meta.affected):
         v = S.val[a].affected
         if S.val[v].size > 0 or S.val[v].is_tangent:
             copies(S, v, -1, False)
             copies(S, v, 1, True)
-    low, high = S.meta[LOW], S.meta[HIGH]
-    for d in range(S.meta[DELETED]):
+    low, high = meta.low, meta.high
+    for d in range(meta.deleted):
         p = S.extra[d].deleted
         S.pos[p].own -= GONE
         low = min(low, p)
         high = max(high, p)
     high = min(high, count - 1)
-    for i in range(S.meta[TOUCHED]):
+    for i in range(meta.touched):
         S.pos[S.touch[i].touched].own += S.touch[i].touched_by
     excess = S.pos[count].excess
     if low <= high:
         excess -= S.pos[high + 1].excess - S.pos[low].excess
-        run = -budget
+        held = -budget
         for p in range(low, high + 1):
-            run += S.pos[p].diff
-            S.pos[p].diff = 0
-            over = S.pos[p].held + S.pos[p].own + run
+            at = S.pos[p]
+            held += at.diff
+            at.diff = 0
+            over = at.held + at.own + held
             if over > 0:
                 excess += over
         S.pos[high + 1].diff = 0
     S.pos[count].diff = 0
     S.pos[count + 1].diff = 0
-    for i in range(inserted):
+    for i in range(meta.inserted):
         over = S.extra[i].in_held + S.extra[i].in_own - budget
         if over > 0:
             excess += over
-    for d in range(S.meta[DELETED]):
+    for d in range(meta.deleted):
         S.pos[S.extra[d].deleted].own += GONE
-    for i in range(S.meta[TOUCHED]):
+    for i in range(meta.touched):
         S.pos[S.touch[i].touched].own -= S.touch[i].touched_by
-    S.meta[TOUCHED] = 0
-    return S.meta[BAD] == 0, seconds, max(excess, 0.0)
+    meta.touched = 0
+    return meta.bad == 0, seconds, max(excess, 0.0)
 
 
 @inner
 def apply(S, budget):  # type: ignore[no-untyped-def]
     """Carry the change out; returns (seconds, excess)."""
-    count = S.meta[COUNT]
-    stamp = S.meta[STAMP]
+    meta = S.meta
     i, to = 0, 0
-    for p in range(count + 1):
-        while i < S.meta[INSERTED] and S.extra[i].in_gap == p:
+    for p in range(meta.count + 1):
+        while i < meta.inserted and S.extra[i].in_gap == p:
             S.pos[to].spare = S.extra[i].in_op
             to += 1
             i += 1
-        if p < count and S.pos[p].deleted_stamp != stamp:
-            S.pos[to].spare = S.pos[p].order
+        at = S.pos[p]
+        if p < meta.count and at.deleted_stamp != meta.stamp:
+            S.pos[to].spare = at.order
             to += 1
     for p in range(to):
         S.pos[p].order = S.pos[p].spare
-    S.meta[COUNT] = to
+    meta.count = to
     return rebuild(S, budget)
 
 
 @inner
 def next_event(S, v, p):  # type: ignore[no-untyped-def]
     """Index into `S.events` of the value's first event at or after position `p`; the row's end if none."""
-    low, high = S.val[v].ev_ptr, S.val[v + 1].ev_ptr
+    low, high = S.val[v].ev_ptr, S.val[v].ev_end
     while low < high:
         middle = (low + high) >> 1
         if S.events[middle] >> 1 < p:
@@ -391,29 +397,24 @@ def next_event(S, v, p):  # type: ignore[no-untyped-def]
 @inner
 def spans(S, v, gap):  # type: ignore[no-untyped-def]
     """Whether a copy of the value is held in the gap before position `gap`."""
+    value = S.val[v]
     e = next_event(S, v, gap)
-    if S.val[v].pinned:
-        return e > S.val[v].ev_ptr
-    if e >= S.val[v + 1].ev_ptr or S.events[e] & 1:
+    if value.pinned:
+        return e > value.ev_ptr
+    if e >= value.ev_end or S.events[e] & 1:
         return False
-    return e > S.val[v].ev_ptr or (S.val[v].is_tangent == 1 and gap >= S.meta[BOUNDARY])
-
-
-@inner
-def xorshift(S):  # type: ignore[no-untyped-def]
-    """The next 64 random bits."""
-    x = S.random[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    S.random[0] = x
-    return x * np.uint64(2685821657736338717)
+    return e > value.ev_ptr or (value.is_tangent == 1 and gap >= S.meta.boundary)
 
 
 @inner
 def uniform(S):  # type: ignore[no-untyped-def]
-    """A random float in [0, 1)."""
-    return np.float64(xorshift(S) >> np.uint64(11)) / 9007199254740992.0
+    """A random float in [0, 1), by xorshift64* (Vigna 2016)."""
+    x = S.meta.random
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    S.meta.random = x
+    return np.float64(x * np.uint64(2685821657736338717) >> np.uint64(11)) / 9007199254740992.0
 
 
 @inner

@@ -107,21 +107,20 @@ class Walk:
         sizes = arrays.size[arrays.size > 0]
         mean_nbytes = float(sizes.mean()) if len(sizes) else 1.0
         kernels_anneal.start(self.state, budget_nbytes)
-        self.state.numbers[kernels_anneal.PRICE] = price * self.mean_s / mean_nbytes
-        self.state.numbers[kernels_anneal.PRICE_LOW] = 1e-3 * price * self.mean_s / mean_nbytes
+        self.state.meta["price"] = price * self.mean_s / mean_nbytes
+        self.state.meta["price_low"] = 1e-3 * price * self.mean_s / mean_nbytes
 
     @property
     def tried(self) -> int:
         """Changes evaluated."""
-        return int(self.state.numbers[self._kernels.TRIED])
+        return int(self.state.meta["tried"])
 
     @property
     def best(self) -> Ints | None:
         """The fastest sequence found that fits."""
-        numbers = self.state.numbers
-        if not np.isfinite(numbers[self._kernels.BEST]):
+        if not np.isfinite(self.state.meta["best_seconds"]):
             return None
-        best: Ints = self.state.pos["best"][: int(numbers[self._kernels.BEST_COUNT])].copy()
+        best: Ints = self.state.pos["best"][: int(self.state.meta["best_count"])].copy()
         return best
 
     def reach(self, moves: int, hot: float, cold: float, deadline: Deadline) -> Ints | None:

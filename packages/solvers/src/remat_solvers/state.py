@@ -9,18 +9,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_solvers.evaluate import Arrays, Floats, Ints, records
+from remat_solvers.evaluate import Arrays, Ints, records
 
-META = 16
 EXTRAS = 4096
 
+META = (
+    "random:u8 count boundary repeats events stamp deleted inserted affected extra bad touched low high base "
+    "credits seconds:f8 excess:f8 price:f8 price_low:f8 best_seconds:f8 best_count tried"
+)
 POSITION = "order spare variant repeats held own excess:f8 diff deleted_stamp best"
 VALUE = (
-    "size pinned producer is_tangent remake ev_ptr ev_fill affected affected_stamp head tail head_stamp "
+    "size pinned producer is_tangent remake ev_ptr ev_end affected affected_stamp head tail head_stamp "
     "value_stamp born dies"
 )
 OP = "first backward op_stamp"
-VARIANT = "time:f8 workspace out_total in_ptr out_ptr guard_ptr over_ptr credit_ptr"
+VARIANT = "time:f8 workspace out_total bound_to_place in_ptr in_end out_ptr out_end credit_ptr credit_end"
 EXTRA = "in_gap in_op in_key in_variant in_held in_own deleted extra_key extra_made extra_next stack stack_at"
 TOUCH = "touched touched_by"
 
@@ -28,9 +31,7 @@ TOUCH = "touched touched_by"
 class State(NamedTuple):
     """A sequence and everything derived from it; see `kernels_state` for the meaning of a change."""
 
-    meta: Ints  # scalars
-    numbers: Floats  # scalars of the annealing
-    random: NDArray[np.uint64]
+    meta: np.void  # scalars, one record
     pos: NDArray[Any]  # per position of the sequence
     val: NDArray[Any]  # per value
     ops: NDArray[Any]  # per op
@@ -54,45 +55,46 @@ def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
     cap = max(4 * ops + 1000, 2 * len(order) + 200, room)
     degree = (len(arrays.in_idx) + len(arrays.out_idx)) / max(1, 2 * ops)
     events = int(cap * (degree + 4)) + 1000
-    val = records(VALUE, values + 1)
-    val["size"][:values] = arrays.size
-    val["pinned"][:values] = arrays.pinned
-    val["producer"][:values] = arrays.producer
+    val = records(VALUE, values)
+    val["size"] = arrays.size
+    val["pinned"] = arrays.pinned
+    val["producer"] = arrays.producer
     val["is_tangent"][arrays.tangents] = 1
-    var = records(VARIANT, 2 * ops + 1)
-    var["time"][: 2 * ops] = arrays.time
-    var["workspace"][: 2 * ops] = arrays.workspace
-    for field in ("in_ptr", "out_ptr", "guard_ptr", "over_ptr"):
-        var[field] = getattr(arrays, field)
-    credit: list[int] = []
+    var = records(VARIANT, 2 * ops)
+    var["time"] = arrays.time
+    var["workspace"] = arrays.workspace
+    var["in_ptr"], var["in_end"] = arrays.in_ptr[:-1], arrays.in_ptr[1:]
+    var["out_ptr"] = arrays.out_ptr[:-1] + len(arrays.in_idx)
+    var["out_end"] = arrays.out_ptr[1:] + len(arrays.in_idx)
+    guarded = np.diff(arrays.guard_ptr) > 0
+    var["bound_to_place"] = guarded | (np.diff(arrays.over_ptr) > 0)
+    idx = [*arrays.in_idx.tolist(), *arrays.out_idx.tolist()]
     for variant in range(2 * ops):
         outputs = arrays.out_idx[arrays.out_ptr[variant] : arrays.out_ptr[variant + 1]]
         var["out_total"][variant] = arrays.size[outputs].sum()
-        credit += _credits(arrays, variant)
-        var["credit_ptr"][variant + 1] = len(credit)
+        var["credit_ptr"][variant] = len(idx)
+        idx += _credits(arrays, variant)
+        var["credit_end"][variant] = len(idx)
         # A repeat that reads what is overwritten later would be valid only for a while: such ops run once.
-        guarded = arrays.guard_ptr[variant + 1] > arrays.guard_ptr[variant]
-        if variant % 2 == 1 and arrays.can_rerun[variant // 2] and not guarded:
+        if variant % 2 == 1 and arrays.can_rerun[variant // 2] and not guarded[variant]:
             val["remake"][outputs] = 1
-    var["out_ptr"] += len(arrays.in_idx)
-    var["credit_ptr"] += len(arrays.in_idx) + len(arrays.out_idx)
     op = records(OP, ops)
     op["backward"] = arrays.backward
+    meta = records(META, 1)[0]
+    meta["random"] = (seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1
+    meta["base"] = arrays.base_nbytes
+    meta["credits"] = len(idx) - len(arrays.in_idx) - len(arrays.out_idx)
     state = State(
-        meta=np.zeros(META, np.int64),
-        numbers=np.zeros(16, np.float64),
-        random=np.array([(seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1], np.uint64),
+        meta=meta,
         pos=records(POSITION, cap + 8),
         val=val,
         ops=op,
         var=var,
         extra=records(EXTRA, EXTRAS),
         touch=records(TOUCH, events),
-        idx=np.concatenate([arrays.in_idx, arrays.out_idx, np.array(credit, np.int64)]),
+        idx=np.array(idx, np.int64),
         events=np.zeros(events, np.int64),
     )
-    state.meta[13] = arrays.base_nbytes
-    state.meta[14] = len(credit)
     set_order(state, order)
     return state
 
@@ -100,7 +102,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
 def set_order(state: State, order: Ints) -> None:
     """Replace the sequence; `rebuild` must follow."""
     state.pos["order"][: len(order)] = order
-    state.meta[0] = len(order)
+    state.meta["count"] = len(order)
 
 
 def _credits(arrays: Arrays, variant: int) -> list[int]:
@@ -118,5 +120,5 @@ def _credits(arrays: Arrays, variant: int) -> list[int]:
 
 def get_order(state: State) -> Ints:
     """A copy of the sequence."""
-    order: Ints = state.pos["order"][: int(state.meta[0])].copy()
+    order: Ints = state.pos["order"][: int(state.meta["count"])].copy()
     return order

@@ -49,12 +49,12 @@ WIDE, NARROW = 16.0, 4.0  # how far from the price so far, as a logarithm
 class CutGraph(NamedTuple):
     """What the compiled cut problems read: few record arrays, which compile fast."""
 
-    op: NDArray[Any]  # per op, and one more; `reads`, `again`, `both` and `makes` begin its part of `idx`
-    value: NDArray[Any]  # per value, and one more; `readers` begins its part of `idx`
+    op: NDArray[Any]  # per op; `reads`, `again`, `both` and `makes` begin its parts of `idx`
+    value: NDArray[Any]  # per value; `readers` begins its part of `idx`
     idx: Ints
     new: Bools  # per entry of `idx`: a value made that certainly needs storage of its own
     sticky: Ints  # values that cannot be given up freely
-    base: Ints  # bytes held throughout
+    base: int  # bytes held throughout
 
 
 class Work(NamedTuple):
@@ -62,12 +62,13 @@ class Work(NamedTuple):
 
     node: NDArray[Any]
     edge: NDArray[Any]
-    numbers: Ints
+    meta: np.void  # scalars, one record
 
 
-OP = "reads again both makes ticks workspace backward after"
-VALUE = "readers producer size remakeable pinned tangent"
+OP = "reads reads_end again again_end both both_end makes makes_end ticks workspace backward after"
+VALUE = "readers readers_end producer size remakeable pinned tangent"
 NODE = "kin there from_source first reached queue level at path"
+META = "edges room largest"
 EDGE = "next to fixed size capacity"  # `fixed` is capacity without price, `size` capacity per unit of price
 
 
@@ -207,8 +208,8 @@ def _flatten(graph: Graph, kin: Relatives, tick_s: float) -> CutGraph:
         for v in inputs:
             readers[v].append(i)
     both = [[v for v in one if v in set(other)] for one, other in zip(firsts, agains, strict=True)]
-    op, value = records(OP, len(ops) + 1), records(VALUE, len(values) + 1)
-    parts, begin = [], 0
+    op, value = records(OP, len(ops)), records(VALUE, len(values))
+    parts, begin, begins = [], 0, {}
     for table, field, rows in (
         (op, "reads", firsts),
         (op, "again", agains),
@@ -217,18 +218,19 @@ def _flatten(graph: Graph, kin: Relatives, tick_s: float) -> CutGraph:
         (value, "readers", readers),
     ):
         pointers, indices = compressed(rows)
-        table[field] = pointers + begin
+        table[field], table[f"{field}_end"] = pointers[:-1] + begin, pointers[1:] + begin
         parts.append(indices)
+        begins[field] = begin
         begin += len(indices)
     new = np.zeros(begin, np.uint8)
     own = [v not in reusable[i] for i, outputs in enumerate(made) for v in outputs]
-    new[op["makes"][0] : op["makes"][-1]] = own
-    op["ticks"][:-1] = [int(min(MOST_TICKS, way.time_s / tick_s)) if tick_s > 0 else 0 for way in again]
-    op["workspace"][:-1] = [each.first.workspace_nbytes for each in ops]
-    op["backward"][:-1] = [each.backward for each in ops]
-    op["after"][:-1] = kin.after_boundary
-    value["producer"][:-1] = [-1 if maker is None else maker for maker in graph.producer]
-    value["pinned"][:-1] = [each.pinned for each in values]
+    new[begins["makes"] :][: len(own)] = own
+    op["ticks"] = [int(min(MOST_TICKS, way.time_s / tick_s)) if tick_s > 0 else 0 for way in again]
+    op["workspace"] = [each.first.workspace_nbytes for each in ops]
+    op["backward"] = [each.backward for each in ops]
+    op["after"] = kin.after_boundary
+    value["producer"] = [-1 if maker is None else maker for maker in graph.producer]
+    value["pinned"] = [each.pinned for each in values]
     for v in range(len(values)):
         value["size"][v] = 0 if kin.free[v] else graph.allocated_nbytes(v)
         value["remakeable"][v] = v in kin.remakeable
@@ -239,14 +241,12 @@ def _flatten(graph: Graph, kin: Relatives, tick_s: float) -> CutGraph:
         idx=np.concatenate(parts),
         new=new,
         sticky=np.array(sorted(kin.sticky), np.int64),
-        base=np.array([kin.base_nbytes], np.int64),
+        base=kin.base_nbytes,
     )
 
 
 def _work(flat: CutGraph) -> Work:
-    ops, values = len(flat.op) - 1, len(flat.value) - 1
+    ops, values = len(flat.op), len(flat.value)
     # A value is needed once by the source and once by each reader, and has an edge of its own, as ops have.
     edges = 2 * (len(flat.idx) + 2 * values + ops) + 2
-    return Work(
-        node=records(NODE, ops + values + 3), edge=records(EDGE, edges), numbers=np.zeros(4, np.int64)
-    )
+    return Work(node=records(NODE, ops + values + 2), edge=records(EDGE, edges), meta=records(META, 1)[0])
