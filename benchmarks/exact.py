@@ -5,6 +5,9 @@ by the allocator, with ``.grad`` None and there already, against the budget and 
 if a row breaks a rule that `EXCEPTIONS` does not list with its cause.
 
     python benchmarks/exact.py [MODEL ...] [--budgets smallest,40%,70%,100%] [--time-limit 5] [--json FILE]
+
+``--part-nbytes 0`` hands each gradient over by itself; ``--ranks 2`` trains under DistributedDataParallel,
+with one plan for all ranks and a row for each.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +25,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import attrs
+from torch.nn.parallel import DistributedDataParallel
+
 import record
 from remat_executor import plan_graph
 from remat_facade import Hiremate
 from remat_graph.units import gradient_nbytes, noremat_peak_nbytes
 from remat_solvers.questions import min_budget
-from tests.acceptance import broken_rules, compare, whole_step
+from tests.acceptance import as_it_is, broken_rules, compare, whole_step
 from tests.models import CASES, ModelCase
+from tests.ranks import Ranks
 
 BUDGETS = ("smallest", "40%", "70%", "100%")
 MIB = 1 << 20
@@ -58,27 +66,50 @@ def smallest_budget(case: ModelCase, cache: Path) -> tuple[int, float]:
     return nbytes, (nbytes - held) / (noremat_peak_nbytes(graph) - held)
 
 
-def run(
-    case: ModelCase, label: str, budget: int | str, share: float, cache: Path, limit_s: float
-) -> dict[str, Any]:
-    """One row."""
-    row: dict[str, Any] = {"model": case.name, "budget": label, "smallest_share": share}
-    if label.endswith("%") and float(label[:-1]) / 100 < share:
-        return row | {"infeasible": True, "broken": {}}
+@attrs.frozen(kw_only=True)
+class Setting:
+    """How rows are made.
+
+    Attributes:
+        cache: folder of the measured costs.
+        limit_s: seconds for the solver, per plan.
+        part_nbytes: as `PlannedModule` takes it.
+        ranks: how many processes train together.
+    """
+
+    cache: Path
+    limit_s: float
+    part_nbytes: int | None
+    ranks: int
+
+
+def run(rank: int, name: str, label: str, budget: int | str, setting: Setting) -> dict[str, Any]:
+    """One row, of one rank."""
+    case = next(case for case in CASES if case.name == name)
     began_s = time.perf_counter()
     built: list[float] = []
 
     def build(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hiremate:
-        module = Hiremate(model, args, budget, sample_kwargs=kwargs, cache_dir=cache, time_limit_s=limit_s)
+        module = Hiremate(
+            model,
+            args,
+            budget,
+            sample_kwargs=kwargs,
+            cache_dir=setting.cache,
+            time_limit_s=setting.limit_s,
+            part_nbytes=setting.part_nbytes,
+            ranks="together" if setting.ranks > 1 else None,
+        )
         built.append(time.perf_counter() - began_s)
         return module
 
-    found = compare(case, build)
+    around = as_it_is if setting.ranks == 1 else _distributed
+    found = compare(case, build, around=around, rank=rank, ranks=setting.ranks)
     plan, peaks = found.module.plan, found.peaks
     broken: dict[str, str] = {}
     for rule, what in broken_rules(found):  # a rule may be broken by both readings
         broken[rule] = f"{broken[rule]}; {what}" if rule in broken else what
-    return row | {
+    return {
         "budget_nbytes": plan.budget_nbytes,
         "unplanned_nbytes": plan.noremat_peak_nbytes,
         "exact": not found.differences,
@@ -92,6 +123,7 @@ def run(
         "eager_accumulating_nbytes": found.original.metered_accumulating_nbytes,
         "ops": len(found.module.graph.ops),
         "repeats": found.repeats,
+        "parts": found.module.parts,
         "overhead": plan.overhead,
         "lower_bound": plan.lower_bound_overhead,
         "build_s": built[0],
@@ -99,9 +131,16 @@ def run(
     }
 
 
+def _distributed(module: torch.nn.Module) -> torch.nn.Module:
+    """Some ten buckets, whatever the size; a model may leave parameters without gradients."""
+    nbytes = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+    return DistributedDataParallel(module, bucket_cap_mb=nbytes / 10 / MIB, find_unused_parameters=True)
+
+
 HEADER = (
     f"{'model':18} {'budget':>9} {'MiB':>7} {'metered':>7} {'alloc.':>7} {'live err':>8} {'alloc err':>9} "
-    f"{'accum.':>7} {'eager':>7} {'exact':>5} {'repeats':>7} {'overhead':>8} {'bound':>7} {'build s':>7}"
+    f"{'accum.':>7} {'eager':>7} {'exact':>5} {'repeats':>7} {'parts':>5} {'overhead':>8} {'bound':>7} "
+    f"{'build s':>7}"
 )
 
 
@@ -118,13 +157,39 @@ def line(row: dict[str, Any]) -> str:
         f"{start} {row['budget_nbytes'] / MIB:7.2f} {row['metered_nbytes'] / MIB:7.2f} "
         f"{row['allocated_nbytes'] / MIB:7.2f} {live:8.2%} {allocator:9.2%} "
         f"{row['accumulating_nbytes'] / MIB:7.2f} {row['eager_accumulating_nbytes'] / MIB:7.2f} "
-        f"{'yes' if row['exact'] else 'NO':>5} {row['repeats']:7} {row['overhead']:8.2%} "
+        f"{'yes' if row['exact'] else 'NO':>5} {row['repeats']:7} {row['parts']:5} {row['overhead']:8.2%} "
         f"{row['lower_bound']:7.2%} {row['build_s']:7.1f}"
     )
     for rule, what in row["broken"].items():
         known = EXCEPTIONS.get((row["model"], row["budget"], rule))
         text += f"\n    {'known' if known else 'BROKEN'}: {rule}: {what}" + (f" ({known})" if known else "")
     return text
+
+
+def rows_of(
+    case: ModelCase, labels: Sequence[str], setting: Setting, ranks: Ranks
+) -> Iterator[dict[str, Any]]:
+    """The rows of a model. One that fails is a result."""
+    try:
+        smallest, share = smallest_budget(case, setting.cache)
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        yield {"model": case.name, "budget": "smallest", "error": repr(error), "broken": {"error": ""}}
+        return
+    for label in labels:
+        start: dict[str, Any] = {"model": case.name, "budget": label, "smallest_share": share}
+        if label.endswith("%") and float(label[:-1]) / 100 < share:
+            yield start | {"infeasible": True, "broken": {}}
+            continue
+        asked = (case.name, label, smallest if label == "smallest" else label, setting)
+        try:
+            found = [run(0, *asked)] if setting.ranks == 1 else ranks.run(run, *asked)
+        except Exception as error:  # noqa: BLE001
+            traceback.print_exc()
+            yield start | {"error": repr(error), "broken": {"error": repr(error)}}
+            continue
+        for rank, row in enumerate(found):
+            yield start | ({} if setting.ranks == 1 else {"rank": rank}) | row
 
 
 def main() -> int:
@@ -135,34 +200,23 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help="names of tests/models.py; all of them by default")
     parser.add_argument("--budgets", default=",".join(BUDGETS))
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds for the solver per plan")
+    parser.add_argument("--part-nbytes", type=int, help="bytes of gradients that wait together at most")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that train together")
     parser.add_argument("--json", type=Path, help="write the rows here as well, after each model")
     options = parser.parse_args()
     cases = [case for case in CASES if not options.models or case.name in options.models]
     torch.set_num_threads(1)  # the models are small, and two threads on a busy machine run slower than one
     rows: list[dict[str, Any]] = []
     print(HEADER, flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Ranks(options.ranks) as ranks:
+        setting = Setting(
+            cache=Path(folder),
+            limit_s=options.time_limit,
+            part_nbytes=options.part_nbytes,
+            ranks=options.ranks,
+        )
         for case in cases:
-            try:
-                smallest, share = smallest_budget(case, Path(folder))
-            except Exception as error:  # noqa: BLE001 - a row that fails is a result
-                traceback.print_exc()
-                rows.append(
-                    {"model": case.name, "budget": "smallest", "error": repr(error), "broken": {"error": ""}}
-                )
-                continue
-            for label in options.budgets.split(","):
-                budget: int | str = smallest if label == "smallest" else label
-                try:
-                    row = run(case, label, budget, share, Path(folder), options.time_limit)
-                except Exception as error:  # noqa: BLE001 - a row that fails is a result
-                    traceback.print_exc()
-                    row = {
-                        "model": case.name,
-                        "budget": label,
-                        "error": repr(error),
-                        "broken": {"error": repr(error)},
-                    }
+            for row in rows_of(case, options.budgets.split(","), setting, ranks):
                 rows.append(row)
                 print(line(row), flush=True)
             if options.json:

@@ -199,14 +199,34 @@ class Comparison:
         return len(order) - len(set(order))
 
 
-def compare(case: ModelCase, build: Build, *, wrapped: bool = True) -> Comparison:
+def as_it_is(module: nn.Module) -> nn.Module:
+    """The module."""
+    return module
+
+
+def compare(
+    case: ModelCase,
+    build: Build,
+    *,
+    wrapped: bool = True,
+    around: Callable[[nn.Module], nn.Module] = as_it_is,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Comparison:
     """Train a case both ways and measure both.
 
     Args:
         case: the model.
         build: plans a module.
         wrapped: plan model and loss as one module, unless the model returns its loss.
+        around: goes around both, such as `DistributedDataParallel`.
+        rank: of `ranks`, each with inputs of its own.
+        ranks: how many train together.
     """
+
+    def sample(step: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return case.sample(step * ranks + rank)
+
     model, loss = whole_step(case) if wrapped else (case.build(), case.loss)
     reference = copy.deepcopy(model)
     before = {n: t.detach().clone() for n, t in (*model.named_parameters(), *model.named_buffers())}
@@ -218,12 +238,14 @@ def compare(case: ModelCase, build: Build, *, wrapped: bool = True) -> Compariso
         rng_before, torch.get_rng_state()
     )
     with reference_flag(case):
-        expected = train(reference, case.sample, loss)
-        original = peaks(reference, case.sample, loss)
+        trained = around(reference)
+        expected = train(trained, sample, loss)
+        original = peaks(trained, sample, loss)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RematWarning)
-        actual = train(module, case.sample, loss)
-        measured = peaks(module, case.sample, loss)
+        trained = around(module)
+        actual = train(trained, sample, loss)
+        measured = peaks(trained, sample, loss)
     return Comparison(
         differences=tuple(expected.differences(actual)),
         untouched=untouched,

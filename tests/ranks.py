@@ -55,8 +55,8 @@ class Ranks:
         self._end()
         self._folder.cleanup()
 
-    def run(self, work: Callable[..., None], *args: Any, limit_s: float = LIMIT_S) -> None:
-        """Call `work(rank, *args)` on each rank.
+    def run(self, work: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S) -> list[Any]:
+        """Call `work(rank, *args)` on each rank; returns what each returns.
 
         Raises:
             RankError: one raised, ended or did not finish in time.
@@ -65,6 +65,7 @@ class Ranks:
             self._start()
         for pipe in self._pipes:
             pipe.send((work, args))
+        results: list[Any] = [None] * self.count
         end_s, waiting = time.monotonic() + limit_s, dict(enumerate(self._pipes))
         while waiting:
             ready = multiprocessing.connection.wait(waiting.values(), timeout=end_s - time.monotonic())
@@ -74,12 +75,13 @@ class Ranks:
                 if pipe not in ready:
                     continue
                 try:
-                    failure = pipe.recv()
+                    failure, results[rank] = pipe.recv()
                 except EOFError:
                     failure = "it ended"
                 if failure is not None:
                     self._fail(f"{work.__name__}, rank {rank}: {failure}")
                 del waiting[rank]
+        return results
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -114,12 +116,12 @@ def _serve(rank: int, count: int, met: str, pipe: Connection) -> None:
     dist.init_process_group("gloo", init_method=f"file://{met}", rank=rank, world_size=count)
     while dist.is_initialized():
         work, args = pipe.recv()
-        failure = None
+        failure = result = None
         try:
-            work(rank, *args)
+            result = work(rank, *args)
         except BaseException:  # noqa: BLE001 - pytest's own failures are no Exceptions
             failure = traceback.format_exc()
-        pipe.send(failure)
+        pipe.send((failure, result))
 
 
 def _leave(rank: int) -> None:

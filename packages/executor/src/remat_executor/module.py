@@ -20,6 +20,7 @@ from remat_executor.cost_cache import CostCache
 from remat_executor.errors import RematWarning, UnplannedUse, UntruePlan
 from remat_executor.garbage import rare_collections
 from remat_executor.guards import Signature, reason_for_original
+from remat_executor.parts import check_part_nbytes
 from remat_executor.plans import MOST_PLANS, Plans
 from remat_executor.rehearsal import within_budget
 from remat_executor.runtime.choose import check_runtime, new_runtime
@@ -75,6 +76,7 @@ class _State:
     differentiate: tuple[int, ...] | None
     on_progress: Progress | None
     runtime: str
+    part_nbytes: int | None
     steps: Plans[Signature, PlannedStep]
     buckets: Buckets | None
     snapshot: Snapshot | None = None
@@ -115,6 +117,7 @@ class PlannedModule(nn.Module):
         max_plans: int = MOST_PLANS,
         buckets: Buckets | None = None,
         runtime: str = "eager",
+        part_nbytes: int | None = None,
     ) -> None:
         """Capture, measure and plan a step; the model, its buffers and the generators stay as they are.
 
@@ -134,9 +137,12 @@ class PlannedModule(nn.Module):
             runtime: what runs the plan: ``"eager"``, ``"inductor"`` or ``"cudagraph"``. The last two are
                 rehearsed once, and planned tighter where they take more than the plan says; the planner must
                 then have a method ``tighter``.
+            part_nbytes: bytes of gradients that wait together at most before the backward hands them over;
+                0 for each by itself, None for as many parts as cost a hundredth of the step.
 
         Raises:
-            BadInput: the model or the sample cannot be planned, or max_plans or buckets mean nothing.
+            BadInput: the model or the sample cannot be planned, or max_plans, buckets or part_nbytes mean
+                nothing.
             CaptureError: the step is not one graph.
             OverCompiled: the runtime takes more than the budget, however it is planned.
         """
@@ -146,6 +152,7 @@ class PlannedModule(nn.Module):
             args, kwargs, _ = buckets.padded(model, args, kwargs)
         tensors = check_input(model, args, kwargs)
         check_runtime(runtime, work_device(tensors))
+        check_part_nbytes(part_nbytes)
         self._attach(
             model,
             _State(
@@ -157,6 +164,7 @@ class PlannedModule(nn.Module):
                 steps=steps,
                 buckets=buckets,
                 runtime=runtime,
+                part_nbytes=part_nbytes,
             ),
         )
         with torch.enable_grad():
@@ -287,7 +295,8 @@ class PlannedModule(nn.Module):
 
         def build(plan: Plan) -> PlannedStep:
             _believe(graph, plan)
-            return PlannedStep.build(captured, translation, graph, plan, new_runtime(state.runtime))
+            runtime = new_runtime(state.runtime)
+            return PlannedStep.build(captured, translation, graph, plan, runtime, state.part_nbytes)
 
         step = build(plan)
         if state.runtime != "eager":

@@ -43,6 +43,7 @@ class PlannedStep:
         graph: Graph,
         plan: Plan,
         runtime: Runtime,
+        part_nbytes: int | None = None,
     ) -> "PlannedStep":
         """Lower the plan's schedule."""
         translation = attrs.evolve(translation, graph=graph)  # with what was measured
@@ -59,7 +60,7 @@ class PlannedStep:
             graph=graph,
             plan=plan,
             wiring=Wiring(
-                program=lower(captured, translation, plan.schedule, runtime=runtime),
+                program=lower(captured, translation, plan.schedule, runtime=runtime, part_nbytes=part_nbytes),
                 tangents=tuple(None if t is None else t.meta["val"] for t in tangents),
                 tangent_values=tuple(None if t is None else translation.value_of[t] for t in tangents),
                 reach=_reach(translation, tangents),

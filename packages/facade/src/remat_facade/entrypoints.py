@@ -52,6 +52,7 @@ class Options(TypedDict, total=False):
     max_plans: int
     buckets: Buckets | None
     runtime: str
+    part_nbytes: int | None
 
 
 class Rockmate(PlannedModule):
@@ -91,6 +92,9 @@ class Rockmate(PlannedModule):
         runtime: ``"eager"``; ``"inductor"``, which compiles the plan (results within rounding of eager's); or
             ``"cudagraph"``, which replays it on CUDA. The last two are tried once, to see that they keep to
             the budget.
+        part_nbytes: bytes of gradients that wait together at most before the backward hands them over, to
+            hooks, optimizers and all-reduces; 0 for each by itself, None for as many parts as cost a
+            hundredth of the step.
 
     Raises:
         InfeasibleBudget: no schedule fits; it names a budget that works.
@@ -103,7 +107,7 @@ class Rockmate(PlannedModule):
         MethodNotAvailable: the named method is not in this version.
         RanksDiffer: ranks that plan together have different graphs or budgets; raised on every rank.
         RankFailed: something went wrong on another rank that plans together with this one.
-        BadInput: there is no such runtime, or not here.
+        BadInput: there is no such runtime, or not here; or an option means nothing.
         OverCompiled: the runtime takes more than the budget, however it is planned.
     """
 
@@ -132,6 +136,7 @@ class Rockmate(PlannedModule):
         zoo: bool = True,
         max_plans: int = MOST_PLANS,
         buckets: Buckets | None = None,
+        part_nbytes: int | None = None,
     ) -> None:
         with planning(ranks) as together:
             method = choose_method(self._method, config, solver, seed, time_limit_s)
@@ -164,6 +169,7 @@ class Rockmate(PlannedModule):
                 runtime=runtime,
                 max_plans=max_plans,
                 buckets=buckets,
+                part_nbytes=part_nbytes,
             )
         self.__dict__["_optimizer"] = optimizer
 
