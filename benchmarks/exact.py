@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def run(rank: int, name: str, label: str, budget: int | str, setting: Setting) -
         built.append(time.perf_counter() - began_s)
         return module
 
-    around = as_it_is if setting.ranks == 1 else _distributed
+    around = as_it_is if setting.ranks == 1 else distributed(case)
     found = compare(case, build, around=around, rank=rank, ranks=setting.ranks)
     plan, peaks = found.module.plan, found.peaks
     broken: dict[str, str] = {}
@@ -131,10 +131,20 @@ def run(rank: int, name: str, label: str, budget: int | str, setting: Setting) -
     }
 
 
-def _distributed(module: torch.nn.Module) -> torch.nn.Module:
-    """Some ten buckets, whatever the size; a model may leave parameters without gradients."""
-    nbytes = sum(p.nbytes for p in module.parameters() if p.requires_grad)
-    return DistributedDataParallel(module, bucket_cap_mb=nbytes / 10 / MIB, find_unused_parameters=True)
+def distributed(case: ModelCase) -> Callable[[torch.nn.Module], torch.nn.Module]:
+    """What puts DistributedDataParallel around a model of this case, with some ten buckets."""
+    model, loss = whole_step(case)
+    args, kwargs = case.sample(0)
+    loss(model(*args, **kwargs)).backward()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    nbytes = sum(p.nbytes for p in trained)
+    # Only where it has to look for them: it then clones all outputs, which the module cannot count.
+    unused = any(p.grad is None for p in trained)
+
+    def around(module: torch.nn.Module) -> torch.nn.Module:
+        return DistributedDataParallel(module, bucket_cap_mb=nbytes / 10 / MIB, find_unused_parameters=unused)
+
+    return around
 
 
 HEADER = (
