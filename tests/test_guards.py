@@ -151,18 +151,16 @@ def test_an_input_that_requires_grad_gets_its_gradient(cache: Path) -> None:
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_the_original_runs(off: Callable[[], Any], cache: Path) -> None:
-    """It is counted, warned about once, and gives the original's numbers."""
+    """It is counted, gives the original's numbers, and is nothing to warn of: there is nothing to plan."""
     x = torch.randn(5, 6)
     original, planned = pair(Net(), cache, x)
     with off():
         torch.manual_seed(1)
         expected = original(x)
         torch.manual_seed(1)
-        with pytest.warns(RematWarning, match="without a plan"):
-            actual = planned(x)
+        actual = planned(x)  # a warning would be an error
         assert torch.equal(expected, actual)
-        planned(x)  # a second warning would be an error
-    assert planned.runs == {"original": 2}
+    assert planned.runs == {"original": 1}
 
 
 @pytest.mark.parametrize("used", ["left", "right"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -314,6 +316,34 @@ def test_a_scaler(tmp_path: Path) -> None:
     assert planned.runs == {"planned": 2}
 
 
+class Attending(nn.Module):
+    """Attention with dropout, which eager computes in float32 also under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.projection(x).chunk(3, dim=-1)
+        found: Tensor = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
+        return found
+
+
+def test_autocast_ends_before_the_backward(tmp_path: Path) -> None:
+    """Products of the backward in float32 stay so: as in eager, to the bit."""
+    torch.manual_seed(0)
+    x = _normal(2, 16, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        original, planned = plan(Attending(), tmp_path, x)
+    for module in (original, planned):
+        torch.manual_seed(3)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = module(x).float().square().sum()
+        loss.backward()
+    assert torch.equal(original.projection.weight.grad, planned.module.projection.weight.grad)
+    assert planned.runs == {"planned": 1}
+
+
 class Viewing(nn.Module):
     """Returns a view of its input, a view of an output, and an output."""
 
@@ -395,6 +425,36 @@ def test_saved_and_copied(tmp_path: Path) -> None:
     assert all(p.grad is None for p in planned.parameters())
     assert_same(original, planned, _normal(4, 8))
     assert planned.get_submodule("0.up") is planned.module.get_submodule("0.up")
+
+
+def test_a_copy_keeps_its_hooks_and_what_was_put_around_its_forward(tmp_path: Path) -> None:
+    """As a copy of any module does; each calls its own."""
+    torch.manual_seed(0)
+    _, planned = plan(nn.Linear(8, 8), tmp_path, _normal(4, 8))
+    seen: list[Any] = []
+    planned.register_forward_hook(lambda module, args, output: seen.append(module))
+    inner = planned.forward.__func__
+
+    def doubled(self: Any, x: Tensor) -> Tensor:
+        output: Tensor = 2 * inner(self, x)
+        return output
+
+    expected = 2 * planned(_normal(4, 8))
+    planned.forward = MethodType(doubled, planned)
+    copied = copy.deepcopy(planned)
+    assert torch.equal(copied(_normal(4, 8)), expected)
+    assert torch.equal(planned(_normal(4, 8)), expected)
+    assert seen == [planned, copied, planned]
+    assert copied.runs == {"planned": 1}
+    assert planned.runs == {"planned": 2}
+    del planned.forward
+    assert torch.equal(2 * planned(_normal(4, 8)), expected)
+
+
+def test_the_forward_shows_the_signature_of_the_originals(tmp_path: Path) -> None:
+    """Trainers drop the inputs of a batch that it does not name."""
+    original, planned = plan(Block().train(), tmp_path, _normal(4, 8))
+    assert inspect.signature(planned.forward) == inspect.signature(original.forward)
 
 
 class Doubled(torch.Tensor):

@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -87,7 +87,37 @@ class _State:
     latest_signature: Any = None
 
 
-_OWN = REGISTRIES - {"training"} | {"__class__"}  # `fully_shard` gives what it wraps a class of its own
+_SHARED = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"} | {
+    name for name in REGISTRIES if "state_dict" in name
+}
+# `fully_shard` gives what it wraps a class of its own; mixed precision is put around `forward` by assignment.
+_OWN = REGISTRIES - {"training"} | {"__class__", "forward"}
+
+
+class _Forward:
+    """`forward` with the signature of the original's: trainers drop the inputs that it does not name."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __get__(self, module: Any, owner: Any) -> Any:
+        return self.function if module is None else _BoundForward(self.function, module)
+
+
+class _BoundForward(functools.partial[Any]):
+    """As a bound method, which cannot have a signature of its own."""
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        return self.func
+
+    @property
+    def __self__(self) -> Any:
+        return self.args[0]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.__self__.module.forward)
 
 
 class PlannedModule(nn.Module):
@@ -174,8 +204,7 @@ class PlannedModule(nn.Module):
     def _attach(self, model: nn.Module, state: "_State") -> None:
         """Share the original's registries; everything of our own is in three fields."""
         self.__dict__.update(module=model, runs=Counter(), _remat=state)
-        shared = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-        for registry in (*shared, *(name for name in REGISTRIES if "state_dict" in name)):
+        for registry in _SHARED:
             self.__dict__[registry] = model.__dict__[registry]
 
     @property
@@ -215,6 +244,7 @@ class PlannedModule(nn.Module):
         found: list[Measurement] = self._remat.latest.measurements()
         return found
 
+    @_Forward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, run by a plan."""
         module: nn.Module = self.module
@@ -318,7 +348,8 @@ class PlannedModule(nn.Module):
 
     def _count_original(self, reason: str) -> None:
         self.runs["original"] += 1
-        self._say_once("original", f"the original module runs without a plan: {reason}", stacklevel=6)
+        if torch.is_grad_enabled():  # otherwise there is nothing to plan, and that is no news
+            self._say_once("original", f"the original module runs without a plan: {reason}", stacklevel=6)
 
     def _say_once(self, kind: str, message: str, *, stacklevel: int = 5) -> None:
         if kind not in self._remat.said:
@@ -367,23 +398,30 @@ class PlannedModule(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Attributes are the original's; what every module keeps for itself, such as its hooks, is ours."""
-        if "module" in self.__dict__ and name not in _OWN:
+        ours = name in _OWN or isinstance(value, _BoundForward)
+        if "module" in self.__dict__ and not ours:
             setattr(self.__dict__["module"], name, value)
         else:
             super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Attributes are the original's."""
-        delattr(self.__dict__["module"], name)
+        """Attributes are the original's, but for those of our own."""
+        if name in self.__dict__:
+            super().__delattr__(name)
+        else:
+            delattr(self.__dict__["module"], name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedModule":
-        """A copy of the original that shares the plans."""
+        """A copy of the original, and of what is our own, that shares the plans."""
         copied = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copied
         nn.Module.__init__(copied)
         state = attrs.evolve(
             self._remat, snapshot=None, steps=self._remat.steps.copy(), said=set(self._remat.said)
         )
         copied._attach(copy.deepcopy(self.module, memo), state)
+        for name in self.__dict__.keys() - _SHARED - {"module", "runs", "_remat"}:
+            copied.__dict__[name] = copy.deepcopy(self.__dict__[name], memo)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:

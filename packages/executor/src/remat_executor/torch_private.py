@@ -197,6 +197,8 @@ def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> 
         _as_if_compiling(),
         _as_eager_composes(),
         _with_careful_fake_cache(),
+        # Torch would trace the backward under the forward's autocast; eager calls it after leaving that.
+        _private("torch._functorch.config", "patch")({"backward_pass_autocast": "off"}),
     ):
         joint = export(stack, module, tensors)
         found = joint._aot_state.fw_metadata
