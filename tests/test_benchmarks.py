@@ -1,0 +1,50 @@
+"""The benchmarks start, explain themselves, and write what the report reads: nothing else runs them in CI."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+HELPERS = {"peer_models", "record", "report"}  # have no arguments; report rewrites the docs
+SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
+
+
+def run(*command: str) -> str:
+    """Run Python on a few arguments; returns what it prints."""
+    done = subprocess.run([sys.executable, *command], cwd=BENCHMARKS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_each_explains_itself() -> None:
+    """In one process: nearly all of the time goes into imports."""
+    lines = ["import contextlib, importlib, sys"]
+    for script in SCRIPTS:
+        lines += [
+            f"sys.argv = ['{script}', '--help']",
+            "with contextlib.suppress(SystemExit):",
+            f"    importlib.import_module('{script}').main()",
+        ]
+    said = run("-c", "\n".join(lines))
+    assert [script for script in SCRIPTS if f"usage: {script}" not in said] == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_row_of_the_acceptance(ranks: int, tmp_path: Path) -> None:
+    """Alone and under DDP, each gradient by itself."""
+    file = tmp_path / "rows.json"
+    table = run(
+        *("exact.py", "sequential", "--budgets", "70%", "--time-limit", "1", "--json", str(file)),
+        *("--part-nbytes", "0", "--ranks", str(ranks)),
+    )
+    rows = json.loads(file.read_text())["rows"]
+    assert len(rows) == ranks
+    assert "0 rules broken" in table
+    for row in rows:
+        assert row["exact"]
+        assert row["parts"] > 1
+        assert row["budget_nbytes"] >= row["metered_nbytes"]
+        assert row["repeats"] > 0
