@@ -196,7 +196,9 @@ def planned(step: Step, sample: Tensor, budget_nbytes: int, cache: Path) -> Plan
             raise infeasible(metered, budget_nbytes)
         bound_s = solution.lower_bound_s
         if 100 * (solution.time_s - bound_s) > MOST_GAP * graph.time_s:
-            bound_s = max(bound_s, tight_bound(metered, budget_nbytes, Deadline(BOUND_S)))
+            bound_s = max(
+                bound_s, tight_bound(metered, budget_nbytes, Deadline(BOUND_S), known_s=solution.time_s)
+            )
         return Plan.from_schedule(
             graph,
             solution.schedule,

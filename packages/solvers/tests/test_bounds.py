@@ -77,7 +77,10 @@ def test_no_bound_is_above_a_brute_force(seed: int, family: Callable[[int], Grap
     for budget in {floor, (floor + peak) // 2, peak - 1}:
         least = oracle.fastest_s(graph, budget)
         assert lower_bound(graph, budget) <= least + 1e-9
-        assert tight_bound(graph, budget) <= least + 1e-9
+        tight = tight_bound(graph, budget)
+        assert tight <= least + 1e-9
+        if least < np.inf:
+            assert min(tight, least) - 1e-4 * least <= tight_bound(graph, budget, known_s=least) <= least
         solution = get_solver("auto", moves=1000).solve(Problem(graph, budget))
         assert solution.lower_bound_s <= least + 1e-9
         assert solution.status is not Status.INFEASIBLE or least == float("inf")

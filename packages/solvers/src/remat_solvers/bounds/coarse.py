@@ -70,7 +70,9 @@ class Round:
     ended: bool
 
 
-def tight_bound(graph: Graph, budget_nbytes: int, deadline: Deadline | None = None) -> float:
+def tight_bound(
+    graph: Graph, budget_nbytes: int, deadline: Deadline | None = None, *, known_s: float = np.inf
+) -> float:
     """Seconds that no valid schedule within the budget stays below: `lower_bound`, raised round by round.
 
     As there, of schedules that move nothing and whose first runs use first implementations.
@@ -80,6 +82,8 @@ def tight_bound(graph: Graph, budget_nbytes: int, deadline: Deadline | None = No
         budget_nbytes: bound on the peak.
         deadline: ends it with what is proven so far; without one it goes on until nothing is left to see,
             which can take hours where memory is tight at many moments.
+        known_s: compute time of a schedule within the budget, if one is known: the bound goes no higher, and
+            what it has to reach cuts its programs short.
     """
     if budget_nbytes < budget_floor(graph).nbytes:
         return float("inf")
@@ -87,9 +91,12 @@ def tight_bound(graph: Graph, budget_nbytes: int, deadline: Deadline | None = No
     cut = CutBound(graph)
     extra_s = cut.extra_s(budget_nbytes, deadline)
     coarse = CoarseBound(cut, flatten(graph), budget_nbytes)
-    while not coarse.finished and not deadline.reached():
-        extra_s = max(extra_s, coarse.round(deadline).extra_s)
-    return graph.time_s + extra_s
+    enough_s = known_s - graph.time_s
+    slack_s = 0.0
+    while extra_s < enough_s - slack_s and not coarse.finished and not deadline.reached():
+        result = coarse.round(deadline, enough_s=enough_s)
+        extra_s, slack_s = max(extra_s, result.extra_s), result.slack_s
+    return min(graph.time_s + extra_s, known_s)
 
 
 @attrs.frozen(kw_only=True, eq=False)
