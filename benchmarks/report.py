@@ -52,14 +52,37 @@ def exact(data: dict[str, Any]) -> Iterator[str]:
         "found and at 40, 70 and 100 %. Exact: outputs, gradients, parameters, buffers and the generator's "
         "state are equal to the bit. Sizes in MiB; *accumulating* is the metered peak with `.grad` there.\n"
     )
+    yield from accepted(data)
+
+
+def exact_parts(data: dict[str, Any]) -> Iterator[str]:
+    """The same, with as many parts as can be."""
+    yield "## The same, each gradient handed over by itself\n"
+    yield "As above with `part_nbytes=0`: *parts* is in how many the backward was cut.\n"
+    yield from accepted(data)
+
+
+def exact_ddp(data: dict[str, Any]) -> Iterator[str]:
+    """The same, under DDP."""
+    yield "## The same, under DistributedDataParallel\n"
+    yield (
+        "Two processes by gloo on inputs of their own, with one plan and `part_nbytes=0`, beside the "
+        "unplanned model under DDP; each row is of one rank.\n"
+    )
+    yield from accepted(data)
+
+
+def accepted(data: dict[str, Any]) -> Iterator[str]:
+    """Rows of the acceptance."""
     yield made_with(data)
     rows = []
     for row in data["rows"]:
-        start = [row["model"], row["budget"]]
+        rank = f" (rank {row['rank']})" if "rank" in row else ""
+        start = [row["model"], row["budget"] + rank]
         if row.get("infeasible"):
-            rows.append([*start, f"infeasible: smallest {row['smallest_share']:.0%}", *[""] * 9])
+            rows.append([*start, f"infeasible: smallest {row['smallest_share']:.0%}", *[""] * 10])
         elif "error" in row:
-            rows.append([*start, f"failed: {row['error']}", *[""] * 9])
+            rows.append([*start, f"failed: {row['error']}", *[""] * 10])
         else:
             broken = "; ".join(row["broken"].values())
             rows.append(
@@ -73,12 +96,14 @@ def exact(data: dict[str, Any]) -> Iterator[str]:
                     f"{mib(row['accumulating_nbytes'])} ({mib(row['eager_accumulating_nbytes'])})",
                     "yes" if row["exact"] else "no",
                     str(row["repeats"]),
+                    str(row.get("parts", "")),
                     f"{percent(row['overhead'])} ({percent(row['lower_bound'])})",
                     broken,
                 ]
             )
     header = (
-        "model, budget, MiB, meter, predicted, allocator, predicted, accumulating (eager), exact, repeats"
+        "model, budget, MiB, meter, predicted, allocator, predicted, accumulating (eager), exact, repeats, "
+        "parts"
     )
     yield from table([*header.split(", "), "overhead (bound)", "what fell short"], rows)
 
@@ -297,7 +322,15 @@ def device(data: dict[str, Any]) -> Iterator[str]:
 PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]]] = {
     "results": (
         "# Results\n\nEvery figure here was printed by a command of this repository: `hatch run exact`.\n",
-        {"exact": exact, "solvers": solvers, "solvers_others": others, "growth": growth, "peers": peers},
+        {
+            "exact": exact,
+            "exact_parts": exact_parts,
+            "exact_ddp": exact_ddp,
+            "solvers": solvers,
+            "solvers_others": others,
+            "growth": growth,
+            "peers": peers,
+        },
     ),
     "benchmarks": (
         "# Benchmarks\n\nEvery figure here was printed by the command that stands above it.\n",
