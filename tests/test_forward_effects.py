@@ -674,8 +674,19 @@ def _under_saved_tensor_hooks(module: PlannedModule, x: Tensor) -> Any:
         return module(x)
 
 
+def _under_functional_grad(module: PlannedModule, x: Tensor) -> Any:
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        found: Tensor = torch.func.functional_call(module, parameters, (x,)).square().sum()
+        return found
+
+    return torch.func.grad(loss)({name: p.detach() for name, p in module.named_parameters()})
+
+
+UNDER = [_under_functional_grad, _under_vmap, _under_forward_ad, _under_saved_tensor_hooks]
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("under", [_under_vmap, _under_forward_ad, _under_saved_tensor_hooks])
+@pytest.mark.parametrize("under", UNDER)
 def test_under_a_transform_the_original_runs(
     under: Callable[[PlannedModule, Tensor], Any], cache: Path
 ) -> None:

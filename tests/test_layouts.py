@@ -58,8 +58,18 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "mse": lambda x: F.mse_loss(x, x.detach() * 2, reduction="none"),
     "smooth l1": lambda x: F.smooth_l1_loss(x, x.detach() * 2, reduction="none"),
+    "huber": lambda x: F.huber_loss(x, x.detach() * 2, reduction="none"),
+    "power of a number": lambda x: 2.0**x,
+    "log of a sum": lambda x: torch.logaddexp(x, x[:1].detach()),
+    "product with a log": lambda x: torch.xlogy(x, x.detach().abs().contiguous() + 1),
+    "copied sign": lambda x: torch.copysign(x, torch.tensor(-1.0)),
+    "divided and floored": lambda x: x + torch.div(x, 0.3 * torch.ones(1, 1, LENGTH), rounding_mode="floor"),
     "reflected": lambda x: F.pad(x[..., None], (0, 0, 1, 1), mode="reflect")[..., 0],
     "replicated": lambda x: F.pad(x[..., None], (1, 1, 1, 1), mode="replicate")[..., 0],
+    "reflected in 3d": lambda x: F.pad(x[:, :, None, None], (1, 1, 0, 0, 0, 0), mode="reflect")[:, :, 0, 0],
+    "replicated in 3d": lambda x: F.pad(x[:, :, None, None], (1, 1, 1, 1, 1, 1), mode="replicate")[
+        :, :, 1, 1
+    ],
     "max pool": lambda x: F.max_pool1d(x, 2),
     "convolution": nn.Conv1d(CHANNELS, CHANNELS, 3),
     "upsampled": lambda x: F.interpolate(x, scale_factor=2.0, mode="linear"),

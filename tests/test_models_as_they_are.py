@@ -344,6 +344,65 @@ def test_autocast_ends_before_the_backward(tmp_path: Path) -> None:
     assert planned.runs == {"planned": 1}
 
 
+class Judged(nn.Module):
+    """Half precision into a norm whose weights are in full, turned around, and a loss."""
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], norm: nn.Module) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), norm, nn.Linear(8, 8)
+        self.loss = loss
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(self.norm(self.first(x)).transpose(0, 1)).transpose(0, 1)
+        return self.loss(y.float(), x)
+
+
+LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "soft_margin_loss")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.GroupNorm(2, 4)], ids=["layer", "group"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_norms_and_losses_under_autocast(loss: str, norm: nn.Module, dtype: Any, tmp_path: Path) -> None:
+    """Kernels give what torch's rules do not say, and a loss reduces as it does outside of autocast."""
+    torch.manual_seed(0)
+    x = _normal(3, 4, 8).sigmoid()
+    with torch.autocast("cpu", dtype=dtype):
+        original, planned = plan(Judged(getattr(nn.functional, loss), copy.deepcopy(norm)), tmp_path, x)
+    for module in (original, planned):
+        with torch.autocast("cpu", dtype=dtype):
+            found = module(x)
+        assert found.shape == ()
+        found.backward()
+    for one, other in zip(original.parameters(), planned.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    assert planned.runs == {"planned": 1}
+
+
+AROUND: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda module: module,
+    "a model": lambda module: nn.Sequential(module, nn.Tanh()),
+    "a function": lambda module: lambda x: 2 * module(x),
+}
+
+
+@pytest.mark.parametrize("where", AROUND)
+def test_torch_compile_around_a_planned_module_leaves_it_alone(where: str, tmp_path: Path) -> None:
+    """It breaks the graph there, and the plan runs."""
+    torch.manual_seed(0)
+    original, planned = plan(nn.Sequential(nn.Linear(8, 8), nn.GELU()), tmp_path, _normal(4, 8))
+    around = AROUND[where]
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Dynamo marks the module, which is captured anew
+        compiled = torch.compile(around(planned), backend="eager")
+        output = compiled(_normal(4, 8))
+    assert torch.equal(output, around(original)(_normal(4, 8)))
+    output.sum().backward()
+    assert planned.runs["planned"] == 1
+    assert planned.runs["original"] == 0
+
+
 class Viewing(nn.Module):
     """Returns a view of its input, a view of an output, and an output."""
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from remat_executor import BadInput, PlannedModule, RematWarning
+from remat_facade import Hiremate
 from remat_graph import Graph
 from remat_graph.plan import Plan
 from tests.planners import save_all
@@ -78,3 +79,18 @@ def test_a_bound_that_means_nothing(most: Any, tmp_path: Path) -> None:
     """One line that says what was wanted."""
     with pytest.raises(BadInput, match=r"max_plans is .*: ?|whole number"):
         planned(tmp_path, max_plans=most)
+
+
+@pytest.mark.filterwarnings("ignore::remat_executor.RematWarning")
+def test_a_smaller_batch_may_take_what_the_sample_was_granted(tmp_path: Path) -> None:
+    """The last batch of an epoch: so many percent of its own step could not hold a layer."""
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(6)]
+    module = Hiremate(
+        nn.Sequential(*layers), torch.randn(256, 32), "40%", cache_dir=tmp_path, time_limit_s=1.0
+    )
+    granted = module.plan.budget_nbytes
+    for rows in (2, 512, 1):
+        module(torch.randn(rows, 32)).sum().backward()
+        assert (module.plan.budget_nbytes > granted) == (rows > 256)
+        assert module.plan.budget_nbytes >= granted
+    assert module.runs == {"planned": 3, "replanned": 3}

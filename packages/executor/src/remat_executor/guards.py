@@ -180,8 +180,8 @@ def objection(owned: Owned) -> str | None:
     return _odd(owned.tensors, "it has") or hooked(owned.modules)
 
 
-def reason_for_original(tensors: Tensors) -> str | None:
-    """Why a call must run the original module, beside what the module itself objects; None if a plan can."""
+def reason_in_force() -> str | None:
+    """Why no call at all can be served by a plan now: a transform would not even let tensors be looked at."""
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return "gradients are off (no_grad or inference mode)"
     transformed = torch_private.transformed()
@@ -189,6 +189,11 @@ def reason_for_original(tensors: Tensors) -> str | None:
         return transformed
     if torch_private.global_module_hooks():
         return "every module (global hooks) has hooks"
+    return None
+
+
+def reason_for_original(tensors: Tensors) -> str | None:
+    """Why a call must run the original module, beside what the module itself objects; None if a plan can."""
     if not any(t.requires_grad for t in tensors.flat):
         return "nothing requires a gradient"
     strange = unseen_change(tensors)

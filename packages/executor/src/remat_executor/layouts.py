@@ -1,9 +1,10 @@
 """Layouts of outputs that torch's shape rules get wrong.
 
-A trace learns strides from rules that stand in for the kernels. Where an input is not contiguous, those of
-the operators below differ from what the kernels return (torch 2.13 on CPU; batch norm of a transposed input
-is one), and views that the trace builds on them cannot be carried out. For these the kernel itself is asked,
-once for each layout, on zeros.
+A trace learns strides and dtypes from rules that stand in for the kernels. Where an input is not contiguous,
+or where inputs differ in precision as under autocast, those of the operators below differ from what the
+kernels return (torch 2.13 on CPU): batch norm of a transposed input has other strides, the means of a layer
+norm of half precision with weights in full are in full too. What the trace builds on them cannot be carried
+out. For these the kernel itself is asked, once for each layout, on zeros.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,19 +25,38 @@ UNSURE = frozenset(
         aten._native_batch_norm_legit.no_stats,
         aten._native_batch_norm_legit_functional.default,
         aten._native_batch_norm_legit_no_training.default,
+        aten.batch_norm_backward.default,
         aten.channel_shuffle.default,
+        aten.copysign.Tensor,
+        aten.div.Tensor_mode,
         aten.elu_backward.default,
         aten.hardswish_backward.default,
         aten.hardtanh_backward.default,
+        aten.huber_loss_backward.default,
+        aten.ldexp.Tensor,
         aten.log_sigmoid_forward.default,
+        aten.logaddexp.default,
+        aten.logaddexp2.default,
+        aten.max_unpool2d.default,
+        aten.max_unpool3d.default,
         aten.mse_loss_backward.default,
         aten.native_batch_norm.default,
         aten.native_batch_norm_backward.default,
+        aten.native_dropout_backward.default,
+        aten.native_group_norm.default,
+        aten.native_layer_norm.default,
         aten.native_layer_norm_backward.default,
+        aten.pow.Scalar,
         aten.reflection_pad2d_backward.default,
+        aten.reflection_pad3d.default,
+        aten.reflection_pad3d_backward.default,
         aten.replication_pad2d_backward.default,
+        aten.replication_pad3d.default,
+        aten.replication_pad3d_backward.default,
         aten.smooth_l1_loss_backward.default,
         aten.softplus_backward.default,
+        aten.special_xlog1py.default,
+        aten.xlogy.Tensor,
     }
 )
 
@@ -50,27 +70,41 @@ class Layouts:
 
     def __init__(self, for_real: Callable[[], AbstractContextManager[Any]]) -> None:
         self._for_real = for_real
-        self._known: dict[str, list[tuple[int, ...]]] = {}
+        self._known: dict[str, list[tuple[tuple[int, ...], torch.dtype]] | None] = {}
 
     def corrected(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
-        """The fake result of an operator, in the strides that its kernel gives."""
+        """The fake result of an operator, in the strides and dtypes that its kernel gives."""
         given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        if func not in UNSURE or all(tensor.is_contiguous() for tensor in given):
+        if func not in UNSURE or (
+            all(t.is_contiguous() for t in given) and len({t.dtype for t in given}) < 2
+        ):
             return result
         key = repr((func, [_layout(a) for a in args], [(name, _layout(a)) for name, a in kwargs.items()]))
         if key not in self._known:
-            with self._for_real():
-                real = func(*map(_zeros, args), **{name: _zeros(a) for name, a in kwargs.items()})
-                self._known[key] = [tensor.stride() for tensor in meta_tensors(real)]
-        strides = iter(self._known[key])
+            self._known[key] = self._asked(func, args, kwargs)
+        known = self._known[key]
+        if known is None:
+            return result
+        layouts = iter(known)
 
         def laid_out(fake: Any) -> Any:
             if not isinstance(fake, Tensor):
                 return fake
-            stride = next(strides)
-            return fake if fake.stride() == stride else fake.new_empty_strided(fake.shape, stride)
+            stride, dtype = next(layouts)
+            if fake.stride() == stride and fake.dtype == dtype:
+                return fake
+            return fake.new_empty_strided(fake.shape, stride, dtype=dtype)
 
         return laid_out(result) if isinstance(result, Tensor) else tuple(map(laid_out, result))
+
+    def _asked(self, func: Any, args: Any, kwargs: Any) -> list[tuple[tuple[int, ...], torch.dtype]] | None:
+        """What the kernel gives; None if it does not take these arguments, which measuring then says."""
+        with self._for_real():
+            try:
+                real = func(*map(_zeros, args), **{name: _zeros(a) for name, a in kwargs.items()})
+            except RuntimeError:
+                return None
+            return [(tensor.stride(), tensor.dtype) for tensor in meta_tensors(real)]
 
 
 def _layout(argument: Any) -> Any:

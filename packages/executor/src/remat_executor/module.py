@@ -15,11 +15,12 @@ import attrs
 import torch
 from torch import nn
 
+from remat_executor import torch_private
 from remat_executor.buckets import Buckets
 from remat_executor.cost_cache import CostCache
 from remat_executor.errors import RematWarning, UnplannedUse, UntruePlan
 from remat_executor.garbage import rare_collections
-from remat_executor.guards import Signature, reason_for_original
+from remat_executor.guards import Signature, reason_for_original, reason_in_force
 from remat_executor.parts import check_part_nbytes
 from remat_executor.plans import MOST_PLANS, Plans
 from remat_executor.rehearsal import within_budget
@@ -85,6 +86,7 @@ class _State:
     in_vain: int = 0  # calls in a row that were captured anew and found the plan they had
     latest: Any = None
     latest_signature: Any = None
+    forward: Any = None  # as Dynamo leaves it alone; made late, since Dynamo takes seconds to import
 
 
 _SHARED = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"} | {
@@ -94,6 +96,9 @@ _SHARED = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _OWN = REGISTRIES - {"training"} | {"__class__", "forward"}
 
 
+_BETWEEN = (__name__, "torch.nn.modules.module", "torch._dynamo")
+
+
 class _Forward:
     """`forward` with the signature of the original's: trainers drop the inputs that it does not name."""
 
@@ -101,7 +106,9 @@ class _Forward:
         self.function = function
 
     def __get__(self, module: Any, owner: Any) -> Any:
-        return self.function if module is None else _BoundForward(self.function, module)
+        if module is None:
+            return self.function
+        return _BoundForward(module.__dict__["_remat"].forward or self.function, module)
 
 
 class _BoundForward(functools.partial[Any]):
@@ -118,6 +125,14 @@ class _BoundForward(functools.partial[Any]):
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.__self__.module.forward)
+
+
+def _callers_level() -> int:
+    """The `stacklevel` at which a planned module is called: neither here nor in torch."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class PlannedModule(nn.Module):
@@ -200,6 +215,7 @@ class PlannedModule(nn.Module):
         with torch.enable_grad():
             snapshot = self._snapshot()
             self._plan_step(tensors, snapshot.signature(tensors))
+        self._remat.forward = torch_private.unseen_by_dynamo(PlannedModule.forward)
 
     def _attach(self, model: nn.Module, state: "_State") -> None:
         """Share the original's registries; everything of our own is in three fields."""
@@ -250,11 +266,13 @@ class PlannedModule(nn.Module):
         module: nn.Module = self.module
         state = self._remat
         given, cut = (args, kwargs), None
-        if state.buckets is not None:
-            args, kwargs, cut = state.buckets.padded(module, args, kwargs)
-        snapshot = self._snapshot()
-        tensors = called_with(snapshot.owned, args, kwargs)
-        reason = reason_for_original(tensors) or snapshot.objection
+        reason = reason_in_force()
+        if reason is None:
+            if state.buckets is not None:
+                args, kwargs, cut = state.buckets.padded(module, args, kwargs)
+            snapshot = self._snapshot()
+            tensors = called_with(snapshot.owned, args, kwargs)
+            reason = reason_for_original(tensors) or snapshot.objection
         if reason is not None:
             self._count_original(reason)
             args, kwargs = given
@@ -293,7 +311,6 @@ class PlannedModule(nn.Module):
             self._say_once(
                 "replanned",
                 f"called in another way ({changes} changed): planning again took {took}",
-                stacklevel=6,
             )
             self.runs["replanned"] += 1
             self._note_dropped()
@@ -302,7 +319,6 @@ class PlannedModule(nn.Module):
                     "in vain",
                     f"each call is captured anew because {changes} changes, and no op depends on it: keep it "
                     "outside of the module",
-                    stacklevel=6,
                 )
             return step
 
@@ -326,7 +342,8 @@ class PlannedModule(nn.Module):
         def build(plan: Plan) -> PlannedStep:
             _believe(graph, plan)
             runtime = new_runtime(state.runtime)
-            return PlannedStep.build(captured, translation, graph, plan, runtime, state.part_nbytes)
+            with torch_private.without_any_autocast():  # as it will run
+                return PlannedStep.build(captured, translation, graph, plan, runtime, state.part_nbytes)
 
         step = build(plan)
         if state.runtime != "eager":
@@ -343,18 +360,17 @@ class PlannedModule(nn.Module):
                 "dropped",
                 f"called in more than {steps.most} ways: the plan not used for the longest time is dropped "
                 "for each new one; pad lengths with buckets=, or raise max_plans=",
-                stacklevel=7,
             )
 
     def _count_original(self, reason: str) -> None:
         self.runs["original"] += 1
         if torch.is_grad_enabled():  # otherwise there is nothing to plan, and that is no news
-            self._say_once("original", f"the original module runs without a plan: {reason}", stacklevel=6)
+            self._say_once("original", f"the original module runs without a plan: {reason}")
 
-    def _say_once(self, kind: str, message: str, *, stacklevel: int = 5) -> None:
+    def _say_once(self, kind: str, message: str) -> None:
         if kind not in self._remat.said:
             self._remat.said.add(kind)
-            warnings.warn(message, RematWarning, stacklevel=stacklevel)  # the caller of the module
+            warnings.warn(message, RematWarning, stacklevel=_callers_level())
 
     # -- what is not ours is the original's
 

@@ -301,6 +301,12 @@ def public_forms(operator: Any) -> list[tuple[str, Any]]:
     return forms
 
 
+def unseen_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which `torch.compile` around it calls as it is."""
+    unseen: Callable[..., Any] = _private("torch._dynamo", "disable")(function)
+    return unseen
+
+
 def bare(operator: Any) -> Any:
     """An operator's overload without the Python frame around it, named so that fx can print it."""
     if not hasattr(operator, "_op"):
@@ -309,6 +315,12 @@ def bare(operator: Any) -> Any:
     call.__name__ = operator.__name__.replace(".", "_")  # type: ignore[attr-defined]
     call.__module__ = __name__
     return call
+
+
+def without_any_autocast() -> contextlib.AbstractContextManager[None]:
+    """Autocast off on every device."""
+    guard: contextlib.AbstractContextManager[None] = _private("torch._C", "_DisableAutocast")()
+    return guard
 
 
 class _Seen(Exception):

@@ -37,7 +37,7 @@ def silent(_: str) -> None:
     """A `Progress` that tells nobody."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class Planner:
     """Plans any graph at one budget; what the executor calls for each new graph it captures.
 
@@ -50,6 +50,8 @@ class Planner:
         platform: where the graph's times come from, for the record.
         on_progress: told what begins.
         zoo: where plans are looked for first, and kept; None: each one is made.
+        granted_nbytes: what the first graph was given, the sample's: a smaller one, the last batch of an
+            epoch say, may take as much, although a percentage of it is less.
     """
 
     budget: int | str
@@ -60,6 +62,7 @@ class Planner:
     platform: str = ""
     on_progress: Progress = silent
     zoo: Zoo | None = None
+    granted_nbytes: int = 0
 
     @reserve_nbytes.validator
     def _check_reserve(self, _: "attrs.Attribute[int]", value: object) -> None:
@@ -93,7 +96,7 @@ class Planner:
             BadBudget: the budget means nothing, or the reserve leaves nothing of it.
             BudgetAboveDevice: the device has less.
         """
-        nbytes = resolve_budget(self.budget, graph)
+        nbytes = max(resolve_budget(self.budget, graph), self.granted_nbytes)
         if self.device_nbytes is not None and nbytes > self.device_nbytes:
             has = f"{self.device}, which has {format_nbytes(self.device_nbytes)}"
             raise BudgetAboveDevice(budget=str(self.budget), device=has)
@@ -118,6 +121,7 @@ class Planner:
         began_s = time.perf_counter()
         found = None if self.zoo is None else self.zoo.find(graph, budget_nbytes, self.method)
         if found is not None:
+            self.granted_nbytes = self.granted_nbytes or budget_nbytes + self.reserve_nbytes
             stats = {**found.solver_stats, PLANNING_S: time.perf_counter() - began_s, SAVED: True}
             return attrs.evolve(found, solver_stats=stats)
         self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
@@ -136,6 +140,7 @@ class Planner:
             platform=self.platform,
             deadline_hit=deadline.hit,
         )
+        self.granted_nbytes = self.granted_nbytes or budget_nbytes + self.reserve_nbytes
         if self.zoo is not None:
             self.zoo.keep(graph, budget_nbytes, self.method, plan)
         return plan
