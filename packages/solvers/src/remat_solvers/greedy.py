@@ -10,6 +10,7 @@ O(evictions * (ops + 64 trials)).
 Imperfect: never takes an eviction back; `polish` and `search` do.
 """
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import attrs
@@ -35,28 +36,32 @@ class Greedy:
         return judge(problem, order.tolist() if fits else None)
 
 
-def evict(arrays: Arrays, budget_nbytes: int, deadline: Deadline, order: Ints | None = None) -> Ints:
-    """Evict from a sequence (trace order by default) until it fits or nothing helps any more."""
+def evict(
+    arrays: Arrays,
+    budget_nbytes: int,
+    deadline: Deadline,
+    order: Ints | None = None,
+    *,
+    op: int = -1,
+    kept: Iterable[int] = (),
+) -> Ints:
+    """Evict from a sequence (trace order by default) until it fits or nothing helps any more.
+
+    With an `op`, evict all values but `kept` over its first run instead, whether it fits or not.
+    """
     from remat_solvers.kernels_greedy import greedy
     from remat_solvers.state import get_order, make_state
 
     if order is None:
         order = np.arange(len(arrays.backward), dtype=np.int64)
     state = make_state(arrays, order, seed=0)
-    more = True
-    while more and not deadline.reached():
-        more, _ = greedy(state, budget_nbytes, CHUNK)
+    keep = np.zeros(len(arrays.size), np.int64)
+    keep[sorted(kept)] = 1
+    while not deadline.reached() and greedy(state, budget_nbytes, CHUNK, op, keep):
+        pass
     return get_order(state)
 
 
-def keep_only(arrays: Arrays, budget_nbytes: int, op: int, kept: set[int], deadline: Deadline) -> Ints:
+def keep_only(arrays: Arrays, budget_nbytes: int, op: int, kept: Iterable[int], deadline: Deadline) -> Ints:
     """Trace order with all but `kept` given up over the first run of `op`, then evicted until it fits."""
-    from remat_solvers import kernels_greedy
-    from remat_solvers.state import get_order, make_state
-
-    keep = np.zeros(len(arrays.size) + 1, np.int64)
-    keep[sorted(kept)] = 1
-    state = make_state(arrays, np.arange(len(arrays.backward), dtype=np.int64), seed=0)
-    while kernels_greedy.keep_only(state, budget_nbytes, op, keep, CHUNK) and not deadline.reached():
-        pass
-    return evict(arrays, budget_nbytes, deadline, get_order(state))
+    return evict(arrays, budget_nbytes, deadline, evict(arrays, budget_nbytes, deadline, op=op, kept=kept))

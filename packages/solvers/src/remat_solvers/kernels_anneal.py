@@ -17,14 +17,6 @@ from remat_solvers.kernels_moves import (
 from remat_solvers.kernels_state import apply, begin, rebuild, trial, uniform
 
 
-@njit
-def start(S, budget):  # type: ignore[no-untyped-def]
-    """Derive the state from its order, and take that as the best if it fits."""
-    S.meta.seconds, S.meta.excess = rebuild(S, budget)
-    S.meta.best_seconds = np.inf
-    keep_best(S)
-
-
 @inner
 def keep_best(S):  # type: ignore[no-untyped-def]
     """Remember the sequence if it fits and is faster than any before."""
@@ -40,6 +32,8 @@ def keep_best(S):  # type: ignore[no-untyped-def]
 def anneal(S, budget, moves, hot, cold, weights, adapt):  # type: ignore[no-untyped-def]
     """Try `moves` changes while the temperature falls from `hot` to `cold` (seconds)."""
     meta = S.meta
+    meta.seconds, meta.excess = rebuild(S, budget)
+    keep_best(S)
     temperature = hot
     cool = (cold / hot) ** (1.0 / max(1, moves)) if hot > 0 else 1.0
     for i in range(moves):

@@ -39,61 +39,66 @@ def gap_over(S, v, p):  # type: ignore[no-untyped-def]
     return gap if gap > p else -1
 
 
-@njit
-def greedy(S, budget, steps):  # type: ignore[no-untyped-def]
-    """Evict until the budget holds, no eviction helps, or `steps` are done; returns (go on, excess)."""
-    _, excess = rebuild(S, budget)
-    values = S.val.shape[0]
-    for _ in range(steps):
-        if excess <= 0:
-            return False, excess
-        p = worst_position(S)
-        count = 0
-        for v in range(values):
-            if gap_over(S, v, p) >= 0:
-                count += 1
-        stride = 1 + count // LOOKED_AT
-        best, best_gap, best_score = -1, 0, np.inf
-        seen = 0
-        for v in range(values):
-            gap = gap_over(S, v, p)
-            if gap < 0:
-                continue
-            seen += 1
-            if seen % stride or not describe(S, v, gap):
-                continue
-            good, change, new_excess = trial(S, budget)
-            if good and new_excess < excess:
-                score = change / (excess - new_excess)
-                if score < best_score:
-                    best, best_gap, best_score = v, gap, score
-        if best < 0:
-            return False, excess
-        describe(S, best, best_gap)
-        _, excess = apply(S, budget)
-    return True, excess
+@inner
+def evict_latest(S, p, keep):  # type: ignore[no-untyped-def]
+    """Of what is held over `p` and not marked in `keep`, evict what is used last; False if there is none.
 
-
-@njit
-def keep_only(S, budget, op, keep, steps):  # type: ignore[no-untyped-def]
-    """Evict all that `keep` does not mark over the first run of `op`; returns whether there is more to do."""
-    rebuild(S, budget)
-    values = S.val.shape[0]
-    for _ in range(steps):
-        p = S.ops[op].first
-        # The latest use first: its rebuilding may need others, whose next use then moves before it.
+    The latest use first: its rebuilding may need others, whose next use then moves before it.
+    """
+    while S.meta.count + 100 <= S.pos.shape[0]:
         found, found_gap = -1, -1
-        for v in range(values):
+        for v in range(S.val.shape[0]):
             if keep[v] == 0:
                 gap = gap_over(S, v, p)
                 if gap > found_gap:
                     found, found_gap = v, gap
         if found < 0:
             return False
-        if not describe(S, found, found_gap):
-            keep[found] = 1
-            continue
-        if S.meta.count + 100 > S.pos.shape[0]:
-            return False
-        apply(S, budget)
+        if describe(S, found, found_gap):
+            return True
+        keep[found] = 1
+    return False
+
+
+@njit
+def greedy(S, budget, steps, op, keep):  # type: ignore[no-untyped-def]
+    """Evict until there is no more to do or `steps` are done; returns whether there is more.
+
+    With `op` at -1 what costs least per byte of excess removed, until the budget holds or nothing helps; else
+    all that `keep` does not mark over the first run of `op`. One function for both, since each one that
+    evaluates changes takes half a second to compile.
+    """
+    _, excess = rebuild(S, budget)
+    values = S.val.shape[0]
+    for _ in range(steps):
+        if op >= 0:
+            if not evict_latest(S, S.ops[op].first, keep):
+                return False
+        else:
+            if excess <= 0:
+                return False
+            p = worst_position(S)
+            count = 0
+            for v in range(values):
+                if gap_over(S, v, p) >= 0:
+                    count += 1
+            stride = 1 + count // LOOKED_AT
+            best, best_gap, best_score = -1, 0, np.inf
+            seen = 0
+            for v in range(values):
+                gap = gap_over(S, v, p)
+                if gap < 0:
+                    continue
+                seen += 1
+                if seen % stride or not describe(S, v, gap):
+                    continue
+                good, change, new_excess = trial(S, budget)
+                if good and new_excess < excess:
+                    score = change / (excess - new_excess)
+                    if score < best_score:
+                        best, best_gap, best_score = v, gap, score
+            if best < 0:
+                return False
+            describe(S, best, best_gap)
+        _, excess = apply(S, budget)
     return True
