@@ -49,21 +49,42 @@ def test_the_graph_is_that_of_a_capture_without_the_cache(
     """Also the second time, when the cache knows the ops."""
     module = kind()
     first, second = graph_of(module), graph_of(module)
-    monkeypatch.setattr(torch_private, "_is_remembered_whole", lambda func: False)
+    monkeypatch.setattr(torch_private, "_is_remembered_whole", lambda *_: False)
     expected = graph_of(module)
     assert (expected.values, expected.ops) == (first.values, first.ops)
     assert (expected.values, expected.ops) == (second.values, second.ops)
 
 
 def test_what_the_cache_remembers_whole() -> None:
-    """One tensor that shows all of its storage; not what has several outputs or copies another's storage."""
+    """Tensors that each show all of a storage of their own, and views; not what copies another's storage."""
     aten = torch.ops.aten
-    whole = [aten.mm.default, aten.relu.default, aten.view.default]
-    not_whole = [
-        aten.native_dropout.default,
-        aten.split.Tensor,
-        aten.slice_scatter.default,
-        aten.copy.default,
-    ]
-    assert [torch_private._is_remembered_whole(op) for op in whole] == [True] * 3
-    assert [torch_private._is_remembered_whole(op) for op in not_whole] == [False] * 4
+    x, mask = torch.ones(4, 6), torch.ones(4, 6, dtype=torch.bool)
+    narrow = torch.empty(6, 6)[1:5]
+    remembered = {
+        (aten.mm.default, torch.ones(4, 4)): True,
+        (aten.relu.default, torch.ones(4, 6).t()): True,
+        (aten.native_dropout.default, (torch.ones(4, 6), mask)): True,
+        (aten.view.default, x[1:]): True,
+        (aten.relu_.default, x): True,
+        (aten.sort.default, (torch.empty(0), None)): True,
+        (aten.split.Tensor, tuple(x.split(2))): False,
+        (aten._thnn_fused_lstm_cell_backward.default, (x, x)): False,
+        (aten.clone.default, narrow): False,
+        (aten.clone.default, torch.empty(6, 6)[:4]): False,
+        (aten.slice_scatter.default, torch.ones(4, 6)): False,
+        (aten.copy.default, torch.ones(4, 6)): False,
+    }
+    for (op, result), expected in remembered.items():
+        assert torch_private._is_remembered_whole(op, (x,), result) is expected, op
+
+
+def test_what_others_left_in_the_cache_is_not_read() -> None:
+    """Torch's own traces may have remembered results with storages that they do not have."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    before = FakeTensorMode.cache
+    entries = dict(before)
+    first = graph_of(Sliced())
+    assert FakeTensorMode.cache is before
+    assert dict(before) == entries
+    assert first.ops

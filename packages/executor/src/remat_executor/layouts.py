@@ -74,10 +74,11 @@ class Layouts:
 
     def corrected(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
         """The fake result of an operator, in the strides and dtypes that its kernel gives."""
+        if func not in UNSURE:
+            return result
         given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        if func not in UNSURE or (
-            all(t.is_contiguous() for t in given) and len({t.dtype for t in given}) < 2
-        ):
+        precisions = {t.dtype for t in given} - {torch.bool}  # a mask changes no result's dtype
+        if len(precisions) < 2 and all(t.is_contiguous() for t in given):
             return result
         key = repr((func, [_layout(a) for a in args], [(name, _layout(a)) for name, a in kwargs.items()]))
         if key not in self._known:

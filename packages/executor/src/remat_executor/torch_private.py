@@ -89,48 +89,67 @@ def _as_eager_composes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_careful_fake_cache() -> Iterator[None]:
-    """Infer anew each result of which torch's cache forgets something.
+    """Infer anew each result of which torch's cache forgets something, and each that others put there.
 
     A cached result has storages of its own, one for each tensor, as large as that tensor shows: wrong where
     outputs share one, and where an op copies a whole storage of which its argument shows a part. What is
     inferred is put right as well (`layouts`).
     """
     mode = _private("torch._subclasses.fake_tensor", "FakeTensorMode")
+    not_cached = _private("torch._subclasses.fake_tensor", "_BypassDispatchCache")
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    build, level = mode.__init__, logger.level
+    build, entries, level = mode.__init__, getattr(mode, "cache", None), logger.level
 
     def build_with_careful_cache(self: Any, *args: Any, **kwargs: Any) -> None:
         build(self, *args, **kwargs)
-        cached, inferred = getattr(self, "_cached_dispatch_impl", None), getattr(self, "_dispatch_impl", None)
-        if cached is None or inferred is None:
+        infer, make_entry = (
+            getattr(self, "_cached_dispatch_impl", None),
+            getattr(self, "_make_cache_entry", None),
+        )
+        if infer is None or make_entry is None or entries is None:
             self.cache_enabled = False
             return
-
-        whole: dict[Any, bool] = {}
         layouts = Layouts(_private("torch.utils._mode_utils", "no_dispatch"))
 
         def dispatch(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            if func not in whole:
-                whole[func] = _is_remembered_whole(func)
-            result = (cached if whole[func] else inferred)(func, types, args, kwargs)
-            return layouts.corrected(func, args, kwargs, result)
+            return layouts.corrected(func, args, kwargs, infer(func, types, args, kwargs))
 
-        self._cached_dispatch_impl = dispatch
+        def make_entry_if_whole(state: Any, key: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
+            if not _is_remembered_whole(func, args, output):
+                raise not_cached("a storage is shared or shown in part")
+            return make_entry(state, key, func, args, kwargs, output)
+
+        self._cached_dispatch_impl, self._make_cache_entry = dispatch, make_entry_if_whole
 
     mode.__init__ = build_with_careful_cache
+    mode.cache = {}
     logger.setLevel(logging.CRITICAL)  # it prints at length what `capture` says in one line
     try:
         yield
     finally:
         mode.__init__ = build
+        mode.cache = entries
         logger.setLevel(level)
 
 
-def _is_remembered_whole(func: Any) -> bool:
-    """Whether an op makes one tensor at most, and no more storage than that tensor shows."""
-    returns: list[Any] = func._schema.returns if hasattr(func, "_schema") else []
-    alone = len(returns) == 1 and str(returns[0].type) == "Tensor"
-    return alone and not copies_storages(str(func))
+def _is_remembered_whole(func: Any, args: Sequence[Any], output: Any) -> bool:
+    """Whether storages made like new for each tensor of a result are all that it has."""
+    if copies_storages(str(func)):
+        return False
+    results = output if isinstance(output, tuple) else (output,)
+    if len(results) == 1 and (getattr(func, "is_view", False) or any(results[0] is a for a in args)):
+        return True
+    tensors = [t for t in results if isinstance(t, torch.Tensor)]
+    storages = {storage_id(t) for t in tensors}
+    return len(storages) == len(tensors) and all(map(_shows_all, tensors))
+
+
+def _shows_all(tensor: torch.Tensor) -> bool:
+    """Whether a tensor reaches from the first to the last byte of its storage."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    elements = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    shown_nbytes = elements * tensor.element_size()
+    return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == shown_nbytes
 
 
 def copies_storages(operator: str) -> bool:
@@ -197,6 +216,7 @@ def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> 
         _as_if_compiling(),
         _as_eager_composes(),
         _with_careful_fake_cache(),
+        without_code(),
         # Torch would trace the backward under the forward's autocast; eager calls it after leaving that.
         _private("torch._functorch.config", "patch")({"backward_pass_autocast": "off"}),
     ):
@@ -207,6 +227,14 @@ def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> 
             aliases=tuple(o.output_type.name for o in found.output_info),
             reshaped=any(i.mutates_metadata for i in found.input_info),
         )
+
+
+def without_code() -> contextlib.AbstractContextManager[None]:
+    """Let torch write a graph's Python code when it is first read, which is never while graphs are made."""
+    lazy: contextlib.AbstractContextManager[None] = _private(
+        "torch.fx._lazy_graph_module", "_use_lazy_graph_module"
+    )(True)
+    return lazy
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:
@@ -378,6 +406,7 @@ def inductor_lacks(device_type: str) -> str | None:
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """How Inductor wants operators taken apart; random ones stay whole."""
+    importlib.import_module("torch._inductor.lowering")  # that of max pooling reads it without importing it
     with _private("torch._inductor.config", "patch")(fallback_random=True):
         table: dict[Any, Callable[..., Any]] = _private(
             "torch._inductor.decomposition", "select_decomp_table"
