@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import remat_executor.module
+import remat_executor.planning
 from remat_executor.rehearsal import rehearse
 from remat_executor.runtime.cudagraph import CudaGraphs, Place
 from remat_executor.step import PlannedStep
@@ -129,8 +130,8 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
         return step
 
     monkeypatch.setattr(remat_executor.module, "check_runtime", lambda name, device: None)
-    monkeypatch.setattr(remat_executor.module, "new_runtime", lambda name: CudaGraphs(new_tape))
-    monkeypatch.setattr(remat_executor.module, "within_budget", rehearsed)
+    monkeypatch.setattr(remat_executor.planning, "new_runtime", lambda name: CudaGraphs(new_tape))
+    monkeypatch.setattr(remat_executor.planning, "within_budget", rehearsed)
     return tapes
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-import remat_executor.module
+import remat_executor.planning
 from remat_executor import (
     BadInput,
     MemoryMeter,
@@ -222,7 +224,7 @@ class _Hungry:
 
 def hungry(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Let every runtime that compiles take so many bytes more than is planned."""
-    monkeypatch.setattr(remat_executor.module, "new_runtime", lambda name: _Hungry(nbytes))
+    monkeypatch.setattr(remat_executor.planning, "new_runtime", lambda name: _Hungry(nbytes))
 
 
 def test_a_runtime_that_takes_more_is_planned_tighter(
@@ -275,6 +277,21 @@ def test_rehearsing_changes_nothing(options: dict[str, Any], monkeypatch: pytest
     assert versions == [t._version for t in (*model.parameters(), *model.buffers())]
     assert all(p.grad is None for p in model.parameters())
     assert fired == []
+
+
+def test_a_fresh_process_takes_everything_apart() -> None:
+    """Torch takes max pooling apart with a module of its own that only a first compilation imports."""
+    code = (
+        "import torch\n"
+        "from torch.fx.experimental.proxy_tensor import make_fx\n"
+        "from remat_executor import torch_private\n"
+        "table = torch_private.inductor_decompositions()\n"
+        "pool = lambda x: torch.max_pool2d(x, 3)\n"
+        "traced = make_fx(pool, table, tracing_mode='fake')(torch.ones(1, 1, 6, 6))\n"
+        "assert traced(torch.ones(1, 1, 6, 6)).shape == (1, 1, 2, 2)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_part_that_cannot_be_compiled_runs_as_it_is(

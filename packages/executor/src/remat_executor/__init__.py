@@ -4,7 +4,8 @@ from remat_executor.allocator import AllocatorRecord, allocator_peak
 from remat_executor.buckets import Buckets
 from remat_executor.errors import BadInput, CaptureError, RematWarning, UnplannedUse, UnsupportedTorch
 from remat_executor.meter import MemoryMeter
-from remat_executor.module import PlannedModule, Planner
+from remat_executor.module import PlannedModule
+from remat_executor.planning import Planner
 from remat_executor.stepgraph import plan_graph
 
 __version__ = "0.1.0"

@@ -29,7 +29,7 @@ from remat_graph.serialize import plan_from_data, plan_to_data
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from remat_executor.module import Planner
+    from remat_executor.planning import Planner
 
 Ranks: TypeAlias = Literal["together", "alone"] | "ProcessGroup"
 
