@@ -5,6 +5,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,12 +84,22 @@ def test_scratch_that_an_op_frees_before_its_output_is_made() -> None:
     assert (costs["beside"].output_nbytes, costs["beside"].workspace_nbytes) == (2400, 4000)
 
 
-def test_times_are_of_one_run() -> None:
-    """A thunk that sleeps costs what it sleeps, whether its runs are grouped or not."""
+def test_times_are_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thunk costs what one run takes, its runs grouped or not, by a clock that only it moves."""
+    now_s = 0.0
+
+    def taking(seconds: float) -> Factory:
+        def run() -> None:
+            nonlocal now_s
+            now_s += seconds
+
+        return lambda: run
+
+    clock = SimpleNamespace(perf_counter=lambda: now_s, monotonic=time.monotonic)
+    monkeypatch.setattr("remat_executor.measure.time", clock)
     seconds = {"10 us": 1e-5, "1 ms": 1e-3, "30 ms": 3e-2}
-    costs = measure({key: lambda s=s: lambda: time.sleep(s) for key, s in seconds.items()})  # type: ignore[misc]
-    assert all(costs[key].time_s >= s for key, s in seconds.items())
-    assert costs["10 us"].time_s < costs["1 ms"].time_s < costs["30 ms"].time_s
+    costs = measure({key: taking(s) for key, s in seconds.items()})
+    assert {key: cost.time_s for key, cost in costs.items()} == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("key", "runs"), [("aten.mm", 1), ("again: aten.mm", 1), ("my_op", 3)])
