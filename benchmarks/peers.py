@@ -18,7 +18,9 @@ inside kernels counts on neither side.
 
 Last, Inductor alone and under remat's plans. The meter cannot see into compiled kernels, so these rows have
 no FLOPs, and their peak is the allocator's, scratch included; their budgets are shares of that reading, their
-plans are made from measured times, and their numbers are compared within rounding.
+plans are made from measured times, and their numbers are compared within rounding, or within Inductor's own
+distance from eager where a model makes more of it: its other order of summing is amplified by the batch norms
+of a deep network that has not been trained.
 
 Step times are medians over pairs that alternate with eager, as a ratio, so that other load on the machine
 cancels.
@@ -69,12 +71,13 @@ TORCH_BUDGETS = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
 BACKENDS = {"": "aot_eager", " d": "aot_eager_decomp_partition"}  # both run torch's partitioner
 PER_BLOCK = "checkpoint per block"
 EAGER = "eager"
+INDUCTOR = "inductor"
 SHARES_PCT, QUICK_SHARES_PCT = (70, 50, 40, 30, 20), (70, 40)  # of eager's peak by the meter
 INDUCTOR_SHARES_PCT = (70, 40)  # of eager's peak by the allocator
 BOUND_S = 150.0  # by the clock, for a tighter bound where a plan is too far from its own
 MOST_GAP = 1.0  # points from a plan to its bound, for budgets
 TIGHT_FROM_PCT = 40  # from this share of it up
-ROUNDING = 1e-4  # relative; how far compiled numbers may be from eager's
+ROUNDING = 1e-4  # relative; how far compiled numbers may be from eager's, or as far as Inductor's without us
 SAME_PCT = 0.005  # what the table shows as equal is equal
 
 aten = torch.ops.aten
@@ -203,21 +206,25 @@ def planned(
         solution = get_solver("auto").solve(Problem(metered, budget_nbytes))
         if solution.schedule is None:
             raise infeasible(metered, budget_nbytes)
-        bound_s = solution.lower_bound_s
-        if close and 100 * (solution.time_s - bound_s) > MOST_GAP * graph.time_s:
-            bound_s = max(
-                bound_s, tight_bound(metered, budget_nbytes, Deadline(BOUND_S), known_s=solution.time_s)
-            )
-        return Plan.from_schedule(
+        found = Plan.from_schedule(
             graph,
             solution.schedule,
             budget_nbytes=simulate(graph, solution.schedule).peak_nbytes,  # scratch on top
-            lower_bound_s=bound_s,
+            lower_bound_s=solution.lower_bound_s,
             solver="auto",
             solver_stats={PLANNING_S: time.perf_counter() - began_s},
         )
+        return better_bounded(found, metered, budget_nbytes) if close else found
 
     return PlannedModule(step, (sample,), {}, plan, platform=get_platform("flops"), cache_dir=cache)
+
+
+def better_bounded(plan: Plan, graph: Graph, budget_nbytes: int) -> Plan:
+    """The plan with a tighter bound, if it is too far from its own."""
+    if 100 * (plan.time_s - plan.lower_bound_s) <= MOST_GAP * graph.time_s:
+        return plan
+    bound_s = tight_bound(graph, budget_nbytes, Deadline(BOUND_S), known_s=plan.time_s)
+    return attrs.evolve(plan, lower_bound_s=max(plan.lower_bound_s, bound_s))
 
 
 def without_scratch(graph: Graph) -> Graph:
@@ -289,6 +296,11 @@ class Row:
     def exact(self) -> bool:
         """Whether all numbers are eager's."""
         return self.trains_exactly and self.buffers == 0.0
+
+    @property
+    def off(self) -> float:
+        """How far the numbers are from eager's."""
+        return max(self.loss, self.gradients, self.buffers)
 
     def dominated_by(self, other: "Row") -> bool:
         """Whether the other takes no more memory, recomputes no more FLOPs and bytes, and less of one.
@@ -493,7 +505,7 @@ def bench(name: str, *, quick: bool, cache: Path) -> list[Row]:
             run_planned(run, "remat at the least that works", least_nbytes, cache)
     if not quick:
         step = run.fresh()
-        run.measure("inductor", step, compiled(step), opaque=True)
+        run.measure(INDUCTOR, step, compiled(step), opaque=True)
         for percent in INDUCTOR_SHARES_PCT:
             budget_nbytes = share_of(eager.allocated_nbytes, run.gradient_nbytes, percent)
             run_compiled(run, f"remat at {percent} %, inductor", budget_nbytes, cache)
@@ -538,7 +550,8 @@ def run_compiled(run: Bench, method: str, budget_nbytes: int, cache: Path) -> No
             module,
             opaque=True,
             budget_nbytes=budget_nbytes,
-            plan=module.plan,
+            # The plan is made for what Inductor leaves of the budget.
+            plan=better_bounded(module.plan, module.graph, module.plan.budget_nbytes),
             prepare_s=prepare_s,
         )
 
@@ -565,13 +578,14 @@ def broken_in(model: Model, rows: list[Row]) -> Iterator[str]:
     ran = [row for row in rows if not row.note]
     peers = [row for row in ran if row.budget_nbytes is None and row.metered_nbytes and row.trains_exactly]
     ours = [row for row in ran if row.budget_nbytes is not None]
+    rounding = max([ROUNDING, *(row.off for row in ran if row.method == INDUCTOR)])
     for row in ours:
         by_meter = row.metered_nbytes is not None
         peak_nbytes = row.metered_nbytes if by_meter else row.allocated_nbytes
         full_nbytes = eager.peak_nbytes if by_meter else eager.allocated_nbytes
         if peak_nbytes > row.budget_nbytes:
             yield f"{row.method}: the peak of {peak_nbytes} bytes is above the budget of {row.budget_nbytes}"
-        if not (row.exact if by_meter else max(row.loss, row.gradients, row.buffers) <= ROUNDING):
+        if not (row.exact if by_meter else row.off <= rounding):
             yield f"{row.method}: the numbers are not eager's"
         gap = row.modelled_pct - row.bound_pct
         if gap > MOST_GAP and row.budget_nbytes >= share_of(full_nbytes, row.gradient_nbytes, TIGHT_FROM_PCT):
