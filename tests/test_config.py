@@ -70,6 +70,7 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: [auto]\n", "there is no type"),
         ("type: auto\nseed: one\n", "seed: wants a whole number"),
         ("type: auto\nseed: -1\n", "seed: wants a whole number"),
+        ("type: auto\ngap: 5\n", "gap: wants a number from 0 to below 1, got 5"),
         ("type: auto\nseed: true\n", "seed: wants a whole number"),
         ("type: auto\ntime_limit_s: 0\n", "time_limit_s: wants seconds above 0"),
         ("type: auto\ntime_limit_s: .inf\n", "time_limit_s: wants seconds above 0"),

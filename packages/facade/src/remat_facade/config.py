@@ -55,6 +55,11 @@ def _one_or_more(value: object) -> str | None:
     return None if good else "wants a whole number, 1 or more"
 
 
+def _share(value: object) -> str | None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
+    return None if good else "wants a number from 0 to below 1"
+
+
 def _accounting(value: object) -> str | None:
     return None if value in ("referee", "paper") else 'wants "referee" or "paper"'
 
@@ -112,11 +117,22 @@ class Config:
         return attrs.evolve(self, **{name: value for name, value in changes.items() if value is not None})
 
 
+@attrs.frozen(kw_only=True)
 class AutoConfig(Config):
-    """The portfolio: several methods, the best valid plan wins."""
+    """The portfolio: several methods, the best valid plan wins.
 
-    type = "auto"
-    about = "several methods, the best valid plan wins"
+    Attributes:
+        gap: how near to the lower bound is near enough, as a ratio of the step's time.
+    """
+
+    type: ClassVar[str] = "auto"
+    about: ClassVar[str] = "several methods, the best valid plan wins"
+
+    gap: float = _option(
+        0.001,
+        "How near to the bound is near enough, as a share of the step; measured times are no more exact.",
+        _share,
+    )
 
 
 class NorematConfig(Config):
