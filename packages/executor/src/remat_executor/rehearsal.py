@@ -104,8 +104,8 @@ def within_budget(
         peak_nbytes = rehearse(step, tensors)
         if peak_nbytes <= budget_nbytes:
             return attrs.evolve(step, rehearsed_nbytes=peak_nbytes)
-        # What the runtime takes beyond a plan varies from plan to plan: leave somewhat more, then half as much
-        # again. More room than it needs would cost recomputation.
+        # What the runtime takes beyond a plan varies from plan to plan: leave somewhat more, then half as
+        # much again. More room than it needs would cost recomputation.
         beyond_nbytes = peak_nbytes - step.plan.peak_nbytes
         margin_nbytes = max(beyond_nbytes + beyond_nbytes // 8, margin_nbytes + margin_nbytes // 2)
         over = OverCompiled(

@@ -1,0 +1,52 @@
+"""Errors that one rank tells the others arrive as themselves where they are ours and plain."""
+
+from typing import Any
+
+import attrs
+import pytest
+
+from remat_executor import distributed
+from remat_executor.errors import RankFailed
+from remat_graph import RematError
+
+
+class Refused(RematError):
+    """Has fields once attrs has made another class of it."""
+
+    nbytes: int
+
+
+BEFORE_ATTRS = Refused  # lives on among the subclasses until it is collected: here for good
+Refused = attrs.frozen(kw_only=True)(Refused)  # type: ignore[misc]
+
+
+@attrs.frozen(kw_only=True)
+class Carrying(RematError):
+    """Has a field that no text can carry."""
+
+    thing: object
+
+
+def told_by(rank: int, error: BaseException) -> list[dict[str, Any]]:
+    return [{"graph": 0}, {"error": distributed._told(error) | {"rank": rank}}]
+
+
+def test_an_error_with_plain_fields_arrives_as_itself() -> None:
+    """Whichever class of its name came first."""
+    assert BEFORE_ATTRS in RematError.__subclasses__()
+    with pytest.raises(Refused) as caught:
+        distributed._raise_first(told_by(1, Refused(nbytes=3)))
+    assert caught.value.nbytes == 3
+    assert isinstance(caught.value.__cause__, RankFailed)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), Carrying(thing=[1])])
+def test_any_other_is_told_in_words(error: Exception) -> None:
+    """With its rank."""
+    with pytest.raises(RankFailed, match=f"rank 1.*{type(error).__name__}"):
+        distributed._raise_first(told_by(1, error))
+
+
+def test_no_error_raises_nothing() -> None:
+    """Reports alone."""
+    distributed._raise_first([{"graph": 0}, {"graph": 1}])
