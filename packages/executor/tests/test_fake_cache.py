@@ -1,5 +1,7 @@
 """Capture with torch's cache of inferred results sees the storages that it sees without."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -56,35 +58,54 @@ def test_the_graph_is_that_of_a_capture_without_the_cache(
 
 
 def test_what_the_cache_remembers_whole() -> None:
-    """Tensors that each show all of a storage of their own, and views; not what copies another's storage."""
+    """Tensors that each show all of a storage of their own, and views; not what copies or keeps another's."""
     aten = torch.ops.aten
-    x, mask = torch.ones(4, 6), torch.ones(4, 6, dtype=torch.bool)
-    narrow = torch.empty(6, 6)[1:5]
+    x, y, mask = torch.ones(4, 6), torch.ones(4, 6), torch.ones(4, 6, dtype=torch.bool)
+    narrow, twice = torch.empty(6, 6)[1:5], torch.ones(4, 6)
     remembered = {
         (aten.mm.default, torch.ones(4, 4)): True,
         (aten.relu.default, torch.ones(4, 6).t()): True,
         (aten.native_dropout.default, (torch.ones(4, 6), mask)): True,
         (aten.view.default, x[1:]): True,
         (aten.relu_.default, x): True,
+        (aten.native_batch_norm.default, (torch.ones(4, 6), x)): True,
+        (aten._unsafe_view.default, x.view(6, 4)): False,
+        (aten.view.default, torch.ones(6, 4)): False,
+        (aten.native_batch_norm.default, (torch.ones(4, 6), x.view(24))): False,
+        (aten.relu.out, y.view(24)): False,
+        (aten.to_sparse.default, x.to_sparse()): False,
         (aten.sort.default, (torch.empty(0), None)): True,
         (aten.split.Tensor, tuple(x.split(2))): False,
-        (aten._thnn_fused_lstm_cell_backward.default, (x, x)): False,
+        (aten._thnn_fused_lstm_cell_backward.default, (twice, twice)): False,
         (aten.clone.default, narrow): False,
         (aten.clone.default, torch.empty(6, 6)[:4]): False,
         (aten.slice_scatter.default, torch.ones(4, 6)): False,
         (aten.copy.default, torch.ones(4, 6)): False,
     }
     for (op, result), expected in remembered.items():
-        assert torch_private._is_remembered_whole(op, (x,), result) is expected, op
+        assert torch_private._is_remembered_whole(op, (x,), {"out": y}, result) is expected, op
 
 
-def test_what_others_left_in_the_cache_is_not_read() -> None:
+class Untouchable(dict[Any, Any]):
+    """A cache that nobody may read or fill."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        raise AssertionError("read")
+
+    def __getitem__(self, key: Any) -> Any:
+        raise AssertionError("read")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise AssertionError("filled")
+
+
+def test_what_others_left_in_the_cache_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's own traces may have remembered results with storages that they do not have."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    before = FakeTensorMode.cache
-    entries = dict(before)
-    first = graph_of(Sliced())
-    assert FakeTensorMode.cache is before
-    assert dict(before) == entries
-    assert first.ops
+    planted = Untouchable()
+    monkeypatch.setattr(FakeTensorMode, "cache", planted)
+    with FakeTensorMode() as mode, pytest.raises(AssertionError, match="read"):
+        mode.from_tensor(torch.ones(2)).exp()
+    assert graph_of(Sliced()).ops
+    assert FakeTensorMode.cache is planted

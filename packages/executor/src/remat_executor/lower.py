@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 
+from remat_executor import torch_private
 from remat_executor.capture import Captured
 from remat_executor.dataflow import drops_statistics
 from remat_executor.dropout import noise_dropout, replay_noise_dropout
@@ -357,7 +358,7 @@ class _Lowering:
         made = {v for v in self.nodes_of if not values[v].external and v not in kept}
         gives = tuple(sorted(made & needed))
         self.fx.output([*results, *(self.nodes_of[v] for v in gives)])
-        module = GraphModule({}, self.fx)
+        module = torch_private.read_later(self.fx)  # a runtime makes its own code of it
         lasting = sum(map(self.lasts, reads))
         return Part(
             run=self.whole.runtime(module, Ends(lasting=lasting, results=len(results))),

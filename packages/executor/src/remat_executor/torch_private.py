@@ -115,7 +115,7 @@ def _with_careful_fake_cache() -> Iterator[None]:
             return layouts.corrected(func, args, kwargs, infer(func, types, args, kwargs))
 
         def make_entry_if_whole(state: Any, key: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
-            if not _is_remembered_whole(func, args, output):
+            if not _is_remembered_whole(func, args, kwargs, output):
                 raise not_cached("a storage is shared or shown in part")
             return make_entry(state, key, func, args, kwargs, output)
 
@@ -132,16 +132,19 @@ def _with_careful_fake_cache() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _is_remembered_whole(func: Any, args: Sequence[Any], output: Any) -> bool:
-    """Whether storages made like new for each tensor of a result are all that it has."""
+def _is_remembered_whole(func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> bool:
+    """Whether an argument, a view of one, or a storage like new for each tensor is all of a result."""
     if copies_storages(str(func)):
         return False
     results = output if isinstance(output, tuple) else (output,)
-    if len(results) == 1 and (getattr(func, "is_view", False) or any(results[0] is a for a in args)):
-        return True
-    tensors = [t for t in results if isinstance(t, torch.Tensor)]
-    storages = {storage_id(t) for t in tensors}
-    return len(storages) == len(tensors) and all(map(_shows_all, tensors))
+    given = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    made = [t for t in results if isinstance(t, torch.Tensor) and not any(t is a for a in args)]
+    if any(t.layout != torch.strided for t in (*made, *given)):
+        return False
+    storages, others = {storage_id(t) for t in made}, {storage_id(t) for t in given}
+    if len(results) == 1 and getattr(func, "is_view", False):
+        return storages <= others
+    return len(storages) == len(made) and storages.isdisjoint(others) and all(map(_shows_all, made))
 
 
 def _shows_all(tensor: torch.Tensor) -> bool:
@@ -235,6 +238,12 @@ def without_code() -> contextlib.AbstractContextManager[None]:
         "torch.fx._lazy_graph_module", "_use_lazy_graph_module"
     )(True)
     return lazy
+
+
+def read_later(graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """An fx module that writes its Python code when that is first read or called."""
+    module: torch.fx.GraphModule = _private("torch.fx._lazy_graph_module", "_LazyGraphModule")({}, graph)
+    return module
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:
