@@ -549,8 +549,9 @@ def test_no_tensor_of_the_trace_stays_in_a_queue(cache: Path) -> None:
 
     model = Small(forward)
     model.queue = collections.deque(maxlen=3)
-    with pytest.warns(RematWarning, match="sets queue"):
+    with pytest.warns(RematWarning, match="sets queue") as caught:
         planned(model, cache, torch.randn(8, 16))
+    assert caught[0].filename == __file__
     assert not model.queue
 
 

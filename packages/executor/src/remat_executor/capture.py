@@ -6,7 +6,6 @@ constant that the module's guards compare at each call.
 """
 
 import traceback
-import warnings
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import Path
@@ -20,7 +19,7 @@ from remat_executor import torch_private
 from remat_executor.attributes import Changes
 from remat_executor.collectives import refuse_collective
 from remat_executor.dropout import use_eager_rounding
-from remat_executor.errors import CaptureError, RematWarning, UnplannedUse
+from remat_executor.errors import CaptureError, UnplannedUse, warn
 from remat_executor.nodes import args_of
 from remat_executor.recurrent import keep_workspaces
 from remat_executor.tensors import Tensors
@@ -211,11 +210,7 @@ def capture(
         )
     captured = _read(joint, step.found, tensors)
     if changes.kept:
-        warnings.warn(
-            f"the forward sets {', '.join(changes.kept[:3])}: a planned module does not do that",
-            RematWarning,
-            stacklevel=2,
-        )
+        warn(f"the forward sets {', '.join(changes.kept[:3])}: a planned module does not do that")
     return captured
 
 

@@ -12,7 +12,6 @@ that fails takes part in the next one due, and says so there.
 
 import json
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import attrs
 import torch.distributed as dist
 
-from remat_executor.errors import BadInput, RankFailed, RanksDiffer, RematWarning
+from remat_executor.errors import BadInput, RankFailed, RanksDiffer, warn
 from remat_graph import Graph, RematError
 from remat_graph.fingerprint import fingerprint
 from remat_graph.plan import Plan
@@ -47,11 +46,9 @@ def planning(ranks: Ranks | None) -> AbstractContextManager["OnePlan | None"]:
     """
     if ranks is None:
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            warnings.warn(
+            warn(
                 "each rank plans for itself, and what they measure may give them different plans: "
-                'with ranks="together" rank 0 solves for all ("alone" says that this is meant)',
-                RematWarning,
-                stacklevel=3,  # who builds the module
+                'with ranks="together" rank 0 solves for all ("alone" says that this is meant)'
             )
         return nullcontext()
     if ranks == "alone":

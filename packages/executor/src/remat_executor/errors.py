@@ -1,12 +1,25 @@
 """What can go wrong between a model and its planned module: one small class a mistake."""
 
+import inspect
+import warnings
+
 import attrs
 
 from remat_graph import RematError
 
+_BETWEEN = ("remat_executor", "remat_facade", "torch.", "contextlib")
+
 
 class RematWarning(UserWarning):
     """A planned module does something a user may not expect; said once."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user's that led here: neither in remat nor in torch."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RematWarning, stacklevel=level + 1)
 
 
 @attrs.frozen(kw_only=True, str=False)

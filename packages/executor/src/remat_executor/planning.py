@@ -1,9 +1,7 @@
 """Plans for the ways in which a module is called: made when one is first needed, kept, found again."""
 
-import inspect
 import threading
 import time
-import warnings
 from collections import Counter
 from typing import Any, ClassVar, Protocol
 
@@ -14,7 +12,7 @@ from torch import nn
 from remat_executor import torch_private
 from remat_executor.buckets import Buckets
 from remat_executor.cost_cache import CostCache
-from remat_executor.errors import RematWarning, UntruePlan
+from remat_executor.errors import UntruePlan, warn
 from remat_executor.garbage import rare_collections
 from remat_executor.guards import Signature
 from remat_executor.plans import Plans
@@ -28,8 +26,6 @@ from remat_graph import Graph, OverBudget, simulate
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform
 from remat_graph.units import format_seconds
-
-_BETWEEN = ("remat_executor", "torch.nn.modules.module", "torch._dynamo")
 
 
 class Planner(Protocol):
@@ -166,7 +162,7 @@ class Planning:
     def _say_once(self, kind: str, message: str) -> None:
         if kind not in self.said:
             self.said.add(kind)
-            warnings.warn(message, RematWarning, stacklevel=_callers_level())
+            warn(message)
 
 
 def _believe(graph: Graph, plan: Plan) -> None:
@@ -187,11 +183,3 @@ def _believe(graph: Graph, plan: Plan) -> None:
 def _same_work(one: Graph, other: Graph) -> bool:
     """Whether a plan for one graph is a plan for the other: what changed did not reach it."""
     return (one.values, one.ops, one.conditions) == (other.values, other.ops, other.conditions)
-
-
-def _callers_level() -> int:
-    """The `stacklevel` at which a planned module is called: neither here nor in torch."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
-        frame, level = frame.f_back, level + 1
-    return level

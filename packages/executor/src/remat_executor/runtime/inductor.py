@@ -6,7 +6,6 @@ work or change layouts is switched off. In-place forms of the plan become new st
 itself, so a compiled step may hold a little more than its plan says: `remat_executor.rehearsal` measures it.
 """
 
-import warnings
 from collections.abc import Callable, Iterable
 
 import torch
@@ -15,7 +14,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat_executor import torch_private
-from remat_executor.errors import RematWarning
+from remat_executor.errors import warn
 from remat_executor.nodes import args_of
 from remat_executor.runtime import Ends, Run
 from remat_executor.runtime.effects import written
@@ -45,7 +44,7 @@ class Inductor:
                 self.warned = True
                 line = (str(error).strip().splitlines() or [""])[0][:200]
                 problem = f"Inductor cannot compile a part of the plan ({type(error).__name__}: {line})"
-                warnings.warn(f"{problem}; that part runs uncompiled", RematWarning, stacklevel=2)
+                warn(f"{problem}; that part runs uncompiled")
             run: Run = module.forward
             return run
 
