@@ -8,7 +8,9 @@ import yaml
 
 from remat_facade.config import config_text, config_types, generate_config, load_config, save_config
 from remat_facade.errors import BadConfig, CannotWrite
+from remat_facade.method import Method, choose_method
 from remat_graph import BadFile, RematError
+from remat_solvers import get_solver
 
 TYPES = ("auto", "rotor", "rockmate", "checkmate", "hilp", "hiremate", "offmate", "noremat")
 
@@ -45,6 +47,17 @@ def test_every_field_is_explained_in_the_file(name: str) -> None:
     for field in attrs.fields(type(config)):
         assert f"# {field.metadata['doc']}" in text
         assert field.name in yaml.safe_load(text)
+
+
+def test_a_solver_by_name_is_its_config() -> None:
+    """The same method, and what it is given reaches the solver."""
+    by_name, by_default = (choose_method("auto", None, name, 3, 2.0) for name in ("auto", None))
+    assert by_name == by_default
+    assert by_name.parameters == {"gap": 0.001, "seed": 3}
+    assert choose_method("auto", None, "rotor", 0, None) == choose_method("rotor", None, None, 0, None)
+    chosen = choose_method("auto", generate_config("auto").with_(gap=0.25), None, 0, None)
+    assert get_solver(chosen.solver, **chosen.parameters) == get_solver("auto", gap=0.25)
+    assert choose_method("auto", None, "griewank", 0, None) == Method(solver="griewank")
 
 
 def test_a_short_file_by_hand_keeps_the_defaults(tmp_path: Path) -> None:

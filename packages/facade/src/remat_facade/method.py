@@ -74,7 +74,9 @@ def choose_method(
         )
     chosen = as_config(default if config is None else config)
     chosen = chosen.with_(seed=seed or None, time_limit_s=time_limit_s)
-    if solver is not None and default == "auto":  # any registered name, also one that is no config's type
+    if solver in config_types():
+        return Method.from_config(as_config(solver).with_(seed=seed or None, time_limit_s=time_limit_s))
+    if solver is not None and default == "auto":  # any other registered name
         return Method(solver=solver, time_limit_s=chosen.time_limit_s, parameters=_seeded(chosen.seed))
     return Method.from_config(chosen)
 
