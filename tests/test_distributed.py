@@ -194,6 +194,8 @@ def _three_budgets(rank: int, cache: Path) -> None:
         trained = ddp(planned)
         assert_equal(expected, train(trained))
         x, y = batch(rank)
+        # Gloo's threads let go of what DDP copies buffers through when they come to it, perhaps at our peak.
+        trained.broadcast_buffers = False
         with MemoryMeter() as meter:
             trained(x, y).backward()
         assert (budget, planned.plan.live_peak_nbytes) == (budget, meter.peak_nbytes)
