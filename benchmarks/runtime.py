@@ -107,8 +107,7 @@ def _perceptron() -> Made:
     return _Scored(nn.Sequential(*layers)), {"x": torch.randn(2, 16)}
 
 
-LONGER = 12  # a compute-bound step: so many fewer of them
-STEPS = f"steps of each side, a {LONGER}th of it where they are long; of milliseconds it takes hundreds"
+FEWER = 12  # times fewer steps of compute-bound models, which are long
 LAUNCH_BOUND: dict[str, Callable[[], Made]] = {
     "gpt2 12 layers": _gpt2(12, 32, 8),
     "gpt2 24 layers": _gpt2(24, 32, 8),
@@ -243,7 +242,9 @@ def main() -> int:
     """Measure, print, write, judge."""
     parser = argparse.ArgumentParser(description="the time of a planned step beside eager's")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="only those whose names begin so")
-    parser.add_argument("--repeats", type=int, default=240, help=STEPS)
+    parser.add_argument(
+        "--repeats", type=int, default=240, help=f"steps of each side; compute-bound models take a {FEWER}th"
+    )
     parser.add_argument("--json", type=Path, help="also write the rows there")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -269,7 +270,7 @@ def main() -> int:
                 continue
             gc.collect()
             gc.disable()
-            row = measure(name, kind, build, arguments.repeats // (1 if kind == "launch" else LONGER))
+            row = measure(name, kind, build, arguments.repeats // (1 if kind == "launch" else FEWER))
             gc.enable()
             rows.append(row)
             quartiles = f"{row.control_low:.3f}-{row.control_high:.3f}"

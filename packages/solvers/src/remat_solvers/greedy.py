@@ -57,8 +57,9 @@ def evict(
     state = make_state(arrays, order, seed=0)
     keep = np.zeros(len(arrays.size), np.int64)
     keep[sorted(kept)] = 1
-    while not deadline.reached() and greedy(state, budget_nbytes, CHUNK, op, keep):
-        pass
+    more = True
+    while more and not deadline.reached():
+        more = greedy(state, budget_nbytes, CHUNK, op, keep)
     return get_order(state)
 
 
