@@ -99,15 +99,29 @@ def _backward(ctx: Any, gradient: Tensor) -> Any:
 smooth.register_autograd(_backward, setup_context=_set_up)
 
 
+@torch.library.triton_op("remat_tests::ripple", mutates_args=())
+def ripple(x: Tensor, rate: float) -> Tensor:
+    """What a compiler may look into, and eager calls as one operator; no kernel of Triton's in it here."""
+    return x.sin() * rate + x.flip(-1)
+
+
+def _backward_of_ripple(ctx: Any, gradient: Tensor) -> Any:
+    return ripple(gradient, ctx.rate), None  # any formula will do: eager's is the same
+
+
+ripple.register_autograd(_backward_of_ripple, setup_context=_set_up)
+
+
 class Opaque(nn.Module):
     """A model around an operator of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, operator: str) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.operator = operator
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.last(smooth(self.first(x).relu(), 0.7))
+        found: Tensor = self.last(getattr(torch.ops.remat_tests, self.operator)(self.first(x).relu(), 0.7))
         return found
 
 
@@ -151,7 +165,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "checkpoint": (lambda: Checkpointed(reentrant=False), lambda: _normal(4, 8)),
     "reentrant checkpoint": (lambda: Checkpointed(reentrant=True), lambda: _normal(4, 8)),
     "autograd.Function": (Custom, lambda: _normal(4, 8)),
-    "torch.library": (Opaque, lambda: _normal(4, 8)),
+    "torch.library": (lambda: Opaque("smooth"), lambda: _normal(4, 8)),
+    "triton_op": (lambda: Opaque("ripple"), lambda: _normal(4, 8)),
     "parametrized": (parametrized, lambda: _normal(4, 8)),
     "bfloat16": (lambda: Block().bfloat16(), lambda: _normal(4, 8).bfloat16()),
     "float16": (lambda: Block().half(), lambda: _normal(4, 8).half()),
@@ -202,6 +217,15 @@ def test_a_model_as_it_is(name: str, tmp_path: Path) -> None:
         for optimizer in optimizers:
             optimizer.step()
     assert planned.runs["replanned"] == 0
+
+
+@pytest.mark.parametrize("operator", ["smooth", "ripple"])
+def test_an_operator_of_the_users_is_one_op(operator: str, tmp_path: Path) -> None:
+    """Forward and backward, each measured as a whole."""
+    _, planned = plan(Opaque(operator), tmp_path, _normal(4, 8))
+    found = [op for op in planned.graph.ops if op.target == f"remat_tests.{operator}.default"]
+    assert [op.backward for op in found] == [False, True]
+    assert all(op.first.time_s > 0 for op in found)
 
 
 def test_gradient_checkpointing_of_transformers(tmp_path: Path) -> None:

@@ -220,8 +220,12 @@ def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> 
         _as_eager_composes(),
         _with_careful_fake_cache(),
         without_code(),
-        # Torch would trace the backward under the forward's autocast; eager calls it after leaving that.
-        _private("torch._functorch.config", "patch")({"backward_pass_autocast": "off"}),
+        _private("torch._functorch.config", "patch")(
+            {
+                "backward_pass_autocast": "off",  # not under the forward's: eager calls it after leaving that
+                "decompose_custom_triton_ops": False,  # eager runs them whole
+            }
+        ),
     ):
         joint = export(stack, module, tensors)
         found = joint._aot_state.fw_metadata
