@@ -16,16 +16,27 @@ from remat_executor import torch_private
 from remat_executor.capture import Captured
 from remat_executor.dropout import noise_dropout
 from remat_executor.errors import CaptureError
-from remat_executor.nodes import args_of, is_item, source_of, target_of
+from remat_executor.nodes import (
+    args_of,
+    is_foreign,
+    is_item,
+    may_draw,
+    meta_tensors,
+    operator_of,
+    source_of,
+)
 
 
 def is_random(node: Node) -> bool:
-    """Whether a node draws from a generator."""
-    if node.target is noise_dropout:
+    """Whether a node draws from a generator, for all that is known."""
+    operator = operator_of(node)
+    if is_foreign(operator):
+        return bool(meta_tensors(node.meta["val"]))
+    if operator is noise_dropout:
         return True
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+    if not may_draw(operator):
         return False
-    names = [argument.name for argument in target_of(node)._schema.arguments]
+    names = [argument.name for argument in operator._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     # Attention kernels carry the tag for the sake of a dropout that most calls switch off.
     return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0

@@ -3,8 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
+
+_TORCHS = frozenset(
+    {"aten", "prims", "rngprims", "quantized", "mkldnn", "torchvision", "torchaudio"}
+    | {"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem"}
+)
 
 
 def args_of(node: Node) -> tuple[Any, ...]:
@@ -15,6 +21,22 @@ def args_of(node: Node) -> tuple[Any, ...]:
 def target_of(node: Node) -> Any:
     """What the node calls."""
     return node.target
+
+
+def operator_of(node: Node) -> Any:
+    """What the node calls, also through what stands for an operator that writes to its arguments."""
+    first = node.args[0] if node.args else None
+    return first if isinstance(first, torch._ops.OpOverload) else node.target
+
+
+def may_draw(target: Any) -> bool:
+    """Whether an operator says that it draws random numbers, or is one of the users', which need not say."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or is_foreign(target)
+
+
+def is_foreign(target: Any) -> bool:
+    """Whether an operator is none of torch's."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _TORCHS
 
 
 def source_of(node: Node) -> Node:

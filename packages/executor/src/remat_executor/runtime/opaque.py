@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from remat_executor import torch_private
 from remat_executor.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.lower import own_copy
-from remat_executor.nodes import target_of
+from remat_executor.nodes import may_draw, target_of
 from remat_executor.recurrent import recording_lstm_layer
 from remat_executor.rng import default_generator, read_state, replay
 
@@ -53,7 +53,7 @@ class Opaque(Interpreter):
             self.operators[node], self.tokens[node] = _own_copy(), False
         elif target is recording_lstm_layer:
             self.operators[node], self.tokens[node] = _lstm_layer(), False
-        elif target is noise_dropout or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+        elif target is noise_dropout or (may_draw(target) and _returns_tensors(target)):
             self.operators[node], self.tokens[node] = _draw(target), True
 
     def flat(self, *tensors: Tensor) -> list[Tensor]:
@@ -128,6 +128,11 @@ def _lstm_layer() -> Operator:
     arguments, results = _signature(target)
     schema = f"({arguments}) -> ({', '.join(['Tensor'] * results)})"
     return _operator("recording_lstm_layer", schema, recording_lstm_layer, target)
+
+
+def _returns_tensors(target: Any) -> bool:
+    """Whether an operator returns tensors and no list of them, which a compiler leaves as it is."""
+    return all(str(returned.type) == "Tensor" for returned in target._schema.returns)
 
 
 def _signature(target: Any) -> tuple[str, int]:
