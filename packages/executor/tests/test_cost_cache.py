@@ -38,6 +38,25 @@ def test_additions_of_others_stay(tmp_path: Path) -> None:
     assert CostCache(folder=tmp_path).get(["a", "b"]) == {"a": COST, "b": COST}
 
 
+def test_costs_hold_under_the_conditions_they_were_measured_in(tmp_path: Path) -> None:
+    """A flag or the number of threads changes within a process: another file, and back to the first."""
+    threads = torch.get_num_threads()
+    cache = CostCache(folder=tmp_path)
+    cache.add({"a": COST})
+    try:
+        torch.set_num_threads(threads + 1)
+        assert cache.get(["a"]) == {}
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(True)
+        assert cache.get(["a"]) == {}
+        cache.add({"b": COST})
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
+    assert cache.get(["a", "b"]) == {"a": COST}
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_file_is_whole_at_any_moment(tmp_path: Path) -> None:
     """While several caches save at once, the file is always readable, and no part files stay behind."""
 

@@ -24,6 +24,8 @@ from pathlib import Path
 import attrs
 import torch
 
+from remat_executor.flags import unusual_flags
+
 _FORMAT = "remat-costs"
 _VERSION = 1
 
@@ -44,82 +46,89 @@ class OpCost:
 
 
 class CostCache:
-    """The costs known for one device under the conditions of this process.
+    """The costs known for one device under the conditions of the moment.
 
     Args:
         device: the device that the costs are for.
         folder: where the files are; ``None`` means ``$REMAT_CACHE_DIR`` or the platform's cache folder.
-
-    Attributes:
-        path: the file behind the cache, there or not.
     """
 
     def __init__(
         self, device: torch.device | str = "cpu", folder: str | os.PathLike[str] | None = None
     ) -> None:
-        self.path = (default_folder() if folder is None else Path(folder)) / _file_name(torch.device(device))
-        self._costs: dict[str, OpCost] | None = None
+        self._device = torch.device(device)
+        self._folder = default_folder() if folder is None else Path(folder)
+        self._costs: dict[Path, dict[str, OpCost]] = {}
         self._may_write = True
         self._may_warn = True  # of a bad file
 
+    @property
+    def path(self) -> Path:
+        """The file behind the cache, there or not; another one once threads or flags have changed."""
+        return self._folder / _file_name(self._device)
+
     def get(self, keys: Iterable[str]) -> dict[str, OpCost]:
-        """The costs known among these keys. The file is read at the first call."""
-        if self._costs is None:
-            self._costs = self._read()
-        return {key: self._costs[key] for key in keys if key in self._costs}
+        """The costs known among these keys. A file is read at its first call."""
+        path = self.path
+        if path not in self._costs:
+            self._costs[path] = self._read(path)
+        known = self._costs[path]
+        return {key: known[key] for key in keys if key in known}
 
     def add(self, costs: Mapping[str, OpCost]) -> None:
         """Keep costs, here and on disk; later ones replace earlier ones of the same key."""
         if not costs:
             return
-        self._costs = {**(self._costs or {}), **self._read(), **costs}
+        path = self.path
+        self._costs[path] = {**self._costs.get(path, {}), **self._read(path), **costs}
         if self._may_write:
             try:
-                self._write(self._costs)
+                _write(path, self._costs[path])
             except OSError as error:
                 self._may_write = False
                 warnings.warn(
-                    f"costs are not kept: {self.path.parent}: {error.strerror or error}; "
+                    f"costs are not kept: {path.parent}: {error.strerror or error}; "
                     "set REMAT_CACHE_DIR to a folder that can be written",
                     stacklevel=2,
                 )
 
-    def _read(self) -> dict[str, OpCost]:
+    def _read(self, path: Path) -> dict[str, OpCost]:
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, UnicodeDecodeError) as error:
-            return self._ignored(str(error))
+            return self._ignored(path, str(error))
         try:
             content = json.loads(text)
             if content["format"] != _FORMAT or content["version"] != _VERSION:
-                return self._ignored(f"is not version {_VERSION} of {_FORMAT}")
+                return self._ignored(path, f"is not version {_VERSION} of {_FORMAT}")
             return {key: _cost(*numbers) for key, numbers in content["costs"].items()}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            return self._ignored(f"{type(error).__name__}: {error}")
+            return self._ignored(path, f"{type(error).__name__}: {error}")
 
-    def _ignored(self, problem: str) -> dict[str, OpCost]:
+    def _ignored(self, path: Path, problem: str) -> dict[str, OpCost]:
         if self._may_warn:
             self._may_warn = False
-            warnings.warn(f"{self.path} is ignored and costs are measured again: {problem}", stacklevel=4)
+            warnings.warn(f"{path} is ignored and costs are measured again: {problem}", stacklevel=4)
         return {}
 
-    def _write(self, costs: Mapping[str, OpCost]) -> None:
-        content = {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "costs": {key: [c.time_s, c.workspace_nbytes, c.output_nbytes] for key, c in costs.items()},
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name, suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            os.replace(name, self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+
+def _write(path: Path, costs: Mapping[str, OpCost]) -> None:
+    content = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "costs": {key: [c.time_s, c.workspace_nbytes, c.output_nbytes] for key, c in costs.items()},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def default_folder() -> Path:
@@ -151,19 +160,8 @@ def _file_name(device: torch.device) -> str:
     else:
         properties = torch.get_device_module(device).get_device_properties(device)
         name = f"{device.type}-{properties.name}"
-    flags = "".join(f"-{flag}" for flag, on in _unusual_flags().items() if on)
+    flags = "".join(f"-{flag}" for flag in unusual_flags())
     return re.sub(r"[^A-Za-z0-9.+_-]+", "_", f"costs-v{_VERSION}-{name}-torch{torch.__version__}{flags}.json")
-
-
-def _unusual_flags() -> dict[str, bool]:
-    """Global settings that choose other kernels, which take other times and other scratch."""
-    return {
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(): torch.get_float32_matmul_precision() != "highest",
-        "benchmark": torch.backends.cudnn.benchmark,
-        "no_cudnn": not torch.backends.cudnn.enabled,
-        "no_onednn": not torch.backends.mkldnn.enabled,
-    }
 
 
 def _cpu_name() -> str:

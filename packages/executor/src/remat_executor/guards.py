@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from remat_executor import torch_private
 from remat_executor.contents import PLAIN, Room
+from remat_executor.flags import unusual_flags
 from remat_executor.settings import exactly, settings
 from remat_executor.tensors import Owned, Tensors
 
@@ -143,16 +144,13 @@ def global_flags(device_type: str) -> tuple[tuple[str, str], ...]:
     autocast = "off"
     if torch.is_autocast_enabled(device_type):
         autocast = str(torch.get_autocast_dtype(device_type))
-    sdp = torch.backends.cuda
-    attention = [sdp.flash_sdp_enabled(), sdp.mem_efficient_sdp_enabled(), sdp.math_sdp_enabled()]
     return (
         ("autocast", autocast),
-        ("deterministic", str(torch.are_deterministic_algorithms_enabled())),
-        ("matmul_precision", torch.get_float32_matmul_precision()),
-        ("attention", str(attention)),
+        ("kernels", " ".join(unusual_flags())),
+        ("attention", torch_private.attention_order()),
+        ("threads", str(torch.get_num_threads()) if device_type == "cpu" else ""),
         ("default_dtype", str(torch.get_default_dtype())),
         ("default_device", str(torch.get_default_device())),
-        ("libraries", str([torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled])),
     )
 
 
@@ -177,7 +175,7 @@ def hooked(modules: Iterable[tuple[str, nn.Module]]) -> str | None:
 
 def objection(owned: Owned) -> str | None:
     """Why the module as it is must run without a plan, whatever it is called with; None if it need not."""
-    return _odd(owned.tensors, "it has") or hooked(owned.modules)
+    return odd(owned.tensors, "it has") or hooked(owned.modules)
 
 
 def reason_in_force() -> str | None:
@@ -199,14 +197,24 @@ def reason_for_original(tensors: Tensors) -> str | None:
     strange = unseen_change(tensors)
     if strange is not None:
         return f"it was given a {strange}, which could change without being seen"
-    return _odd(tensors.arguments, "it was given")
+    return odd(tensors.inputs, "it was given")
 
 
-def _odd(tensors: Iterable[Tensor], whose: str) -> str | None:
-    odd = next((t for t in tensors if type(t) not in (Tensor, nn.Parameter, nn.Buffer)), None)
-    if type(odd).__name__ == "DTensor":
-        return f"inside it are sharded parameters: {SHARD_LATER}"
-    return None if odd is None else f"{whose} a {type(odd).__name__}, a tensor subclass"
+def odd(tensors: Iterable[Tensor], whose: str) -> str | None:
+    """What is no plain tensor, which alone a plan can handle."""
+    for tensor in tensors:
+        kind = type(tensor)
+        if kind.__name__ == "DTensor":
+            return f"inside it are sharded parameters: {SHARD_LATER}"
+        if kind not in (Tensor, nn.Parameter, nn.Buffer):
+            return f"{whose} a {kind.__name__}, a tensor subclass"
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return f"{whose} a tensor of layout {'nested' if tensor.is_nested else tensor.layout}"
+        if tensor.is_quantized:
+            return f"{whose} a quantized tensor"
+        if tensor.is_meta:
+            return f"{whose} a tensor without values, on the device meta"
+    return None
 
 
 def unseen_change(tensors: Tensors) -> str | None:

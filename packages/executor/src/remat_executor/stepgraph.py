@@ -11,7 +11,7 @@ from remat_executor.capture import Captured, capture
 from remat_executor.cost_cache import CostCache
 from remat_executor.costs import with_costs
 from remat_executor.errors import BadInput, CaptureError
-from remat_executor.guards import SHARD_LATER, Signature, hooked, unseen_change
+from remat_executor.guards import Signature, hooked, odd, unseen_change
 from remat_executor.snapshot import Snapshot
 from remat_executor.tensors import Tensors, collect
 from remat_executor.translate import Translation, translate, work_device
@@ -128,6 +128,11 @@ def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
             problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it in one"
         )
     tensors = collect(model, args, kwargs)
+    strange = odd(tensors.arguments, "the sample holds") or odd(
+        (*tensors.owned.tensors, *tensors.held), "the model has"
+    )
+    if strange is not None:
+        raise BadInput(problem=strange, advice="plan the parts of the model that have plain, dense tensors")
     device = work_device(tensors)
     for tensor in tensors.arguments:
         if tensor.device != device and tensor.ndim > 0:
@@ -146,8 +151,6 @@ def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
             problem=f"the sample holds a {strange}, which could change without being seen",
             advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
         )
-    if any(type(parameter).__name__ == "DTensor" for _, parameter in tensors.parameters):
-        raise BadInput(problem="the model's parameters are sharded (DTensor)", advice=SHARD_LATER)
     all_hooked = "every module (global hooks) has hooks" if torch_private.global_module_hooks() else None
     hook = all_hooked or hooked(tensors.modules)
     if hook is not None:

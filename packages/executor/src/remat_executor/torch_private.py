@@ -358,6 +358,32 @@ def bare(operator: Any) -> Any:
     return call
 
 
+_PRECISIONS = tuple(
+    (f"{library}.{kind}", library, kind)
+    for library, kinds in {
+        "generic": ["all"],
+        "cuda": ["matmul", "conv", "rnn"],
+        "mkldnn": ["matmul", "conv", "rnn"],
+    }.items()
+    for kind in kinds
+)
+
+
+def float32_precisions() -> dict[str, str]:
+    """How each library computes in float32: ``ieee``, ``tf32`` or ``bf16``.
+
+    The public ways to ask fail where a user has set one library by itself.
+    """
+    read = _private("torch._C", "_get_fp32_precision_getter")
+    found = {where: str(read(library, kind)) for where, library, kind in _PRECISIONS}
+    return {where: "ieee" if precision == "none" else precision for where, precision in found.items()}
+
+
+def attention_order() -> str:
+    """In which order attention's kernels are considered."""
+    return str(_private("torch._C", "_get_sdp_priority_order")())
+
+
 def without_any_autocast() -> contextlib.AbstractContextManager[None]:
     """Autocast off on every device."""
     guard: contextlib.AbstractContextManager[None] = _private("torch._C", "_DisableAutocast")()

@@ -1,0 +1,28 @@
+"""Global state of torch that chooses kernels, and so their times, their scratch and what a capture holds."""
+
+import torch
+
+from remat_executor import torch_private
+
+_TF32 = {"cuda.conv", "cuda.rnn"}  # where torch's own default is not IEEE
+
+
+def unusual_flags() -> tuple[str, ...]:
+    """A word for each setting that is not torch's default."""
+    cudnn, attention = torch.backends.cudnn, torch.backends.cuda
+    settings = {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "no_cudnn": not cudnn.enabled,
+        "cudnn_benchmark": cudnn.benchmark,
+        "cudnn_deterministic": cudnn.deterministic,
+        "no_onednn": not torch.backends.mkldnn.enabled,
+        "no_flash_attention": not attention.flash_sdp_enabled(),
+        "no_efficient_attention": not attention.mem_efficient_sdp_enabled(),
+        "no_math_attention": not attention.math_sdp_enabled(),
+        "no_cudnn_attention": not attention.cudnn_sdp_enabled(),
+    }
+    words = [word for word, on in settings.items() if on]
+    for where, precision in torch_private.float32_precisions().items():
+        if precision != ("tf32" if where in _TF32 else "ieee"):
+            words.append(f"{where}_{precision}")
+    return tuple(words)
