@@ -176,6 +176,35 @@ def test_graph_breaks_are_told(compiled: Callable[..., Any]) -> None:
         assert same(model, original, call, batch())
 
 
+class Sorted(nn.Module):
+    """Between two breaks, a piece that returns nothing to differentiate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.linear(x).tanh()
+        torch._dynamo.graph_break()
+        best = hidden.argmax(-1)
+        torch._dynamo.graph_break()
+        return hidden * 2, best
+
+
+@pytest.mark.filterwarnings("ignore:the model is compiled into several graphs")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo looks for it
+def test_a_piece_with_nothing_to_differentiate_runs_as_it_is(compiled: Callable[..., Any]) -> None:
+    """Beside pieces that are planned, at every call."""
+    model, x = Sorted(), torch.randn(16, 8)
+    call = compiled(model, "100%")
+    wanted, best = model(x)
+    for _ in range(2):
+        found, found_best = call(x)
+        assert torch.equal(wanted, found)
+        assert torch.equal(best, found_best)
+        found.sum().backward()
+
+
 def test_another_runtime(compiled: Callable[..., Any]) -> None:
     """Options reach the planned module; what it refuses is one line at the first call."""
     with pytest.raises(BadInput, match="needs a CUDA device"):

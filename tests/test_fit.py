@@ -84,6 +84,7 @@ def test_a_report_adds_up(tmp_path: Path) -> None:
     assert fit.fits
     assert "fits" in fit.summary()
 
+    assert model.will_it_fit(device_nbytes="1KiB").device_nbytes == 1024
     exactly = model.will_it_fit("sgd", device_nbytes=fit.total_nbytes - fit.states_nbytes)
     assert (exactly.left_nbytes, exactly.fits) == (0, True)
     tight = model.will_it_fit("sgd", device_nbytes=fit.total_nbytes - fit.states_nbytes - 1)

@@ -654,3 +654,148 @@ def test_state_dict_and_attributes_are_the_originals(cache: Path) -> None:
     assert [n for n, _ in planned.named_parameters()] == [n for n, _ in original.named_parameters()]
     with pytest.raises(AttributeError):
         _ = planned.nothing_of_this_name
+
+
+def _set(owner: Any, name: str, value: Any) -> Callable[[], Callable[[], None]]:
+    """Set an attribute; call what it returns to put it back."""
+
+    def change() -> Callable[[], None]:
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        return lambda: setattr(owner, name, before)
+
+    return change
+
+
+def _call(function: Callable[[Any], Any], value: Any, before: Any) -> Callable[[], Callable[[], None]]:
+    def change() -> Callable[[], None]:
+        function(value)
+        return lambda: function(before)
+
+    return change
+
+
+def _first_kernel() -> Callable[[], None]:
+    """All of attention's kernels, the plainest first."""
+    kernel = torch.nn.attention.SDPBackend
+    order = [kernel.MATH, kernel.FLASH_ATTENTION, kernel.EFFICIENT_ATTENTION, kernel.CUDNN_ATTENTION]
+    context = torch.nn.attention.sdpa_kernel(order, set_priority=True)
+    context.__enter__()
+    return lambda: context.__exit__(None, None, None)
+
+
+FLAGS: dict[str, Callable[[], Callable[[], None]]] = {
+    "threads": _call(torch.set_num_threads, 3, torch.get_num_threads()),
+    "deterministic": _call(torch.use_deterministic_algorithms, True, False),
+    "precision": _call(torch.set_float32_matmul_precision, "high", "highest"),
+    "precision of one library": _set(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "flash": _call(torch.backends.cuda.enable_flash_sdp, False, True),
+    "efficient": _call(torch.backends.cuda.enable_mem_efficient_sdp, False, True),
+    "math": _call(torch.backends.cuda.enable_math_sdp, False, True),
+    "cudnn attention": _call(torch.backends.cuda.enable_cudnn_sdp, False, True),
+    "order of kernels": _first_kernel,
+    "benchmark": _set(torch.backends.cudnn, "benchmark", True),
+    "deterministic cudnn": _set(torch.backends.cudnn, "deterministic", True),
+    "oneDNN": _set(torch.backends.mkldnn, "enabled", False),
+    "default dtype": _call(torch.set_default_dtype, torch.float64, torch.float32),
+}
+
+
+@pytest.mark.filterwarnings("ignore::remat_executor.RematWarning")
+@pytest.mark.parametrize("name", FLAGS)
+def test_global_state_that_chooses_kernels_is_seen(name: str, cache: Path) -> None:
+    """Planned anew while it is changed, and the plan of before serves when it is back."""
+    x = torch.randn(5, 6)
+    original, planned = pair(Net(), cache, x)
+    put_back = FLAGS[name]()
+    try:
+        assert_same_step(original, planned, x)
+        assert planned.runs["replanned"] == 1
+    finally:
+        put_back()
+    assert_same_step(original, planned, x)
+    assert planned.runs == {"planned": 2, "replanned": 1}
+
+
+class Predicts(nn.Module):
+    """Returns a loss, or classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, predict: bool = False) -> Tensor:
+        hidden: Tensor = self.linear(x)
+        return hidden.argmax(-1) if predict else hidden.square().mean()
+
+
+def test_a_call_that_returns_nothing_to_differentiate(cache: Path) -> None:
+    """It runs the original, which is said once, and no call of its kind is captured again."""
+    x = torch.randn(5, 6)
+    original, planned = pair(Predicts(), cache, x)
+    with pytest.warns(RematWarning, match="nothing that it returns requires a gradient"):
+        assert torch.equal(original(x, predict=True), planned(x, predict=True))
+    assert torch.equal(original(x, predict=True), planned(x, predict=True))
+    assert_same_step(original, planned, x)
+    assert planned.runs == {"original": 2, "planned": 1}
+
+
+class Special(nn.Parameter):
+    """A subclass, as quantized weights are."""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (Tensor.to_sparse, "layout torch.sparse_coo"),
+        (Tensor.to_mkldnn, "layout torch._mkldnn"),
+        (lambda x: x.to("meta"), "device meta|on meta"),
+        (lambda x: torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged), "NestedTensor"),
+        (Special, "a Special, a tensor subclass"),
+    ],
+)
+def test_tensors_that_no_plan_handles(change: Callable[[Tensor], Tensor], said: str, cache: Path) -> None:
+    """As a sample they are refused in one line; given later, the original runs."""
+    x = torch.randn(5, 6)
+    linear = nn.Linear(6, 6)
+    with pytest.raises(BadInput, match=said) as refused:
+        PlannedModule(linear, (change(x),), {}, repeat_at_random(12), cache_dir=cache)
+    assert "\n" not in str(refused.value)
+    original, planned = pair(linear, cache, x)
+    if "meta" in said:
+        original, planned = original.to("meta"), planned.to("meta")
+    with pytest.warns(RematWarning, match="without a plan"):
+        found = planned(change(x))
+    assert found.ndim == original(change(x)).ndim
+    assert planned.runs == {"original": 1}
+
+
+def test_a_parameter_of_a_subclass_is_refused(cache: Path) -> None:
+    """Nothing would ever be planned."""
+    model = nn.Linear(6, 6)
+    model.weight = Special(model.weight.detach())
+    with pytest.raises(BadInput, match="the model has a Special, a tensor subclass"):
+        PlannedModule(model, (torch.randn(5, 6),), {}, repeat_at_random(12), cache_dir=cache)
+
+
+def test_compile_on_the_planned_module_itself(cache: Path) -> None:
+    """`planned.compile()`: the plan runs, the original is as before, and copies are not compiled."""
+    x = torch.randn(5, 6)
+    original, planned = pair(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)), cache, x)
+    planned.compile(backend="eager")
+    assert_same_step(original, planned, x)
+    assert planned.runs["planned"] == 1
+    assert torch.equal(original(x), planned.module(x))
+    copied = copy.deepcopy(planned)
+    assert_same_step(original, copied, x)
+    assert copied.runs["planned"] == 1
+
+
+def test_an_index_reaches_the_originals_submodules(cache: Path) -> None:
+    """As of a `Sequential`; another module has none."""
+    _, planned = pair(nn.Sequential(nn.Linear(6, 8), nn.Tanh()), cache, torch.randn(5, 6))
+    assert planned[0] is planned.module[0]
+    _, plain = pair(nn.Linear(6, 8), cache, torch.randn(5, 6))
+    with pytest.raises(TypeError, match="not subscriptable"):
+        plain[0]
+    assert plain

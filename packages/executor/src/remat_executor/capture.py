@@ -19,7 +19,7 @@ from remat_executor import torch_private
 from remat_executor.attributes import Changes
 from remat_executor.collectives import refuse_collective
 from remat_executor.dropout import use_eager_rounding
-from remat_executor.errors import CaptureError, UnplannedUse, warn
+from remat_executor.errors import CaptureError, NothingToDifferentiate, UnplannedUse, warn
 from remat_executor.nodes import args_of
 from remat_executor.recurrent import keep_workspaces
 from remat_executor.tensors import Tensors
@@ -150,7 +150,7 @@ def _check_choice(wanted: set[int] | None, requires: list[bool], others: Iterabl
     if not any(requires):
         opaque = sorted({type(o).__name__ for o in others if isinstance(_remade(o), UnavailableOutput)})
         beside = f" ({', '.join(opaque)} is not looked into)" if opaque else ""
-        raise CaptureError(
+        raise NothingToDifferentiate(
             problem=f"the model returns no tensor that requires a gradient{beside}",
             advice="return a loss or output that does, in a tuple, list, dict or on its own",
         )

@@ -50,6 +50,11 @@ class CaptureError(RematError):
 
 
 @attrs.frozen(kw_only=True, str=False)
+class NothingToDifferentiate(CaptureError):
+    """A step returns nothing that requires a gradient."""
+
+
+@attrs.frozen(kw_only=True, str=False)
 class UnplannedUse(RematError):
     """The planned module is used in a way that its plan does not cover."""
 

@@ -33,7 +33,8 @@ _SHARED = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
     name for name in REGISTRIES if "state_dict" in name
 }
 # `fully_shard` gives what it wraps a class of its own; mixed precision is put around `forward` by assignment.
-_OWN = REGISTRIES - {"training"} | {"__class__", "forward"}
+_COMPILED = "_compiled_call_impl"  # what `compile()` leaves, to be called instead
+_OWN = REGISTRIES - {"training"} | {"__class__", "forward", _COMPILED}
 
 
 class PlannedModule(nn.Module):
@@ -177,6 +178,9 @@ class PlannedModule(nn.Module):
             planning.count_original(reason)
             return module(*args, **kwargs)
         step = planning.step_for(module, tensors, snapshot.signature(tensors))
+        if step is None:
+            planning.count_original("nothing that it returns requires a gradient")
+            return module(*args, **kwargs)
         self.runs["planned"] += 1
         output = step.run(tensors)
         return output if cut is None else cut(output)
@@ -203,6 +207,10 @@ class PlannedModule(nn.Module):
                 raise
             found = getattr(self.__dict__["module"], name)
         return self._watching(found) if inspect.ismethod(found) else found
+
+    def __getitem__(self, key: Any) -> Any:
+        """The original's, as of an `nn.Sequential`."""
+        return self.module[key]
 
     def _watching(self, method: Any) -> Any:
         """A method of the original's, which calls the original: without a plan, so that is counted."""
@@ -242,7 +250,7 @@ class PlannedModule(nn.Module):
         memo[id(self)] = copied
         nn.Module.__init__(copied)
         copied._attach(copy.deepcopy(self.module, memo), self._remat.copied())
-        for name in self.__dict__.keys() - _SHARED - {"module", "runs", "_remat"}:
+        for name in self.__dict__.keys() - _SHARED - {"module", "runs", "_remat", _COMPILED}:
             copied.__dict__[name] = copy.deepcopy(self.__dict__[name], memo)
         return copied
 

@@ -12,7 +12,7 @@ from torch import nn
 from remat_executor import torch_private
 from remat_executor.buckets import Buckets
 from remat_executor.cost_cache import CostCache
-from remat_executor.errors import UntruePlan, warn
+from remat_executor.errors import NothingToDifferentiate, UntruePlan, warn
 from remat_executor.garbage import rare_collections
 from remat_executor.guards import Signature
 from remat_executor.plans import Plans
@@ -43,6 +43,7 @@ class Planning:
     Attributes:
         steps: the planned steps by how the module was called; `latest` is the one that ran last, for
             `latest_signature`.
+        undifferentiable: ways of calling it whose outputs require no gradient.
         lock: held while the module is captured, when it holds stand-ins for its tensors.
         runs: see `PlannedModule`.
         said: what has been said, which is said once.
@@ -61,6 +62,7 @@ class Planning:
     part_nbytes: int | None
     buckets: Buckets | None
     steps: Plans[Signature, PlannedStep]
+    undifferentiable: Plans[Signature, NothingToDifferentiate] = attrs.field(factory=Plans)
     lock: Any = attrs.field(factory=threading.RLock)
     runs: Counter[str] = attrs.field(factory=Counter)
     said: set[str] = attrs.field(factory=set)
@@ -82,14 +84,18 @@ class Planning:
                 snapshot = self.snapshot = Snapshot.take(module)
         return snapshot
 
-    def step_for(self, module: nn.Module, tensors: Tensors, seen: Signature) -> PlannedStep:
-        """The step for a call of this kind; the first one is planned, and that is said."""
+    def step_for(self, module: nn.Module, tensors: Tensors, seen: Signature) -> PlannedStep | None:
+        """The step for a call of this kind, or None; the first one is planned, and that is said."""
         step: PlannedStep | None = self.steps.get(seen)
-        if step is None:
-            step = self._plan_anew(module, tensors, seen)
-        else:
+        if step is not None:
             self.in_vain = 0
-        self.latest, self.latest_signature = step, seen
+        elif self.undifferentiable.get(seen) is None:
+            try:
+                step = self._plan_anew(module, tensors, seen)
+            except NothingToDifferentiate as error:
+                self.undifferentiable[seen] = error
+        if step is not None:
+            self.latest, self.latest_signature = step, seen
         return step
 
     def _plan_anew(self, module: nn.Module, tensors: Tensors, seen: Signature) -> PlannedStep:

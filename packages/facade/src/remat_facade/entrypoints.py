@@ -32,6 +32,7 @@ from remat_graph import Graph
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform
 from remat_graph.serialize import load_plan
+from remat_graph.units import parse_nbytes
 
 _Path = str | PathLike[str]
 
@@ -173,22 +174,25 @@ class Rockmate(PlannedModule):
             )
         self.__dict__["_optimizer"] = optimizer
 
-    def will_it_fit(self, optimizer: Optimizer | None = None, *, device_nbytes: int | None = None) -> Fit:
+    def will_it_fit(
+        self, optimizer: Optimizer | None = None, *, device_nbytes: int | str | None = None
+    ) -> Fit:
         """Add up what training with the plan that ran last makes the device hold.
 
         Args:
             optimizer: by name or itself; None for the one named at the beginning.
-            device_nbytes: what the device has; None to ask it.
+            device_nbytes: what the device has, in bytes or as a text such as "24GiB"; None to ask it.
 
         Raises:
             UnknownOptimizer: the optimizer's states cannot be counted.
+            BadBudget: a text that is no amount of memory.
         """
         return fit_of(
             self.module,
             self.plan.budget_nbytes,
             self.__dict__.get("_optimizer", "adamw") if optimizer is None else optimizer,
             device=device_of(self.module),
-            device_nbytes=device_nbytes,
+            device_nbytes=None if device_nbytes is None else parse_nbytes(device_nbytes),
         )
 
 

@@ -9,7 +9,6 @@ flight at once, and a warning says so.
 """
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from remat_executor import RematWarning
+from remat_executor.errors import NothingToDifferentiate, warn
 from remat_executor.upstream import planned_calls_behind
 from remat_facade.entrypoints import Rockmate
 from remat_facade.errors import BadOption
@@ -55,6 +54,7 @@ class _Planned:
         self.graph, self.options, self.mode = graph, options, mode
         self.module: nn.Module = graph if _owns_tensors(graph) else _Region(graph)
         self.planned: Rockmate | None = None
+        self.differentiable = True
         self.calls = 0
 
     def __call__(self, *args: Any) -> Any:
@@ -64,16 +64,19 @@ class _Planned:
         tensors = [a for a in (*args, *self.module.parameters()) if isinstance(a, Tensor)]
         if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
             return self.graph(*args)
+        if self.planned is None and self.differentiable:
+            try:
+                self.planned = Rockmate(self.module, args, **chosen)
+            except NothingToDifferentiate:  # a piece between two breaks, an argmax for example
+                self.differentiable = False
         if self.planned is None:
-            self.planned = Rockmate(self.module, args, **chosen)
+            return self.graph(*args)
         self.calls += 1
         # Equal blocks share one graph, so its second call may be the second of a step.
         if self.calls <= 2 and planned_calls_behind(tensors) == 1:
-            warnings.warn(
+            warn(
                 "the model is compiled into several graphs, and each keeps to the budget by itself: "
-                "together they may hold more; fullgraph=True shows where it breaks",
-                RematWarning,
-                stacklevel=2,
+                "together they may hold more; fullgraph=True shows where it breaks"
             )
         return self.planned(*args)
 
