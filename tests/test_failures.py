@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor import MemoryMeter, PlannedModule, RematWarning
+from remat_facade import Hiremate
 from tests.planners import repeat_at_random
 
 
@@ -107,7 +108,9 @@ def _places(count: int) -> Iterator[int]:
     yield count - 1
 
 
-@pytest.mark.parametrize("error", [Planted, KeyboardInterrupt], ids=["exception", "interrupt"])
+@pytest.mark.parametrize(
+    "error", [Planted, KeyboardInterrupt, torch.OutOfMemoryError], ids=["exception", "interrupt", "memory"]
+)
 def test_an_error_in_any_op(pair: tuple[nn.Module, PlannedModule], error: type[BaseException]) -> None:
     """In the forward or the backward: all that the step made is freed, and the next one is right."""
     original, planned = pair
@@ -242,3 +245,66 @@ def test_the_tensors_are_the_users_own_while_another_thread_captures(tmp_path: P
         step.result()
         assert all(found is right for found, right in zip(asked.result(), own, strict=True))
         assert all(type(tensor) is Tensor for tensor in state.result().values())
+
+
+class Trap:
+    """Throws at its nth run from now on; never while n is 0."""
+
+    left = 0
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Planted
+
+
+TRAP = Trap()
+
+
+@torch.library.custom_op("remat_tests::trapped", mutates_args=())
+def trapped(x: Tensor) -> Tensor:
+    """A copy, unless the trap is sprung; a compiler leaves it where it is."""
+    TRAP()
+    return x.clone()
+
+
+trapped.register_fake(torch.empty_like)
+trapped.register_autograd(lambda _, gradient: trapped(gradient))
+
+
+class Trapped(nn.Module):
+    """Layers with a trap behind each, in the forward and in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = trapped(torch.dropout(layer(x), 0.2, train=True).relu())
+        return x.square().mean()
+
+
+def _tensors() -> int:
+    gc.collect()
+    return sum(issubclass(type(found), Tensor) for found in gc.get_objects())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+@pytest.mark.parametrize("place", [1, 3, 4, 6])
+@pytest.mark.parametrize("runtime", ["eager", "inductor"])
+def test_an_error_in_any_runtime(runtime: str, place: int, tmp_path: Path) -> None:
+    """Three traps in the forward, three in the backward: no tensor stays, and the next step is right."""
+    torch.manual_seed(0)
+    model, batch = Trapped(), _batch()
+    planned = Hiremate(model, batch, "1MiB", runtime=runtime, cache_dir=tmp_path, time_limit_s=1.0)
+    right = _step(planned, batch), [p.grad.clone() for p in planned.parameters() if p.grad is not None]
+    _let_go(planned)
+    before = _tensors()
+    TRAP.left = place
+    with pytest.raises(Planted):
+        _step(planned, batch)
+    _let_go(planned)
+    assert _tensors() == before
+    assert torch.equal(_step(planned, batch), right[0])
+    assert all(map(torch.equal, (p.grad for p in planned.parameters()), right[1]))

@@ -3,12 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor import BadInput, PlannedModule
+from remat_executor import BadInput, PlannedModule, plan_graph
+from remat_executor.parts import cut
+from remat_graph import Deliver, Schedule
+from remat_graph.platform import Flops
 from tests.planners import save_all
 
 ROWS, WIDTH, LAYERS = 512, 64, 6
@@ -74,3 +78,23 @@ def test_what_is_no_number_of_bytes_is_refused(part_nbytes: Any, tmp_path: Path)
     sample = (torch.randn(2, WIDTH),)
     with pytest.raises(BadInput, match=r"part_nbytes is .*; give a whole number from 0 on"):
         PlannedModule(Deep(), sample, {}, save_all, cache_dir=tmp_path, part_nbytes=part_nbytes)
+
+
+@pytest.mark.parametrize(("step_s", "parts"), [(1.0, 8), (5e-3, 2), (1e-3, 1)])
+def test_as_many_parts_as_cost_a_hundredth_of_the_step(step_s: float, parts: int) -> None:
+    """25 us each: a long step hands over each gradient by itself, a short one all at once."""
+    model = nn.Sequential(
+        *(layer for _ in range(8) for layer in (nn.Linear(128, 128, bias=False), nn.Tanh()))
+    )
+    graph = plan_graph(model, (torch.randn(2048, 128),), platform=Flops())
+    factor = step_s / graph.time_s
+    ops = [
+        attrs.evolve(
+            op,
+            implementations=tuple(attrs.evolve(i, time_s=i.time_s * factor) for i in op.implementations),
+        )
+        for op in graph.ops
+    ]
+    graph = attrs.evolve(graph, ops=tuple(ops))
+    found = cut(graph, Schedule.from_order(graph, range(len(ops))))
+    assert len([part for part in found if any(isinstance(step, Deliver) for step in part)]) == parts
