@@ -240,7 +240,7 @@ def _explained(error: Exception, module: nn.Module) -> CaptureError:
             advice="give a sample that it takes",
         )
     first_line = (str(error).splitlines() or [""])[0][:300]
-    if "_WatchedGenerator" in first_line:
+    if "_WatchedGenerator" in first_line or "torch._C.Generator" in first_line:
         return _foreign_generator()
     if "Unexpected fake buffer" in first_line:
         return CaptureError(

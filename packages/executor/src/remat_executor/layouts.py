@@ -2,9 +2,9 @@
 
 A trace learns strides and dtypes from rules that stand in for the kernels. Where an input is not contiguous,
 or where inputs differ in precision as under autocast, those of the operators below differ from what the
-kernels return (torch 2.13 on CPU): batch norm of a transposed input has other strides, the means of a layer
-norm of half precision with weights in full are in full too. What the trace builds on them cannot be carried
-out. For these the kernel itself is asked, once for each layout, on zeros.
+kernels return (torch 2.11 to 2.13 on CPU): batch norm of a transposed input has other strides, the means of a
+layer norm of half precision with weights in full are in full too. What the trace builds on them cannot be
+carried out. For these the kernel itself is asked, once for each layout, on zeros.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +20,7 @@ aten = torch.ops.aten
 
 UNSURE = frozenset(
     {
+        aten._fft_r2c.default,
         aten._log_softmax_backward_data.default,
         aten._native_batch_norm_legit.default,
         aten._native_batch_norm_legit.no_stats,
@@ -30,6 +31,7 @@ UNSURE = frozenset(
         aten.copysign.Tensor,
         aten.div.Tensor_mode,
         aten.elu_backward.default,
+        aten.floor_divide.default,
         aten.hardswish_backward.default,
         aten.hardtanh_backward.default,
         aten.huber_loss_backward.default,
@@ -50,6 +52,7 @@ UNSURE = frozenset(
         aten.reflection_pad2d_backward.default,
         aten.reflection_pad3d.default,
         aten.reflection_pad3d_backward.default,
+        aten.replication_pad2d.default,
         aten.replication_pad2d_backward.default,
         aten.replication_pad3d.default,
         aten.replication_pad3d_backward.default,

@@ -1,0 +1,125 @@
+"""On a GPU as on the CPU: exact with fused attention, within the budget, usable after a shortage."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from remat_executor.allocator import allocator_peak
+from remat_facade import Hiremate
+from tests.test_failures import Fail
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+ATTENTION = "aten._scaled_dot_product_"
+WIDTH, LENGTH, HEADS, BATCH = 64, 128, 2, 4
+
+
+class Attention(nn.Module):
+    """Two blocks of attention with dropout inside the kernel, where the device has such a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for into, norm in zip(self.inputs, self.norms, strict=True):
+            query, key, value = into(norm(x)).unflatten(-1, (3, HEADS, -1)).movedim(-3, 0).transpose(2, 3)
+            dropped = 0.1 if x.device.type == "cuda" else 0.0  # the CPU has no fused kernel with dropout
+            found = F.scaled_dot_product_attention(query, key, value, dropout_p=dropped, is_causal=True)
+            x = x + F.dropout(found.transpose(1, 2).flatten(-2), 0.1)
+        return x.float().square().mean()
+
+
+def built(device: str) -> tuple[nn.Module, Tensor]:
+    """The model and a batch; half precision on a GPU, whose quickest kernels want it."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model, x = Attention().to(device, dtype), torch.randn(BATCH, LENGTH, WIDTH)
+    return model, x.to(device, dtype)
+
+
+def step(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """Loss and gradients, and the generator's state after it."""
+    module.zero_grad()
+    torch.manual_seed(3)
+    loss: Tensor = module(x)
+    loss.backward()
+    drawn = torch.rand(4, device=x.device)
+    return loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None), drawn
+
+
+def planned(model: nn.Module, x: Tensor, budget: str, cache: Path, **options: Any) -> Hiremate:
+    """A plan after a short search."""
+    return Hiremate(model, x, budget, cache_dir=cache, time_limit_s=2.0, **options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fused_attention(device: str, tmp_path: Path) -> None:
+    """One op in the forward, one in the backward, repeated with the same dropout, to the bit."""
+    model, x = built(device)
+    original = copy.deepcopy(model)
+    module = planned(model, x, "70%", tmp_path)
+    kernels = [op for op in module.graph.ops if op.target.startswith(ATTENTION)]
+    assert [op.backward for op in kernels] == [False, False, True, True]
+    assert len(module.plan.schedule.order) > len(module.graph.ops)
+    expected, found = step(original, x), step(module, x)
+    assert len(expected) == len(found)
+    assert all(map(torch.equal, expected, found))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_allocator_stays_within_the_budget(device: str, tmp_path: Path) -> None:
+    """By the device's own count, from the second step on, when what is set up once is there."""
+    model, x = built(device)
+    module = planned(model, x, "70%", tmp_path)
+    step(module, x)
+    module.zero_grad()
+
+    def run() -> Tensor:
+        loss: Tensor = module(x)
+        loss.backward()
+        return loss
+
+    peak_nbytes = allocator_peak(run, torch.device(device)).peak_nbytes
+    assert 0.9 * module.plan.peak_nbytes <= peak_nbytes <= module.plan.budget_nbytes
+
+
+def test_a_shortage_leaves_the_module_usable(tmp_path: Path) -> None:
+    """What the device raises reaches the caller as it is; the next call is right."""
+    model, x = built("cpu")
+    module = planned(model, x, "70%", tmp_path)
+    expected = step(module, x)
+    for place in (10, 60):
+        with pytest.raises(torch.OutOfMemoryError), Fail(place, torch.OutOfMemoryError):
+            step(module, x)
+    assert all(map(torch.equal, expected, step(module, x)))
+
+
+@pytest.mark.cuda
+def test_a_shortage_on_a_gpu(tmp_path: Path) -> None:
+    """The same with memory really taken; and a fraction that holds the plan lets it run."""
+    model, x = built("cuda")
+    module = planned(model, x, "70%", tmp_path)
+    expected = step(module, x)
+    module.zero_grad()
+    torch.cuda.empty_cache()
+    total_nbytes = torch.cuda.get_device_properties(0).total_memory
+    room_nbytes = torch.cuda.memory_reserved() + 2 * module.plan.budget_nbytes + (64 << 20)
+    try:
+        torch.cuda.set_per_process_memory_fraction(room_nbytes / total_nbytes)
+        assert all(map(torch.equal, expected, step(module, x)))
+        module.zero_grad()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total_nbytes)
+        with pytest.raises(torch.OutOfMemoryError):
+            step(module, x)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert all(map(torch.equal, expected, step(module, x)))
