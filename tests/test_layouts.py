@@ -40,11 +40,6 @@ def _classes(x: Tensor) -> Tensor:
     return x * F.cross_entropy(x, torch.zeros(x.shape[0], x.shape[2], dtype=torch.long))
 
 
-def _flat(x: Tensor) -> Tensor:
-    """The same, by way of views that only the transposed layout allows."""
-    return x.transpose(1, 2).view(-1, CHANNELS).view(x.shape[0], -1, CHANNELS).transpose(1, 2)
-
-
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "batch norm": nn.BatchNorm1d(CHANNELS),
     "batch norm without statistics": nn.BatchNorm1d(CHANNELS, track_running_stats=False),
@@ -69,7 +64,6 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "product with a log": lambda x: torch.xlogy(x, x.detach().abs().contiguous() + 1),
     "copied sign": lambda x: torch.copysign(x, torch.tensor(-1.0)),
     "divided and floored": lambda x: x + torch.div(x, 0.3 * torch.ones(1, 1, LENGTH), rounding_mode="floor"),
-    "floor divided": lambda x: x * _flat(torch.floor_divide(x.detach(), 0.3 * torch.ones(1, 1, LENGTH))),
     "reflected": lambda x: F.pad(x[..., None], (0, 0, 1, 1), mode="reflect")[..., 0],
     "replicated": lambda x: F.pad(x[..., None], (1, 1, 1, 1), mode="replicate")[..., 0],
     "reflected in 3d": lambda x: F.pad(x[:, :, None, None], (1, 1, 0, 0, 0, 0), mode="reflect")[:, :, 0, 0],

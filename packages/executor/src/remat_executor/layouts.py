@@ -31,7 +31,6 @@ UNSURE = frozenset(
         aten.copysign.Tensor,
         aten.div.Tensor_mode,
         aten.elu_backward.default,
-        aten.floor_divide.default,
         aten.hardswish_backward.default,
         aten.hardtanh_backward.default,
         aten.huber_loss_backward.default,
