@@ -349,8 +349,9 @@ def _failures(rank: int, cache: Path) -> None:
     with pytest.raises(RankFailed if first else MemoryError, match="full"):
         _planned(save_all, cache, after=None if first else MemoryError("full"))
 
-    with pytest.warns(RematWarning, match='ranks="together"'):
+    with pytest.warns(RematWarning, match='ranks="together"') as caught:
         Hiremate(build(), batch(0), "100%", **{**options, "ranks": None})
+    assert caught[0].filename == __file__
     Hiremate(build(), batch(0), "100%", **{**options, "ranks": "alone"})
     Hiremate(build(), batch(0), "100%", **{**options, "ranks": dist.group.WORLD})
     with pytest.raises(BadInput, match="'both'"):

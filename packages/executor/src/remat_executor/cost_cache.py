@@ -17,13 +17,13 @@ import platform
 import re
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import attrs
 import torch
 
+from remat_executor.errors import warn
 from remat_executor.flags import unusual_flags
 
 _FORMAT = "remat-costs"
@@ -86,10 +86,9 @@ class CostCache:
                 _write(path, self._costs[path])
             except OSError as error:
                 self._may_write = False
-                warnings.warn(
+                warn(
                     f"costs are not kept: {path.parent}: {error.strerror or error}; "
-                    "set REMAT_CACHE_DIR to a folder that can be written",
-                    stacklevel=2,
+                    "set REMAT_CACHE_DIR to a folder that can be written"
                 )
 
     def _read(self, path: Path) -> dict[str, OpCost]:
@@ -110,7 +109,7 @@ class CostCache:
     def _ignored(self, path: Path, problem: str) -> dict[str, OpCost]:
         if self._may_warn:
             self._may_warn = False
-            warnings.warn(f"{path} is ignored and costs are measured again: {problem}", stacklevel=4)
+            warn(f"{path} is ignored and costs are measured again: {problem}")
         return {}
 
 

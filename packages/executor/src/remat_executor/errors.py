@@ -7,7 +7,7 @@ import attrs
 
 from remat_graph import RematError
 
-_BETWEEN = ("remat_executor", "remat_facade", "torch.", "contextlib")
+_BETWEEN = ("remat_executor", "remat_facade", "torch", "contextlib")
 
 
 class RematWarning(UserWarning):
@@ -17,7 +17,7 @@ class RematWarning(UserWarning):
 def warn(message: str) -> None:
     """Warn at the line of the user's that led here: neither in remat nor in torch."""
     frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, RematWarning, stacklevel=level + 1)
 

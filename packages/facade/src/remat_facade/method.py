@@ -54,7 +54,7 @@ def choose_method(
     Args:
         default: what the class runs.
         config: instead of the default, if the class leaves the choice.
-        solver: the same, by the name of a solver.
+        solver: the same, by the name of any solver; one that a config's type bears is that config.
         seed: replaces the config's unless it is 0.
         time_limit_s: replaces the config's unless it is None.
 
@@ -72,11 +72,10 @@ def choose_method(
         raise BadConfig(
             field="solver", problem="a config names the method already: give one of solver and config"
         )
-    chosen = as_config(default if config is None else config)
-    chosen = chosen.with_(seed=seed or None, time_limit_s=time_limit_s)
-    if solver in config_types():
-        return Method.from_config(as_config(solver).with_(seed=seed or None, time_limit_s=time_limit_s))
-    if solver is not None and default == "auto":  # any other registered name
+    if config is None:
+        config = solver if solver in config_types() else default
+    chosen = as_config(config).with_(seed=seed or None, time_limit_s=time_limit_s)
+    if solver is not None and solver not in config_types():
         return Method(solver=solver, time_limit_s=chosen.time_limit_s, parameters=_seeded(chosen.seed))
     return Method.from_config(chosen)
 
