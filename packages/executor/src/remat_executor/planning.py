@@ -62,7 +62,7 @@ class Planning:
     part_nbytes: int | None
     buckets: Buckets | None
     steps: Plans[Signature, PlannedStep]
-    undifferentiable: Plans[Signature, NothingToDifferentiate] = attrs.field(factory=Plans)
+    undifferentiable: Plans[Signature, bool] = attrs.field(factory=Plans)
     lock: Any = attrs.field(factory=threading.RLock)
     runs: Counter[str] = attrs.field(factory=Counter)
     said: set[str] = attrs.field(factory=set)
@@ -89,11 +89,11 @@ class Planning:
         step: PlannedStep | None = self.steps.get(seen)
         if step is not None:
             self.in_vain = 0
-        elif self.undifferentiable.get(seen) is None:
+        elif not self.undifferentiable.get(seen):
             try:
                 step = self._plan_anew(module, tensors, seen)
-            except NothingToDifferentiate as error:
-                self.undifferentiable[seen] = error
+            except NothingToDifferentiate:
+                self.undifferentiable[seen] = True
         if step is not None:
             self.latest, self.latest_signature = step, seen
         return step
