@@ -12,6 +12,7 @@ from remat_facade import Hiremate
 from remat_facade.cli import main
 from remat_facade.errors import NothingLeft, UnknownOptimizer
 from remat_facade.fit import auto_budget, fit_of, free_on, optimizer_names, states_nbytes, total_nbytes
+from remat_graph.units import format_nbytes
 
 CPU = torch.device("cpu")
 
@@ -83,6 +84,8 @@ def test_a_report_adds_up(tmp_path: Path) -> None:
     assert fit.total_nbytes == fit.kept_nbytes + fit.budget_nbytes
     assert fit.fits
     assert "fits" in fit.summary()
+    assert model.plan.summary().splitlines()[-1] == fit.details()
+    assert f"parameters {format_nbytes(fit.parameters_nbytes)}" in fit.details()
 
     assert model.will_it_fit(device_nbytes="1KiB").device_nbytes == 1024
     exactly = model.will_it_fit("sgd", device_nbytes=fit.total_nbytes - fit.states_nbytes)

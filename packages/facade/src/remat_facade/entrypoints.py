@@ -22,11 +22,11 @@ from remat_executor.cost_cache import CostCache
 from remat_executor.distributed import Ranks, planning
 from remat_executor.plans import MOST_PLANS
 from remat_facade.config import Config
-from remat_facade.errors import BadModel
+from remat_facade.errors import BadModel, UnknownOptimizer
 from remat_facade.fit import Fit, Optimizer, auto_budget, fit_of, total_nbytes
 from remat_facade.inputs import as_call, check_model, device_of
 from remat_facade.method import Method, choose_method
-from remat_facade.planner import Planner, Progress, SavedPlan, silent
+from remat_facade.planner import Noted, Planner, Progress, SavedPlan, silent
 from remat_facade.zoo import Zoo
 from remat_graph import Graph
 from remat_graph.plan import Plan
@@ -158,11 +158,18 @@ class Rockmate(PlannedModule):
             if together is not None:
                 terms = {"budget": str(own.budget), "reserve_nbytes": str(own.reserve_nbytes)}
                 planner = together.planner(planner, terms)
+
+            def fit(plan: Plan) -> tuple[str, ...]:
+                try:
+                    return (fit_of(model, plan.budget_nbytes, optimizer, device=device_of(model)).details(),)
+                except UnknownOptimizer:
+                    return ()
+
             super().__init__(
                 model,
                 args,
                 kwargs,
-                planner,
+                Noted(planner, fit),
                 platform=platform,
                 cache_dir=_folder(cache_dir),
                 differentiate=differentiate,

@@ -70,6 +70,17 @@ class Fit:
         """Whether the device has room for it; None where its size is not known."""
         return None if self.left_nbytes is None else self.left_nbytes >= 0
 
+    def details(self) -> str:
+        """What it consists of, and the summary, in one line."""
+        held = {
+            "parameters": self.parameters_nbytes,
+            "buffers": self.buffers_nbytes,
+            "gradients": self.gradients_nbytes,
+            f"states of {self.optimizer}": self.states_nbytes,
+        }
+        parts = ", ".join(f"{what} {format_nbytes(nbytes)}" for what, nbytes in held.items())
+        return f"beside the budget {parts}: {self.summary()}"
+
     def summary(self) -> str:
         """One line for people."""
         total = f"{format_nbytes(self.total_nbytes)} with {self.optimizer}"

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 import attrs
 
@@ -212,3 +213,30 @@ class SavedPlan:
             raise OverBudget(solver=plan.solver, peak_nbytes=plan.peak_nbytes, budget_nbytes=budget_nbytes)
         self.used = True
         return plan
+
+
+@attrs.frozen
+class Noted:
+    """A planner whose plans say something beside what they are.
+
+    Attributes:
+        planner: plans.
+        note: what to say of a plan, in lines.
+    """
+
+    planner: Any
+    note: Callable[[Plan], tuple[str, ...]]
+
+    def budget_for(self, graph: Graph) -> int:
+        """The planner's."""
+        nbytes: int = self.planner.budget_for(graph)
+        return nbytes
+
+    def tighter(self, nbytes: int) -> "Noted":
+        """The planner's."""
+        return attrs.evolve(self, planner=self.planner.tighter(nbytes))
+
+    def __call__(self, graph: Graph) -> Plan:
+        """The planner's plan, with notes."""
+        plan: Plan = self.planner(graph)
+        return attrs.evolve(plan, notes=self.note(plan))

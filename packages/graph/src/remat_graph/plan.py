@@ -69,6 +69,7 @@ class Plan:
         versions: of the packages that made it, by name.
         platform: where the times come from.
         deadline_hit: whether a wall-clock deadline cut in, so that another run may end elsewhere.
+        notes: lines for the summary, of the moment: neither compared nor saved.
     """
 
     fingerprint: str
@@ -88,6 +89,7 @@ class Plan:
     versions: Mapping[str, str] = attrs.field(factory=dict, converter=_copy_versions)
     platform: str = ""
     deadline_hit: bool = False
+    notes: tuple[str, ...] = attrs.field(default=(), eq=False)
 
     def __attrs_post_init__(self) -> None:
         if self.peak_nbytes > self.budget_nbytes:
@@ -185,5 +187,6 @@ class Plan:
             f"by {self.solver}"
             + (f" on {self.platform}" if self.platform else "")
             + (", cut short by the deadline" if self.deadline_hit else ""),
+            *self.notes,
         ]
         return "\n".join(lines)

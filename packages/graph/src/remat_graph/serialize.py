@@ -251,7 +251,7 @@ def plan_from_data(data: Any, *, graph: Graph | None = None, source: str = "plan
     """The plan of JSON data; arguments and errors as for `load_plan`."""
     reader = Reader(data, source)
     reader.header(PLAN_FORMAT, VERSION, "plan")
-    reader.known(_keys(Plan) | {"format", "version"})
+    reader.known(_keys(Plan) - {"notes"} | {"format", "version"})
     if graph is not None and (found := reader.get("fingerprint").text()) != (wanted := fingerprint(graph)):
         name = reader.get("graph_name").text()
         problem = (
@@ -399,7 +399,9 @@ def _keys(cls: type[Any]) -> frozenset[str]:
 
 
 _PLAN_FIELDS = tuple(
-    field.name for field in attrs.fields(Plan) if field.name not in ("schedule", "solver_stats", "versions")
+    field.name
+    for field in attrs.fields(Plan)
+    if field.name not in ("schedule", "solver_stats", "versions", "notes")
 )
 
 
