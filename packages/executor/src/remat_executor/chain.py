@@ -242,7 +242,7 @@ def apply(call: Call, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
     outputs: Any = ()
     for index in range(len(parts) - 1, -1, -1):
         mine = [owners[g] for g in parts[index].gradients]
-        result = _Link.apply(call, index, token, *mine)  # type: ignore[no-untyped-call]
+        result = torch_private.apply_plainly(_Link, call, index, token, *mine)
         if index == 0:
             outputs = result
         else:

@@ -342,6 +342,12 @@ def public_forms(operator: Any) -> list[tuple[str, Any]]:
     return forms
 
 
+def apply_plainly(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """`function.apply` where no transform of torch.func is under way, which it would ask of each argument."""
+    base: Any = super(torch.autograd.Function, function)
+    return base.apply(*args)
+
+
 def unseen_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which `torch.compile` around it calls as it is."""
     unseen: Callable[..., Any] = _private("torch._dynamo", "disable")(function)
