@@ -575,9 +575,13 @@ class Fixed:
 
     def __call__(self, graph: Graph) -> Plan:
         """The schedule's plan."""
-        budget_nbytes = self.budget_for(graph)
-        options = {"budget_nbytes": budget_nbytes, "lower_bound_s": 0.0, "solver": "fixed"}
-        return Plan.from_schedule(graph, self.schedule, **options)
+        return Plan.from_schedule(
+            graph,
+            self.schedule,
+            budget_nbytes=self.budget_for(graph),
+            lower_bound_s=0.0,
+            solver="fixed",
+        )
 
     def budget_for(self, graph: Graph) -> int:
         """Four times what it takes."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from remat_executor.allocator import allocator_peak
 from remat_facade import Hiremate
-from tests.test_failures import Fail
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 ATTENTION = "aten._scaled_dot_product_"
@@ -46,7 +44,7 @@ def built(device: str) -> tuple[nn.Module, Tensor]:
 
 
 def step(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-    """Loss and gradients, and the generator's state after it."""
+    """Loss and gradients, and what the generator draws after it."""
     module.zero_grad()
     torch.manual_seed(3)
     loss: Tensor = module(x)
@@ -55,9 +53,9 @@ def step(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     return loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None), drawn
 
 
-def planned(model: nn.Module, x: Tensor, budget: str, cache: Path, **options: Any) -> Hiremate:
+def planned(model: nn.Module, x: Tensor, cache: Path) -> Hiremate:
     """A plan after a short search."""
-    return Hiremate(model, x, budget, cache_dir=cache, time_limit_s=2.0, **options)
+    return Hiremate(model, x, "70%", cache_dir=cache, time_limit_s=2.0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -65,7 +63,7 @@ def test_fused_attention(device: str, tmp_path: Path) -> None:
     """One op in the forward, one in the backward, repeated with the same dropout, to the bit."""
     model, x = built(device)
     original = copy.deepcopy(model)
-    module = planned(model, x, "70%", tmp_path)
+    module = planned(model, x, tmp_path)
     kernels = [op for op in module.graph.ops if op.target.startswith(ATTENTION)]
     assert [op.backward for op in kernels] == [False, False, True, True]
     assert len(module.plan.schedule.order) > len(module.graph.ops)
@@ -78,7 +76,7 @@ def test_fused_attention(device: str, tmp_path: Path) -> None:
 def test_the_allocator_stays_within_the_budget(device: str, tmp_path: Path) -> None:
     """By the device's own count, from the second step on, when what is set up once is there."""
     model, x = built(device)
-    module = planned(model, x, "70%", tmp_path)
+    module = planned(model, x, tmp_path)
     step(module, x)
     module.zero_grad()
 
@@ -91,22 +89,14 @@ def test_the_allocator_stays_within_the_budget(device: str, tmp_path: Path) -> N
     assert 0.9 * module.plan.peak_nbytes <= peak_nbytes <= module.plan.budget_nbytes
 
 
-def test_a_shortage_leaves_the_module_usable(tmp_path: Path) -> None:
-    """What the device raises reaches the caller as it is; the next call is right."""
-    model, x = built("cpu")
-    module = planned(model, x, "70%", tmp_path)
-    expected = step(module, x)
-    for place in (10, 60):
-        with pytest.raises(torch.OutOfMemoryError), Fail(place, torch.OutOfMemoryError):
-            step(module, x)
-    assert all(map(torch.equal, expected, step(module, x)))
-
-
 @pytest.mark.cuda
 def test_a_shortage_on_a_gpu(tmp_path: Path) -> None:
-    """The same with memory really taken; and a fraction that holds the plan lets it run."""
+    """A fraction that holds the plan lets it run; one that does not is an error, and the next step is right.
+
+    On the CPU test_failures.py plants the same error in any op.
+    """
     model, x = built("cuda")
-    module = planned(model, x, "70%", tmp_path)
+    module = planned(model, x, tmp_path)
     expected = step(module, x)
     module.zero_grad()
     torch.cuda.empty_cache()

@@ -12,6 +12,7 @@ from remat_facade import Hiremate
 from remat_facade.cli import main
 from remat_facade.errors import NothingLeft, UnknownOptimizer
 from remat_facade.fit import auto_budget, fit_of, free_on, optimizer_names, states_nbytes, total_nbytes
+from remat_graph.serialize import plan_to_data
 from remat_graph.units import format_nbytes
 
 CPU = torch.device("cpu")
@@ -86,6 +87,7 @@ def test_a_report_adds_up(tmp_path: Path) -> None:
     assert "fits" in fit.summary()
     assert model.plan.summary().splitlines()[-1] == fit.details()
     assert f"parameters {format_nbytes(fit.parameters_nbytes)}" in fit.details()
+    assert "notes" not in plan_to_data(model.plan)
 
     assert model.will_it_fit(device_nbytes="1KiB").device_nbytes == 1024
     exactly = model.will_it_fit("sgd", device_nbytes=fit.total_nbytes - fit.states_nbytes)
@@ -150,11 +152,14 @@ def test_auto_as_a_budget(tmp_path: Path) -> None:
     "optimizer",
     ["adamv", torch.optim.RMSprop([torch.zeros(1)], momentum=0.9), torch.optim.ASGD([torch.zeros(1)])],
 )
-def test_an_unknown_optimizer(optimizer: Any) -> None:
-    """One line with those that are known."""
+def test_an_unknown_optimizer(optimizer: Any, tmp_path: Path) -> None:
+    """One line with those that are known; a plan is made, and does not add up what it cannot."""
     with pytest.raises(UnknownOptimizer, match="adamw, ") as caught:
         states_nbytes([torch.zeros(1)], optimizer)
     assert "\n" not in str(caught.value)
+    options: dict[str, Any] = {"cache_dir": tmp_path, "solver": "noremat", "optimizer": optimizer}
+    model = Hiremate(Net(), torch.randn(4, 8), "100%", **options)
+    assert model.plan.summary().splitlines()[-1].startswith("by noremat")
 
 
 FACTORY = """

@@ -668,6 +668,8 @@ def _set(owner: Any, name: str, value: Any) -> Callable[[], Callable[[], None]]:
 
 
 def _call(function: Callable[[Any], Any], value: Any, before: Any) -> Callable[[], Callable[[], None]]:
+    """The same for what is set by a function."""
+
     def change() -> Callable[[], None]:
         function(value)
         return lambda: function(before)
@@ -675,8 +677,8 @@ def _call(function: Callable[[Any], Any], value: Any, before: Any) -> Callable[[
     return change
 
 
-def _first_kernel() -> Callable[[], None]:
-    """All of attention's kernels, the plainest first."""
+def _plainest_first() -> Callable[[], None]:
+    """All of attention's kernels, in another order."""
     kernel = torch.nn.attention.SDPBackend
     order = [kernel.MATH, kernel.FLASH_ATTENTION, kernel.EFFICIENT_ATTENTION, kernel.CUDNN_ATTENTION]
     context = torch.nn.attention.sdpa_kernel(order, set_priority=True)
@@ -685,7 +687,7 @@ def _first_kernel() -> Callable[[], None]:
 
 
 FLAGS: dict[str, Callable[[], Callable[[], None]]] = {
-    "threads": _call(torch.set_num_threads, 3, torch.get_num_threads()),
+    "threads": _call(torch.set_num_threads, torch.get_num_threads() + 1, torch.get_num_threads()),
     "deterministic": _call(torch.use_deterministic_algorithms, True, False),
     "precision": _call(torch.set_float32_matmul_precision, "high", "highest"),
     "precision of one library": _set(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
@@ -693,7 +695,8 @@ FLAGS: dict[str, Callable[[], Callable[[], None]]] = {
     "efficient": _call(torch.backends.cuda.enable_mem_efficient_sdp, False, True),
     "math": _call(torch.backends.cuda.enable_math_sdp, False, True),
     "cudnn attention": _call(torch.backends.cuda.enable_cudnn_sdp, False, True),
-    "order of kernels": _first_kernel,
+    "order of kernels": _plainest_first,
+    "cudnn": _set(torch.backends.cudnn, "enabled", False),
     "benchmark": _set(torch.backends.cudnn, "benchmark", True),
     "deterministic cudnn": _set(torch.backends.cudnn, "deterministic", True),
     "oneDNN": _set(torch.backends.mkldnn, "enabled", False),

@@ -133,7 +133,10 @@ def _with_careful_fake_cache() -> Iterator[None]:
 
 
 def _is_remembered_whole(func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> bool:
-    """Whether an argument, a view of one, or a storage like new for each tensor is all of a result."""
+    """Whether the cache can make a result again, which it does in one of three ways.
+
+    It hands back an argument, makes a view of the only one, or makes each tensor a new storage of its own.
+    """
     if copies_storages(str(func)):
         return False
     results = output if isinstance(output, tuple) else (output,)
@@ -364,14 +367,10 @@ def bare(operator: Any) -> Any:
     return call
 
 
-_PRECISIONS = tuple(
-    (f"{library}.{kind}", library, kind)
-    for library, kinds in {
-        "generic": ["all"],
-        "cuda": ["matmul", "conv", "rnn"],
-        "mkldnn": ["matmul", "conv", "rnn"],
-    }.items()
-    for kind in kinds
+_PRECISIONS = (
+    ("generic", "all"),
+    *(("cuda", kind) for kind in ("matmul", "conv", "rnn")),
+    *(("mkldnn", kind) for kind in ("matmul", "conv", "rnn")),
 )
 
 
@@ -381,7 +380,7 @@ def float32_precisions() -> dict[str, str]:
     The public ways to ask fail where a user has set one library by itself.
     """
     read = _private("torch._C", "_get_fp32_precision_getter")
-    found = {where: str(read(library, kind)) for where, library, kind in _PRECISIONS}
+    found = {f"{library}.{kind}": str(read(library, kind)) for library, kind in _PRECISIONS}
     return {where: "ieee" if precision == "none" else precision for where, precision in found.items()}
 
 

@@ -159,7 +159,7 @@ class Rockmate(PlannedModule):
                 terms = {"budget": str(own.budget), "reserve_nbytes": str(own.reserve_nbytes)}
                 planner = together.planner(planner, terms)
 
-            def fit(plan: Plan) -> tuple[str, ...]:
+            def adds_up(plan: Plan) -> tuple[str, ...]:
                 try:
                     return (fit_of(model, plan.budget_nbytes, optimizer, device=device_of(model)).details(),)
                 except UnknownOptimizer:
@@ -169,7 +169,7 @@ class Rockmate(PlannedModule):
                 model,
                 args,
                 kwargs,
-                Noted(planner, fit),
+                Noted(planner, adds_up),
                 platform=platform,
                 cache_dir=_folder(cache_dir),
                 differentiate=differentiate,
