@@ -13,6 +13,7 @@ from remat_graph.errors import (
 )
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Update, Value
+from remat_graph.lanes import Links
 from remat_graph.measured import Measured, Measurement, find_platform, load_platform, save_platform
 from remat_graph.plan import Plan
 from remat_graph.platform import (
@@ -53,7 +54,7 @@ from remat_graph.serialize import (
     schedule_from_data,
     schedule_to_data,
 )
-from remat_graph.simulate import Grads, Links, Timeline, simulate
+from remat_graph.simulate import Grads, Timeline, simulate
 from remat_graph.units import (
     Budget,
     format_nbytes,

@@ -11,8 +11,9 @@ import numpy as np
 from remat_graph.errors import FalseBound, OverBudget
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph
+from remat_graph.lanes import Links
 from remat_graph.schedule import Lane, Schedule
-from remat_graph.simulate import Links, simulate
+from remat_graph.simulate import simulate
 from remat_graph.units import format_nbytes, format_seconds, gradient_nbytes
 
 _BOUND_SLACK = 1e-6  # relative; linear programs are solved to about this

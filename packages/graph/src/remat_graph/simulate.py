@@ -11,8 +11,10 @@ from typing import NoReturn
 
 import attrs
 
+from remat_graph.clock import Clock
 from remat_graph.errors import InvalidSchedule
 from remat_graph.ir import Graph, Home, Role, Value
+from remat_graph.lanes import Links
 from remat_graph.schedule import (
     Compute,
     Deliver,
@@ -36,14 +38,6 @@ class Grads(StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class Links:
-    """Bandwidth between device and host, bytes per second each way."""
-
-    to_host_nbytes_per_s: float = 25e9
-    to_device_nbytes_per_s: float = 25e9
-
-
-@attrs.frozen(kw_only=True)
 class Timeline:
     """What the referee says of a valid schedule.
 
@@ -55,7 +49,7 @@ class Timeline:
         during_nbytes: per step, the highest device bytes while it runs (what `peak_nbytes` is the largest
             of).
         host_peak_nbytes: highest bytes of host copies.
-        time_s: when the last lane is done.
+        time_s: when the last lane is done; of several periods, what one takes once they follow each other.
         lane_s: busy seconds per lane.
         recomputed_s: seconds on the compute lane spent on repeated runs.
     """
@@ -72,7 +66,12 @@ class Timeline:
 
 
 def simulate(
-    graph: Graph, schedule: Schedule, *, grads: Grads = Grads.NEW, links: Links | None = None
+    graph: Graph,
+    schedule: Schedule,
+    *,
+    grads: Grads = Grads.NEW,
+    links: Links | None = None,
+    periods: int = 1,
 ) -> Timeline:
     """Replay a schedule.
 
@@ -81,23 +80,40 @@ def simulate(
         schedule: the steps.
         grads: the state of ``.grad``; NEW, the default, is never below ACCUMULATE.
         links: bandwidths for transfers.
+        periods: how many steps of training follow each other. What a step leaves to the lanes, an update on
+            the CPU say, goes on beside the next one, which waits for it where it needs it.
 
     Raises:
         InvalidSchedule: with the step and what was missing.
     """
-    return _Replay(graph, schedule, Grads(grads), links or Links()).run()
+    clock = Clock(graph, links or Links())
+    for _ in range(periods):
+        replay = _Replay(graph, schedule, Grads(grads), clock)
+        replay.run()
+        clock.end_period()
+    return Timeline(
+        peak_nbytes=replay.peak,
+        peak_step=replay.peak_step,
+        live_peak_nbytes=replay.live_peak,
+        live_nbytes=tuple(replay.live),
+        during_nbytes=tuple(replay.during),
+        host_peak_nbytes=replay.host_peak,
+        time_s=clock.period_s(),
+        lane_s={lane: busy_s / periods for lane, busy_s in clock.lane_s.items()},
+        recomputed_s=replay.recomputed_s,
+    )
 
 
 class _Replay:
     """One pass over the steps; the state of every value lives here."""
 
-    def __init__(self, graph: Graph, schedule: Schedule, grads: Grads, links: Links) -> None:
-        self.graph, self.schedule, self.grads, self.links = graph, schedule, grads, links
+    def __init__(self, graph: Graph, schedule: Schedule, grads: Grads, clock: Clock) -> None:
+        self.graph, self.schedule, self.grads, self.clock = graph, schedule, grads, clock
         self.step = 0
         self.on_device: set[int] = set()
         self.on_host: set[int] = set()
         self.overwritten: set[int] = set()
-        self.delivered: set[int] = set()
+        self.delivered: dict[int, Home] = {}  # gradients by where autograd got them
         self.taken_over: set[int] = set()  # its storage belongs to an output by now
         self.arriving: set[Transfer] = set()  # started, not waited for
         self.updated: set[int] = set()
@@ -108,15 +124,11 @@ class _Replay:
         self.produced = {v for op in graph.ops for i in op.implementations for v in i.outputs}
         self.held = self.held_exact = self.host = 0
         self.peak = self.live_peak = self.host_peak = self.peak_step = 0
-        self.clock_s = 0.0
-        self.lane_free_s = dict.fromkeys(Lane, 0.0)
-        self.lane_s = dict.fromkeys(Lane, 0.0)
-        self.done_s: dict[Transfer, float] = {}
-        self.host_ready_s: dict[int, float] = {}
-        self.host_busy_s: dict[int, float] = {}  # until when the CPU optimizer works on it
         self.recomputed_s = 0.0
+        self.live: list[int] = []
+        self.during: list[int] = []
 
-    def run(self) -> Timeline:
+    def run(self) -> None:
         steps = self.schedule.steps
         if not 0 <= self.schedule.boundary <= len(steps):
             self.fail(f"boundary {self.schedule.boundary} lies outside the {len(steps)} steps")
@@ -126,29 +138,17 @@ class _Replay:
             elif value.home is Home.HOST:
                 self.arrive_on_host(index)
         self.note_peak(0, 0)
-        live, during = [], []
         for self.step, step in enumerate(steps):
             if self.step == self.schedule.boundary:
                 self.begin_backward()
             before = self.held
             spike = self.carry_out(step)
-            live.append(self.held)
-            during.append(max(before, self.held, spike))
+            self.live.append(self.held)
+            self.during.append(max(before, self.held, spike))
         self.step = len(steps)
         if self.schedule.boundary == len(steps):
             self.begin_backward()
         self.check_end()
-        return Timeline(
-            peak_nbytes=self.peak,
-            peak_step=self.peak_step,
-            live_peak_nbytes=self.live_peak,
-            live_nbytes=tuple(live),
-            during_nbytes=tuple(during),
-            host_peak_nbytes=self.host_peak,
-            time_s=max(self.clock_s, *self.lane_free_s.values()),
-            lane_s=self.lane_s,
-            recomputed_s=self.recomputed_s,
-        )
 
     def carry_out(self, step: Step) -> int:
         """Do one step; the device bytes at its highest moment."""
@@ -217,7 +217,7 @@ class _Replay:
             self.arrive(value)
         # The bytes pass from input to output: the coming Free of the input gives nothing back.
         self.taken_over |= reused_inputs
-        self.tick(Lane.COMPUTE, implementation.time_s)
+        self.clock.compute(implementation.time_s)
         if again:
             self.recomputed_s += implementation.time_s
         self.ran.add(step.op)
@@ -298,13 +298,18 @@ class _Replay:
 
     def deliver(self, value: int) -> None:
         stored = self.stored(value)
-        if stored.role is not Role.GRAD or value not in self.on_device:
+        moved = value in self.on_host and value not in self.on_device
+        if stored.role is not Role.GRAD or not (moved or value in self.on_device):
             self.fail(f"{stored.name} is delivered but is not a live gradient")
         if self.moving(value):
             self.fail(f"{stored.name} is delivered while its transfer is under way")
-        self.delivered.add(value)
-        self.on_device.discard(value)
-        if self.grads is Grads.ACCUMULATE:
+        self.delivered[value] = Home.HOST if moved else Home.DEVICE
+        (self.on_host if moved else self.on_device).discard(value)
+        if self.grads is Grads.NEW:
+            return  # its bytes stay
+        if moved:
+            self.host -= stored.nbytes
+        else:
             self.held -= self.graph.allocated_nbytes(value)
             self.held_exact -= stored.nbytes
 
@@ -319,29 +324,23 @@ class _Replay:
         value, stored = transfer.value, self.stored(transfer.value)
         if transfer in self.arriving:
             self.fail(f"{stored.name} is already on its way")
-        begin_s = max(self.clock_s, self.lane_free_s[transfer.lane])
         if transfer.lane is Lane.TO_HOST:
             self.check_source(value, self.on_device, "the device")
-            if value in self.on_host:
+            if value not in self.on_host:
+                self.arrive_on_host(value)
+            elif value not in self.stale_on_host:
                 self.fail(f"{stored.name} has a host copy already")
-            self.arrive_on_host(value)
             self.keep_staleness(value, self.stale_on_device, self.stale_on_host)
-            rate = self.links.to_host_nbytes_per_s
         else:
             self.check_source(value, self.on_host, "the host")
-            if value in self.on_device:
+            if value not in self.on_device:
+                self.arrive(value)
+                self.note_peak(0, 0)
+            elif value not in self.stale_on_device:
                 self.fail(f"{stored.name} is on the device already")
-            begin_s = max(begin_s, self.host_ready_s.get(value, 0.0))
-            self.arrive(value)
-            self.note_peak(0, 0)
             self.keep_staleness(value, self.stale_on_host, self.stale_on_device)
-            rate = self.links.to_device_nbytes_per_s
         self.arriving.add(transfer)
-        duration_s = stored.nbytes / rate
-        self.done_s[transfer] = self.lane_free_s[transfer.lane] = begin_s + duration_s
-        self.lane_s[transfer.lane] += duration_s
-        if transfer.lane is Lane.TO_HOST:
-            self.host_ready_s[value] = self.done_s[transfer]
+        self.clock.start(transfer)
 
     def check_source(self, value: int, place: set[int], where: str) -> None:
         stored = self.graph.values[value]
@@ -360,7 +359,7 @@ class _Replay:
         if transfer not in self.arriving:
             self.fail(f"a wait for {self.stored(transfer.value).name}, which is not on its way")
         self.arriving.discard(transfer)
-        self.clock_s = max(self.clock_s, self.done_s[transfer])
+        self.clock.wait_for(transfer)
 
     def free_host(self, value: int) -> None:
         stored = self.stored(value)
@@ -369,7 +368,7 @@ class _Replay:
         if self.moving(value):
             self.fail(f"{stored.name} is freed on the host while its transfer is under way")
         # The CPU optimizer may still be at work on it, and nothing else waits for that lane.
-        self.clock_s = max(self.clock_s, self.host_busy_s.get(value, 0.0))
+        self.clock.wait_for_host(value)
         self.on_host.discard(value)
         self.stale_on_host.discard(value)
         self.host -= stored.nbytes
@@ -383,8 +382,9 @@ class _Replay:
             self.fail(f"{name} is updated twice")
         on_cpu = step.lane is Lane.CPU_OPTIMIZER
         place = self.on_host if on_cpu else self.on_device
+        handed_over = self.delivered.get(update.grad) is (Home.HOST if on_cpu else Home.DEVICE)
         for value in (update.param, update.grad, *update.states):
-            if value not in place:
+            if value not in place and not (value == update.grad and handed_over):
                 where = "the host" if on_cpu else "the device"
                 self.fail(f"the update of {name} needs {self.graph.values[value].name} on {where}")
             if not on_cpu and self.moving(value, Lane.TO_DEVICE):
@@ -399,17 +399,7 @@ class _Replay:
             (self.on_device, self.stale_on_device) if on_cpu else (self.on_host, self.stale_on_host)
         )
         stale.update(value for value in changed if value in elsewhere)
-        if on_cpu:
-            arrived_s = max(self.host_ready_s.get(v, 0.0) for v in (update.grad, *changed))
-            begin_s = max(self.clock_s, self.lane_free_s[step.lane], arrived_s)
-            self.lane_free_s[step.lane] = begin_s + update.cpu_time_s
-            self.lane_s[step.lane] += update.cpu_time_s
-            for value in changed:
-                self.host_ready_s[value] = self.lane_free_s[step.lane]
-            for value in (update.grad, *changed):
-                self.host_busy_s[value] = self.lane_free_s[step.lane]
-        else:
-            self.tick(Lane.COMPUTE, update.device_time_s)
+        self.clock.update(update, step.lane)
 
     # -- accounts
 
@@ -427,11 +417,6 @@ class _Replay:
         if self.held + extra > self.peak:
             self.peak, self.peak_step = self.held + extra, self.step
         self.live_peak = max(self.live_peak, self.held_exact + extra_exact)
-
-    def tick(self, lane: Lane, duration_s: float) -> None:
-        self.clock_s += duration_s
-        self.lane_free_s[lane] = self.clock_s
-        self.lane_s[lane] += duration_s
 
     def check_end(self) -> None:
         for index, op in enumerate(self.graph.ops):

@@ -1,0 +1,98 @@
+"""The referee's clock: what every lane is given to do, in the order of the steps; bytes are elsewhere.
+
+Copies and updates on the CPU run beside the computing and end in their own time. What a step of training
+leaves to them goes on beside the next one, so several steps after each other tell what one takes in the long
+run.
+"""
+
+from remat_graph.ir import Graph, Update
+from remat_graph.lanes import Job, Links, finish_times
+from remat_graph.schedule import Lane, Transfer
+
+
+class Clock:
+    """Notes the work on every lane and what it waits for, over one or more periods.
+
+    Args:
+        graph: the graph.
+        links: bandwidths for transfers.
+    """
+
+    def __init__(self, graph: Graph, links: Links) -> None:
+        self.graph, self.links = graph, links
+        self.jobs: list[Job] = []
+        self.lane_s = dict.fromkeys(Lane, 0.0)
+        self.computing_s = 0.0  # since the last job of the compute lane
+        self.waits: set[int] = set()  # what computing must wait for from here on
+        self.computed: int | None = None  # that last job
+        self.carried: dict[Transfer, int] = {}
+        self.host_ready: dict[int, int] = {}  # per value the job that put its host copy there
+        self.host_used: dict[int, int] = {}  # and the CPU optimizer's last job on it
+        self.ends: list[int] = []  # the last job of the compute lane, per period
+
+    def compute(self, duration_s: float) -> None:
+        """Give the compute lane so many seconds of work."""
+        self.computing_s += duration_s
+        self.lane_s[Lane.COMPUTE] += duration_s
+
+    def _add(self, lane: Lane, alone_s: float, after: set[int]) -> int:
+        self.jobs.append(Job(lane, alone_s, tuple(sorted(after))))
+        return len(self.jobs) - 1
+
+    def _mark(self) -> set[int]:
+        """The job that ends when everything given to the compute lane is done."""
+        if self.computed is None or self.computing_s or self.waits:
+            self.computed = self._add(Lane.COMPUTE, self.computing_s, self.waits)
+            self.computing_s, self.waits = 0.0, set()
+        return {self.computed}
+
+    def wait_for(self, transfer: Transfer) -> None:
+        """Hold the compute lane until a transfer is done."""
+        self._wait(self.carried[transfer])
+
+    def wait_for_host(self, value: int) -> None:
+        """Hold the compute lane until the CPU's optimizer is done with a value."""
+        self._wait(self.host_used.get(value))
+
+    def _wait(self, job: int | None) -> None:
+        if job is not None:
+            if self.computing_s:
+                self._mark()
+            self.waits.add(job)
+
+    def start(self, transfer: Transfer) -> None:
+        """Put a transfer on its lane; it begins after what the compute lane was given until now."""
+        after = self._mark()
+        if transfer.lane is Lane.TO_DEVICE and transfer.value in self.host_ready:
+            after = after | {self.host_ready[transfer.value]}
+        alone_s = self.links.alone_s(transfer.lane, self.graph.values[transfer.value].nbytes)
+        self.lane_s[transfer.lane] += alone_s
+        self.carried[transfer] = self._add(transfer.lane, alone_s, after)
+        if transfer.lane is Lane.TO_HOST:
+            self.host_ready[transfer.value] = self.carried[transfer]
+
+    def update(self, update: Update, lane: Lane) -> None:
+        """Update a parameter on the compute lane or on the CPU."""
+        if lane is Lane.COMPUTE:
+            self.compute(update.device_time_s)
+            return
+        changed = (update.param, *update.states)
+        after = self._mark() | {self.host_ready[v] for v in (update.grad, *changed) if v in self.host_ready}
+        self.lane_s[lane] += update.cpu_time_s
+        job = self._add(lane, update.cpu_time_s, after)
+        self.host_ready.update(dict.fromkeys(changed, job))
+        self.host_used.update(dict.fromkeys((update.grad, *changed), job))
+
+    def end_period(self) -> None:
+        """End one step of training; what its lanes have not done goes on beside the next."""
+        (end,) = self._mark()
+        self.ends.append(end)
+
+    def period_s(self) -> float:
+        """Seconds until the last lane is done; of several periods, what the last one took."""
+        if all(job.lane is Lane.COMPUTE for job in self.jobs):
+            return self.lane_s[Lane.COMPUTE] / len(self.ends)
+        ends = finish_times(self.jobs, self.links)
+        if len(self.ends) == 1:
+            return max(ends)
+        return ends[self.ends[-1]] - ends[self.ends[-2]]

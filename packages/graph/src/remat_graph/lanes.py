@@ -1,0 +1,112 @@
+"""Seconds of work on lanes that run beside each other: copies, the CPU's optimizer, the device's computing.
+
+Each lane does its jobs in order. A job begins when those that it waits for are done, and goes at the speed
+that the lanes beside it leave: two directions share a link, and all of them the host's memory. So when a job
+ends depends on what begins after it, and the whole is played through, from one end of a job to the next.
+"""
+
+from collections.abc import Sequence
+
+import attrs
+
+from remat_graph.schedule import Lane
+
+_rate = attrs.validators.and_(attrs.validators.gt(0.0), attrs.validators.lt(float("inf")))
+_rate_or_none = attrs.validators.optional(_rate)
+_LEAST = 0.05  # of its own speed, which the CPU's optimizer keeps however busy the host's memory is
+
+
+@attrs.frozen(kw_only=True)
+class Links:
+    """What lies between device and host, bytes per second.
+
+    Attributes:
+        to_host_nbytes_per_s: away from the device, alone.
+        to_device_nbytes_per_s: to the device, alone.
+        to_host_duplex_nbytes_per_s: away from it while the other direction is busy; None: as alone.
+        to_device_duplex_nbytes_per_s: to it while the other direction is busy; None: as alone.
+        host_nbytes_per_s: what the host's memory gives to copies and the CPU's optimizer together, and to the
+            optimizer alone; None: copies do not slow it.
+    """
+
+    to_host_nbytes_per_s: float = attrs.field(default=25e9, validator=_rate)
+    to_device_nbytes_per_s: float = attrs.field(default=25e9, validator=_rate)
+    to_host_duplex_nbytes_per_s: float | None = attrs.field(default=None, validator=_rate_or_none)
+    to_device_duplex_nbytes_per_s: float | None = attrs.field(default=None, validator=_rate_or_none)
+    host_nbytes_per_s: float | None = attrs.field(default=None, validator=_rate_or_none)
+
+    def alone_s(self, lane: Lane, nbytes: int) -> float:
+        """Seconds of a copy with nothing beside it."""
+        rate = self.to_host_nbytes_per_s if lane is Lane.TO_HOST else self.to_device_nbytes_per_s
+        return nbytes / rate
+
+    def speeds(self, busy: frozenset[Lane]) -> dict[Lane, float]:
+        """How fast each busy lane goes beside the others, 1 being as alone."""
+        speeds = dict.fromkeys(busy, 1.0)
+        if {Lane.TO_HOST, Lane.TO_DEVICE} <= busy:
+            speeds[Lane.TO_HOST] = _ratio(self.to_host_duplex_nbytes_per_s, self.to_host_nbytes_per_s)
+            speeds[Lane.TO_DEVICE] = _ratio(self.to_device_duplex_nbytes_per_s, self.to_device_nbytes_per_s)
+        if self.host_nbytes_per_s is not None and Lane.CPU_OPTIMIZER in busy:
+            copied = 0.0
+            if Lane.TO_HOST in busy:
+                copied += speeds[Lane.TO_HOST] * self.to_host_nbytes_per_s
+            if Lane.TO_DEVICE in busy:
+                copied += speeds[Lane.TO_DEVICE] * self.to_device_nbytes_per_s
+            speeds[Lane.CPU_OPTIMIZER] = max(_LEAST, 1.0 - copied / self.host_nbytes_per_s)
+        return speeds
+
+
+def _ratio(rate: float | None, alone: float) -> float:
+    return 1.0 if rate is None else rate / alone
+
+
+@attrs.frozen
+class Job:
+    """Work on a lane.
+
+    Attributes:
+        lane: where.
+        alone_s: seconds it takes with nothing beside it.
+        after: jobs, by their place in the list, that must be done before it begins; all of them come earlier.
+    """
+
+    lane: Lane
+    alone_s: float
+    after: tuple[int, ...] = ()
+
+
+def finish_times(jobs: Sequence[Job], links: Links) -> list[float]:
+    """When each job ends, in seconds from the beginning; O(jobs)."""
+    done: list[float | None] = [None] * len(jobs)
+    queues: dict[Lane, list[int]] = {lane: [] for lane in Lane}
+    for place, job in enumerate(jobs):
+        queues[job.lane].append(place)
+    heads = dict.fromkeys(Lane, 0)
+    left = [job.alone_s for job in jobs]
+    speeds_of: dict[frozenset[Lane], dict[Lane, float]] = {}
+    now_s = 0.0
+    while True:
+        running: dict[Lane, int] = {}
+        ended = True
+        while ended:  # what takes no time at all ends where it begins, and may let others begin
+            ended = False
+            for lane, queue in queues.items():
+                while heads[lane] < len(queue):
+                    place = queue[heads[lane]]
+                    if any(done[earlier] is None for earlier in jobs[place].after):
+                        break
+                    if left[place] > 0.0:
+                        running[lane] = place
+                        break
+                    done[place] = now_s
+                    heads[lane] += 1
+                    ended = True
+        if not running:
+            return [0.0 if end_s is None else end_s for end_s in done]
+        busy = frozenset(running)
+        speeds = speeds_of.setdefault(busy, links.speeds(busy))
+        passing_s, next_lane = min((left[place] / speeds[lane], lane) for lane, place in running.items())
+        now_s += passing_s
+        for lane, place in running.items():
+            # The one that ends is told apart by name: a rest of rounding would keep it alive.
+            left[place] = 0.0 if lane is next_lane else max(0.0, left[place] - passing_s * speeds[lane])
