@@ -8,7 +8,7 @@ travel with the gradient of the token, so they belong to one backward run.
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from remat_executor import torch_private
 from remat_executor.errors import UnplannedUse
-from remat_executor.lower import Part, Program
+from remat_executor.handler import StepHandler
+from remat_executor.lower import Part, Program, Section
 
 
 @attrs.define(eq=False)
@@ -68,6 +69,7 @@ class Call:
         externals: the caller's tensors, by value index; from the end of the forward on aliases of those that
             the backward reads.
         autocast: whether the caller was under autocast.
+        handler: carries out what the schedule does beside computing; None if it does nothing else.
         saved: what the forward left for the backward, by value index; None once it is handed over.
         watched: tensors that must not be written before the backward, with
         versions: how often they had been written.
@@ -77,6 +79,7 @@ class Call:
     wiring: Wiring
     externals: Sequence[Tensor] | dict[int, Tensor]
     autocast: bool
+    handler: StepHandler | None = None
     saved: dict[int, Tensor] | None = None
     watched: list[Tensor] = attrs.field(factory=list)
     versions: list[int] = attrs.field(factory=list)
@@ -86,12 +89,28 @@ class Call:
         """The caller's tensors that a part reads."""
         return [self.externals[i] for i in part.reads]
 
+    def carry_out(self, section: Section, live: dict[int, Tensor]) -> list[Tensor | None]:
+        """Run a section: its results; what it leaves is in `live`."""
+        results: list[Tensor | None] = []
+        for item in section.items:
+            if not isinstance(item, Part):
+                assert self.handler is not None
+                results += self.handler.carry_out(item, live)
+                continue
+            tensors = self.inputs(item)
+            tensors.extend(live[value] for value in item.takes)
+            for value in item.drops:
+                del live[value]
+            made = item.run(tensors)
+            live.update(zip(item.gives, made[item.results :], strict=True))
+            results += made[: item.results]
+            del made
+        return results
+
     def run_forward(self) -> tuple[Tensor, ...]:
         """Run the forward; keep what the backward needs; return what autograd sees."""
-        part = self.wiring.program.forward
-        results = part.run(self.inputs(part))
-        outputs = results[: part.results]
-        saved = dict(zip(part.gives, results[part.results :], strict=True))
+        saved: dict[int, Tensor] = {}
+        outputs = cast(list[Tensor], self.carry_out(self.wiring.program.forward, saved))
         lent = [value for value in self.wiring.guarded if value in saved]
         # The caller gets this storage too. A detached alias: the output itself would hold its own graph.
         saved.update(zip(lent, [saved[value].detach() for value in lent], strict=True))
@@ -159,19 +178,14 @@ class Call:
 
     def run_part(self, index: int, live: Live) -> tuple[Tensor | None, list[Tensor | None]]:
         """Run one part: the token's gradient, None after the last, and the part's gradients."""
-        part = self.wiring.program.backward[index]
-        tensors = self.inputs(part)
-        tensors.extend(live.values[value] for value in part.takes)
-        for value in part.drops:
-            del live.values[value]
-        results = part.run(tensors)
-        gradients: list[Tensor | None] = list(results[: part.results])
-        live.values.update(zip(part.gives, results[part.results :], strict=True))
+        section = self.wiring.program.backward[index]
+        gradients = self.carry_out(section, live.values)
         if live.undefined or live.doubtful:
-            for place, gradient in enumerate(part.gradients):
+            for place, gradient in enumerate(section.gradients):
+                made = gradients[place]
                 if gradient in live.undefined:
                     gradients[place] = None
-                elif gradient in live.doubtful and not bool(results[place].sum().isfinite()):
+                elif gradient in live.doubtful and made is not None and not bool(made.sum().isfinite()):
                     # Zeros times an infinity may have made it; eager would not have multiplied.
                     raise UnplannedUse(
                         problem="a gradient is not finite, and an output that was not differentiated may be "

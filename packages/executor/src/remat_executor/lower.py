@@ -1,14 +1,15 @@
-"""Lowering: a schedule becomes one fx graph for the forward and a chain of them for the backward.
+"""Lowering: a schedule becomes fx graphs, one for the forward and a chain of them for the backward.
 
 Each graph takes its tensors in one list, which it empties, so that fx's generated code, which drops every
-name after its last use, frees a storage exactly where the schedule does. A part of the backward (`parts`)
-ends by handing over its gradients, and passes on what the next ones still need. Views are rebuilt from their
-base where they are read, once per part while the base lives.
+name after its last use, frees a storage exactly where the schedule does. A section of the backward (`parts`)
+ends by handing over its gradients, and passes on what the next ones still need. Where a schedule moves values
+or steps the optimizer, a section is several graphs with those steps between them. Views are rebuilt from
+their base where they are read, once per graph while the base lives.
 """
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -20,13 +21,26 @@ from remat_executor import torch_private
 from remat_executor.capture import Captured
 from remat_executor.dataflow import drops_statistics
 from remat_executor.dropout import noise_dropout, replay_noise_dropout
+from remat_executor.handler import Action, handled, reads
 from remat_executor.nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.parts import cut
 from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
 from remat_executor.rng import read_state, replay
 from remat_executor.runtime import Ends, Run, Runtime
 from remat_executor.translate import Translation
-from remat_graph import Compute, Deliver, Free, Role, Schedule, Step
+from remat_graph import (
+    Compute,
+    Deliver,
+    Free,
+    Graph,
+    Home,
+    Lane,
+    OptimizerStep,
+    Role,
+    Schedule,
+    Start,
+    Step,
+)
 
 aten = torch.ops.aten
 
@@ -44,7 +58,6 @@ class Part:
             reference.
         gives: indices of the values that it leaves live for later parts.
         results: how many tensors come first: outputs of the forward, gradients of a backward part.
-        gradients: for a backward part, indices into `Translation.gradients`.
         module: the fx module behind `run`, for reading.
     """
 
@@ -54,8 +67,27 @@ class Part:
     drops: tuple[int, ...]
     gives: tuple[int, ...]
     results: int
-    gradients: tuple[int, ...]
     module: GraphModule
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Section:
+    """What runs in one go: the forward, or what the backward does between two handings over of gradients.
+
+    Attributes:
+        items: parts, and the steps that a handler carries out before, between and after them.
+        gives: indices of the values that it leaves live.
+        gradients: for the backward, indices into `Translation.gradients` of its results, in their order.
+    """
+
+    items: tuple[Part | Action, ...]
+    gives: frozenset[int]
+    gradients: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its parts alone."""
+        return tuple(item for item in self.items if isinstance(item, Part))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -64,15 +96,17 @@ class Program:
 
     Attributes:
         forward: makes the outputs that are not replayed, then what the backward needs.
-        backward: the parts of the backward in order; the last one delivers at least one gradient.
+        backward: the sections of the backward in order; the last one delivers at least one gradient.
         overwritten: values that the forward hands over and the backward writes over.
         read_again: indices of the externals that the backward reads.
+        tail: what follows the backward: the optimizer's step.
     """
 
-    forward: Part
-    backward: tuple[Part, ...]
+    forward: Section
+    backward: tuple[Section, ...]
     overwritten: frozenset[int]
     read_again: tuple[int, ...]
+    tail: tuple[Step, ...] = ()
 
 
 def lower(
@@ -88,48 +122,114 @@ def lower(
     Args:
         captured: the joint graph.
         translation: its IR and the way back.
-        schedule: valid steps on that IR, without transfers.
+        schedule: valid steps on that IR.
         runtime: makes each graph runnable.
         part_nbytes: gradient bytes after which a part of the backward ends at the latest; see `parts.cut`.
     """
-    steps = schedule.steps
-    segments = cut(translation.graph, schedule, part_nbytes)
-    whole = _Whole(captured, translation, _repeated_draws(translation, steps), runtime)
-    needed = [_read_by(translation, segment) for segment in segments]
-
-    lowering = _Lowering(whole, set())
-    lowering.follow(steps[: schedule.boundary])
-    outputs = [lowering.resolve(o.node) for o in captured.outputs if not o.replayed]
-    forward = lowering.finish(outputs, set().union(*needed), ())
-    live = {*forward.gives, *translation.graph.tangents}
-    parts = []
+    graph = translation.graph
+    beside = handled(graph, schedule)
+    tail = _tail(schedule.steps)
+    segments = cut(graph, attrs.evolve(schedule, steps=schedule.steps[:tail]), part_nbytes)
+    whole = _Whole(captured, translation, _repeated_draws(translation, schedule.steps), runtime)
+    runs = [_runs(schedule.steps[: schedule.boundary], 0, beside)]
+    first = schedule.boundary
+    for segment in segments:
+        runs.append(_runs(segment, first, beside))
+        first += len(segment)
+    needed = _needed_later(graph, runs)
+    outputs = [o.node for o in captured.outputs if not o.replayed]
+    sections: list[Section] = []
+    live: set[int] = set()
     overwritten: set[int] = set()
-    for i, segment in enumerate(segments):
-        lowering = _Lowering(whole, live)
-        lowering.follow(segment)
-        delivered = tuple(lowering.delivered)
-        gradients = [lowering.gradient(g) for g in delivered]
-        part = lowering.finish(gradients, set().union(*needed[i + 1 :]), delivered)
-        parts.append(part)
-        overwritten |= lowering.overwritten & set(forward.gives)
-        live = live - set(part.drops) | set(part.gives)
+    for i, section in enumerate(runs):
+        items: list[Part | Action] = []
+        gradients: list[int] = []
+        for run, later in zip(section, needed[i], strict=True):
+            if not isinstance(run, list):
+                live, owned = _after(graph, run, live)
+                gradients += [whole.gradient_of[value] for value in owned]
+                items.append(run)
+                continue
+            lowering = _Lowering(whole, live)
+            lowering.follow(run)
+            last_of_forward = i == 0 and run is section[-1]
+            results = [lowering.resolve(node) for node in outputs] if last_of_forward else []
+            results += [lowering.gradient(g) for g in lowering.delivered]
+            part = lowering.finish(results, later)
+            gradients += lowering.delivered
+            items.append(part)
+            if i > 0:
+                overwritten |= lowering.overwritten & sections[0].gives
+            live = live - set(part.drops) | set(part.gives)
+        sections.append(Section(items=tuple(items), gives=frozenset(live), gradients=tuple(gradients)))
+        if i == 0:
+            live |= set(graph.tangents)
+    backward = tuple(sections[1:])
     return Program(
-        forward=forward,
-        backward=tuple(parts),
+        forward=sections[0],
+        backward=backward,
         overwritten=frozenset(overwritten),
-        read_again=tuple(sorted({i for part in parts for i in part.reads})),
+        read_again=tuple(sorted({v for section in backward for part in section.parts for v in part.reads})),
+        tail=schedule.steps[tail:],
     )
 
 
-def _read_by(translation: Translation, steps: Iterable[Step]) -> set[int]:
-    """Values that these steps read or deliver."""
-    found: set[int] = set()
-    for step in steps:
-        if isinstance(step, Compute):
-            found.update(translation.graph.ops[step.op].implementations[step.implementation].inputs)
-        elif isinstance(step, Deliver):
-            found.add(step.value)
-    return found
+def _tail(steps: Sequence[Step]) -> int:
+    """Where the backward is over and the optimizer's step begins."""
+    last = max(i for i, step in enumerate(steps) if isinstance(step, Compute | Deliver))
+    following = (i for i in range(last + 1, len(steps)) if isinstance(steps[i], OptimizerStep | Start))
+    return next(following, len(steps))
+
+
+def _runs(steps: Sequence[Step], first: int, beside: frozenset[int]) -> list[list[Step] | Action]:
+    """Steps in runs that become one graph each, and between them those that a handler carries out.
+
+    The last one is a run, an empty one if need be: what a section returns, a graph returns.
+    """
+    found: list[list[Step] | Action] = []
+    run: list[Step] = []
+    for position, step in enumerate(steps, first):
+        if position in beside:
+            if run:
+                found.append(run)
+            run = []
+            found.append(cast(Action, step))
+        else:
+            run.append(step)
+    return [*found, run]
+
+
+def _needed_later(graph: Graph, sections: Sequence[Sequence[list[Step] | Action]]) -> list[list[set[int]]]:
+    """For each run of each section the values that what follows it needs."""
+    needed: set[int] = set()
+    found: list[list[set[int]]] = []
+    for section in reversed(sections):
+        mine = []
+        for run in reversed(section):
+            mine.append(set(needed))
+            needed |= _read_by(graph, run) if isinstance(run, list) else reads(graph, run)
+        found.append(mine[::-1])
+    return found[::-1]
+
+
+def _after(graph: Graph, step: Action, live: set[int]) -> tuple[set[int], list[int]]:
+    """What is live after a handler's step, and the gradients that the step makes an end of."""
+    match step:
+        case Start(transfer) if transfer.lane is Lane.TO_DEVICE:
+            return live | {transfer.value}, []
+        case Free(value):
+            return live - {value}, []
+        case Deliver(value):
+            return live, [value]
+        case OptimizerStep(value):
+            return live, [update.grad for update in graph.updates if update.param == value]
+        case _:
+            return live, []
+
+
+def _read_by(graph: Graph, steps: Iterable[Step]) -> set[int]:
+    """Values that these steps compute with or deliver."""
+    return set().union(*(reads(graph, step) for step in steps if isinstance(step, Compute | Deliver)))
 
 
 def _repeated_draws(translation: Translation, steps: Iterable[Step]) -> set[int]:
@@ -329,7 +429,7 @@ class _Lowering:
             self.takes[value] = self.nodes_of[value] = self.unpack(f"v{value}", value)
             self.untouched.discard(value)
         elif value not in self.nodes_of:
-            assert self.translation.graph.values[value].external, self.translation.graph.values[value].name
+            assert self.is_lent(value), self.translation.graph.values[value].name
             self.reads[value] = self.nodes_of[value] = self.unpack(f"x{value}", value)
         return self.nodes_of[value]
 
@@ -340,11 +440,16 @@ class _Lowering:
             return self.resolve(node)
         return self.value_node(value)
 
+    def is_lent(self, value: int) -> bool:
+        """Whether it is the caller's, or the optimizer's on the device: there in every call."""
+        stored = self.translation.graph.values[value]
+        return stored.external or stored.home is Home.DEVICE
+
     def lasts(self, value: int) -> bool:
         """Whether the caller's tensor stays where it is from call to call, as an input does not."""
         return self.translation.graph.values[value].role in (Role.PARAM, Role.BUFFER)
 
-    def finish(self, results: Sequence[Node], needed: set[int], gradients: tuple[int, ...]) -> Part:
+    def finish(self, results: Sequence[Node], needed: set[int]) -> Part:
         """Number the list's entries, empty the list after reading it, and compile."""
         # What lasts from call to call comes first.
         self.reads = dict(sorted(self.reads.items(), key=lambda read: not self.lasts(read[0])))
@@ -354,8 +459,7 @@ class _Lowering:
         with self.fx.inserting_after(self.head):
             self.fx.call_method("clear", (self.argument,))
         kept = {v for v in takes if self.nodes_of.get(v) is self.takes[v] and v in needed}
-        values = self.translation.graph.values
-        made = {v for v in self.nodes_of if not values[v].external and v not in kept}
+        made = {v for v in self.nodes_of if not self.is_lent(v) and v not in kept}
         gives = tuple(sorted(made & needed))
         self.fx.output([*results, *(self.nodes_of[v] for v in gives)])
         module = torch_private.read_later(self.fx)  # a runtime makes its own code of it
@@ -367,7 +471,6 @@ class _Lowering:
             drops=tuple(sorted(self.before - kept - (self.untouched & needed))),
             gives=gives,
             results=len(results),
-            gradients=gradients,
             module=module,
         )
 

@@ -11,6 +11,7 @@ from remat_executor import torch_private
 from remat_executor.capture import Captured
 from remat_executor.chain import Call, Wiring, apply, without_autocast
 from remat_executor.costs import op_cost
+from remat_executor.handler import Handlers
 from remat_executor.lower import Program, lower
 from remat_executor.nodes import replayed
 from remat_executor.runtime import Runtime
@@ -34,6 +35,7 @@ class PlannedStep:
     constants: tuple[Tensor, ...]
     owners: tuple[int, ...]  # per gradient the place of the tensor that gets it
     rehearsed_nbytes: int | None = None  # peak by the allocator, where the runtime had to be tried
+    handlers: Handlers | None = None  # for what the schedule does beside computing
 
     @classmethod
     def build(
@@ -44,6 +46,7 @@ class PlannedStep:
         plan: Plan,
         runtime: Runtime,
         part_nbytes: int | None = None,
+        handlers: Handlers | None = None,
     ) -> "PlannedStep":
         """Lower the plan's schedule."""
         translation = attrs.evolve(translation, graph=graph)  # with what was measured
@@ -75,6 +78,7 @@ class PlannedStep:
                 if n.op == "get_attr"
             ),
             owners=tuple(place for place, _, _ in translation.gradients),
+            handlers=handlers,
         )
 
     @property
@@ -88,6 +92,7 @@ class PlannedStep:
             wiring=self.wiring,
             externals=(*flat, *self.constants),
             autocast=torch.is_autocast_enabled(self.wiring.device.type),
+            handler=None if self.handlers is None else self.handlers.begin(self),
         )
 
     def measurements(self) -> list[Measurement]:
