@@ -3,20 +3,23 @@
 `random_graph` makes a small training step that has everything the memory rule knows, built as a trace builds
 one: a forward, its backward op by op in reverse, gradients summed where a value was read twice.
 `random_order` walks it with random forgetting, so that values are computed again, and again from further
-back. `random_moves` sends values to the host and back in between. `graphs()` and `schedules()` wrap them for
-hypothesis, which is only imported there.
+back. `random_moves` sends values to the host and back in between. `random_chain` is what methods for chains
+assume, `random_links` are bandwidths at which moving is worth a thought, and `streamed` lets weights live on
+the host. `graphs()` and `schedules()` wrap the first two for hypothesis, which is only imported there.
 
 Times are multiples of 1/8 s and sums of them exact, so that tests may compare times with ``==``.
 """
 
+import math
 import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import attrs
 
-from remat_graph.ir import Graph, Implementation, Op, Role, Value
+from remat_graph.ir import Graph, Home, Implementation, Op, Role, Value
 from remat_graph.schedule import Compute, Free, FreeHost, Lane, Schedule, Start, Step, Transfer, Wait
+from remat_graph.simulate import Links
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -69,6 +72,67 @@ def random_moves(graph: Graph, schedule: Schedule, seed: int, *, moves: int = 3)
             steps[place:place] = part
             boundary += len(part) if place < boundary else 0
     return Schedule(steps, boundary)
+
+
+def random_chain(seed: int, stages: int = 6) -> Graph:
+    """A chain of unlike stages, one op there and one back.
+
+    A stage makes an activation, which the next one reads, and what only its own backward reads; that backward
+    reads the activation before it too, and often its own.
+
+    Args:
+        seed: what to draw from.
+        stages: length of the forward.
+    """
+    rng = random.Random(seed)
+    values: list[Value] = []
+    ops: list[Op] = []
+
+    def value(word: str, nbytes: int) -> int:
+        values.append(Value(name=f"{word}{len(values)}", nbytes=nbytes))
+        return len(values) - 1
+
+    def op(inputs: Iterable[int], outputs: Iterable[int], eighths: int, *, backward: bool) -> None:
+        way = Implementation(
+            inputs=inputs, outputs=outputs, time_s=eighths / 8, workspace_nbytes=rng.choice((0, 0, 64))
+        )
+        name = f"{'back' if backward else 'stage'}_{len(ops)}"
+        ops.append(Op(name=name, target="stage", backward=backward, implementations=[way]))
+
+    made: list[tuple[int, int]] = []
+    eighths = [rng.randint(2, 32) for _ in range(stages)]
+    for stage in range(stages):
+        made.append((value("y", 64 * rng.randint(1, 8)), value("mask", 64 * rng.randint(0, 16))))
+        op(made[stage - 1][:1] if stage else (), made[stage], eighths[stage], backward=False)
+    grad: list[int] = []
+    for stage in reversed(range(stages)):
+        before = made[stage - 1][:1] if stage else ()
+        own = made[stage] if rng.random() < 0.6 else made[stage][1:]
+        reads = (*own, *before, *grad)
+        grad = [value("grad", values[before[0]].nbytes if before else 0)]
+        op(reads, grad, eighths[stage] * rng.randint(1, 3), backward=True)
+    return Graph(name=f"chain-{seed}-{stages}", values=values, ops=ops)
+
+
+def random_links(graph: Graph, seed: int) -> Links:
+    """Bandwidths, powers of 2, at which moving all activations takes about 1/8 to 4 times the compute."""
+    rng = random.Random(seed)
+    nbytes = sum(value.nbytes for value in graph.values if value.role is Role.ACTIVATION)
+    rates = [nbytes / max(graph.time_s, 1.0) * 2 ** rng.uniform(-2, 3) for _ in range(2)]
+    to_host, to_device = (2.0 ** round(math.log2(max(rate, 1.0))) for rate in rates)
+    return Links(to_host_nbytes_per_s=to_host, to_device_nbytes_per_s=to_device)
+
+
+def streamed(graph: Graph, seed: int, *, share: float = 0.6) -> Graph:
+    """The same step with some of its parameters charged and at home on the host."""
+    rng = random.Random(seed)
+    values = [
+        attrs.evolve(value, external=False, home=Home.HOST, nbytes=max(value.nbytes, 64))
+        if value.role is Role.PARAM and rng.random() < share
+        else value
+        for value in graph.values
+    ]
+    return attrs.evolve(graph, values=values)
 
 
 def graphs(max_forward_ops: int = 12) -> "SearchStrategy[Graph]":

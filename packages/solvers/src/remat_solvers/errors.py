@@ -73,3 +73,24 @@ class InfeasibleBudget(RematError):
             f"below {format_nbytes(self.floor_nbytes)}, where {self.floor_op} needs "
             f"{format_nbytes(self.floor_op_nbytes)}; raise the budget or use a smaller batch"
         )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class NoGap(RematError):
+    """A value is to be away at a time that is no gap of the order.
+
+    Attributes:
+        value: index of the value.
+        after: position of the run after which it was to leave.
+        before: position of the run before which it was to be back.
+    """
+
+    value: int
+    after: int
+    before: int
+
+    def __str__(self) -> str:
+        return (
+            f"value {self.value} cannot be away between runs {self.after} and {self.before}: these are "
+            "no neighbouring uses of one that can move; choose from `gaps(graph, order)`"
+        )

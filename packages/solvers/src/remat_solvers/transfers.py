@@ -1,0 +1,204 @@
+"""Where copies to the host and back go in a schedule, once it is known what may be away when.
+
+`place` walks along an order of ops with a clock for each lane and does what a cache with an eager look ahead
+does.
+
+* A copy to the host starts as soon as its value is made and the copies due before it have started; copies
+  go in the order in which their values fall idle. Until memory asks for the room, the value stays: whoever
+  is needed again last goes first, if its copy is done, and if none is, the walk waits for the next one. A
+  value that memory never asks for stays, and its copy is left out.
+* A copy back starts as soon as there is room for it until its value is needed, the first needed first. Room
+  means: within the budget beside everything that cannot leave, and beside the copies to the host that are
+  expected to be under way. Both is tried, to respect the latter and not to; the referee says what is faster.
+
+What each run needs is the referee's word on the schedule in which every copy is waited for on the spot. So
+the peak is within the budget wherever that schedule's is. Not optimal: copies out go in one fixed order, and
+a copy back that has room is never put off for their sake. O(runs * longest gap) in numpy for the look ahead,
+O(moves * log(moves)) for the rest; 1 s for 8,000 runs and 1,600 moves on one core of a server, most of it the
+referee's.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from remat_graph import Compute, Graph, Links, Schedule, simulate
+from remat_solvers.evaluate import Ints
+from remat_solvers.gaps import START, Gap, Line, Trip, gaps, trips_of
+
+__all__ = ["Gap", "gaps", "place"]
+
+
+def place(
+    graph: Graph, order: Iterable[int], moves: Iterable[Gap], budget_nbytes: int, links: Links
+) -> Schedule:
+    """The schedule that runs an order and moves values away in some of its gaps.
+
+    Args:
+        graph: the graph.
+        order: op indices, repeats included.
+        moves: gaps of this order. A move that the budget does not ask for is left out.
+        budget_nbytes: what the peak should stay within; where even moves that are waited for go above it, so
+            does the schedule.
+        links: bandwidths.
+
+    Raises:
+        InvalidSchedule: the order is not valid.
+        NoGap: a move is not one of the order's gaps.
+    """
+    line = Line(graph, order)
+    trips = trips_of(graph, line, moves, links)
+    waiting = line.schedule(trips, [t.earliest for t in trips], [t.gap.before for t in trips])
+    during = simulate(graph, waiting, links=links).during_nbytes
+    if not trips:
+        return waiting
+    needed = [n for n, step in zip(during, waiting.steps, strict=True) if isinstance(step, Compute)]
+    room = budget_nbytes - np.array(needed, np.int64)
+    outward = _Walk(line, trips, room, None)
+    outward.run()
+    schedules = []
+    for kept_free in (outward.lingering(), np.zeros_like(room)):
+        walk = _Walk(line, trips, room, kept_free)
+        walk.run()
+        schedules.append(line.schedule(trips, walk.away, walk.back))
+    return min(schedules, key=lambda schedule: simulate(graph, schedule, links=links).time_s)
+
+
+class _Walk:
+    """One pass along the order with a clock: which trip leaves when, and starts back when.
+
+    Attributes:
+        away: per trip the position before which its value leaves; where its gap ends if it never does.
+        back: per trip the position before which its copy back starts.
+    """
+
+    def __init__(self, line: Line, trips: Sequence[Trip], room: Ints, kept_free: Ints | None) -> None:
+        """Start.
+
+        Args:
+            line: the order.
+            trips: what may be away.
+            room: per position, bytes beside what cannot be away.
+            kept_free: how much of it copies back leave free; None to start none before it is needed, and to
+                count no time for it.
+        """
+        self.line, self.trips, self.room = line, trips, room
+        self.early = kept_free is not None
+        self.free = room - (0 if kept_free is None else kept_free)  # less what is on its way back
+        self.before = np.array([trip.gap.before for trip in trips])
+        self.away, self.back, self.settled = (self.before.tolist() for _ in range(3))
+        self.clock_s = self.out_free_s = self.back_free_s = 0.0
+        self.out_done_s = [0.0] * len(trips)
+        self.back_done_s = [0.0] * len(trips)
+        self.coming_nbytes = 0  # on the way back and not needed yet
+        # Trips whose value is still here: first those that are being copied, then idle.
+        self.here: set[int] = set()
+        self.copying: list[tuple[float, int]] = []
+        self.copying_nbytes = 0
+        self.idle: list[tuple[int, int]] = []
+        self.idle_nbytes = np.zeros(len(trips), np.int64)
+        self.outside: list[tuple[int, int]] = []
+        self.starting, self.leaving, self.due = ([list[int]() for _ in line.ways] for _ in range(3))
+        for i, trip in enumerate(trips):
+            self.due[trip.gap.before].append(i)
+            if trip.gap.after == START:
+                self.away[i] = START
+                heapq.heappush(self.outside, (trip.gap.before, i))
+            else:
+                self.leaving[trip.gap.after].append(i)
+            if trip.start != START:
+                self.starting[trip.start].append(i)
+
+    def run(self) -> None:
+        """Walk."""
+        for position, way in enumerate(self.line.ways):
+            for i in self.due[position]:
+                self._end(i)
+            self._settle(position)
+            self._make_room(position)
+            self._fetch(position)
+            self.clock_s += way.time_s
+            for i in self.starting[position]:
+                self.out_free_s = max(self.clock_s, self.out_free_s) + self.trips[i].out_s
+                self.out_done_s[i] = self.out_free_s
+            for i in self.leaving[position]:
+                self.here.add(i)
+                self.copying_nbytes += self.trips[i].nbytes
+                heapq.heappush(self.copying, (self.out_done_s[i], i))
+
+    def lingering(self) -> Ints:
+        """Per position, bytes of values that may be away and are still being copied to the host."""
+        change = np.zeros(len(self.room) + 1, np.int64)
+        for trip, settled in zip(self.trips, self.settled, strict=True):
+            if trip.gap.after != START:
+                change[trip.earliest] += trip.nbytes
+                change[settled] -= trip.nbytes
+        return np.cumsum(change)[:-1]
+
+    def _end(self, i: int) -> None:
+        """A value is needed: from here on it counts among what cannot be away."""
+        nbytes = self.trips[i].nbytes
+        if i in self.here:
+            self.here.discard(i)
+            self.idle_nbytes[i] = 0
+            self.copying_nbytes -= nbytes if self.settled[i] == self.before[i] else 0
+        elif self.back[i] < self.before[i]:
+            self.coming_nbytes -= nbytes
+
+    def _settle(self, position: int) -> None:
+        """Copies to the host that are done by now."""
+        while self.copying and self.copying[0][0] <= self.clock_s:
+            _, i = heapq.heappop(self.copying)
+            if i in self.here:
+                self.settled[i] = position
+                self.copying_nbytes -= self.trips[i].nbytes
+                self.idle_nbytes[i] = self.trips[i].nbytes
+                heapq.heappush(self.idle, (-self.trips[i].gap.before, i))
+
+    def _make_room(self, position: int) -> None:
+        """Let values go until the next run fits, and wait for copies if nothing idle is left."""
+        room = self.room[position] - self.coming_nbytes
+        while self.here and self.copying_nbytes + self.idle_nbytes.sum() > room:
+            if self.idle:
+                _, i = heapq.heappop(self.idle)
+                if i in self.here:
+                    self.here.discard(i)
+                    self.idle_nbytes[i] = 0
+                    self.away[i] = position
+                    heapq.heappush(self.outside, (self.trips[i].gap.before, i))
+            else:
+                done_s, i = self.copying[0]
+                if i in self.here:
+                    self.clock_s = max(self.clock_s, done_s)
+                else:
+                    heapq.heappop(self.copying)
+                self._settle(position)
+
+    def _fetch(self, position: int) -> None:
+        """Start copies back, and wait for what the next run reads."""
+        while self.outside:
+            before, i = self.outside[0]
+            if before > position and not self._fits(i, position):
+                break
+            heapq.heappop(self.outside)
+            self.back[i] = position
+            self.back_free_s = max(self.clock_s, self.back_free_s) + (
+                self.trips[i].back_s if self.early else 0.0
+            )
+            self.back_done_s[i] = self.back_free_s
+            if before > position:
+                self.coming_nbytes += self.trips[i].nbytes
+                self.free[position:before] -= self.trips[i].nbytes
+                self._make_room(position)
+        for i in self.due[position]:
+            if self.away[i] < position:
+                self.clock_s = max(self.clock_s, self.back_done_s[i])
+
+    def _fits(self, i: int, position: int) -> bool:
+        """Whether a value may come back so early: nothing that is needed before it has to go for it."""
+        trip = self.trips[i]
+        if not self.early or self.free[position : trip.gap.before].min() < trip.nbytes:
+            return False
+        stays = self.copying_nbytes + self.idle_nbytes[self.before < trip.gap.before].sum()
+        return bool(self.room[position] - self.coming_nbytes - stays >= trip.nbytes)
