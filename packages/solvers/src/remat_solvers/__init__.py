@@ -3,7 +3,16 @@
 from typing import TYPE_CHECKING, Any
 
 from remat_solvers.errors import BadParameter, InfeasibleBudget, SolverWarning, UnknownSolver
-from remat_solvers.protocol import Deadline, Problem, Progress, Solution, Solver, Status, judge
+from remat_solvers.protocol import (
+    Deadline,
+    Problem,
+    Progress,
+    Solution,
+    Solver,
+    Status,
+    judge,
+    judge_schedule,
+)
 from remat_solvers.registry import get_solver, solve, solver_names, solver_parameters
 
 __version__ = "0.1.0"
@@ -35,6 +44,7 @@ __all__ = [
     "UnknownSolver",
     "get_solver",
     "judge",
+    "judge_schedule",
     "min_budget",
     "solve",
     "solver_names",

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
-from remat_graph import Graph, InvalidSchedule, Schedule, simulate
+from remat_graph import Graph, InvalidSchedule, Links, Schedule, Start, Timeline, simulate
 
 
 @attrs.frozen(eq=False)
@@ -21,10 +21,19 @@ class Problem:
     Attributes:
         graph: the training step.
         budget_nbytes: bound on the referee's `peak_nbytes`.
+        links: bandwidths to the host and back; None if nothing may move. A solver that moves nothing
+            answers the problem without them.
+        host_budget_nbytes: bound on the referee's `host_peak_nbytes`; None for no bound.
     """
 
     graph: Graph
     budget_nbytes: int = attrs.field(converter=int, validator=attrs.validators.ge(0))
+    links: Links | None = None
+    host_budget_nbytes: int | None = attrs.field(
+        default=None,
+        converter=attrs.converters.optional(int),
+        validator=attrs.validators.optional(attrs.validators.ge(0)),
+    )
 
 
 class Status(StrEnum):
@@ -121,9 +130,11 @@ class Solution:
     Attributes:
         status: how it ended.
         schedule: the best valid schedule within the budget, or None.
-        lower_bound_s: no valid schedule's compute time (first runs included) is below this.
+        lower_bound_s: no valid schedule's compute time (first runs included) is below this; a solver that
+            moves nothing says it of schedules that move nothing.
         base_s: compute time of the unplanned step.
-        time_s: compute time of `schedule` according to the referee.
+        time_s: seconds of `schedule` according to the referee, until its last lane is done: its compute time
+            where nothing moves.
         peak_nbytes: its peak according to the referee.
         stats: what the solver counted.
     """
@@ -148,7 +159,7 @@ class Solution:
 
     @property
     def overhead(self) -> float | None:
-        """Extra compute time over the unplanned step, as a ratio."""
+        """Extra time over the unplanned step's compute time, as a ratio: repeats, and waits for transfers."""
         if self.time_s is None:
             return None
         return self.time_s / self.base_s - 1.0 if self.base_s > 0 else 0.0
@@ -203,30 +214,57 @@ def judge(
         lower_bound_s: a valid bound, if the solver has one beyond running every op once.
         stats: passed on.
     """
-    base_s = problem.graph.time_s
-    bound_s = max(base_s, lower_bound_s)
-    schedule, time_s, peak = None, None, None
+    schedule = None
     if order is not None:
         try:
             schedule = Schedule.from_order(problem.graph, order)
-            timeline = simulate(problem.graph, schedule)
         except InvalidSchedule:
             schedule = None
-        else:
-            time_s, peak = timeline.time_s, timeline.peak_nbytes
-            if peak > problem.budget_nbytes:
-                schedule, time_s, peak = None, None, None
-    if schedule is None or time_s is None:
+    return judge_schedule(problem, schedule, lower_bound_s=lower_bound_s, stats=stats)
+
+
+def judge_schedule(
+    problem: Problem,
+    schedule: Schedule | None,
+    *,
+    lower_bound_s: float = 0.0,
+    stats: Mapping[str, int | float | str | bool] | None = None,
+) -> Solution:
+    """Let the referee decide what a solver's schedule, with its moves, is worth.
+
+    Args:
+        problem: graph, budgets and links.
+        schedule: the steps, or None if the solver found none.
+        lower_bound_s: a valid bound, if the solver has one beyond running every op once.
+        stats: passed on.
+    """
+    base_s = problem.graph.time_s
+    bound_s = max(base_s, lower_bound_s)
+    timeline = None if schedule is None else _timeline(problem, schedule)
+    if timeline is None:
         status = Status.NOT_FOUND
     else:
-        status = Status.OPTIMAL if time_s <= bound_s * (1 + 1e-12) else Status.FEASIBLE
-        bound_s = min(bound_s, time_s)  # sums of floats in another order must not put the bound above
+        status = Status.OPTIMAL if timeline.time_s <= bound_s * (1 + 1e-12) else Status.FEASIBLE
+        bound_s = min(bound_s, timeline.time_s)  # sums of floats in another order must not put it above
     return Solution(
         status=status,
-        schedule=schedule,
+        schedule=None if timeline is None else schedule,
         lower_bound_s=bound_s,
         base_s=base_s,
-        time_s=time_s,
-        peak_nbytes=peak,
+        time_s=None if timeline is None else timeline.time_s,
+        peak_nbytes=None if timeline is None else timeline.peak_nbytes,
         stats=dict(stats or {}),
     )
+
+
+def _timeline(problem: Problem, schedule: Schedule) -> Timeline | None:
+    """What the referee says, or None where it is not a schedule for this problem."""
+    if problem.links is None and any(isinstance(step, Start) for step in schedule.steps):
+        return None
+    try:
+        timeline = simulate(problem.graph, schedule, links=problem.links)
+    except InvalidSchedule:
+        return None
+    host_nbytes = problem.host_budget_nbytes
+    fits_host = host_nbytes is None or timeline.host_peak_nbytes <= host_nbytes
+    return timeline if timeline.peak_nbytes <= problem.budget_nbytes and fits_host else None
