@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from remat_executor.tensors import Tensors
 from remat_graph import Compute, Deliver, Free, FreeHost, Graph, OptimizerStep, Schedule, Start, Step, Wait
 
 Action = Start | Wait | Free | FreeHost | OptimizerStep | Deliver
@@ -33,7 +34,30 @@ class StepHandler(Protocol):
 
 
 class Handlers(Protocol):
-    """Makes the handler of each call of a planned step."""
+    """What moves between device and host for one module: it makes the handler of each call."""
+
+    def extended(self, graph: Graph, tensors: Tensors) -> Graph:
+        """The captured graph with all that training holds, and what is known already of who is at home where.
+
+        Args:
+            graph: as captured and measured.
+            tensors: the module's and the call's, in the order of the graph's values.
+        """
+        ...
+
+    def settle(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
+        """Bring what is at home on the host there; the graph with everything at its home.
+
+        Args:
+            graph: what `extended` gave.
+            on_host: indices of the values that its plan has at home on the host.
+            tensors: as for `extended`.
+        """
+        ...
+
+    def enter(self) -> None:
+        """A call begins: the module's tensors are about to be looked at."""
+        ...
 
     def begin(self, step: Any) -> StepHandler:
         """Make the handler of one call of a `PlannedStep`."""

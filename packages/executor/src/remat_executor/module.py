@@ -16,6 +16,7 @@ from remat_executor.cost_cache import CostCache
 from remat_executor.errors import UnplannedUse
 from remat_executor.forwarding import BoundForward, Forward
 from remat_executor.guards import Signature, reason_for_original, reason_in_force
+from remat_executor.handler import Handlers
 from remat_executor.parts import check_part_nbytes
 from remat_executor.planning import Planner, Planning
 from remat_executor.plans import MOST_PLANS, Plans
@@ -65,6 +66,7 @@ class PlannedModule(nn.Module):
         buckets: Buckets | None = None,
         runtime: str = "eager",
         part_nbytes: int | None = None,
+        handlers: Handlers | None = None,
     ) -> None:
         """Capture, measure and plan a step; the model, its buffers and the generators stay as they are.
 
@@ -86,6 +88,7 @@ class PlannedModule(nn.Module):
                 then have a method ``tighter``.
             part_nbytes: bytes of gradients that wait together at most before the backward hands them over;
                 0 for each by itself, None for as many parts as cost a hundredth of the step.
+            handlers: carry out what plans do beside computing; None if they only compute.
 
         Raises:
             BadInput: the model or the sample cannot be planned, or max_plans, buckets or part_nbytes mean
@@ -109,6 +112,7 @@ class PlannedModule(nn.Module):
             runtime=runtime,
             part_nbytes=part_nbytes,
             buckets=buckets,
+            handlers=handlers,
             steps=steps,
         )
         self._attach(model, planning)
@@ -165,6 +169,8 @@ class PlannedModule(nn.Module):
         """What the original returns, run by a plan."""
         module: nn.Module = self.module
         planning: Planning = self._remat
+        if planning.handlers is not None:
+            planning.handlers.enter()
         padded, cut = args, None
         named: Mapping[str, Any] = kwargs
         reason = reason_in_force()

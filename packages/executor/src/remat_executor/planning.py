@@ -15,6 +15,7 @@ from remat_executor.cost_cache import CostCache
 from remat_executor.errors import NothingToDifferentiate, UntruePlan, warn
 from remat_executor.garbage import rare_collections
 from remat_executor.guards import Signature
+from remat_executor.handler import Handlers
 from remat_executor.plans import Plans
 from remat_executor.rehearsal import within_budget
 from remat_executor.runtime.choose import new_runtime
@@ -41,6 +42,7 @@ class Planning:
     """How a planned module plans, and what it has planned.
 
     Attributes:
+        handlers: for what plans do beside computing.
         steps: the planned steps by how the module was called; `latest` is the one that ran last, for
             `latest_signature`.
         undifferentiable: ways of calling it whose outputs require no gradient.
@@ -61,6 +63,7 @@ class Planning:
     runtime: str
     part_nbytes: int | None
     buckets: Buckets | None
+    handlers: Handlers | None
     steps: Plans[Signature, PlannedStep]
     undifferentiable: Plans[Signature, bool] = attrs.field(factory=Plans)
     lock: Any = attrs.field(factory=threading.RLock)
@@ -133,15 +136,21 @@ class Planning:
             differentiate=self.differentiate,
             on_progress=self.on_progress,
         )
+        if self.handlers is not None:
+            graph = self.handlers.extended(graph, tensors)
         same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
         self.in_vain = self.in_vain + 1 if same is not None else 0
         plan = same or self.planner(graph)
+        if self.handlers is not None:
+            graph = self.handlers.settle(graph, frozenset(plan.on_host), tensors)
 
         def build(plan: Plan) -> PlannedStep:
             _believe(graph, plan)
             runtime = new_runtime(self.runtime)
             with torch_private.without_any_autocast():  # as it will run
-                return PlannedStep.build(captured, translation, graph, plan, runtime, self.part_nbytes)
+                return PlannedStep.build(
+                    captured, translation, graph, plan, runtime, self.part_nbytes, self.handlers
+                )
 
         step = build(plan)
         if self.runtime != "eager":

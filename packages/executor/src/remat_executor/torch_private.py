@@ -42,6 +42,12 @@ class Joint:
     reshaped: bool
 
 
+def past_torch_function() -> contextlib.AbstractContextManager[None]:
+    """Within it tensors of a subclass are taken as plain ones, in this thread."""
+    disabled: contextlib.AbstractContextManager[None] = _private("torch._C", "DisableTorchFunctionSubclass")()
+    return disabled
+
+
 @contextlib.contextmanager
 def _as_if_compiling() -> Iterator[None]:
     """Hugging Face mask code branches on data unless it believes that it is being compiled."""

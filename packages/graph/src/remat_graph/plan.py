@@ -1,7 +1,7 @@
 """A plan: a schedule with every figure the referee gives it, who made it and how good it can be at best."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from remat_graph.errors import FalseBound, OverBudget
 from remat_graph.fingerprint import fingerprint
-from remat_graph.ir import Graph
+from remat_graph.ir import Graph, Home
 from remat_graph.lanes import Links
 from remat_graph.schedule import Lane, Schedule
 from remat_graph.simulate import simulate
+from remat_graph.training import at_home, persistent
 from remat_graph.units import format_nbytes, format_seconds, gradient_nbytes
 
 _BOUND_SLACK = 1e-6  # relative; linear programs are solved to about this
@@ -39,6 +40,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, str | bool | int | float) else str(value)
+
+
+def _indices(items: Iterable[int]) -> tuple[int, ...]:
+    return tuple(map(index, items))
 
 
 def _copy_versions(versions: Mapping[str, str]) -> Mapping[str, str]:
@@ -71,6 +76,8 @@ class Plan:
         platform: where the times come from.
         deadline_hit: whether a wall-clock deadline cut in, so that another run may end elsewhere.
         notes: lines for the summary, of the moment: neither compared nor saved.
+        host_peak_nbytes: predicted peak of what the step has on the host.
+        on_host: indices of the values that are at home on the host.
     """
 
     fingerprint: str
@@ -91,6 +98,8 @@ class Plan:
     platform: str = ""
     deadline_hit: bool = False
     notes: tuple[str, ...] = attrs.field(default=(), eq=False)
+    host_peak_nbytes: int = attrs.field(default=0, validator=_size)
+    on_host: tuple[int, ...] = attrs.field(default=(), converter=_indices)
 
     def __attrs_post_init__(self) -> None:
         if self.peak_nbytes > self.budget_nbytes:
@@ -112,6 +121,7 @@ class Plan:
         platform: str = "",
         deadline_hit: bool = False,
         links: Links | None = None,
+        periods: int = 1,
     ) -> "Plan":
         """Make the plan of a schedule; the referee gives every figure.
 
@@ -127,6 +137,7 @@ class Plan:
             platform: where the graph's times come from.
             deadline_hit: whether a wall-clock deadline cut in.
             links: bandwidths, if the schedule moves values.
+            periods: how many steps of training follow each other; see `simulate`.
 
         Raises:
             InvalidSchedule: the schedule cannot be carried out.
@@ -135,11 +146,11 @@ class Plan:
         """
         from remat_graph import __version__
 
-        timeline = simulate(graph, schedule, links=links)
+        timeline = simulate(graph, schedule, links=links, periods=periods)
         compute_s = timeline.lane_s[Lane.COMPUTE]
         if lower_bound_s > compute_s * (1 + _BOUND_SLACK):
             raise FalseBound(solver=solver, lower_bound_s=lower_bound_s, time_s=compute_s)
-        unplanned = simulate(graph, Schedule.from_order(graph, range(len(graph.ops))))
+        unplanned = simulate(at_home(graph, ()), Schedule.from_order(graph, range(len(graph.ops))))
         return cls(
             fingerprint=fingerprint(graph),
             graph_name=graph.name,
@@ -158,6 +169,8 @@ class Plan:
             versions={"remat_graph": __version__} | dict(versions or {}),
             platform=platform,
             deadline_hit=deadline_hit,
+            host_peak_nbytes=timeline.host_peak_nbytes,
+            on_host=persistent(graph, Home.HOST),
         )
 
     @property

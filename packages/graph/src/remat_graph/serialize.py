@@ -239,6 +239,8 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
     """A plan as JSON data."""
     figures = {field: getattr(plan, field) for field in _PLAN_FIELDS}
     figures |= {"solver_stats": dict(plan.solver_stats), "versions": dict(plan.versions)}
+    if plan.on_host or plan.host_peak_nbytes:  # else as readers know it that know no host
+        figures |= {"on_host": list(plan.on_host), "host_peak_nbytes": plan.host_peak_nbytes}
     return {
         "format": PLAN_FORMAT,
         "version": VERSION,
@@ -271,8 +273,12 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
     figures: dict[str, Any] = {}
     for field in attrs.fields(Plan):
         # The annotation says how to read a figure; what is not a plain one is read below.
-        if (read := _READERS.get(field.type)) is not None:
+        if (read := _READERS.get(field.type)) is not None and field.name not in _OF_THE_HOST:
             figures[field.name] = read(reader.get(field.name))
+    if "on_host" in reader.mapping():
+        values = _ANY if graph is None else len(graph.values)
+        figures["on_host"] = reader.get("on_host").indices(values, "value")
+        figures["host_peak_nbytes"] = reader.get("host_peak_nbytes").size()
     versions = reader.get("versions")
     return Plan(
         **figures,
@@ -398,10 +404,12 @@ def _keys(cls: type[Any]) -> frozenset[str]:
     return frozenset(field.name for field in attrs.fields(cls))
 
 
+_OF_THE_HOST = ("on_host", "host_peak_nbytes")
+
 _PLAN_FIELDS = tuple(
     field.name
     for field in attrs.fields(Plan)
-    if field.name not in ("schedule", "solver_stats", "versions", "notes")
+    if field.name not in {"schedule", "solver_stats", "versions", "notes", *_OF_THE_HOST}
 )
 
 

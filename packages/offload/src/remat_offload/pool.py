@@ -7,6 +7,7 @@ their room: the pool never holds more than its capacity, and never refuses what 
 A block that is being copied is released with the event that follows the copy; it is not lent again before.
 """
 
+import ctypes
 import math
 import threading
 import weakref
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 import attrs
+import numpy as np
 import torch
 
 from remat_offload.errors import HostPoolExhausted, HostPoolMisuse
@@ -154,6 +156,24 @@ class HostPool:
             self._idle.append(block)
             if self._closed:
                 self._drop(len(self._idle) - 1)
+
+    def lease(self, nbytes: int) -> torch.Tensor:
+        """Lend bytes that come back by themselves, when the last tensor on their storage is gone.
+
+        For what is handed to others, who release nothing. Whoever copies into it waits until that is done.
+
+        Args:
+            nbytes: how many.
+
+        Raises:
+            HostPoolExhausted: they do not fit under the cap beside what is lent.
+            HostPoolMisuse: there would be none, or the pool is closed.
+        """
+        block = self.allocate(nbytes)
+        # A storage on somebody else's memory keeps its owner, which goes with it.
+        owner = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(block.data_ptr()), dtype=np.uint8)
+        weakref.finalize(owner, self.release, block)
+        return torch.from_numpy(owner)
 
     def trim(self) -> None:
         """Give back to the system what is not lent, after waiting for copies that are under way."""

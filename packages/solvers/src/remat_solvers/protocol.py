@@ -137,6 +137,7 @@ class Solution:
             where nothing moves.
         peak_nbytes: its peak according to the referee.
         stats: what the solver counted.
+        on_host: indices of the values that `schedule` has at home on the host.
     """
 
     status: Status
@@ -146,6 +147,7 @@ class Solution:
     time_s: float | None = None
     peak_nbytes: int | None = None
     stats: Mapping[str, int | float | str | bool] = attrs.field(factory=dict)
+    on_host: frozenset[int] = frozenset()
 
     @property
     def feasible(self) -> bool:
