@@ -1,8 +1,27 @@
-"""Host memory for the values that a plan moves off the device."""
+"""Host memory for the values that a plan moves off the device, and the lanes on which they move."""
 
-from remat_offload.errors import CannotPin, HostPoolExhausted, HostPoolMisuse
+from remat_offload.errors import (
+    CannotPin,
+    HostPoolExhausted,
+    HostPoolMisuse,
+    LaneFailed,
+    MachineMisuse,
+)
+from remat_offload.lanes import Machine, Ticket
 from remat_offload.pool import HostPool, HostPoolStatistics
+from remat_offload.simulated import SimulatedMachine
 
 __version__ = "0.1.0"
 
-__all__ = ["CannotPin", "HostPool", "HostPoolExhausted", "HostPoolMisuse", "HostPoolStatistics"]
+__all__ = [
+    "CannotPin",
+    "HostPool",
+    "HostPoolExhausted",
+    "HostPoolMisuse",
+    "HostPoolStatistics",
+    "LaneFailed",
+    "Machine",
+    "MachineMisuse",
+    "SimulatedMachine",
+    "Ticket",
+]

@@ -1,8 +1,8 @@
-"""What can go wrong with host memory: one small class a mistake."""
+"""What can go wrong with host memory and with lanes: one small class a mistake."""
 
 import attrs
 
-from remat_graph import RematError
+from remat_graph import Lane, RematError
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -45,3 +45,35 @@ class CannotPin(RematError):
 
     def __str__(self) -> str:
         return f"cannot pin host memory: {self.problem}; {self.advice}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class LaneFailed(RematError):
+    """Work on a lane failed; its ``__cause__`` is the error as it was raised there.
+
+    Attributes:
+        lane: the lane.
+        work: the name of what failed first: the ticket's own work, or what it came after.
+        problem: the error.
+    """
+
+    lane: Lane
+    work: str
+    problem: str
+
+    def __str__(self) -> str:
+        problem = " ".join(self.problem.split())
+        return (
+            f"{self.work!r} failed on the lane {self.lane}: {problem}; what came after it was not run: "
+            f"mend its cause, chained to this error, and run the step again"
+        )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class MachineMisuse(RematError):
+    """What was given to a machine makes no sense, so it did nothing."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"machine: {self.problem}"

@@ -1,0 +1,251 @@
+"""How lanes are run: each has a thread of its own, so that a copy can wait for what the optimizer does.
+
+A ticket can only come after tickets that exist already, so lanes cannot wait for each other in a circle. Work
+that fails does not stop its lane. What comes after it fails too, by the same error, and is not run.
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
+
+import attrs
+import torch
+
+from remat_graph import Lane
+from remat_offload.errors import LaneFailed, MachineMisuse
+from remat_offload.lanes import Ticket
+from remat_offload.pool import Event
+
+_LANES = (Lane.TO_HOST, Lane.TO_DEVICE, Lane.CPU_OPTIMIZER)
+_PARTING_S = 1.0  # how long a machine that was not closed waits for each lane before it leaves it behind
+
+
+@attrs.define(eq=False)
+class _Failure:
+    """What went wrong; shared by all tickets that it brought down, so that it is reported once."""
+
+    lane: Lane
+    name: str
+    error: BaseException
+    told: bool = False
+
+    def tell(self) -> LaneFailed:
+        self.told = True
+        return LaneFailed(
+            lane=self.lane, work=self.name, problem=f"{type(self.error).__name__}: {self.error}"
+        )
+
+
+@attrs.define(eq=False)
+class Job:
+    """The ticket of a `LanedMachine`.
+
+    Attributes:
+        lane: its lane.
+        name: what errors call it.
+        event: what is left to wait for once its function has returned; ``None`` if nothing is.
+        ended_s: when its function returned, on the monotonic clock.
+    """
+
+    lane: Lane
+    name: str
+    _function: Callable[[Sequence["Job"]], Event | None] | None
+    _after: Sequence["Job"]
+    event: Event | None = attrs.field(default=None, init=False)
+    ended_s: float = attrs.field(default=0.0, init=False)
+    _failure: _Failure | None = attrs.field(default=None, init=False)
+    _ended: threading.Event = attrs.field(factory=threading.Event, init=False)
+
+    def query(self) -> bool:
+        """Whether it is done, well or badly."""
+        return self._ended.is_set() and (self.event is None or self.event.query())
+
+    def synchronize(self) -> None:
+        """Block until it is done; raises `LaneFailed`."""
+        event = self.issued()
+        if event is not None:
+            event.synchronize()
+
+    def issued(self) -> Event | None:
+        """Block until its function has returned; what is left to wait for. Raises `LaneFailed`."""
+        self._ended.wait()
+        if self._failure is not None:
+            raise self._failure.tell() from self._failure.error
+        return self.event
+
+    def run(self, failures: list[_Failure], closed: bool) -> None:
+        """Do the work, in the lane's thread, unless the machine is gone or what it comes after failed."""
+        # Whoever waits for it may drop its tensors then; nothing of them may be left here.
+        function, after = self._function, self._after
+        self._function, self._after = None, ()
+        try:
+            if closed:
+                raise MachineMisuse(problem="it went, unclosed, before its lanes were through; use `with`")
+            for job in after:
+                job.wait()
+            self._failure = next((job._failure for job in after if job._failure is not None), None)
+            if self._failure is None and function is not None:
+                self.event = function(after)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the lane goes on and the ticket tells
+            self._failure = _Failure(self.lane, self.name, error)
+            failures.append(self._failure)
+        del function, after
+        self.ended_s = time.monotonic()
+        self._ended.set()
+
+    def wait(self) -> None:
+        """Block until its function has returned or failed."""
+        self._ended.wait()
+
+
+@attrs.define(eq=False)
+class _Switch:
+    """A flag that threads read; no lock, since a finalizer may set it in the midst of anything."""
+
+    on: bool = False
+
+
+class LanedMachine:
+    """The lanes of a machine and their threads. A subclass adds `allocate`, `discard`, `copy` and `hold`.
+
+    Use it in a ``with`` statement, or call ``close``, so that what was given is finished. A machine that is
+    dropped, or still open when the interpreter ends, fails the jobs that it has not begun.
+
+    Args:
+        device: the device that computes.
+
+    Attributes:
+        device: the device that computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._lock = threading.Lock()
+        self._closed = False
+        self._failures: list[_Failure] = []
+        self._last: dict[Lane, Job] = {}
+        self._queues: dict[Lane, SimpleQueue[Job | None]] = {lane: SimpleQueue() for lane in _LANES}
+        dropped = _Switch()
+        self._threads = [
+            threading.Thread(
+                target=_serve, args=(queue, self._failures, dropped), name=f"remat {lane}", daemon=True
+            )
+            for lane, queue in self._queues.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._finalizer = weakref.finalize(self, _leave, self._queues, self._threads, dropped)
+
+    def work(self, function: Callable[[], object], after: Iterable[Ticket] = (), name: str = "") -> Job:
+        """Run a function on the lane ``CPU_OPTIMIZER`` once the tickets are done; its result is dropped.
+
+        Raises:
+            MachineMisuse: the machine is closed.
+        """
+
+        def run(jobs: Sequence[Job]) -> None:
+            for job in jobs:
+                if job.event is not None:
+                    job.event.synchronize()
+            function()
+
+        return self._put(Lane.CPU_OPTIMIZER, name or "work", run, after)
+
+    def drain(self) -> None:
+        """Wait until all lanes are idle.
+
+        Raises:
+            LaneFailed: the first failure that no ``synchronize``, ``hold`` or ``drain`` has raised yet.
+        """
+        for job in list(self._last.values()):
+            job.wait()
+        self._finish_copies()
+        while self._failures:
+            failure = self._failures.pop(0)
+            if not failure.told:
+                raise failure.tell() from failure.error
+
+    def close(self) -> None:
+        """Let the lanes finish what was given, then end their threads; nothing can be given any more."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for queue in self._queues.values():
+            queue.put(None)
+        _join(self._threads, timeout_s=None)
+        self._finish_copies()
+        self._finalizer.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.drain()
+        finally:
+            self.close()
+
+    def _put(
+        self,
+        lane: Lane,
+        name: str,
+        function: Callable[[Sequence[Job]], Event | None],
+        after: Iterable[Ticket],
+    ) -> Job:
+        job = Job(lane, name, function, tuple(map(own, after)))
+        with self._lock:
+            if self._closed:
+                raise MachineMisuse(problem=f"{name!r} was given after it was closed; close it last")
+            self._last[lane] = job
+            self._queues[lane].put(job)
+        return job
+
+    def _finish_copies(self) -> None:
+        """Wait for what lanes have handed on to the device; all of them are idle."""
+
+
+def own(ticket: Ticket) -> Job:
+    """The job behind a ticket.
+
+    Raises:
+        MachineMisuse: it is no ticket of a `LanedMachine`.
+    """
+    if not isinstance(ticket, Job):
+        raise MachineMisuse(
+            problem=f"a {type(ticket).__name__} was given as a ticket; give what copy or work returned"
+        )
+    return ticket
+
+
+def _serve(queue: "SimpleQueue[Job | None]", failures: list[_Failure], dropped: _Switch) -> None:
+    """A lane's thread. It knows nothing of the machine, which could not be dropped otherwise."""
+    while (job := queue.get()) is not None:
+        job.run(failures, dropped.on)
+
+
+def _leave(
+    queues: Mapping[Lane, "SimpleQueue[Job | None]"], threads: Sequence[threading.Thread], dropped: _Switch
+) -> None:
+    """End the threads of a machine that was not closed, the jobs that did not begin failing."""
+    dropped.on = True
+    for queue in queues.values():
+        queue.put(None)
+    # A daemon that returns from a kernel into an interpreter that has ended can abort the process.
+    _join(threads, timeout_s=_PARTING_S)
+
+
+def _join(threads: Sequence[threading.Thread], timeout_s: float | None) -> None:
+    for thread in threads:
+        if thread is not threading.current_thread():  # garbage may be collected in a lane, too
+            thread.join(timeout_s)

@@ -1,0 +1,134 @@
+"""On the simulated machine copies move their bytes in a link's time, and what is discarded shows."""
+
+import time
+
+import pytest
+import torch
+
+from remat_executor.meter import MemoryMeter
+from remat_graph import Lane
+from remat_offload import MachineMisuse, SimulatedMachine
+
+
+def laid_out(size: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Numbers in a tensor whose dimensions lie in memory in this order."""
+    tensor = torch.randint(-100, 100, [size[dim] for dim in order]).to(dtype)
+    return tensor.permute([order.index(dim) for dim in range(len(size))])
+
+
+@pytest.mark.parametrize("nbytes_per_s", [None, 1e4, 1e9])
+@pytest.mark.parametrize(
+    ("size", "order"),
+    [((), ()), ((0, 3), (0, 1)), ((7,), (0,)), ((2, 3, 4), (0, 1, 2)), ((2, 3, 1, 5), (0, 2, 3, 1))],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int64, torch.bfloat16])
+def test_copies_carry_the_bytes(
+    nbytes_per_s: float | None, size: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """There and back, in any dense layout, in one piece or in many."""
+    with SimulatedMachine(nbytes_per_s, nbytes_per_s) as machine:
+        source = laid_out(size, order, dtype)
+        host = torch.empty_strided(size, source.stride(), dtype=dtype)
+        back = machine.allocate(size, source.stride(), dtype)
+        away = machine.copy(Lane.TO_HOST, host, source)
+        machine.hold(machine.copy(Lane.TO_DEVICE, back, host, after=[away]))
+        assert source.stride() == back.stride()
+        assert torch.equal(source, host)
+        assert torch.equal(source, back)
+
+
+def test_a_queue_keeps_the_rate() -> None:
+    """Copies on one lane take their bytes' time together; time that a link was idle is lost."""
+    nbytes, nbytes_per_s = 20_000, 1e6
+    source, to = torch.ones(nbytes, dtype=torch.uint8), torch.zeros(3, nbytes, dtype=torch.uint8)
+    with SimulatedMachine(to_device_nbytes_per_s=nbytes_per_s) as machine:
+        for _ in range(2):
+            began = time.monotonic()
+            tickets = [machine.copy(Lane.TO_DEVICE, row, source) for row in to]
+            for number, ticket in enumerate(tickets, start=1):
+                ticket.synchronize()
+                assert time.monotonic() - began >= 0.95 * number * nbytes / nbytes_per_s
+            time.sleep(0.05)
+    assert (to == 1).all()
+
+
+def test_a_copy_begins_after_what_it_waits_for() -> None:
+    """The link's time does not run while the copy waits for work."""
+    with SimulatedMachine(to_host_nbytes_per_s=1e6) as machine:
+        waits = machine.work(lambda: time.sleep(0.05))
+        began = time.monotonic()
+        ticket = machine.copy(Lane.TO_HOST, torch.empty(5000), torch.empty(5000), after=[waits])
+        waits.synchronize()
+        worked = time.monotonic()
+        ticket.synchronize()
+        assert time.monotonic() - worked >= 0.9 * 20_000 / 1e6
+        assert time.monotonic() - began >= 0.95 * 20_000 / 1e6
+
+
+def test_bytes_arrive_late() -> None:
+    """A destination that is read before the link's time is over does not have its last byte yet."""
+    with SimulatedMachine(to_device_nbytes_per_s=1e5) as machine:
+        to = torch.zeros(30_000, dtype=torch.uint8)
+        began = time.monotonic()
+        ticket = machine.copy(Lane.TO_DEVICE, to, torch.ones_like(to))
+        early = to[-1].item()
+        assert early == 0 or time.monotonic() - began >= 0.95 * 0.3
+        machine.hold(ticket)
+        assert to[-1] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_discarded_numbers_are_none(dtype: torch.dtype) -> None:
+    """Discarding poisons the whole storage, also through a view."""
+    with SimulatedMachine() as machine:
+        tensor = machine.allocate((4, 6), (6, 1), dtype).zero_()
+        machine.discard(tensor[1, ::2])
+        assert tensor.isnan().all()
+
+
+def test_discarded_bytes() -> None:
+    """Integers and booleans are overwritten as well; no byte is no mistake."""
+    with SimulatedMachine() as machine:
+        numbers = machine.allocate((3,), (1,), torch.int64).zero_()
+        machine.discard(numbers)
+        assert [-1, -1, -1] == numbers.tolist()
+        flags = machine.allocate((3,), (1,), torch.bool).zero_()
+        machine.discard(flags)
+        assert [255, 255, 255] == flags.view(torch.uint8).tolist()
+        machine.discard(machine.allocate((0,), (1,), torch.float32))
+
+
+def test_the_meter_sees_allocations_alone() -> None:
+    """A device tensor counts from its allocation to its last reference; copies and poison count nothing."""
+    host = torch.ones(1000)
+    with SimulatedMachine() as machine, MemoryMeter(host, trace=True) as meter:
+        tensor = machine.allocate((1000,), (1,), torch.float32)
+        machine.hold(machine.copy(Lane.TO_DEVICE, tensor, host))
+        machine.hold(machine.copy(Lane.TO_HOST, host, tensor))
+        machine.discard(tensor)
+        assert 4000 == meter.live_nbytes == meter.peak_nbytes
+        del tensor
+        assert meter.live_nbytes == 0
+    assert [("aten.empty_strided.default", 4000)] == meter.trace
+
+
+def test_autograd_takes_no_notice() -> None:
+    """A saved tensor whose bytes went and came back is the one that was saved; so is a parameter."""
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    saved = weight.exp()
+    expected = saved.detach().clone()
+    with SimulatedMachine() as machine:
+        for tensor in (saved, weight):
+            host = torch.empty(2)
+            machine.hold(machine.copy(Lane.TO_HOST, host, tensor))
+            tensor.detach().view(torch.uint8).numpy()[:] = 0  # past the version counters, as an engine would
+            machine.hold(machine.copy(Lane.TO_DEVICE, tensor, host))
+    saved.sum().backward()
+    assert torch.equal(expected, weight.grad)
+
+
+@pytest.mark.parametrize("nbytes_per_s", [0, -1.0, float("nan")])
+def test_links_carry_something(nbytes_per_s: float) -> None:
+    """A link without bandwidth is a mistake, and starts no thread."""
+    with pytest.raises(MachineMisuse, match="it must be positive, or None"):
+        SimulatedMachine(to_device_nbytes_per_s=nbytes_per_s)
