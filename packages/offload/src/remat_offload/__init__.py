@@ -1,5 +1,6 @@
 """Host memory for the values that a plan moves off the device, and the lanes on which they move."""
 
+from remat_offload.cuda import CudaMachine
 from remat_offload.errors import (
     CannotPin,
     HostPoolExhausted,
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CannotPin",
+    "CudaMachine",
     "HostPool",
     "HostPoolExhausted",
     "HostPoolMisuse",
