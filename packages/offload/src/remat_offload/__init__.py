@@ -10,6 +10,8 @@ from remat_offload.errors import (
 )
 from remat_offload.lanes import Machine, Ticket
 from remat_offload.pool import HostPool, HostPoolStatistics
+from remat_offload.races import Operation, Race, find_races
+from remat_offload.recorder import Recorder
 from remat_offload.simulated import SimulatedMachine
 
 __version__ = "0.1.0"
@@ -24,6 +26,10 @@ __all__ = [
     "LaneFailed",
     "Machine",
     "MachineMisuse",
+    "Operation",
+    "Race",
+    "Recorder",
     "SimulatedMachine",
     "Ticket",
+    "find_races",
 ]

@@ -1,0 +1,91 @@
+"""Whether any order that the machine allows could go wrong: a happens-before checker over one recorded order.
+
+A run that came out right may have been lucky in its timing. The checker does not look at the time. Of any two
+accesses to one buffer, on different lanes and at least one of them a write, it asks whether something *makes*
+one come before the other: that their lane runs in the order given, or a wait that the record names.
+
+Each operation gets a vector clock: for each lane the last operation on it that is certainly done before
+(Mattern, 1989). Lanes run in order, so an operation comes before another exactly if the other's clock has
+reached it, and a search back along a lane stops at the first that does.
+
+Known to be imperfect: a buffer is a whole storage, so copies of two parts of one, in both directions at once,
+are called a race.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import attrs
+
+from remat_graph import Lane
+
+
+@attrs.define(kw_only=True)
+class Operation:
+    """One operation as it was given.
+
+    Attributes:
+        index: its place in the record.
+        lane: where it runs.
+        name: what it was called.
+        after: places of the operations that are done before it begins, beside those before it on its lane.
+        reads: numbers of the buffers it reads.
+        writes: numbers of the buffers it writes.
+    """
+
+    index: int
+    lane: Lane
+    name: str
+    after: tuple[int, ...] = ()
+    reads: set[int] = attrs.field(factory=set)
+    writes: set[int] = attrs.field(factory=set)
+
+    def __str__(self) -> str:
+        return f"{self.name!r} (operation {self.index}, on {self.lane})"
+
+
+@attrs.frozen
+class Race:
+    """Two accesses to one buffer, at least one a write, that nothing puts in an order.
+
+    Attributes:
+        first: the one given first.
+        second: the other.
+        buffer: the buffer's number.
+    """
+
+    first: Operation
+    second: Operation
+    buffer: int
+
+    def __str__(self) -> str:
+        return f"buffer {self.buffer}: {self.first} and {self.second} may meet; let one wait for the other"
+
+
+def find_races(record: Sequence[Operation]) -> list[Race]:
+    """All races of a record, in the order of their second operation.
+
+    Args:
+        record: the operations in the order given; those on the CPU have run (``drain`` the recorder first).
+    """
+    races: list[Race] = []
+    clocks: list[dict[Lane, int]] = []
+    last: dict[Lane, int] = {}
+    touched: dict[int, dict[Lane, list[Operation]]] = defaultdict(lambda: defaultdict(list))
+    for operation in record:
+        own = operation.lane
+        clock: dict[Lane, int] = {}
+        for before in (*operation.after, *([last[own]] if own in last else [])):
+            for lane, reached in clocks[before].items():
+                clock[lane] = max(reached, clock.get(lane, -1))
+        clock[own] = last[own] = operation.index
+        clocks.append(clock)
+        for buffer in sorted(operation.reads | operation.writes):
+            for lane, earlier in touched[buffer].items():
+                for other in reversed(earlier):
+                    if other.index <= clock.get(lane, -1):
+                        break
+                    if buffer in operation.writes or buffer in other.writes:
+                        races.append(Race(other, operation, buffer))
+            touched[buffer][own].append(operation)
+    return races
