@@ -28,6 +28,7 @@ from remat_solvers.questions import min_budget
 from remat_solvers.transfers import place
 
 _PERIODS = 3
+_LEAST_S, _ORDER_S = 2.0, 3.0  # for the order that needs least, and for each other
 
 
 @attrs.frozen(kw_only=True)
@@ -64,9 +65,8 @@ class _Search:
     def __init__(self, solver: Offload, problem: Problem, deadline: Deadline) -> None:
         self.solver, self.problem, self.deadline = solver, problem, deadline
         self.links = problem.links or Links()
-        self.orders: dict[int, tuple[int, ...]] = {}
+        self.ladder: list[tuple[int, ...]] = []
         self.tried = 0
-        self.least_nbytes: int | None = None
 
     def run(self) -> Solution:
         best: _Found | None = None
@@ -128,30 +128,20 @@ class _Search:
     # -- orders
 
     def orders_for(self, graph: Graph) -> Iterator[tuple[int, ...]]:
-        """Orders of ops for the room beside what is at home on the device, those that repeat least first."""
-        stays = sum(graph.allocated_nbytes(i) for i, v in enumerate(graph.values) if v.home is Home.DEVICE)
-        room = self.problem.budget_nbytes - stays
-        yield tuple(range(len(graph.ops)))
-        lent = _lent(self.problem.graph)
-        if self.least_nbytes is None:
-            smallest = min_budget(lent, self.deadline.share(0.2))
-            self.least_nbytes = smallest.nbytes
-            self.orders[smallest.nbytes] = smallest.schedule.order
-        for part in range(self.solver.orders):
-            budget = (
-                self.least_nbytes
-                + (room - self.least_nbytes) * (self.solver.orders - part) // self.solver.orders
+        """Orders of ops, those that repeat least first, down to one that needs as little as any."""
+        count = len(graph.ops)
+        yield tuple(range(count))
+        if not self.ladder:
+            lent = _lent(self.problem.graph)
+            smallest = min_budget(lent, self.deadline.within(_LEAST_S))
+            peak = simulate(lent, Schedule.from_order(lent, range(count))).peak_nbytes
+            budgets = (
+                smallest.nbytes + (peak - smallest.nbytes) * part // (self.solver.orders + 1)
+                for part in range(self.solver.orders, 0, -1)
             )
-            if budget > self.least_nbytes:
-                yield self.order_within(lent, budget)
-        yield self.orders[self.least_nbytes]
-
-    def order_within(self, lent: Graph, budget_nbytes: int) -> tuple[int, ...]:
-        if budget_nbytes not in self.orders:
-            solution = Auto().solve(Problem(lent, budget_nbytes), self.deadline.within(10.0))
-            assert self.least_nbytes is not None
-            self.orders[budget_nbytes] = solution.order or self.orders[self.least_nbytes]
-        return self.orders[budget_nbytes]
+            found = (Auto().solve(Problem(lent, b), self.deadline.within(_ORDER_S)).order for b in budgets)
+            self.ladder = [*(order for order in found if order is not None), smallest.schedule.order]
+        yield from self.ladder
 
     # -- schedules
 
