@@ -1,0 +1,76 @@
+"""Tensors as flat memory, and where it may be cut without changing a bit of an elementwise result.
+
+Vectorized kernels treat the end of their range one by one, and a compiler may round there otherwise than in
+the vectors: seen on a CPU with AVX512 for the fused kernels in every dtype, and for ``add`` with a factor in
+the half dtypes. So pieces begin at multiples of 64 elements, and only the last one has an end like the
+whole's.
+
+A CPU deals a large tensor out to threads. The fused kernels deal out cache lines, which changes nothing. All
+others deal out equal shares, and each share has an end, wherever that falls. Pieces for these kernels never
+cross such a place, and none of them is so large that it would itself be dealt out unevenly.
+"""
+
+import torch
+
+ALIGNMENT = 64  # elements: two vectors of the smallest dtype, which kernels unroll into one round
+_GRAIN = 32768  # elements: below it a CPU kernel stays on one thread (at::internal::GRAIN_SIZE)
+
+
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of a tensor without holes or overlaps, 0 where a dimension has one element; else ``None``.
+
+    Tensors of one shape and one order hold corresponding elements at corresponding places.
+    """
+    if tensor.layout != torch.strided:
+        return None
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return None
+        expected *= size
+    return tuple(0 if size == 1 else n for n, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def share_order(first: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Whether tensors can be viewed flat together: one shape, one order in memory."""
+    order = memory_order(first)
+    return order is not None and all(t.shape == first.shape and memory_order(t) == order for t in others)
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor that has a ``memory_order``: its elements as they lie in memory."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def pieces(numel: int, chunk_numel: int, threads: int) -> list[slice]:
+    """Cut flat memory so that an elementwise kernel gives on the pieces what it gives on the whole.
+
+    Args:
+        numel: elements of the whole.
+        chunk_numel: the most elements of a piece, a multiple of ``ALIGNMENT``.
+        threads: how many get an equal share of the whole from the kernels; 1 if shares are no matter.
+
+    Returns:
+        One piece at least, in order, without holes.
+    """
+    if numel <= chunk_numel:
+        return [slice(0, numel)]
+    share = -(-numel // min(threads, -(-numel // _GRAIN)))
+    cut = []
+    for begin in range(0, numel, share):
+        end = min(begin + share, numel)
+        while begin < end:
+            size = _undivided(end - begin, chunk_numel, threads)
+            cut.append(slice(begin, begin + size))
+            begin += size
+    return cut
+
+
+def _undivided(left: int, chunk_numel: int, threads: int) -> int:
+    """The most elements that threads, if more than one takes them, deal out in multiples of ``ALIGNMENT``."""
+    most = min(left, chunk_numel)
+    if threads == 1 or most < _GRAIN:
+        return most
+    return most // (_GRAIN * threads) * (_GRAIN * threads) or most // _GRAIN * _GRAIN
