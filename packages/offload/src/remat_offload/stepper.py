@@ -72,7 +72,11 @@ class Stepper:
         return layout(self._profile(param, like), self._optimizer, self._group(param), like)
 
     def chunks(self, param: torch.Tensor, like: torch.Tensor | None = None) -> list[slice]:
-        """The pieces that a parameter is stepped on, of its elements as they lie in memory."""
+        """The pieces that a parameter is stepped on, of its elements as they lie in memory.
+
+        On a CPU they depend on the number of threads that kernels have, in the thread that asks: a step of the
+        whole is taken to have as many.
+        """
         like = param if like is None else like
         if self.kind(param, like) is Kind.WHOLE or memory_order(like) is None:
             return [slice(0, like.numel())]
