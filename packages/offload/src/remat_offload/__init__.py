@@ -1,4 +1,4 @@
-"""What it takes to move values off the device: host memory, lanes, and optimizers stepped where their state is."""
+"""Moving values off the device: host memory, lanes, and optimizers stepped where their state is."""
 
 from remat_offload.cuda import CudaMachine
 from remat_offload.errors import (

@@ -1,3 +1,123 @@
+"""What can go wrong with host memory and with lanes: one small class a mistake."""
+
+import attrs
+
+from remat_graph import Lane, RematError
 
 
+@attrs.frozen(kw_only=True, str=False)
+class HostPoolExhausted(RematError):
+    """A block does not fit under the pool's cap. Nothing was allocated.
+
+    Attributes:
+        asked_nbytes: what the block would have taken.
+        free_nbytes: what the cap leaves beside the blocks that are lent.
+        capacity_nbytes: the cap.
+    """
+
+    asked_nbytes: int
+    free_nbytes: int
+    capacity_nbytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"host pool exhausted: {self.asked_nbytes:,} bytes asked, {self.free_nbytes:,} free "
+            f"of {self.capacity_nbytes:,}; release blocks or raise the capacity"
+        )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class HostPoolMisuse(RematError):
+    """What was given to the pool makes no sense, so it did nothing."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"host pool: {self.problem}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class CannotPin(RematError):
+    """Host memory could not be pinned."""
+
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"cannot pin host memory: {self.problem}; {self.advice}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class LaneFailed(RematError):
+    """Work on a lane failed; its ``__cause__`` is the error as it was raised there.
+
+    Attributes:
+        lane: the lane.
+        work: the name of what failed first: the ticket's own work, or what it came after.
+        problem: the error.
+    """
+
+    lane: Lane
+    work: str
+    problem: str
+
+    def __str__(self) -> str:
+        problem = " ".join(self.problem.split())
+        return (
+            f"{self.work!r} failed on the lane {self.lane}: {problem}; what came after it was not run: "
+            f"mend its cause, chained to this error, and run the step again"
+        )
+
+
+@attrs.frozen(kw_only=True, str=False)
+class MachineMisuse(RematError):
+    """What was given to a machine makes no sense, so it did nothing."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"machine: {self.problem}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class RefusedOptimizer(RematError):
+    """An optimizer whose parameters cannot be stepped one at a time with the results of one step of all.
+
+    Attributes:
+        optimizer: the name of its class.
+        reason: what was found.
+        advice: what to do.
+    """
+
+    optimizer: str
+    reason: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.optimizer} cannot be stepped in parts: {self.reason}; {self.advice}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class StepMisuse(RematError):
+    """What was given to the stepper does not fit together."""
+
+    problem: str
+
+    def __str__(self) -> str:
         return f"optimizer step: {self.problem}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class OffloadMisuse(RematError):
+    """Something was asked of a model whose values move that cannot be done; nothing was changed.
+
+    Attributes:
+        problem: what came.
+        advice: what to do.
+    """
+
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"offloading: {self.problem}; {self.advice}"

@@ -7,6 +7,7 @@ their room: the pool never holds more than its capacity, and never refuses what 
 A block that is being copied is released with the event that follows the copy; it is not lent again before.
 """
 
+import contextlib
 import ctypes
 import math
 import threading
@@ -19,6 +20,7 @@ import attrs
 import numpy as np
 import torch
 
+from remat_graph import RematError
 from remat_offload.errors import HostPoolExhausted, HostPoolMisuse
 from remat_offload.memory import HostMemory, memory_for
 
@@ -171,7 +173,7 @@ class HostPool:
         """
         block = self.allocate(nbytes)
         # A storage on somebody else's memory keeps its owner, which goes with it.
-        owner = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(block.data_ptr()), dtype=np.uint8)
+        owner = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(block.data_ptr()))
         weakref.finalize(owner, self.release, block)
         return torch.from_numpy(owner)
 
@@ -207,8 +209,8 @@ class HostPool:
         if not done and self._held_nbytes + self._memory.charge(nbytes) <= self._capacity:
             return None
         block = self._idle.pop((done or same)[0])
-        if not done and block.busy_until is not None:
-            block.busy_until.synchronize()
+        if not done:
+            _settle(block)
         block.busy_until = None
         return block
 
@@ -221,8 +223,7 @@ class HostPool:
 
     def _drop(self, index: int) -> None:
         block = self._idle.pop(index)
-        if block.busy_until is not None:
-            block.busy_until.synchronize()
+        _settle(block)
         self._held_nbytes -= self._memory.charge(block.bytes.numel())
         self._memory.give_back(block.bytes)
 
@@ -237,13 +238,19 @@ class HostPool:
         return "this tensor is not of this pool"
 
 
+def _settle(block: _Block) -> None:
+    """Wait until a block is in use no more, which it is not either if what used it failed: others tell that."""
+    if block.busy_until is not None:
+        with contextlib.suppress(RematError):
+            block.busy_until.synchronize()
+
+
 def _give_back_all(
     memory: HostMemory, lent: dict[int, tuple[torch.Tensor, _Block]], idle: list[_Block]
 ) -> None:
     """Unpin what a pool still holds when it goes."""
     for block in [*(block for _, block in lent.values()), *idle]:
-        if block.busy_until is not None:
-            block.busy_until.synchronize()
+        _settle(block)
         memory.give_back(block.bytes)
     lent.clear()
     idle.clear()
