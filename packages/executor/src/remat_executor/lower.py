@@ -128,16 +128,17 @@ def lower(
     """
     graph = translation.graph
     beside = handled(graph, schedule)
-    tail = _tail(schedule.steps)
-    segments = cut(graph, attrs.evolve(schedule, steps=schedule.steps[:tail]), part_nbytes)
+    segments = cut(graph, schedule, part_nbytes)
     whole = _Whole(captured, translation, _repeated_draws(translation, schedule.steps), runtime)
     runs = [_runs(schedule.steps[: schedule.boundary], 0, beside)]
     first = schedule.boundary
     for segment in segments:
         runs.append(_runs(segment, first, beside))
         first += len(segment)
-    needed = _needed_later(graph, runs)
     outputs = [o.node for o in captured.outputs if not o.replayed]
+    needed = _needed_later(graph, runs)
+    for later in needed[0][:-1]:
+        later.update(translation.value_of[translation.base_of[node]] for node in outputs)
     sections: list[Section] = []
     live: set[int] = set()
     overwritten: set[int] = set()
@@ -170,15 +171,8 @@ def lower(
         backward=backward,
         overwritten=frozenset(overwritten),
         read_again=tuple(sorted({v for section in backward for part in section.parts for v in part.reads})),
-        tail=schedule.steps[tail:],
+        tail=() if schedule.end is None else schedule.steps[schedule.end :],
     )
-
-
-def _tail(steps: Sequence[Step]) -> int:
-    """Where the backward is over and the optimizer's step begins."""
-    last = max(i for i, step in enumerate(steps) if isinstance(step, Compute | Deliver))
-    following = (i for i in range(last + 1, len(steps)) if isinstance(steps[i], OptimizerStep | Start))
-    return next(following, len(steps))
 
 
 def _runs(steps: Sequence[Step], first: int, beside: frozenset[int]) -> list[list[Step] | Action]:

@@ -50,7 +50,7 @@ def cut(graph: Graph, schedule: Schedule, part_nbytes: int | None = None) -> lis
         # over.
         segments.append([])
     pending, left = 0, len(nbytes)
-    for position in range(schedule.boundary, len(steps)):
+    for position in range(schedule.boundary, len(steps) if schedule.end is None else schedule.end):
         step = steps[position]
         segments[-1].append(step)
         if isinstance(step, Deliver):

@@ -9,6 +9,7 @@ import importlib
 import logging
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -46,6 +47,34 @@ def past_torch_function() -> contextlib.AbstractContextManager[None]:
     """Within it tensors of a subclass are taken as plain ones, in this thread."""
     disabled: contextlib.AbstractContextManager[None] = _private("torch._C", "DisableTorchFunctionSubclass")()
     return disabled
+
+
+def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:
+    """Let one optimizer step by a function of ours; a scheduler that watches its steps goes on to.
+
+    Args:
+        optimizer: the object; its class stays as it is.
+        step: takes the optimizer and a closure.
+    """
+
+    def stepped(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        self._opt_called = True  # type: ignore[attr-defined]
+        return step(self, closure)
+
+    method = types.MethodType(stepped, optimizer)
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        stepped._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = method  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def step_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Call the hooks that a user registered for an optimizer's steps, before and after."""
+    for hook in list(optimizer._optimizer_step_pre_hooks.values()):
+        hook(optimizer, (), {})
+    yield
+    for hook in list(optimizer._optimizer_step_post_hooks.values()):
+        hook(optimizer, (), {})
 
 
 @contextlib.contextmanager

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from remat_facade.config import load_config as load_config
     from remat_facade.config import save_config as save_config
     from remat_facade.entrypoints import Hiremate as Hiremate
-    from remat_facade.entrypoints import Offmate as Offmate
     from remat_facade.entrypoints import PureCheckmate as PureCheckmate
     from remat_facade.entrypoints import PureHiremate as PureHiremate
     from remat_facade.entrypoints import PureRockmate as PureRockmate
     from remat_facade.entrypoints import PureRotor as PureRotor
     from remat_facade.entrypoints import Rockmate as Rockmate
     from remat_facade.entrypoints import from_config as from_config
+    from remat_facade.offmate import Offmate as Offmate
 
 __version__ = "0.1.0"
 
@@ -45,7 +45,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     torch_free = ("Config", "generate_config", "load_config", "save_config")
-    module = import_module(f"{__name__}.{'config' if name in torch_free else 'entrypoints'}")
+    place = "config" if name in torch_free else "offmate" if name == "Offmate" else "entrypoints"
+    module = import_module(f"{__name__}.{place}")
     return getattr(module, name)  # `entrypoints` has `Buckets` too
 
 

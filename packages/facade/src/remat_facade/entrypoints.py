@@ -34,7 +34,7 @@ from remat_graph.platform import Platform
 from remat_graph.serialize import load_plan
 from remat_graph.units import parse_nbytes
 
-_Path = str | PathLike[str]
+AnyPath = str | PathLike[str]
 
 
 class Options(TypedDict, total=False):
@@ -42,8 +42,8 @@ class Options(TypedDict, total=False):
 
     sample_kwargs: Mapping[str, Any] | None
     reserve_nbytes: int
-    cache_dir: _Path | None
-    plan: Plan | _Path | None
+    cache_dir: AnyPath | None
+    plan: Plan | AnyPath | None
     platform: Platform | None
     differentiate: Iterable[int] | None
     on_progress: Progress | None
@@ -122,12 +122,12 @@ class Rockmate(PlannedModule):
         *,
         sample_kwargs: Mapping[str, Any] | None = None,
         reserve_nbytes: int = 0,
-        config: Config | _Path | None = None,
+        config: Config | AnyPath | None = None,
         solver: str | None = None,
         seed: int = 0,
         time_limit_s: float | None = None,
-        cache_dir: _Path | None = None,
-        plan: Plan | _Path | None = None,
+        cache_dir: AnyPath | None = None,
+        plan: Plan | AnyPath | None = None,
         platform: Platform | None = None,
         differentiate: Iterable[int] | None = None,
         on_progress: Progress | None = None,
@@ -171,9 +171,9 @@ class Rockmate(PlannedModule):
                 kwargs,
                 Noted(planner, adds_up),
                 platform=platform,
-                cache_dir=_folder(cache_dir),
+                cache_dir=folder(cache_dir),
                 differentiate=differentiate,
-                on_progress=_stages(on_progress),
+                on_progress=stages(on_progress),
                 runtime=runtime,
                 max_plans=max_plans,
                 buckets=buckets,
@@ -241,7 +241,7 @@ def from_config(
     model: nn.Module,
     sample: Any,
     budget: int | str,
-    config: Config | _Path = "auto",
+    config: Config | AnyPath = "auto",
     **options: Unpack[Options],
 ) -> Rockmate:
     """A planned module as a config says.
@@ -270,7 +270,7 @@ def plan_model(
     reserve_nbytes: int = 0,
     method: Method | None = None,
     platform: Platform | None = None,
-    cache_dir: _Path | None = None,
+    cache_dir: AnyPath | None = None,
     on_progress: Progress | None = None,
     optimizer: Optimizer = "adamw",
     zoo: bool = True,
@@ -290,7 +290,7 @@ def plan_model(
         zoo=zoo,
     )
     graph = plan_graph(
-        model, args, kwargs, platform=platform, cache_dir=_folder(cache_dir), on_progress=_stages(on_progress)
+        model, args, kwargs, platform=platform, cache_dir=folder(cache_dir), on_progress=stages(on_progress)
     )
     return graph, planner(graph)
 
@@ -306,7 +306,7 @@ def prepare(
     on_progress: Progress | None,
     *,
     optimizer: Optimizer = "adamw",
-    cache_dir: _Path | None = None,
+    cache_dir: AnyPath | None = None,
     zoo: bool = True,
 ) -> tuple[tuple[Any, ...], dict[str, Any], Planner]:
     """Check everything that can be checked before any work; the call's arguments and the planner."""
@@ -324,9 +324,7 @@ def prepare(
         device=str(device),
         platform=platform.name if platform is not None else f"{device.type}, measured",
         on_progress=on_progress or silent,
-        zoo=_zoo(_folder(cache_dir), device, platform)
-        if zoo and not os.environ.get("REMAT_NO_ZOO")
-        else None,
+        zoo=_zoo(folder(cache_dir), device, platform) if zoo and not os.environ.get("REMAT_NO_ZOO") else None,
     )
     planner.check()
     return args, kwargs, planner
@@ -338,7 +336,7 @@ def _zoo(folder: Path | None, device: torch.device, platform: Platform | None) -
     return Zoo(folder=costs.parent / "plans", times=costs.stem if platform is None else platform.name)
 
 
-def _stages(on_progress: Progress | None) -> Callable[[str, int, int], None] | None:
+def stages(on_progress: Progress | None) -> Callable[[str, int, int], None] | None:
     """What the executor reports, in words."""
     if on_progress is None:
         return None
@@ -349,11 +347,12 @@ def _stages(on_progress: Progress | None) -> Callable[[str, int, int], None] | N
     return tell
 
 
-def _folder(path: _Path | None) -> Path | None:
+def folder(path: AnyPath | None) -> Path | None:
+    """A path that may not be given."""
     return None if path is None else Path(path)
 
 
-def _saved(plan: Plan | _Path, planner: Planner) -> SavedPlan:
+def _saved(plan: Plan | AnyPath, planner: Planner) -> SavedPlan:
     if isinstance(plan, Plan):
         return SavedPlan(plan, planner)
     return SavedPlan(load_plan(plan), planner, source=str(plan))

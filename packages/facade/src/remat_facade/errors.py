@@ -162,6 +162,30 @@ class NotFound(RematError):
 
 
 @attrs.frozen(kw_only=True, str=False)
+class NoRoom(RematError):
+    """No plan was found that keeps the budgets of device and host. Nothing was moved or allocated.
+
+    Attributes:
+        device: the device budget, and
+        host: the host budget, both for people.
+        least_device: the least of the device's memory that a plan was found to take, and
+        least_host: what the host takes then.
+    """
+
+    device: str
+    host: str
+    least_device: str
+    least_host: str
+
+    def __str__(self) -> str:
+        return (
+            f"no plan was found within {self.device} on the device and {self.host} on the host: the least "
+            f"that one takes is {self.least_device} on the device with {self.least_host} on the host; "
+            "raise either budget, or use a smaller batch"
+        )
+
+
+@attrs.frozen(kw_only=True, str=False)
 class MissingExtra(RematError):
     """A library is needed that remat does not install by itself.
 

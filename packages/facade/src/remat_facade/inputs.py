@@ -97,6 +97,11 @@ def _kind(thing: object) -> str:
     return f"class ({thing.__name__})" if isinstance(thing, type) else type(thing).__name__
 
 
+def tensors_of(value: object) -> list[Tensor]:
+    """The tensors in nested containers."""
+    return [tensor for _, tensor in _named_tensors("", value)]
+
+
 def _named_tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value

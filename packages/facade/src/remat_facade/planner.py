@@ -137,7 +137,7 @@ class Planner:
             lower_bound_s=solution.lower_bound_s,
             solver=self.method.solver,
             solver_stats={**solution.stats, PLANNING_S: time.perf_counter() - began_s},
-            versions=_versions(),
+            versions=versions(),
             platform=self.platform,
             deadline_hit=deadline.hit,
         )
@@ -175,7 +175,8 @@ class Planner:
         )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of the packages that a plan depends on, by name."""
     names = ("remat-graph", "remat-solvers", "remat-facade")
     found = {name: version(name) for name in names}
     if "torch" in sys.modules:  # a plan made without torch does not depend on it

@@ -94,10 +94,13 @@ class Schedule:
     Attributes:
         steps: what to do.
         boundary: index of the first backward step; the tangents come live there.
+        end: index of the first step of the optimizer's own call, where it has one; None: the backward ends
+            with the last step.
     """
 
     steps: tuple[Step, ...] = attrs.field(converter=_steps)
     boundary: int
+    end: int | None = None
 
     @classmethod
     def from_order(cls, graph: Graph, order: Iterable[int]) -> "Schedule":

@@ -132,6 +132,12 @@ class _Replay:
         steps = self.schedule.steps
         if not 0 <= self.schedule.boundary <= len(steps):
             self.fail(f"boundary {self.schedule.boundary} lies outside the {len(steps)} steps")
+        end = len(steps) if self.schedule.end is None else self.schedule.end
+        if not self.schedule.boundary <= end <= len(steps):
+            self.fail(f"end {end} lies outside of the backward's {len(steps)} steps")
+        for late in range(end, len(steps)):
+            if isinstance(steps[late], Compute | Deliver):
+                self.fail(f"step {late} belongs to the optimizer's call, and computes or delivers")
         for index, value in enumerate(self.graph.values):
             if value.home is Home.DEVICE:
                 self.arrive(index)

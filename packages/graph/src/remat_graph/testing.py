@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import attrs
 
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Value
+from remat_graph.lanes import Links
 from remat_graph.schedule import Compute, Free, FreeHost, Lane, Schedule, Start, Step, Transfer, Wait
-from remat_graph.simulate import Links
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

@@ -6,7 +6,8 @@ says so; a gradient's are copied to the host and handed over there. Each copy wa
 the update of a parameter on the CPU, the copy that brought an activation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import attrs
 import torch
@@ -16,7 +17,19 @@ from remat_executor import torch_private
 from remat_executor.handler import Action
 from remat_executor.recipes import OwnGradient
 from remat_executor.step import PlannedStep
-from remat_graph import Deliver, Free, FreeHost, Graph, Lane, OptimizerStep, Role, Start, Transfer, Wait
+from remat_graph import (
+    Compute,
+    Deliver,
+    Free,
+    FreeHost,
+    Graph,
+    Lane,
+    OptimizerStep,
+    Role,
+    Start,
+    Transfer,
+    Wait,
+)
 from remat_offload.errors import OffloadMisuse
 from remat_offload.inflight import land, take_off
 from remat_offload.lanes import Machine, Ticket
@@ -65,16 +78,15 @@ class Resident:
         return [ticket for ticket in (self.written, self.read) if ticket is not None]
 
 
-class Updates:
-    """How parameters are updated. The engine says when; `trainer` knows the user's optimizer."""
+class Updates(Protocol):
+    """How parameters are updated; the engine says when and where."""
 
     def on_device(self, params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> None:
         """Update parameters whose data, gradients and states are on the device."""
-        raise NotImplementedError
 
-    def on_host(self, param: nn.Parameter, data: Tensor, grad: Tensor) -> None:
-        """Update one whose data, gradient and states are on the host, in a thread of a lane."""
-        raise NotImplementedError
+    def on_host(self, param: nn.Parameter, data: Tensor, grad: Tensor) -> Callable[[], None]:
+        """The update of one whose data, gradient and states are on the host, made in a lane's thread."""
+        ...
 
 
 class Engine:
@@ -172,7 +184,7 @@ class Engine:
                     continue
                 self.update_on_host(item.value, param.grad, [])
                 self._take_off(item.value)
-            else:
+            elif not isinstance(item, Compute):
                 handler.carry_out(item, live)
         if on_device:
             self.updates.on_device(on_device, [p.grad for p in on_device if p.grad is not None])
@@ -188,12 +200,14 @@ class Engine:
         param, resident = self.params[index], self.residents[index]
         data = Layout.of(param).on(resident.whole)
 
-        def update() -> None:
+        update = self.updates.on_host(param, data, grad)
+
+        def work() -> None:
             with torch.no_grad(), torch_private.past_torch_function():
-                self.updates.on_host(param, data, grad)
+                update()
 
         resident.written = self.machine.work(
-            update, after=[*resident.before_writing(), *after], name=f"the update of parameter {index}"
+            work, after=[*resident.before_writing(), *after], name=f"the update of parameter {index}"
         )
 
 
@@ -226,6 +240,7 @@ class Transfers:
         return ()
 
     def send(self, transfer: Transfer, tensor: Tensor) -> None:
+        """Copy a value to the host."""
         value = transfer.value
         source = _bytes_of(tensor)
         is_gradient = self.graph.values[value].role is Role.GRAD
@@ -236,6 +251,7 @@ class Transfers:
         )
 
     def fetch(self, transfer: Transfer) -> Tensor:
+        """Bring a value from the host."""
         value = transfer.value
         resident = self.engine.residents.get(value)
         if resident is not None:
@@ -252,6 +268,7 @@ class Transfers:
         return self.layouts[value].on(bytes_there)
 
     def let_go(self, value: int) -> None:
+        """Drop a host copy."""
         whole = self.away.pop(value)
         if self.graph.values[value].role is not Role.GRAD:
             last = self.tickets.get(
@@ -265,6 +282,7 @@ class Transfers:
         return self.layouts[value].on(self.away.pop(value))
 
     def update(self, step: OptimizerStep, live: dict[int, Tensor]) -> Sequence[None]:
+        """Update a parameter within the backward."""
         (update,) = (u for u in self.graph.updates if u.param == step.value)
         if step.lane is Lane.COMPUTE:
             grad = self.layouts[update.grad].on(_bytes_of(live[update.grad]))

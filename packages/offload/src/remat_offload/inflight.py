@@ -9,7 +9,6 @@ this.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from remat_executor import torch_private
@@ -51,7 +50,7 @@ def take_off(parameter: nn.Parameter, wait: Callable[[], None]) -> None:
 def land(parameter: nn.Parameter) -> None:
     """Make it an ordinary parameter again, whether or not its update is done."""
     if type(parameter) is InFlight:
-        parameter.__class__ = nn.Parameter
+        setattr(parameter, "__class__", nn.Parameter)  # noqa: B010 - mypy holds the class for fixed
         parameter.__dict__.pop(_WAIT, None)
 
 

@@ -239,7 +239,7 @@ class HostPool:
 
 
 def _settle(block: _Block) -> None:
-    """Wait until a block is in use no more, which it is not either if what used it failed: others tell that."""
+    """Wait until a block is in use no more; nor is it if what used it failed, which others tell."""
     if block.busy_until is not None:
         with contextlib.suppress(RematError):
             block.busy_until.synchronize()

@@ -74,8 +74,8 @@ class Stepper:
     def chunks(self, param: torch.Tensor, like: torch.Tensor | None = None) -> list[slice]:
         """The pieces that a parameter is stepped on, of its elements as they lie in memory.
 
-        On a CPU they depend on the number of threads that kernels have, in the thread that asks: a step of the
-        whole is taken to have as many.
+        On a CPU they depend on the number of threads that kernels have, in the thread that asks: a step of
+        the whole is taken to have as many.
         """
         like = param if like is None else like
         if self.kind(param, like) is Kind.WHOLE or memory_order(like) is None:
@@ -138,7 +138,19 @@ class Stepper:
         master: torch.Tensor | None = None,
         scale: torch.Tensor | None = None,
     ) -> None:
-        """Step one parameter, piece by piece if its kind allows, where its state lives.
+        """Step one parameter, piece by piece if its kind allows, where its state lives; see `prepared`."""
+        self.prepared(param, data, grad, master=master, scale=scale)()
+
+    def prepared(
+        self,
+        param: torch.Tensor,
+        data: torch.Tensor,
+        grad: torch.Tensor,
+        *,
+        master: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
+    ) -> Callable[[], None]:
+        """A step of one parameter that begins now, with the settings of now, and is taken when called.
 
         Args:
             param: one of the optimizer's, which names the state and the settings.
@@ -156,22 +168,26 @@ class Stepper:
             shapes = [tuple(t.shape) for t in (data, grad, stepped)]
             raise StepMisuse(problem=f"data, gradient and master of shapes {shapes}; they must be the same")
         walk = self.begin(param, stepped)
-        states = {name: walk.place(name) for name in walk.names}
-        cut = self.chunks(param, stepped)
-        if len(cut) == 1 or not share_order(data, grad, stepped, *states.values()):
-            walk.step(data, grad, states, master=master, scale=scale)
-        else:
-            flats = {name: flat(state) for name, state in states.items()}
-            flat_data, flat_grad, flat_stepped = flat(data), flat(grad), flat(stepped)
-            for piece in cut:
-                walk.step(
-                    flat_data[piece],
-                    flat_grad[piece],
-                    {name: state[piece] for name, state in flats.items()},
-                    master=None if master is None else flat_stepped[piece],
-                    scale=scale,
-                )
-        walk.finish()
+
+        def take() -> None:
+            states = {name: walk.place(name) for name in walk.names}
+            cut = self.chunks(param, stepped)
+            if len(cut) == 1 or not share_order(data, grad, stepped, *states.values()):
+                walk.step(data, grad, states, master=master, scale=scale)
+            else:
+                flats = {name: flat(state) for name, state in states.items()}
+                flat_data, flat_grad, flat_stepped = flat(data), flat(grad), flat(stepped)
+                for piece in cut:
+                    walk.step(
+                        flat_data[piece],
+                        flat_grad[piece],
+                        {name: state[piece] for name, state in flats.items()},
+                        master=None if master is None else flat_stepped[piece],
+                        scale=scale,
+                    )
+            walk.finish()
+
+        return take
 
     def begin(self, param: torch.Tensor, like: torch.Tensor | None = None) -> PiecewiseStep:
         """Begin a step whose pieces the caller brings where they are stepped: one for each of ``chunks``.
@@ -190,7 +206,10 @@ class Stepper:
         def reserve(name: str) -> torch.Tensor:
             return self._place(param, next(t for t in self.layout(param, like) if t.name == name), like)
 
-        settings = narrowed(self._group(param), {param: param})
+        settings = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value  # a scheduler may fill it anew
+            for name, value in narrowed(self._group(param), {param: param}).items()
+        }
         return PiecewiseStep(self._optimizer, param, settings, profile.placed, reserve, like.numel())
 
     def _settle(self, param: torch.Tensor, before: State, after: State) -> None:

@@ -134,9 +134,10 @@ class _Rewriter:
         self.make_room(-1)
         if self.schedule.boundary == len(self.schedule.steps):
             self.boundary = len(self.steps)
+        end = None if self.in_backward else len(self.steps)
         if not self.in_backward:
             self.steps += _updates(self.graph)
-        return Schedule(self.steps, self.boundary)
+        return Schedule(self.steps, self.boundary, end)
 
     def send(self, grad: int, position: int) -> None:
         """Start a gradient's copy to the host."""

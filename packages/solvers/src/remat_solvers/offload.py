@@ -27,7 +27,7 @@ from remat_solvers.protocol import Deadline, Problem, Solution, Status
 from remat_solvers.questions import min_budget
 from remat_solvers.transfers import place
 
-_PERIODS = 3
+PERIODS = 3
 _LEAST_S, _ORDER_S = 2.0, 3.0  # for the order that needs least, and for each other
 
 
@@ -67,6 +67,7 @@ class _Search:
         self.links = problem.links or Links()
         self.ladder: list[tuple[int, ...]] = []
         self.tried = 0
+        self.least: tuple[int, int] | None = None  # device bytes, and host bytes with them
 
     def run(self) -> Solution:
         best: _Found | None = None
@@ -155,23 +156,23 @@ class _Search:
         schedule = hand_over(
             graph, placed, problem.budget_nbytes, self.links, in_backward=self.solver.in_backward
         )
-        timeline = simulate(graph, schedule, links=self.links, periods=_PERIODS)
+        timeline = simulate(graph, schedule, links=self.links, periods=PERIODS)
         readings = [timeline]
         if not self.solver.in_backward:
             readings.append(simulate(accumulating(graph), schedule, grads=Grads.ACCUMULATE, links=self.links))
-        for reading in readings:
-            if reading.peak_nbytes > problem.budget_nbytes:
-                return None
-            if (
-                problem.host_budget_nbytes is not None
-                and reading.host_peak_nbytes > problem.host_budget_nbytes
-            ):
-                return None
+        nbytes = max(reading.peak_nbytes for reading in readings)
+        host_nbytes = max(reading.host_peak_nbytes for reading in readings)
+        self.least = min(self.least or (nbytes, host_nbytes), (nbytes, host_nbytes))
+        limit = problem.host_budget_nbytes
+        if nbytes > problem.budget_nbytes or (limit is not None and host_nbytes > limit):
+            return None
         return _Found(graph=graph, schedule=schedule, timeline=timeline)
 
     def solution(self, found: _Found | None) -> Solution:
         base_s = self.problem.graph.time_s
         stats: dict[str, Any] = {"tried": self.tried}
+        if self.least is not None:
+            stats |= dict(zip(("least_nbytes", "least_host_nbytes"), self.least, strict=True))
         if found is None:
             return Solution(
                 status=Status.NOT_FOUND, schedule=None, lower_bound_s=base_s, base_s=base_s, stats=stats

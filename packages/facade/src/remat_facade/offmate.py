@@ -1,0 +1,239 @@
+"""`Offmate`: a model, its gradients and its optimizer within a budget of device bytes, the rest on the host.
+
+    model = Offmate(model, sample, "22GiB", host_budget="112GiB", optimizer=torch.optim.AdamW(...))
+
+One plan says for every parameter, gradient, optimizer state and activation whether it stays on the device,
+moves to the host and back, or is made again.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from remat_executor import Buckets, PlannedModule
+from remat_executor.plans import MOST_PLANS
+from remat_facade.config import Config, OffmateConfig
+from remat_facade.entrypoints import AnyPath, Rockmate, folder, stages
+from remat_facade.errors import BadConfig, NoRoom
+from remat_facade.fit import free_on
+from remat_facade.inputs import as_call, check_model, tensors_of
+from remat_facade.method import as_config
+from remat_facade.planner import PLANNING_S, Progress, silent, versions
+from remat_graph import Graph, Links
+from remat_graph.errors import BadBudget
+from remat_graph.plan import Plan
+from remat_graph.platform import Platform
+from remat_graph.training import at_home
+from remat_graph.units import format_nbytes, parse_nbytes, resolve_budget
+from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine
+from remat_offload.rates import measure_links
+from remat_offload.training import Training
+from remat_solvers import Deadline, Problem
+from remat_solvers.offload import PERIODS, Offload
+
+HOST_SHARE = 0.8
+"""Part of the host's free memory that moved values may take by default."""
+
+
+class Offmate(Rockmate):
+    """A model that trains within a budget of device bytes, with the rest of what training holds on the host.
+
+    Parameters that move are tensors on the host between steps, and so are their gradients; `optimizer` is the
+    user's own object, whose ``step`` may return while updates on the CPU are still under way: whoever reads a
+    parameter waits for its own.
+
+    Args:
+        model: the module, in the mode it will train in.
+        sample: as for `Rockmate`.
+        budget: device bytes of all that training holds there: parameters, gradients, optimizer states,
+            buffers, inputs and what a step makes; an int, a text such as ``"22GiB"``, or a percentage of
+            what unplanned training holds beyond its gradients.
+        host_budget: host bytes for what moves; None for 80 % of the memory that is free.
+        optimizer: over the model's parameters; None for Adam, which steps during the backward.
+        optimizer_in_backward: whether parameters are updated as soon as their gradients are there; None if
+            no optimizer is given.
+        machine: the device and its links; None for the model's device, simulated if that is the CPU.
+        links: bandwidths, instead of measuring them.
+        sample_kwargs: as for `Rockmate`, and so are the others.
+
+    Raises:
+        NoRoom: no plan keeps both budgets.
+        RefusedOptimizer: the optimizer cannot be stepped in parts.
+        OffloadMisuse: the optimizer does not fit the model.
+    """
+
+    _method = "offmate"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sample: Any,
+        budget: int | str,
+        *,
+        host_budget: int | str | None = None,
+        optimizer: Optimizer | None = None,
+        optimizer_in_backward: bool | None = None,
+        machine: Machine | None = None,
+        links: Links | None = None,
+        sample_kwargs: Mapping[str, Any] | None = None,
+        reserve_nbytes: int = 0,
+        config: Config | AnyPath | None = None,
+        seed: int = 0,
+        time_limit_s: float | None = None,
+        cache_dir: AnyPath | None = None,
+        platform: Platform | None = None,
+        differentiate: Iterable[int] | None = None,
+        on_progress: Progress | None = None,
+        max_plans: int = MOST_PLANS,
+        buckets: Buckets | None = None,
+        part_nbytes: int | None = None,
+    ) -> None:
+        chosen = as_config("offmate" if config is None else config)
+        if not isinstance(chosen, OffmateConfig):
+            raise BadConfig(field="type", problem=f"Offmate wants one of type offmate, not {chosen.type}")
+        chosen = chosen.with_(seed=seed or None, time_limit_s=time_limit_s, host_budget=host_budget)
+        args, kwargs = as_call(sample, sample_kwargs)
+        device = check_model(model, args, kwargs)
+        in_backward = optimizer is None if optimizer_in_backward is None else optimizer_in_backward
+        optimizer = optimizer or torch.optim.Adam(p for p in model.parameters() if p.requires_grad)
+        machine = machine or (CudaMachine(device) if device.type == "cuda" else SimulatedMachine())
+        pool = HostPool(_host_nbytes(chosen.host_budget), device=machine.device)
+        training = Training(machine, pool, optimizer, in_backward=in_backward)
+        planner = _Planner(
+            budget=budget,
+            reserve_nbytes=reserve_nbytes + _lent_nbytes(model, (args, kwargs), machine.device),
+            host_budget_nbytes=pool.statistics.capacity_nbytes,
+            links=links or measure_links(machine, pool),
+            training=training,
+            time_limit_s=chosen.time_limit_s,
+            platform=platform.name if platform is not None else f"{device.type}, measured",
+            on_progress=on_progress or silent,
+        )
+        pool.trim()
+        PlannedModule.__init__(
+            self,
+            model,
+            args,
+            kwargs,
+            planner,
+            platform=platform,
+            cache_dir=folder(cache_dir),
+            differentiate=differentiate,
+            on_progress=stages(on_progress),
+            max_plans=max_plans,
+            buckets=buckets,
+            part_nbytes=part_nbytes,
+            handlers=training,
+        )
+        self.__dict__["_training"] = training
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The user's optimizer, or the one made for want of one."""
+        optimizer: Optimizer = self.__dict__["_training"].optimizer
+        return optimizer
+
+    def synchronize(self) -> None:
+        """Wait until every update is done.
+
+        Raises:
+            LaneFailed: one could not be carried out.
+        """
+        if "_training" in self.__dict__:
+            self.__dict__["_training"].wait()
+
+    # -- what must wait for updates that are under way
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The original's, up to date."""
+        self.synchronize()
+        return super().named_parameters(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The original's, up to date."""
+        self.synchronize()
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The original's, into the tensors where they are."""
+        self.synchronize()
+        return super().load_state_dict(*args, **kwargs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients, or set them to zero."""
+        self.__dict__["_training"].zero_grad(set_to_none)
+
+
+@attrs.define(kw_only=True)
+class _Planner:
+    """Plans training steps at one pair of budgets; once the first is planned, everyone's home is settled."""
+
+    budget: int | str
+    reserve_nbytes: int
+    host_budget_nbytes: int
+    links: Links
+    training: Training
+    time_limit_s: float | None
+    platform: str
+    on_progress: Progress
+
+    def __call__(self, graph: Graph) -> Plan:
+        """Plan.
+
+        Raises:
+            NoRoom: no plan keeps both budgets.
+            BadBudget: the budget means nothing, or the reserve leaves nothing of it.
+        """
+        began_s = time.perf_counter()
+        budget_nbytes = resolve_budget(self.budget, at_home(graph, ())) - self.reserve_nbytes
+        if budget_nbytes <= 0:
+            taken = f"buffers, inputs and reserve_nbytes take {self.reserve_nbytes} bytes, all of it"
+            raise BadBudget(budget=str(self.budget), problem=taken)
+        self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
+        names = self.training.homes
+        homes = None if names is None else {i for i, v in enumerate(graph.values) if v.name in names}
+        solver = Offload(
+            in_backward=self.training.in_backward, homes=None if homes is None else frozenset(homes)
+        )
+        problem = Problem(graph, budget_nbytes, self.links, self.host_budget_nbytes)
+        solution = solver.solve(problem, Deadline(self.time_limit_s))
+        if solution.schedule is None:
+            raise NoRoom(
+                device=format_nbytes(budget_nbytes),
+                host=format_nbytes(self.host_budget_nbytes),
+                least_device=format_nbytes(int(solution.stats["least_nbytes"])),
+                least_host=format_nbytes(int(solution.stats["least_host_nbytes"])),
+            )
+        return Plan.from_schedule(
+            at_home(graph, solution.on_host),
+            solution.schedule,
+            budget_nbytes=budget_nbytes,
+            lower_bound_s=solution.lower_bound_s,
+            solver=solver.name,
+            solver_stats={**solution.stats, PLANNING_S: time.perf_counter() - began_s},
+            versions=versions(),
+            platform=self.platform,
+            links=self.links,
+            periods=PERIODS,
+        )
+
+
+def _host_nbytes(host_budget: int | str | None) -> int:
+    if host_budget is not None:
+        return parse_nbytes(host_budget)
+    return int(HOST_SHARE * (free_on(torch.device("cpu")) or 0))
+
+
+def _lent_nbytes(model: nn.Module, call: Any, device: torch.device) -> int:
+    """Bytes of buffers and inputs on the device, each storage once."""
+    found = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in (*model.buffers(), *tensors_of(call))
+        if tensor.device == device
+    }
+    return sum(found.values())
