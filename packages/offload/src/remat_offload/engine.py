@@ -104,7 +104,7 @@ class Engine:
         self.residents: dict[int, Resident] = {}  # parameters at home on the host, by their index
         self.in_flight: dict[int, Ticket] = {}
         self.latest: PlannedStep | None = None
-        self._layouts: dict[int, dict[int, Layout]] = {}
+        self._gradients: dict[int, dict[int, Layout]] = {}
 
     # -- between calls
 
@@ -136,9 +136,9 @@ class Engine:
         """The handler of one call."""
         self.land()
         self.latest = step
-        if id(step) not in self._layouts:
-            self._layouts[id(step)] = _layouts(step)
-        return Transfers(self, step.graph, self._layouts[id(step)])
+        if id(step) not in self._gradients:
+            self._gradients[id(step)] = _gradients(step)
+        return Transfers(self, step.graph, self._gradients[id(step)])
 
     def land(self) -> None:
         """Let parameters be ordinary again; what is under way goes on."""
@@ -167,7 +167,7 @@ class Engine:
             )
         step = self.latest
         self.machine.drain()
-        handler = Transfers(self, step.graph, self._layouts[id(step)])
+        handler = Transfers(self, step.graph, self._gradients[id(step)])
         live = {
             update.grad: grad
             for update in step.graph.updates
@@ -214,11 +214,12 @@ class Engine:
 class Transfers:
     """Carries out the steps of one call."""
 
-    def __init__(self, engine: Engine, graph: Graph, layouts: Mapping[int, Layout]) -> None:
-        self.engine, self.graph, self.layouts = engine, graph, layouts
+    def __init__(self, engine: Engine, graph: Graph, gradients: Mapping[int, Layout]) -> None:
+        self.engine, self.graph, self.gradients = engine, graph, gradients
         self.machine = engine.machine
         self.tickets: dict[Transfer, Ticket] = {}
         self.away: dict[int, Tensor] = {}  # bytes on the host of values that do not live there
+        self.lay: dict[int, Layout] = {}  # how they lay on the device
 
     def carry_out(self, step: Action, live: dict[int, Tensor]) -> Sequence[Tensor | None]:
         """See `StepHandler`."""
@@ -243,6 +244,7 @@ class Transfers:
         """Copy a value to the host."""
         value = transfer.value
         source = _bytes_of(tensor)
+        self.lay[value] = Layout.of(tensor)
         is_gradient = self.graph.values[value].role is Role.GRAD
         take = self.engine.pool.lease if is_gradient else self.engine.pool.allocate
         self.away[value] = take(source.numel())
@@ -255,9 +257,14 @@ class Transfers:
         value = transfer.value
         resident = self.engine.residents.get(value)
         if resident is not None:
-            whole, after = resident.whole, resident.before_reading()
+            whole, after, layout = (
+                resident.whole,
+                resident.before_reading(),
+                Layout.of(self.engine.params[value]),
+            )
         else:
             whole, after = self.away[value], [self.tickets[Transfer(value, Lane.TO_HOST)]]
+            layout = self.lay[value]
         bytes_there = self.machine.allocate((whole.numel(),), (1,), torch.uint8)
         ticket = self.machine.copy(
             Lane.TO_DEVICE, bytes_there, whole, after, name=f"{self.graph.values[value].name} to the device"
@@ -265,7 +272,7 @@ class Transfers:
         self.tickets[transfer] = ticket
         if resident is not None:
             resident.read = ticket
-        return self.layouts[value].on(bytes_there)
+        return layout.on(bytes_there)
 
     def let_go(self, value: int) -> None:
         """Drop a host copy."""
@@ -279,16 +286,16 @@ class Transfers:
     def hand_over(self, value: int) -> Tensor:
         """The gradient on the host, for autograd, which reads it at once."""
         self.tickets[Transfer(value, Lane.TO_HOST)].synchronize()
-        return self.layouts[value].on(self.away.pop(value))
+        return self.gradients[value].on(self.away.pop(value))
 
     def update(self, step: OptimizerStep, live: dict[int, Tensor]) -> Sequence[None]:
         """Update a parameter within the backward."""
         (update,) = (u for u in self.graph.updates if u.param == step.value)
         if step.lane is Lane.COMPUTE:
-            grad = self.layouts[update.grad].on(_bytes_of(live[update.grad]))
+            grad = self.gradients[update.grad].on(_bytes_of(live[update.grad]))
             self.engine.updates.on_device([self.engine.params[step.value]], [grad])
         else:
-            grad = self.layouts[update.grad].on(self.away[update.grad])
+            grad = self.gradients[update.grad].on(self.away[update.grad])
             self.engine.update_on_host(step.value, grad, [self.tickets[Transfer(update.grad, Lane.TO_HOST)]])
         return [None]
 
@@ -298,16 +305,10 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-def _layouts(step: PlannedStep) -> dict[int, Layout]:
-    """How each value of a planned step lies in its storage; gradients as autograd takes them."""
+def _gradients(step: PlannedStep) -> dict[int, Layout]:
+    """How autograd takes each gradient of a planned step, by its value."""
     translation = step.translation
-    found = {
-        value: Layout.of(made)
-        for node, value in translation.value_of.items()
-        if isinstance(made := node.meta.get("val"), Tensor)
-    }
-    for _, node, value in translation.gradients:
-        found[value] = Layout.of(node.meta["val"])
+    found = {value: Layout.of(node.meta["val"]) for _, node, value in translation.gradients}
     for op, recipe in zip(step.graph.ops, translation.recipes, strict=True):
         if isinstance(recipe, OwnGradient):
             (value,) = op.first.outputs
