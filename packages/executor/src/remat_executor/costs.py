@@ -140,13 +140,23 @@ def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCos
     flops = 0
     if isinstance(recipe, Call | Draw):
         node = recipe.node
-        count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+        packet = getattr(node.target, "overloadpacket", None)
+        count = flop_registry.get(_COUNTED_AS.get(packet, packet))
         if count is not None:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
             flops = int(count(*args, **kwargs, out_val=node.meta["val"]))
     again = "again: " if implementation else ""
     key = f"{again}{anywhere(graph.ops[op].key)}" if graph.ops[op].key else ""
     return OpCost(flops=flops, read_nbytes=read, written_nbytes=written, key=key)
+
+
+# Torch counts attention on GPUs; on CPUs the same kernel has a name of its own and the same arguments first.
+_COUNTED_AS = {
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        aten._scaled_dot_product_flash_attention_backward
+    ),
+}
 
 
 class _Materials:

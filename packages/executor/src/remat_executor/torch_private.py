@@ -78,6 +78,19 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def fake_tensors() -> Iterator[Callable[[torch.Tensor, torch.device], torch.Tensor]]:
+    """A function that makes a tensor of the same layout on a device, without memory."""
+    mode = _private("torch._subclasses.fake_tensor", "FakeTensorMode")(allow_non_fake_inputs=True)
+
+    def fake(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+        with mode:
+            made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+        return made.requires_grad_(like.requires_grad) if like.is_leaf else made
+
+    yield fake
+
+
+@contextlib.contextmanager
 def _as_if_compiling() -> Iterator[None]:
     """Hugging Face mask code branches on data unless it believes that it is being compiled."""
     compiler = torch.compiler
