@@ -151,7 +151,7 @@ def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCos
 
 
 # Torch counts attention on GPUs; on CPUs the same kernel has a name of its own and the same arguments first.
-_COUNTED_AS = {
+_COUNTED_AS: dict[Any, Any] = {
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: (
         aten._scaled_dot_product_flash_attention_backward

@@ -1,5 +1,6 @@
 """A captured step with its plan, ready to run."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +15,15 @@ from remat_executor.costs import op_cost
 from remat_executor.handler import Handlers
 from remat_executor.lower import Program, lower
 from remat_executor.nodes import replayed
+from remat_executor.recipes import OwnGradient
 from remat_executor.runtime import Runtime
 from remat_executor.tensors import Tensors
 from remat_executor.translate import Translation
-from remat_graph import Graph
+from remat_graph import Graph, Update
 from remat_graph.measured import Measurement
 from remat_graph.plan import Plan
+
+GradientLayout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -80,6 +84,27 @@ class PlannedStep:
             owners=tuple(place for place, _, _ in translation.gradients),
             handlers=handlers,
         )
+
+    @functools.cached_property
+    def updates(self) -> dict[int, Update]:
+        """The optimizer's updates by their parameters."""
+        return {update.param: update for update in self.graph.updates}
+
+    @functools.cached_property
+    def _gradient_layouts(self) -> dict[int, GradientLayout]:
+        found = {}
+        for _, node, value in self.translation.gradients:
+            made = node.meta["val"]
+            found[value] = (tuple(made.shape), made.stride(), made.dtype)
+        for op, recipe in zip(self.graph.ops, self.translation.recipes, strict=True):
+            if isinstance(recipe, OwnGradient):
+                (value,) = op.first.outputs
+                found[value] = (recipe.size, recipe.stride, found[value][2])
+        return found
+
+    def gradient_layout(self, value: int) -> GradientLayout:
+        """Sizes, strides and dtype of a gradient as autograd takes it; it fills a storage of its own."""
+        return self._gradient_layouts[value]
 
     @property
     def program(self) -> Program:

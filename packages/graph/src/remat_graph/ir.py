@@ -142,6 +142,7 @@ class Update:
         states: indices of its optimizer states.
         device_time_s: seconds on the compute lane.
         cpu_time_s: seconds on the CPU optimizer lane.
+        workspace_nbytes: scratch on the device while it runs there.
     """
 
     param: int
@@ -149,6 +150,7 @@ class Update:
     states: tuple[int, ...] = attrs.field(default=(), converter=_indices)
     device_time_s: float = attrs.field(default=0.0, converter=float, validator=_seconds)
     cpu_time_s: float = attrs.field(default=0.0, converter=float, validator=_seconds)
+    workspace_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
 
 
 def _values(items: Iterable[Value]) -> tuple[Value, ...]:

@@ -186,6 +186,7 @@ def _read_update(reader: Reader, count: int) -> Update:
         states=reader.get_or("states", lambda r: r.indices(count, "value"), ()),
         device_time_s=reader.get_or("device_time_s", Reader.seconds, 0.0),
         cpu_time_s=reader.get_or("cpu_time_s", Reader.seconds, 0.0),
+        workspace_nbytes=reader.get_or("workspace_nbytes", Reader.size, 0),
     )
 
 
@@ -194,7 +195,8 @@ def _read_update(reader: Reader, count: int) -> Update:
 
 def schedule_to_data(schedule: Schedule) -> dict[str, Any]:
     """A schedule as JSON data: each step a list, its word first."""
-    return {"boundary": schedule.boundary, "steps": [_step_to_data(step) for step in schedule.steps]}
+    data = {"boundary": schedule.boundary, "steps": [_step_to_data(step) for step in schedule.steps]}
+    return data if schedule.end is None else {**data, "end": schedule.end}
 
 
 def schedule_from_data(data: Any, *, graph: Graph | None = None, source: str = "schedule data") -> Schedule:
@@ -333,10 +335,11 @@ def _step_to_data(step: Step) -> list[Any]:
 
 
 def _read_schedule(reader: Reader, graph: Graph | None) -> Schedule:
-    reader.known(frozenset({"boundary", "steps"}))
+    reader.known(frozenset({"boundary", "steps", "end"}))
     items = reader.get("steps").items()
     steps = tuple(_read_step(item, graph) for item in items)
-    return Schedule(steps, reader.get("boundary").index(len(items) + 1, "boundary"))
+    end = reader.maybe("end", lambda r: r.index(len(items) + 1, "end"))
+    return Schedule(steps, reader.get("boundary").index(len(items) + 1, "boundary"), end)
 
 
 def _read_step(reader: Reader, graph: Graph | None) -> Step:

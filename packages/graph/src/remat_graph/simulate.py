@@ -172,7 +172,7 @@ class _Replay:
             case FreeHost(value):
                 self.free_host(value)
             case OptimizerStep():
-                self.optimize(step)
+                return self.optimize(step)
             case _:
                 self.fail(f"{step!r} is no step")
         return self.held
@@ -379,7 +379,7 @@ class _Replay:
         self.stale_on_host.discard(value)
         self.host -= stored.nbytes
 
-    def optimize(self, step: OptimizerStep) -> None:
+    def optimize(self, step: OptimizerStep) -> int:
         name = self.stored(step.value).name
         update = next((u for u in self.graph.updates if u.param == step.value), None)
         if update is None:
@@ -406,6 +406,9 @@ class _Replay:
         )
         stale.update(value for value in changed if value in elsewhere)
         self.clock.update(update, step.lane)
+        workspace_nbytes = 0 if on_cpu else update.workspace_nbytes
+        self.note_peak(workspace_nbytes, 0)
+        return self.held + workspace_nbytes
 
     # -- accounts
 

@@ -21,12 +21,14 @@ class Optimized:
         states: (name, bytes) of what it keeps for it.
         device_time_s: seconds of its update on the device.
         cpu_time_s: seconds of its update on the CPU.
+        workspace_nbytes: scratch of its update on the device.
     """
 
     param: int
     states: tuple[tuple[str, int], ...] = ()
     device_time_s: float = 0.0
     cpu_time_s: float = 0.0
+    workspace_nbytes: int = 0
 
 
 def training_graph(graph: Graph, optimized: Iterable[Optimized]) -> Graph:
@@ -61,6 +63,7 @@ def training_graph(graph: Graph, optimized: Iterable[Optimized]) -> Graph:
                     states=tuple(states),
                     device_time_s=one.device_time_s,
                     cpu_time_s=one.cpu_time_s,
+                    workspace_nbytes=one.workspace_nbytes,
                 )
             )
     return attrs.evolve(graph, values=tuple(values), updates=tuple(updates))

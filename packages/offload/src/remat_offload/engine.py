@@ -6,8 +6,9 @@ says so; a gradient's are copied to the host and handed over there. Each copy wa
 the update of a parameter on the CPU, the copy that brought an activation.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import attrs
 import torch
@@ -15,21 +16,8 @@ from torch import Tensor, nn
 
 from remat_executor import torch_private
 from remat_executor.handler import Action
-from remat_executor.recipes import OwnGradient
 from remat_executor.step import PlannedStep
-from remat_graph import (
-    Compute,
-    Deliver,
-    Free,
-    FreeHost,
-    Graph,
-    Lane,
-    OptimizerStep,
-    Role,
-    Start,
-    Transfer,
-    Wait,
-)
+from remat_graph import Deliver, Free, FreeHost, Graph, Home, Lane, OptimizerStep, Role, Start, Transfer, Wait
 from remat_offload.errors import OffloadMisuse
 from remat_offload.inflight import land, take_off
 from remat_offload.lanes import Machine, Ticket
@@ -61,17 +49,20 @@ class Resident:
 
     Attributes:
         whole: its bytes.
+        layout: how its tensor lies in them.
         written: the work that writes them last; None if nobody does.
         read: the latest copy that reads them.
     """
 
     whole: Tensor
+    layout: Layout
     written: Ticket | None = None
     read: Ticket | None = None
 
-    def before_reading(self) -> list[Ticket]:
-        """What a reader comes after."""
-        return [] if self.written is None else [self.written]
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor on the host."""
+        return self.layout.on(self.whole)
 
     def before_writing(self) -> list[Ticket]:
         """What a writer comes after."""
@@ -81,8 +72,9 @@ class Resident:
 class Updates(Protocol):
     """How parameters are updated; the engine says when and where."""
 
-    def on_device(self, params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> None:
-        """Update parameters whose data, gradients and states are on the device."""
+    def on_device(self, param: nn.Parameter, grad: Tensor, states: Mapping[str, Tensor]) -> None:
+        """Update one whose data and gradient are on the device; `states` were brought there for it."""
+        ...
 
     def on_host(self, param: nn.Parameter, data: Tensor, grad: Tensor) -> Callable[[], None]:
         """The update of one whose data, gradient and states are on the host, made in a lane's thread."""
@@ -96,55 +88,60 @@ class Engine:
         machine: the device, the host, and what lies between.
         pool: host memory.
         updates: how parameters are updated.
+
+    Attributes:
+        params: the distinct parameters of the model, in the order of a graph's values.
+        residents: what is at home on the host, by the names of its values.
     """
 
     def __init__(self, machine: Machine, pool: HostPool, updates: Updates) -> None:
         self.machine, self.pool, self.updates = machine, pool, updates
         self.params: tuple[nn.Parameter, ...] = ()
-        self.residents: dict[int, Resident] = {}  # parameters at home on the host, by their index
-        self.in_flight: dict[int, Ticket] = {}
-        self.latest: PlannedStep | None = None
-        self._gradients: dict[int, dict[int, Layout]] = {}
+        self.residents: dict[str, Resident] = {}
+        self._in_flight: list[nn.Parameter] = []
+        self._latest: PlannedStep | None = None
 
     # -- between calls
 
-    def settle(self, graph: Graph, on_host: frozenset[int], params: Sequence[nn.Parameter]) -> None:
+    def settle(self, graph: Graph, params: Sequence[nn.Parameter]) -> None:
         """Bring every parameter to its home.
 
         Args:
             graph: a training step; parameters come first among its values, in the order of `params`.
-            on_host: indices of the values that are at home on the host.
             params: the distinct parameters of the model.
         """
         self.params = tuple(params)
-        for index, param in enumerate(self.params):
-            if index in self.residents or graph.values[index].role is not Role.PARAM:
-                continue
-            if index not in on_host:
+        for value, param in zip(graph.values, self.params, strict=False):
+            if value.home is not Home.HOST:
                 if param.device != self.machine.device:
                     param.data = param.data.to(self.machine.device)
                 continue
-            layout, nbytes = Layout.of(param), param.untyped_storage().nbytes()
-            resident = Resident(self.pool.allocate(nbytes))
+            resident = self.house(value.name, param.untyped_storage().nbytes(), Layout.of(param))
             resident.whole.copy_(_bytes_of(param.data))
-            param.data = layout.on(resident.whole)
+            param.data = resident.tensor
             if param.grad is not None:
                 param.grad = param.grad.to("cpu")
-            self.residents[index] = resident
+
+    def house(self, name: str, nbytes: int, layout: Layout) -> Resident:
+        """Give a value that is at home on the host its place there.
+
+        Raises:
+            HostPoolExhausted: the host budget is spent.
+        """
+        self.residents[name] = Resident(self.pool.allocate(nbytes), layout)
+        return self.residents[name]
 
     def begin(self, step: PlannedStep) -> "Transfers":
         """The handler of one call."""
         self.land()
-        self.latest = step
-        if id(step) not in self._gradients:
-            self._gradients[id(step)] = _gradients(step)
-        return Transfers(self, step.graph, self._gradients[id(step)])
+        self._latest = step
+        return Transfers(self, step)
 
     def land(self) -> None:
         """Let parameters be ordinary again; what is under way goes on."""
-        for index in self.in_flight:
-            land(self.params[index])
-        self.in_flight = {}
+        for param in self._in_flight:
+            land(param)
+        self._in_flight.clear()
 
     def wait(self) -> None:
         """Wait until every update is done.
@@ -155,71 +152,54 @@ class Engine:
         self.land()
         self.machine.drain()
 
-    def step(self, scale: Tensor | None = None) -> None:
+    def step(self) -> None:
         """Carry out what the schedule of the latest call has after its backward: the optimizer's step.
 
         Updates on the CPU are under way when this returns.
+
+        Raises:
+            OffloadMisuse: no forward has run.
+            LaneFailed: an update of the step before could not be carried out.
         """
-        if self.latest is None:
+        step = self._latest
+        if step is None:
             raise OffloadMisuse(
                 problem="the optimizer is to step and no forward has run",
                 advice="call the model and backward()",
             )
-        step = self.latest
-        self.machine.drain()
-        handler = Transfers(self, step.graph, self._gradients[id(step)])
+        self.wait()
+        without = {p for p, param in enumerate(self.params) if param.grad is None}
         live = {
             update.grad: grad
             for update in step.graph.updates
             if (grad := self.params[update.param].grad) is not None
         }
-        on_device = []
+        handler = Transfers(self, step)
         for item in step.program.tail:
-            if isinstance(item, OptimizerStep):
-                param = self.params[item.value]
-                if param.grad is None:
-                    continue
-                if item.lane is Lane.COMPUTE:
-                    on_device.append(param)
-                    continue
-                self.update_on_host(item.value, param.grad, [])
-                self._take_off(item.value)
-            elif not isinstance(item, Compute):
-                handler.carry_out(item, live)
-        if on_device:
-            self.updates.on_device(on_device, [p.grad for p in on_device if p.grad is not None])
+            if isinstance(item, OptimizerStep) and item.value in without:
+                continue
+            handler.carry_out(cast(Action, item), live)
+            if isinstance(item, OptimizerStep) and item.lane is Lane.CPU_OPTIMIZER:
+                self._take_off(step.graph.values[item.value].name, self.params[item.value])
 
-    def _take_off(self, index: int) -> None:
-        ticket = self.residents[index].written
+    def _take_off(self, name: str, param: nn.Parameter) -> None:
+        ticket = self.residents[name].written
         if ticket is not None:
-            self.in_flight[index] = ticket
-            take_off(self.params[index], ticket.synchronize)
-
-    def update_on_host(self, index: int, grad: Tensor, after: Sequence[Ticket]) -> None:
-        """Queue the update of a parameter at home on the host."""
-        param, resident = self.params[index], self.residents[index]
-        data = Layout.of(param).on(resident.whole)
-
-        update = self.updates.on_host(param, data, grad)
-
-        def work() -> None:
-            with torch.no_grad(), torch_private.past_torch_function():
-                update()
-
-        resident.written = self.machine.work(
-            work, after=[*resident.before_writing(), *after], name=f"the update of parameter {index}"
-        )
+            self._in_flight.append(param)
+            take_off(param, ticket.synchronize)
 
 
 class Transfers:
-    """Carries out the steps of one call."""
+    """Carries out the steps of one call, or of the optimizer's."""
 
-    def __init__(self, engine: Engine, graph: Graph, gradients: Mapping[int, Layout]) -> None:
-        self.engine, self.graph, self.gradients = engine, graph, gradients
+    def __init__(self, engine: Engine, step: PlannedStep) -> None:
+        self.engine, self.step, self.graph = engine, step, step.graph
         self.machine = engine.machine
         self.tickets: dict[Transfer, Ticket] = {}
         self.away: dict[int, Tensor] = {}  # bytes on the host of values that do not live there
-        self.lay: dict[int, Layout] = {}  # how they lay on the device
+        self.layouts: dict[int, Layout] = {}  # how they lay on the device
+        # A call whose backward never runs leaves activations behind.
+        weakref.finalize(self, _abandon, engine.pool, self.graph, self.away, self.tickets)
 
     def carry_out(self, step: Action, live: dict[int, Tensor]) -> Sequence[Tensor | None]:
         """See `StepHandler`."""
@@ -233,84 +213,120 @@ class Transfers:
             case Free(value):
                 self.machine.discard(live.pop(value))
             case FreeHost(value):
-                self.let_go(value)
+                _let_go(self.engine.pool, self.graph, self.away, self.tickets, value)
             case Deliver(value):
                 return [self.hand_over(value)]
             case OptimizerStep():
-                return self.update(step, live)
+                self.update(step, live)
+                return [None]
         return ()
+
+    def resident(self, value: int) -> Resident | None:
+        """A value's home on the host, if it has one."""
+        return self.engine.residents.get(self.graph.values[value].name)
 
     def send(self, transfer: Transfer, tensor: Tensor) -> None:
         """Copy a value to the host."""
-        value = transfer.value
-        source = _bytes_of(tensor)
-        self.lay[value] = Layout.of(tensor)
-        is_gradient = self.graph.values[value].role is Role.GRAD
-        take = self.engine.pool.lease if is_gradient else self.engine.pool.allocate
-        self.away[value] = take(source.numel())
-        self.tickets[transfer] = self.machine.copy(
-            Lane.TO_HOST, self.away[value], source, name=f"{self.graph.values[value].name} to the host"
-        )
+        value, source = transfer.value, _bytes_of(tensor)
+        resident = self.resident(value)
+        if resident is None:
+            self.layouts[value] = Layout.of(tensor)
+            pool = self.engine.pool
+            take = pool.lease if self.graph.values[value].role is Role.GRAD else pool.allocate
+            destination = self.away[value] = take(source.numel())
+            after: list[Ticket] = []
+        else:
+            destination, after = resident.whole, resident.before_writing()
+        name = f"{self.graph.values[value].name} to the host"
+        ticket = self.machine.copy(Lane.TO_HOST, destination, source, after, name)
+        self.tickets[transfer] = ticket
+        if resident is not None:
+            resident.written = ticket
 
     def fetch(self, transfer: Transfer) -> Tensor:
         """Bring a value from the host."""
         value = transfer.value
-        resident = self.engine.residents.get(value)
-        if resident is not None:
-            whole, after, layout = (
-                resident.whole,
-                resident.before_reading(),
-                Layout.of(self.engine.params[value]),
-            )
+        resident = self.resident(value)
+        if resident is None:
+            whole, layout = self.away[value], self.layouts[value]
+            after = [self.tickets[Transfer(value, Lane.TO_HOST)]]
         else:
-            whole, after = self.away[value], [self.tickets[Transfer(value, Lane.TO_HOST)]]
-            layout = self.lay[value]
-        bytes_there = self.machine.allocate((whole.numel(),), (1,), torch.uint8)
-        ticket = self.machine.copy(
-            Lane.TO_DEVICE, bytes_there, whole, after, name=f"{self.graph.values[value].name} to the device"
-        )
+            whole, layout = resident.whole, resident.layout
+            after = [] if resident.written is None else [resident.written]
+        there = self.machine.allocate((whole.numel(),), (1,), torch.uint8)
+        name = f"{self.graph.values[value].name} to the device"
+        ticket = self.machine.copy(Lane.TO_DEVICE, there, whole, after, name)
         self.tickets[transfer] = ticket
         if resident is not None:
             resident.read = ticket
-        return layout.on(bytes_there)
-
-    def let_go(self, value: int) -> None:
-        """Drop a host copy."""
-        whole = self.away.pop(value)
-        if self.graph.values[value].role is not Role.GRAD:
-            last = self.tickets.get(
-                Transfer(value, Lane.TO_DEVICE), self.tickets[Transfer(value, Lane.TO_HOST)]
-            )
-            self.engine.pool.release(whole, after=last)
+        return layout.on(there)
 
     def hand_over(self, value: int) -> Tensor:
         """The gradient on the host, for autograd, which reads it at once."""
         self.tickets[Transfer(value, Lane.TO_HOST)].synchronize()
-        return self.gradients[value].on(self.away.pop(value))
+        return self.gradient(value, self.away.pop(value))
 
-    def update(self, step: OptimizerStep, live: dict[int, Tensor]) -> Sequence[None]:
-        """Update a parameter within the backward."""
-        (update,) = (u for u in self.graph.updates if u.param == step.value)
+    def update(self, step: OptimizerStep, live: dict[int, Tensor]) -> None:
+        """Update a parameter: in the backward by the gradient just made, afterwards by its ``.grad``."""
+        update = self.step.updates[step.value]
+        param, name = self.engine.params[step.value], self.graph.values[step.value].name
+        grad = live.get(update.grad)
         if step.lane is Lane.COMPUTE:
-            grad = self.gradients[update.grad].on(_bytes_of(live[update.grad]))
-            self.engine.updates.on_device([self.engine.params[step.value]], [grad])
-        else:
-            grad = self.gradients[update.grad].on(self.away[update.grad])
-            self.engine.update_on_host(step.value, grad, [self.tickets[Transfer(update.grad, Lane.TO_HOST)]])
-        return [None]
+            assert grad is not None, name
+            if grad is not param.grad:
+                grad = self.gradient(update.grad, _bytes_of(grad))
+            states = {
+                self.graph.values[v].name.removeprefix(f"{name}."): live[v]
+                for v in update.states
+                if v in live
+            }
+            self.engine.updates.on_device(param, grad, states)
+            return
+        after = []
+        if update.grad in self.away:
+            grad = self.gradient(update.grad, self.away[update.grad])
+            after = [self.tickets[Transfer(update.grad, Lane.TO_HOST)]]
+        assert grad is not None, name
+        resident = self.engine.residents[name]
+        homes = [resident, *(r for v in update.states if (r := self.resident(v)) is not None)]
+        make = self.engine.updates.on_host(param, resident.tensor, grad)
+
+        def work() -> None:
+            with torch.no_grad(), torch_private.past_torch_function():
+                make()
+
+        after += [ticket for home in homes for ticket in home.before_writing()]
+        ticket = self.machine.work(work, after, name=f"the update of {name}")
+        for home in homes:
+            home.written = ticket
+
+    def gradient(self, value: int, whole: Tensor) -> Tensor:
+        """A gradient as autograd would take it, on its bytes."""
+        size, stride, dtype = self.step.gradient_layout(value)
+        return Layout(size, stride, 0, dtype).on(whole)
+
+
+def _let_go(
+    pool: HostPool,
+    graph: Graph,
+    away: dict[int, Tensor],
+    tickets: Mapping[Transfer, Ticket],
+    value: int,
+) -> None:
+    """Drop a host copy; gradients are leased, and come back by themselves."""
+    whole = away.pop(value)
+    if graph.values[value].role is not Role.GRAD:
+        out, back = Transfer(value, Lane.TO_HOST), Transfer(value, Lane.TO_DEVICE)
+        pool.release(whole, after=tickets.get(back, tickets[out]))
+
+
+def _abandon(
+    pool: HostPool, graph: Graph, away: dict[int, Tensor], tickets: Mapping[Transfer, Ticket]
+) -> None:
+    for value in list(away):
+        _let_go(pool, graph, away, tickets, value)
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
     """The whole storage of a tensor, as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-
-
-def _gradients(step: PlannedStep) -> dict[int, Layout]:
-    """How autograd takes each gradient of a planned step, by its value."""
-    translation = step.translation
-    found = {value: Layout.of(node.meta["val"]) for _, node, value in translation.gradients}
-    for op, recipe in zip(step.graph.ops, translation.recipes, strict=True):
-        if isinstance(recipe, OwnGradient):
-            (value,) = op.first.outputs
-            found[value] = attrs.evolve(found[value], size=recipe.size, stride=recipe.stride, offset=0)
-    return found

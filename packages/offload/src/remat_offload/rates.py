@@ -4,9 +4,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import torch
 from torch.optim import Optimizer
 
+from remat_executor.allocator import allocator_peak
 from remat_graph import Lane, Links
 from remat_offload.lanes import Machine
 from remat_offload.pool import HostPool
@@ -59,14 +61,27 @@ def _copy(machine: Machine, lane: Lane, device: torch.Tensor, host: torch.Tensor
     return machine.copy(lane, destination, source)
 
 
-def update_s(
+@attrs.frozen(kw_only=True)
+class UpdateCost:
+    """What an optimizer takes on some device.
+
+    Attributes:
+        s_per_element: seconds for one element of a parameter.
+        scratch_nbytes_per_element: what it allocates meanwhile, beyond its states.
+    """
+
+    s_per_element: float
+    scratch_nbytes_per_element: float
+
+
+def update_cost(
     optimizer: Optimizer,
     group: Mapping[str, Any],
     dtype: torch.dtype,
     device: torch.device,
     numel: int = 1 << 18,
-) -> float:
-    """Seconds that the optimizer takes for one element, on a device, with the kernels that its user chose.
+) -> UpdateCost:
+    """What the optimizer takes on a device, with the kernels that its user chose.
 
     Args:
         optimizer: the user's; not changed.
@@ -80,9 +95,12 @@ def update_s(
     settings, state = narrowed(group, {}), None
     best_s = float("inf")
     for _ in range(5):
-        began = time.perf_counter()
+        began_s = time.perf_counter()
         state = step_tensor(optimizer, settings, data, grad, state)
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-        best_s = min(best_s, time.perf_counter() - began)
-    return best_s / numel
+        best_s = min(best_s, time.perf_counter() - began_s)
+    scratch = allocator_peak(lambda: step_tensor(optimizer, settings, data, grad, state), device)
+    return UpdateCost(
+        s_per_element=best_s / numel, scratch_nbytes_per_element=max(0, scratch.peak_nbytes) / numel
+    )

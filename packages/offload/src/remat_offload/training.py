@@ -5,7 +5,8 @@ place of the optimizer's ``step``, ``zero_grad`` and what else must wait for upd
 optimizer stays the user's object, with its groups, its state and its hooks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import Any
 
@@ -18,13 +19,13 @@ from remat_executor.step import PlannedStep
 from remat_executor.tensors import Tensors
 from remat_graph import Graph, Home, Role
 from remat_graph.training import Optimized, at_home, training_graph
-from remat_offload.engine import Engine, Transfers
+from remat_offload.engine import Engine, Layout, Transfers
 from remat_offload.errors import OffloadMisuse
 from remat_offload.inflight import drop_gradient
 from remat_offload.lanes import Machine
 from remat_offload.pool import HostPool
 from remat_offload.probe import StateTensor
-from remat_offload.rates import update_s
+from remat_offload.rates import UpdateCost, update_cost
 from remat_offload.stepper import Stepper
 
 
@@ -47,7 +48,7 @@ class Training:
         self.stepper = Stepper(optimizer)
         self.homes: frozenset[str] | None = None  # names of what is at home on the host, once settled
         self._places: dict[tuple[Tensor, str], Tensor] = {}
-        self._rates: dict[Any, float] = {}
+        self._costs: dict[Any, UpdateCost] = {}
         self._attached = False
 
     # -- for the planner and the executor: `Handlers`
@@ -66,12 +67,17 @@ class Training:
                 continue
             states = self.stepper.layout(param)
             kept = tuple((state.name, state.nbytes) for state in states if state.shape)
+            here, on_cpu = (
+                self._cost(known[param], param, device)
+                for device in (self.machine.device, torch.device("cpu"))
+            )
             optimized.append(
                 Optimized(
                     param=index,
                     states=kept,
-                    device_time_s=self._update_s(known[param], param, self.machine.device) * param.numel(),
-                    cpu_time_s=self._update_s(known[param], param, torch.device("cpu")) * param.numel(),
+                    device_time_s=here.s_per_element * param.numel(),
+                    cpu_time_s=on_cpu.s_per_element * param.numel(),
+                    workspace_nbytes=math.ceil(here.scratch_nbytes_per_element * param.numel()),
                 )
             )
         extended = training_graph(graph, optimized)
@@ -85,12 +91,16 @@ class Training:
         if self.homes is not None:
             return settled
         params = [param for _, param in tensors.parameters]
-        self.engine.settle(settled, on_host, params)
-        for index in on_host:
-            value = graph.values[index]
-            if value.role is Role.OPTIMIZER_STATE and value.of is not None and value.nbytes:
-                name = value.name.removeprefix(f"{graph.values[value.of].name}.")
-                self._places[params[value.of], name] = self.pool.allocate(value.nbytes)
+        self.engine.settle(settled, params)
+        for value in settled.values:
+            if value.role is Role.OPTIMIZER_STATE and value.home is Home.HOST and value.of is not None:
+                owner, param = settled.values[value.of].name, params[value.of]
+                name = value.name.removeprefix(f"{owner}.")
+                (state,) = (state for state in self.stepper.layout(param) if state.name == name)
+                alike = state.shape == tuple(param.shape)
+                like = param if alike else torch.empty(state.shape, device="meta")
+                layout = Layout(state.shape, like.stride(), 0, state.dtype)
+                self._places[param, name] = self.engine.house(value.name, value.nbytes, layout).whole
         self.stepper = Stepper(self.optimizer, memory=self._memory)
         self.homes = frozenset(v.name for v in settled.values if v.home is Home.HOST)
         self._attach()
@@ -110,18 +120,23 @@ class Training:
             return torch.empty(state.shape, dtype=state.dtype, device=self.machine.device)
         return whole.view(state.dtype)
 
-    def _update_s(self, group: dict[str, Any], param: nn.Parameter, device: torch.device) -> float:
+    def _cost(self, group: dict[str, Any], param: nn.Parameter, device: torch.device) -> UpdateCost:
         key = (id(group), param.dtype, str(device))
-        if key not in self._rates:
-            self._rates[key] = update_s(self.optimizer, group, param.dtype, device)
-        return self._rates[key]
+        if key not in self._costs:
+            self._costs[key] = update_cost(self.optimizer, group, param.dtype, device)
+        return self._costs[key]
 
     # -- for the engine: `Updates`
 
-    def on_device(self, params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> None:
-        """Update parameters whose data, gradients and states are on the device."""
+    def on_device(self, param: nn.Parameter, grad: Tensor, states: Mapping[str, Tensor]) -> None:
+        """Update one whose data and gradient are on the device; `states` were brought there for it."""
         with torch.no_grad():
-            self.stepper.step(params, grads)
+            if not states:
+                self.stepper.step([param], [grad])
+                return
+            walk = self.stepper.begin(param)
+            walk.step(param.data, grad, states)
+            walk.finish()
 
     def on_host(self, param: nn.Parameter, data: Tensor, grad: Tensor) -> Callable[[], None]:
         """The update of one whose data, gradient and states are on the host, by the settings of now."""
