@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import remat_facade
 from remat_facade import Hiremate, Offmate, Rockmate, from_config, generate_config, save_config
-from remat_facade.errors import BadConfig, BadModel, BadSample, BudgetAboveDevice, MethodNotAvailable
+from remat_facade.errors import BadConfig, BadModel, BadSample, BudgetAboveDevice
 from remat_facade.inputs import as_call
 from remat_graph import BadFile, RematError, save_plan
 from remat_graph.errors import BadBudget, ForeignPlan, OverBudget
@@ -136,12 +136,9 @@ def test_a_planned_model_is_not_planned_again(
     assert "module" in fails(BadModel, lambda: Hiremate(planned, sample, "100%", **quick))
 
 
-def test_a_method_that_is_not_there(model: nn.Module, sample: Tensor) -> None:
-    """By class and by config: an error that names it, and nothing runs in its place."""
-    assert fails(MethodNotAvailable, lambda: Offmate(model, sample, "40%")).startswith("offmate")
-    assert fails(MethodNotAvailable, lambda: from_config(model, sample, "40%", "offmate")).startswith(
-        "offmate"
-    )
+def test_moving_needs_the_class_that_moves(model: nn.Module, sample: Tensor) -> None:
+    """Rockmate and its variants plan a step, not what the optimizer holds."""
+    assert "use Offmate" in fails(BadConfig, lambda: Rockmate(model, sample, "40%", config="offmate"))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_config_says_who_plans(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert solve(UNET, "--budget", "100%", "--config", path, "--solver", "noremat") == 2
     assert "one of solver and config" in complaint(capsys)
     assert solve(UNET, "--budget", "100%", "--config", "offmate") == 2
-    assert "offmate is not in this version" in complaint(capsys)
+    assert "use Offmate" in complaint(capsys)
 
 
 def test_a_plan_is_shown_with_its_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ an all-reduce, waits with them; each part costs a few calls of Python and autogr
 from collections.abc import Sequence
 
 from remat_executor.errors import BadInput
+from remat_executor.handler import handled
 from remat_graph import Deliver, Grads, Graph, Schedule, Step, simulate
 
 _MOST_PARTS = 64
@@ -41,25 +42,26 @@ def cut(graph: Graph, schedule: Schedule, part_nbytes: int | None = None) -> lis
     nbytes = {g: graph.allocated_nbytes(g) for g in graph.gradients}
     enough = _enough_nbytes(graph, sum(nbytes.values())) if part_nbytes is None else part_nbytes
     alone = simulate(graph, schedule, grads=Grads.ACCUMULATE)
-    # By the allocator and by live bytes: the two can peak at different steps.
-    series = (alone.during_nbytes, alone.live_nbytes)
-    readings = [(_highest_until_delivery(steps, nbytes), max(nbytes)) for nbytes in series]
+    on_host = {step.value for i in handled(graph, schedule) if isinstance(step := steps[i], Deliver)}
+    # By the allocator and by live bytes, which can peak at different steps; and what waits on the host there.
+    series = ((alone.during_nbytes, False), (alone.live_nbytes, False), (alone.host_nbytes, True))
+    readings = [(_highest_until_delivery(steps, held), max(held), host) for held, host in series]
     segments: list[list[Step]] = [[]]
     if any(graph.values[t].nbytes > 4096 for t in graph.tangents):
         # While autograd calls a function it holds what it passes to it: an empty part takes large tangents
         # over.
         segments.append([])
-    pending, left = 0, len(nbytes)
+    pending, left = {False: 0, True: 0}, len(nbytes)
     for position in range(schedule.boundary, len(steps) if schedule.end is None else schedule.end):
         step = steps[position]
         segments[-1].append(step)
         if isinstance(step, Deliver):
-            pending += nbytes[step.value]
+            pending[step.value in on_host] += nbytes[step.value]
             left -= 1
-            raised = any(highest[position] + pending > peak_nbytes for highest, peak_nbytes in readings)
-            if left and (pending >= enough or raised):
+            raised = any(highest[position] + pending[host] > peak for highest, peak, host in readings)
+            if left and (sum(pending.values()) >= enough or raised):
                 segments.append([])
-                pending = 0
+                pending = {False: 0, True: 0}
     return segments
 
 

@@ -49,6 +49,11 @@ def past_torch_function() -> contextlib.AbstractContextManager[None]:
     return disabled
 
 
+def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Let a scheduler know that the optimizer has stepped, by whatever way."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
 def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:
     """Let one optimizer step by a function of ours; a scheduler that watches its steps goes on to.
 
@@ -58,7 +63,7 @@ def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> 
     """
 
     def stepped(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-        self._opt_called = True  # type: ignore[attr-defined]
+        mark_stepped(self)
         return step(self, closure)
 
     method = types.MethodType(stepped, optimizer)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, Unpack, cast
 
 import torch
 from torch import nn
@@ -21,11 +21,11 @@ from remat_executor import Planner as AnyPlanner
 from remat_executor.cost_cache import CostCache
 from remat_executor.distributed import Ranks, planning
 from remat_executor.plans import MOST_PLANS
-from remat_facade.config import Config
+from remat_facade.config import Config, OffmateConfig
 from remat_facade.errors import BadModel, UnknownOptimizer
 from remat_facade.fit import Fit, Optimizer, auto_budget, fit_of, total_nbytes
 from remat_facade.inputs import as_call, check_model, device_of
-from remat_facade.method import Method, choose_method
+from remat_facade.method import Method, as_config, choose_method
 from remat_facade.planner import Noted, Planner, Progress, SavedPlan, silent
 from remat_facade.zoo import Zoo
 from remat_graph import Graph
@@ -251,13 +251,17 @@ def from_config(
         sample: as for `Rockmate`.
         budget: as for `Rockmate`.
         config: a `Config`, the path of one, or a type's name.
-        **options: as for `Rockmate`.
+        **options: as for `Rockmate`, or for `Offmate` where the config is of that type.
 
     Raises:
         BadConfig: no such type, or not a config.
         BadFile: the path holds no config.
         MethodNotAvailable: the config's method is not in this version.
     """
+    if as_config(config).type == OffmateConfig.type:
+        from remat_facade.offmate import Offmate  # which builds on this module
+
+        return Offmate(model, sample, budget, config=config, **cast(dict[str, Any], options))
     return Rockmate(model, sample, budget, config=config, **options)
 
 

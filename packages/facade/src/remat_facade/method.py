@@ -36,8 +36,13 @@ class Method:
 
         Raises:
             MethodNotAvailable: it is not in this version.
+            BadConfig: it plans more than a step.
         """
-        if isinstance(config, OffmateConfig) or config.type not in solver_names():
+        if isinstance(config, OffmateConfig):
+            raise BadConfig(
+                field="type", problem="offmate plans a model together with its optimizer: use Offmate"
+            )
+        if config.type not in solver_names():
             raise MethodNotAvailable(method=config.type)
         own = {
             f.name: getattr(config, f.name) for f in attrs.fields(config.__class__) if f.name not in _COMMON

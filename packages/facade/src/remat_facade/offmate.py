@@ -24,13 +24,13 @@ from remat_facade.fit import free_on
 from remat_facade.inputs import as_call, check_model, tensors_of
 from remat_facade.method import as_config
 from remat_facade.planner import PLANNING_S, Progress, silent, versions
-from remat_graph import Graph, Links
+from remat_graph import Grads, Graph, Links, simulate
 from remat_graph.errors import BadBudget
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform
-from remat_graph.training import at_home
+from remat_graph.training import accumulating, at_home
 from remat_graph.units import format_nbytes, parse_nbytes, resolve_budget
-from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine
+from remat_offload import CudaMachine, HostPool, HostPoolStatistics, Machine, SimulatedMachine
 from remat_offload.rates import measure_links
 from remat_offload.training import Training
 from remat_solvers import Deadline, Problem
@@ -58,6 +58,7 @@ class Offmate(Rockmate):
         optimizer_in_backward: whether parameters are updated as soon as their gradients are there; None if
             no optimizer is given.
         machine: the device and its links; None for the model's device, simulated if that is the CPU.
+        pool: lends the host's memory, as much as its capacity, instead of one made for `host_budget`.
         links: bandwidths, instead of measuring them.
         sample_kwargs: as for `Rockmate`, and so are the others.
 
@@ -79,6 +80,7 @@ class Offmate(Rockmate):
         optimizer: Optimizer | None = None,
         optimizer_in_backward: bool | None = None,
         machine: Machine | None = None,
+        pool: HostPool | None = None,
         links: Links | None = None,
         sample_kwargs: Mapping[str, Any] | None = None,
         reserve_nbytes: int = 0,
@@ -102,7 +104,7 @@ class Offmate(Rockmate):
         in_backward = optimizer is None if optimizer_in_backward is None else optimizer_in_backward
         optimizer = optimizer or torch.optim.Adam(p for p in model.parameters() if p.requires_grad)
         machine = machine or (CudaMachine(device) if device.type == "cuda" else SimulatedMachine())
-        pool = HostPool(_host_nbytes(chosen.host_budget), device=machine.device)
+        pool = pool or HostPool(_host_nbytes(chosen.host_budget), device=machine.device)
         training = Training(machine, pool, optimizer, in_backward=in_backward)
         planner = _Planner(
             budget=budget,
@@ -137,6 +139,12 @@ class Offmate(Rockmate):
         """The user's optimizer, or the one made for want of one."""
         optimizer: Optimizer = self.__dict__["_training"].optimizer
         return optimizer
+
+    @property
+    def host(self) -> HostPoolStatistics:
+        """What the host holds of it."""
+        statistics: HostPoolStatistics = self.__dict__["_training"].pool.statistics
+        return statistics
 
     def synchronize(self) -> None:
         """Wait until every update is done.
@@ -209,8 +217,9 @@ class _Planner:
                 least_device=format_nbytes(int(solution.stats["least_nbytes"])),
                 least_host=format_nbytes(int(solution.stats["least_host_nbytes"])),
             )
-        return Plan.from_schedule(
-            at_home(graph, solution.on_host),
+        settled = at_home(graph, solution.on_host)
+        plan = Plan.from_schedule(
+            settled,
             solution.schedule,
             budget_nbytes=budget_nbytes,
             lower_bound_s=solution.lower_bound_s,
@@ -221,6 +230,13 @@ class _Planner:
             links=self.links,
             periods=PERIODS,
         )
+        if self.training.in_backward:
+            return plan
+        # Gradients that are there already take as much again on the host while new ones arrive.
+        again = simulate(
+            accumulating(settled), solution.schedule, grads=Grads.ACCUMULATE, links=self.links
+        ).host_peak_nbytes
+        return attrs.evolve(plan, host_peak_nbytes=max(plan.host_peak_nbytes, again))
 
 
 def _host_nbytes(host_budget: int | str | None) -> int:

@@ -49,6 +49,7 @@ class Timeline:
         during_nbytes: per step, the highest device bytes while it runs (what `peak_nbytes` is the largest
             of).
         host_peak_nbytes: highest bytes of host copies.
+        host_nbytes: per step, bytes of host copies held after it; they grow before they shrink.
         time_s: when the last lane is done; of several periods, what one takes once they follow each other.
         lane_s: busy seconds per lane.
         recomputed_s: seconds on the compute lane spent on repeated runs.
@@ -60,6 +61,7 @@ class Timeline:
     live_nbytes: tuple[int, ...]
     during_nbytes: tuple[int, ...]
     host_peak_nbytes: int
+    host_nbytes: tuple[int, ...]
     time_s: float
     lane_s: dict[Lane, float]
     recomputed_s: float
@@ -98,6 +100,7 @@ def simulate(
         live_nbytes=tuple(replay.live),
         during_nbytes=tuple(replay.during),
         host_peak_nbytes=replay.host_peak,
+        host_nbytes=tuple(replay.on_host_after),
         time_s=clock.period_s(),
         lane_s={lane: busy_s / periods for lane, busy_s in clock.lane_s.items()},
         recomputed_s=replay.recomputed_s,
@@ -127,6 +130,7 @@ class _Replay:
         self.recomputed_s = 0.0
         self.live: list[int] = []
         self.during: list[int] = []
+        self.on_host_after: list[int] = []
 
     def run(self) -> None:
         steps = self.schedule.steps
@@ -150,6 +154,7 @@ class _Replay:
             before = self.held
             spike = self.carry_out(step)
             self.live.append(self.held)
+            self.on_host_after.append(self.host)
             self.during.append(max(before, self.held, spike))
         self.step = len(steps)
         if self.schedule.boundary == len(steps):

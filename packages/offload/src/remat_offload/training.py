@@ -130,6 +130,7 @@ class Training:
 
     def on_device(self, param: nn.Parameter, grad: Tensor, states: Mapping[str, Tensor]) -> None:
         """Update one whose data and gradient are on the device; `states` were brought there for it."""
+        torch_private.mark_stepped(self.optimizer)
         with torch.no_grad():
             if not states:
                 self.stepper.step([param], [grad])
@@ -140,6 +141,7 @@ class Training:
 
     def on_host(self, param: nn.Parameter, data: Tensor, grad: Tensor) -> Callable[[], None]:
         """The update of one whose data, gradient and states are on the host, by the settings of now."""
+        torch_private.mark_stepped(self.optimizer)
         return self.stepper.prepared(param, data, grad)
 
     # -- in the place of the optimizer's methods
