@@ -1,5 +1,6 @@
 """Small models in training, plainly and by `Offmate`, so that tests can compare them bit for bit."""
 
+import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,6 +95,31 @@ def offmate(model: nn.Module, sample: Any, budget: int | str, **options: Any) ->
     """Build one whose plan depends on nothing but its arguments."""
     defaults = {"platform": PLATFORM, "links": LINKS, "host_budget": "20MiB", "time_limit_s": 1.0}
     return Offmate(model, sample, budget, **(defaults | options))
+
+
+@attrs.define
+class Mapped:
+    """Host memory that the meter of the device, which is the CPU here, does not see; it counts by itself."""
+
+    now_nbytes: int = 0
+    peak_nbytes: int = 0
+    addresses: set[int] = attrs.field(factory=set)
+
+    def charge(self, nbytes: int) -> int:
+        """Exactly what was asked."""
+        return nbytes
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """Pages of the system's."""
+        self.now_nbytes += nbytes
+        self.peak_nbytes = max(self.peak_nbytes, self.now_nbytes)
+        block = torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
+        self.addresses.add(block.data_ptr())
+        return block
+
+    def give_back(self, block: torch.Tensor) -> None:
+        """They go with the last reference."""
+        self.now_nbytes -= block.numel()
 
 
 @attrs.define

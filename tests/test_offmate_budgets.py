@@ -1,40 +1,13 @@
 """What the device and the host hold stays within both budgets, step after step, and does not grow."""
 
-import mmap
 from collections.abc import Iterator
 
-import attrs
 import pytest
 import torch
 
 from remat_executor.meter import MemoryMeter
 from remat_offload import HostPool, SimulatedMachine
-from tests.offmates import MODELS, OPTIMIZERS, Run, offmate
-
-
-@attrs.define
-class Mapped:
-    """Host memory that the meter of the device, which is the CPU here, does not see; it counts by itself."""
-
-    now_nbytes: int = 0
-    peak_nbytes: int = 0
-    addresses: set[int] = attrs.field(factory=set)
-
-    def charge(self, nbytes: int) -> int:
-        """Exactly what was asked."""
-        return nbytes
-
-    def take(self, nbytes: int) -> torch.Tensor:
-        """Pages of the system's."""
-        self.now_nbytes += nbytes
-        self.peak_nbytes = max(self.peak_nbytes, self.now_nbytes)
-        block = torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
-        self.addresses.add(block.data_ptr())
-        return block
-
-    def give_back(self, block: torch.Tensor) -> None:
-        """They go with the last reference."""
-        self.now_nbytes -= block.numel()
+from tests.offmates import MODELS, OPTIMIZERS, Mapped, Run, offmate
 
 
 def on_device(run: Run, host: set[int]) -> Iterator[torch.Tensor]:

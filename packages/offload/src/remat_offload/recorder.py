@@ -81,6 +81,11 @@ class Recorder:
         """Note that compute given now writes tensors; in a function of ``work``, that the work does."""
         self._touch(name, writes=tensors)
 
+    def computed(self) -> None:
+        """Note that the calling thread knows what compute was told to be done, as the host's own is."""
+        if Lane.COMPUTE in self._last:
+            self._seen[Lane.COMPUTE] = self._last[Lane.COMPUTE]
+
     def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Allocate; for compute that is a write of a new buffer."""
         tensor = self._machine.allocate(size, stride, dtype)
@@ -144,7 +149,9 @@ class Recorder:
     def drain(self) -> None:
         """Drain: what is given from now on comes after all that lanes were given."""
         self._machine.drain()
-        self._seen = {lane: index for lane, index in self._last.items() if lane is not Lane.COMPUTE}
+        for lane, index in self._last.items():
+            if lane is not Lane.COMPUTE:
+                self._seen[lane] = index
 
     def close(self) -> None:
         """Close the machine."""

@@ -1,0 +1,66 @@
+"""Every copy and update of a training run is ordered with what computes, whatever the plan: no races."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from remat_offload import HostPool, Recorder, SimulatedMachine, find_races
+from tests.offmates import MODELS, OPTIMIZERS, Mapped, Run, offmate
+
+
+class Telling(TorchDispatchMode):
+    """Tells a recorder what computing reads and writes."""
+
+    def __init__(self, recorder: Recorder, host: set[int]) -> None:
+        super().__init__()
+        self.recorder, self.host = recorder, host
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Every tensor among an operator's arguments is read; those that its schema names are written."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if not getattr(func, "is_view", False):
+            arguments = [*args, *kwargs.values()]
+            schema = func._schema.arguments
+            written = [
+                leaf
+                for value, argument in zip(args, schema, strict=False)
+                if argument.alias_info is not None and argument.alias_info.is_write
+                for leaf in tree_leaves(value)
+            ]
+            touched = _tensors([*arguments, *tree_leaves(out)])
+            self.recorder.reads(_tensors(arguments), name=str(func))
+            self.recorder.writes(_tensors([*written, *tree_leaves(out)]), name=str(func))
+            if any(tensor.untyped_storage().data_ptr() in self.host for tensor in touched):
+                self.recorder.computed()  # clipping and accumulating on the host are no device's work
+        return out
+
+
+def _tensors(values):
+    return [leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize(("name", "budget"), [("llama", "35%"), ("llama", "60%"), ("convolutions", "60%")])
+def test_no_run_has_a_race(name, budget, in_backward):
+    """Two steps of training, told to the checker operator by operator."""
+    make, batches = MODELS[name]
+    model = make()
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    recorder, memory = Recorder(SimulatedMachine()), Mapped()
+    module = offmate(
+        model,
+        batches(0),
+        budget,
+        optimizer=optimizer,
+        optimizer_in_backward=in_backward,
+        machine=recorder,
+        pool=HostPool(4 << 20, memory=memory),
+    )
+    with Telling(recorder, memory.addresses):
+        Run(module, optimizer, batches, in_backward=in_backward).train(2)
+    module.synchronize()
+    lanes = {operation.lane for operation in recorder.record}
+    assert len(lanes) == 4 or (name == "convolutions" and len(lanes) >= 3)
+    assert [] == find_races(recorder.record)
