@@ -1,0 +1,89 @@
+"""What cannot be done is said in one line, and training stands where it stood."""
+
+import pytest
+import torch
+from torch import nn
+
+from remat_facade.errors import NoRoom
+from remat_offload import LaneFailed, RefusedOptimizer
+from remat_offload.errors import OffloadMisuse
+from tests.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
+
+MAKE, BATCHES = MODELS["convolutions"]
+
+
+def fails(kind, call, *words):
+    """The one line of the error that a call raises."""
+    with pytest.raises(kind) as caught:
+        call()
+    line = str(caught.value)
+    assert "\n" not in line
+    assert all(word in line for word in words), line
+    return line
+
+
+def run(budget="60%", **options):
+    """A run that is ready."""
+    model = MAKE()
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    return Run(offmate(model, BATCHES(0), budget, optimizer=optimizer, **options), optimizer, BATCHES)
+
+
+def test_a_budget_that_nothing_keeps():
+    """Refused before anything moves, with the numbers of what would work; and those work."""
+    model = MAKE()
+    before = {name: p.data_ptr() for name, p in model.named_parameters()}
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    line = fails(NoRoom, lambda: offmate(model, BATCHES(0), 20_000, optimizer=optimizer), "the least")
+    assert before == {name: p.data_ptr() for name, p in model.named_parameters()}
+    assert "KiB on the device" in line
+    assert type(optimizer).step is optimizer.step.__func__  # the user's, as it was
+    fails(NoRoom, lambda: offmate(model, BATCHES(0), "40%", optimizer=optimizer, host_budget=1000))
+
+
+def test_another_models_optimizer():
+    """Which would step nothing of this model."""
+    optimizer = OPTIMIZERS["adamw"](MAKE().parameters())
+    fails(OffloadMisuse, lambda: offmate(MAKE(), BATCHES(0), "60%", optimizer=optimizer), "does not have")
+
+
+def test_an_optimizer_that_needs_all_at_once():
+    """By name."""
+    model = MAKE()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    fails(RefusedOptimizer, lambda: offmate(model, BATCHES(0), "60%", optimizer=optimizer), "LBFGS")
+
+
+def test_groups_and_steps_out_of_turn():
+    """A group added later, a step without a backward; then training goes on."""
+    ours = run()
+    added = nn.Parameter(torch.zeros(3))
+    fails(OffloadMisuse, lambda: ours.optimizer.add_param_group({"params": [added]}), "before")
+    fails(OffloadMisuse, ours.optimizer.step, "backward")
+    ours.train(1)
+    fails(OffloadMisuse, ours.optimizer.step, "no parameter has a gradient")
+    plain_model = MAKE()
+    plain = Run(plain_model, OPTIMIZERS["adamw"](plain_model.parameters()), BATCHES)
+    plain.train(3)
+    ours.train(2)
+    assert [] == differences(plain, ours)
+
+
+def test_stepping_what_steps_by_itself():
+    """In the in-backward style `step()` would step twice."""
+    ours = run(optimizer_in_backward=True)
+    fails(OffloadMisuse, ours.optimizer.step, "by itself")
+
+
+def test_an_error_in_a_lane_is_told():
+    """Whatever fails there is raised at the next wait, by name and with its cause."""
+    ours = run("60%").train(1)
+    machine = ours.model.__dict__["_training"].machine
+
+    def broken():
+        raise ZeroDivisionError("planted")
+
+    machine.work(broken, name="planted work")
+    line = fails(LaneFailed, ours.model.synchronize, "planted work", "ZeroDivisionError")
+    assert "cpu_optimizer" in line
+    ours.train(1)
