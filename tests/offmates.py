@@ -1,7 +1,7 @@
 """Small models in training, plainly and by `Offmate`, so that tests can compare them bit for bit."""
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -135,6 +135,7 @@ class Run:
         steps: how many the schedule of the learning rate has.
         step: the next one.
         losses: of all micro-batches so far.
+        clip: clips the gradients.
     """
 
     model: nn.Module
@@ -146,6 +147,7 @@ class Run:
     step: int = 0
     losses: list[float] = attrs.field(factory=list)
     scheduler: Any = None
+    clip: Callable[[Iterable[nn.Parameter], float], Tensor] = torch.nn.utils.clip_grad_norm_
 
     def __attrs_post_init__(self) -> None:
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, self.steps)
@@ -160,7 +162,7 @@ class Run:
                 loss.backward()
                 self.losses.append(loss.item())
             if not self.in_backward:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.clip(self.model.parameters(), 1.0)
             if not (self.in_backward and isinstance(self.model, Offmate)):
                 self.optimizer.step()
             self.scheduler.step()

@@ -1,6 +1,7 @@
 """A model trained by `Offmate` has the bits of one trained plainly: losses, parameters, buffers, states."""
 
 import pytest
+import torch
 
 from tests.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
@@ -33,3 +34,78 @@ def test_the_bits_of_plain_training(name, kind, budget, in_backward, accumulatio
     assert [] == differences(*runs)
     assert called.runs["planned"] == 4 * accumulation
     assert (budget != "100%") == (called.plan.host_peak_nbytes > 0)
+
+
+def test_clipping_while_stepping():
+    """The module's own clipping scales gradients as they are used, and returns the same norm."""
+    make, batches = MODELS["llama"]
+    runs, norms = [], []
+    for ours in (False, True):
+        model, found = make(), []
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
+        called = offmate(model, batches(0), "45%", optimizer=optimizer) if ours else model
+
+        def clip(parameters, most, called=called, found=found, ours=ours):
+            parameters = list(parameters)
+            norm = called.clip_grad_norm_(most) if ours else torch.nn.utils.clip_grad_norm_(parameters, most)
+            found.append(norm.item())
+
+        runs.append(Run(called, optimizer, batches, clip=clip).train(3))
+        norms.append(found)
+    assert norms[0] == norms[1]
+    assert max(norms[0]) > 1.0, "nothing was clipped"
+    assert [] == differences(*runs)
+
+
+class Masters:
+    """Plain training in bfloat16 with an optimizer over float32 copies."""
+
+    def __init__(self, model, kind):
+        self.model = model
+        self.wide = [torch.nn.Parameter(p.detach().float()) for p in model.parameters()]
+        self.optimizer = OPTIMIZERS[kind](self.wide)
+
+    def step(self):
+        """Step the copies by the model's gradients, and round them back."""
+        for wide, narrow in zip(self.wide, self.model.parameters(), strict=True):
+            wide.grad = narrow.grad.float()
+        self.optimizer.step()
+        with torch.no_grad():
+            for wide, narrow in zip(self.wide, self.model.parameters(), strict=True):
+                narrow.copy_(wide)
+
+
+@pytest.mark.parametrize(("budget", "in_backward"), [("100%", False), ("45%", False), ("45%", True)])
+def test_master_weights(budget, in_backward):
+    """Parameters in 16 bits stepped in 32: masters, moments, what is rounded from them; saved and loaded."""
+    make, batches = MODELS["llama"]
+    plain = Masters(make().bfloat16(), "adamw")
+    model = make().bfloat16()
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    ours = offmate(
+        model,
+        batches(0),
+        budget,
+        optimizer=optimizer,
+        optimizer_in_backward=in_backward,
+        master_weights=True,
+    )
+    for step in range(6):
+        losses = []
+        for called, stepping in ((plain.model, plain), (ours, optimizer)):
+            torch.manual_seed(step)
+            loss = called(**batches(step)).loss
+            loss.backward()
+            losses.append(loss.item())
+            if not (in_backward and called is ours):
+                stepping.step()
+            called.zero_grad()
+        assert losses[0] == losses[1]
+        if step == 2:
+            optimizer.load_state_dict(optimizer.state_dict())
+    saved = optimizer.state_dict()["state"]
+    for index, (wide, narrow) in enumerate(zip(plain.wide, ours.parameters(), strict=True)):
+        assert torch.equal(wide, saved[index]["master"])
+        assert torch.equal(wide.bfloat16(), narrow)
+        assert saved[index]["exp_avg"].dtype == torch.float32
+        assert torch.equal(plain.optimizer.state[wide]["exp_avg"], saved[index]["exp_avg"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from remat_executor import Buckets, PlannedModule
@@ -57,6 +57,7 @@ class Offmate(Rockmate):
         optimizer: over the model's parameters; None for Adam, which steps during the backward.
         optimizer_in_backward: whether parameters are updated as soon as their gradients are there; None if
             no optimizer is given.
+        master_weights: whether parameters in 16 bits are stepped in 32: the optimizer keeps a master of each.
         machine: the device and its links; None for the model's device, simulated if that is the CPU.
         pool: lends the host's memory, as much as its capacity, instead of one made for `host_budget`.
         links: bandwidths, instead of measuring them.
@@ -79,6 +80,7 @@ class Offmate(Rockmate):
         host_budget: int | str | None = None,
         optimizer: Optimizer | None = None,
         optimizer_in_backward: bool | None = None,
+        master_weights: bool = False,
         machine: Machine | None = None,
         pool: HostPool | None = None,
         links: Links | None = None,
@@ -105,7 +107,7 @@ class Offmate(Rockmate):
         optimizer = optimizer or torch.optim.Adam(p for p in model.parameters() if p.requires_grad)
         machine = machine or (CudaMachine(device) if device.type == "cuda" else SimulatedMachine())
         pool = pool or HostPool(_host_nbytes(chosen.host_budget), device=machine.device)
-        training = Training(machine, pool, optimizer, in_backward=in_backward)
+        training = Training(machine, pool, optimizer, in_backward=in_backward, master_weights=master_weights)
         planner = _Planner(
             budget=budget,
             reserve_nbytes=reserve_nbytes + _lent_nbytes(model, (args, kwargs), machine.device),
@@ -154,6 +156,23 @@ class Offmate(Rockmate):
         """
         if "_training" in self.__dict__:
             self.__dict__["_training"].wait()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, **options: Any) -> Tensor:
+        """`torch.nn.utils.clip_grad_norm_` of all parameters; gradients are scaled when the step reads them.
+
+        Args:
+            max_norm: the largest norm that gradients may have together.
+            norm_type: which norm.
+            **options: as for `torch.nn.utils.get_total_norm`.
+
+        Returns:
+            the norm before.
+
+        Raises:
+            OffloadMisuse: each backward steps the optimizer by itself.
+        """
+        norm: Tensor = self.__dict__["_training"].clip_grad_norm_(max_norm, norm_type, **options)
+        return norm
 
     # -- what must wait for updates that are under way
 

@@ -6,7 +6,7 @@ optimizer stays the user's object, with its groups, its state and its hooks.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any
 
@@ -24,9 +24,7 @@ from remat_offload.errors import OffloadMisuse
 from remat_offload.inflight import drop_gradient
 from remat_offload.lanes import Machine
 from remat_offload.pool import HostPool
-from remat_offload.probe import StateTensor
-from remat_offload.rates import UpdateCost, update_cost
-from remat_offload.stepper import Stepper
+from remat_offload.states import States
 
 
 class Training:
@@ -37,44 +35,47 @@ class Training:
         pool: host memory; its capacity is the host budget.
         optimizer: the user's, over parameters of the model.
         in_backward: whether parameters are updated during the backward.
+        master_weights: whether parameters in 16 bits are stepped in 32.
 
     Raises:
         RefusedOptimizer: its results would not be those of one step.
     """
 
-    def __init__(self, machine: Machine, pool: HostPool, optimizer: Optimizer, *, in_backward: bool) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        pool: HostPool,
+        optimizer: Optimizer,
+        *,
+        in_backward: bool,
+        master_weights: bool = False,
+    ) -> None:
         self.machine, self.pool, self.optimizer, self.in_backward = machine, pool, optimizer, in_backward
-        self.engine = Engine(machine, pool, self)
-        self.stepper = Stepper(optimizer)
+        self.states = States(optimizer, machine.device, master_weights=master_weights)
+        self.engine = Engine(machine, pool, self.states)
         self.homes: frozenset[str] | None = None  # names of what is at home on the host, once settled
-        self._places: dict[tuple[Tensor, str], Tensor] = {}
-        self._costs: dict[Any, UpdateCost] = {}
-        self._attached = False
 
     # -- for the planner and the executor: `Handlers`
 
     def extended(self, graph: Graph, tensors: Tensors) -> Graph:
         """The captured graph with parameters, states and updates; see `Handlers`."""
-        known = {param: group for group in self.optimizer.param_groups for param in group["params"]}
+        known = {id(param) for param in self._parameters()}
         optimized = []
         for index, (names, param) in enumerate(tensors.parameters):
-            if param not in known:
+            if id(param) not in known:
                 if param.requires_grad:
                     raise OffloadMisuse(
                         problem=f"{names[0]} requires a gradient, and the optimizer does not have it",
                         advice="give the optimizer all parameters that train, or freeze it",
                     )
                 continue
-            states = self.stepper.layout(param)
-            kept = tuple((state.name, state.nbytes) for state in states if state.shape)
             here, on_cpu = (
-                self._cost(known[param], param, device)
-                for device in (self.machine.device, torch.device("cpu"))
+                self.states.cost(param, place) for place in (self.machine.device, torch.device("cpu"))
             )
             optimized.append(
                 Optimized(
                     param=index,
-                    states=kept,
+                    states=tuple((state.name, state.nbytes) for state in self.states.kept(param)),
                     device_time_s=here.s_per_element * param.numel(),
                     cpu_time_s=on_cpu.s_per_element * param.numel(),
                     workspace_nbytes=math.ceil(here.scratch_nbytes_per_element * param.numel()),
@@ -96,12 +97,11 @@ class Training:
             if value.role is Role.OPTIMIZER_STATE and value.home is Home.HOST and value.of is not None:
                 owner, param = settled.values[value.of].name, params[value.of]
                 name = value.name.removeprefix(f"{owner}.")
-                (state,) = (state for state in self.stepper.layout(param) if state.name == name)
-                alike = state.shape == tuple(param.shape)
-                like = param if alike else torch.empty(state.shape, device="meta")
+                (state,) = (state for state in self.states.kept(param) if state.name == name)
+                like = param if state.shape == tuple(param.shape) else torch.empty(state.shape, device="meta")
                 layout = Layout(state.shape, like.stride(), 0, state.dtype)
-                self._places[param, name] = self.engine.house(value.name, value.nbytes, layout).whole
-        self.stepper = Stepper(self.optimizer, memory=self._memory)
+                self.states.house(param, name, self.engine.house(value.name, value.nbytes, layout).whole)
+        self.states.settle()
         self.homes = frozenset(v.name for v in settled.values if v.home is Home.HOST)
         self._attach()
         return settled
@@ -112,37 +112,9 @@ class Training:
 
     def begin(self, step: PlannedStep) -> Transfers:
         """The handler of one call; see `Handlers`."""
+        if self.in_backward:
+            torch_private.mark_stepped(self.optimizer)  # which its backward will do
         return self.engine.begin(step)
-
-    def _memory(self, param: Tensor, state: StateTensor) -> Tensor:
-        whole = self._places.get((param, state.name))
-        if whole is None:
-            return torch.empty(state.shape, dtype=state.dtype, device=self.machine.device)
-        return whole.view(state.dtype)
-
-    def _cost(self, group: dict[str, Any], param: nn.Parameter, device: torch.device) -> UpdateCost:
-        key = (id(group), param.dtype, str(device))
-        if key not in self._costs:
-            self._costs[key] = update_cost(self.optimizer, group, param.dtype, device)
-        return self._costs[key]
-
-    # -- for the engine: `Updates`
-
-    def on_device(self, param: nn.Parameter, grad: Tensor, states: Mapping[str, Tensor]) -> None:
-        """Update one whose data and gradient are on the device; `states` were brought there for it."""
-        torch_private.mark_stepped(self.optimizer)
-        with torch.no_grad():
-            if not states:
-                self.stepper.step([param], [grad])
-                return
-            walk = self.stepper.begin(param)
-            walk.step(param.data, grad, states)
-            walk.finish()
-
-    def on_host(self, param: nn.Parameter, data: Tensor, grad: Tensor) -> Callable[[], None]:
-        """The update of one whose data, gradient and states are on the host, by the settings of now."""
-        torch_private.mark_stepped(self.optimizer)
-        return self.stepper.prepared(param, data, grad)
 
     # -- in the place of the optimizer's methods
 
@@ -175,10 +147,36 @@ class Training:
             )
         with torch_private.step_hooks(self.optimizer), torch.no_grad():
             self.engine.step()
+        self.states.scale = None
         return loss
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, **options: Any) -> Tensor:
+        """What `torch.nn.utils.clip_grad_norm_` does; the next step scales the gradients as it reads them.
+
+        Args:
+            max_norm: the largest norm that gradients may have together.
+            norm_type: which norm.
+            **options: as for `torch.nn.utils.get_total_norm`.
+
+        Returns:
+            the norm before.
+
+        Raises:
+            OffloadMisuse: each backward steps the optimizer by itself.
+        """
+        if self.in_backward:
+            raise OffloadMisuse(
+                problem="gradients cannot be clipped together where each is used as soon as it is there",
+                advice="build the module with optimizer_in_backward=False",
+            )
+        gradients = [param.grad for param in self._parameters() if param.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, norm_type, **options)
+        self.states.scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        return norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """What ``optimizer.zero_grad`` does, without waiting for updates where that is safe."""
+        self.states.scale = None
         if not set_to_none:
             self.wait()
         for param in self._parameters():
@@ -204,13 +202,12 @@ class Training:
 
         def state_dict(_: Optimizer) -> Any:
             self.wait()
-            return kept["state_dict"]()
+            return self.states.into(kept["state_dict"]())
 
         def load_state_dict(_: Optimizer, state_dict: Any) -> None:
             self.wait()
-            kept["load_state_dict"](state_dict)
-            for param in self._parameters():
-                self.stepper.adopt(param)
+            kept["load_state_dict"](self.states.without_masters(state_dict))
+            self.states.loaded(state_dict)
 
         def add_param_group(_: Optimizer, group: Any) -> None:
             raise OffloadMisuse(
