@@ -136,6 +136,7 @@ class Run:
         step: the next one.
         losses: of all micro-batches so far.
         clip: clips the gradients.
+        memory: where the module takes the host's memory, if that is to be told from the device's.
     """
 
     model: nn.Module
@@ -148,6 +149,7 @@ class Run:
     losses: list[float] = attrs.field(factory=list)
     scheduler: Any = None
     clip: Callable[[Iterable[nn.Parameter], float], Tensor] = torch.nn.utils.clip_grad_norm_
+    memory: Mapped = attrs.field(factory=Mapped)
 
     def __attrs_post_init__(self) -> None:
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, self.steps)
@@ -169,6 +171,14 @@ class Run:
             self.optimizer.zero_grad()
             self.step += 1
         return self
+
+
+def kept_on_device(run: Run) -> list[Tensor]:
+    """What an `Offmate` has there between steps: what lies in no memory of the host's."""
+    states = (t for state in run.optimizer.state.values() for t in state.values() if isinstance(t, Tensor))
+    model = run.model.module
+    there = (*(p.data for p in model.parameters()), *model.buffers(), *(t for t in states if t.dim()))
+    return [t for t in there if t.untyped_storage().data_ptr() not in run.memory.addresses]
 
 
 def differences(plain: Run, ours: Run) -> list[str]:

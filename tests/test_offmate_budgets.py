@@ -1,21 +1,10 @@
 """What the device and the host hold stays within both budgets, step after step, and does not grow."""
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from remat_executor.meter import MemoryMeter
 from remat_offload import HostPool, SimulatedMachine
-from tests.offmates import MODELS, OPTIMIZERS, Mapped, Run, offmate
-
-
-def on_device(run: Run, host: set[int]) -> Iterator[torch.Tensor]:
-    """What persists and is not on the host; counts of steps are no larger than a number."""
-    for parameter in run.model.module.parameters():
-        states = run.optimizer.state.get(parameter, {}).values()
-        kept = [t for t in states if isinstance(t, torch.Tensor) and t.dim()]
-        yield from (t for t in (parameter.data, *kept) if t.untyped_storage().data_ptr() not in host)
+from tests.offmates import MODELS, OPTIMIZERS, Mapped, Run, kept_on_device, offmate
 
 
 @pytest.mark.parametrize(
@@ -36,12 +25,19 @@ def test_both_budgets_are_kept(name, budget, in_backward, accumulation):
         machine=SimulatedMachine(),
         pool=HostPool(host_nbytes, memory=memory),
     )
-    run = Run(module, optimizer, batches, accumulation=accumulation, in_backward=in_backward, steps=40)
+    run = Run(
+        module,
+        optimizer,
+        batches,
+        accumulation=accumulation,
+        in_backward=in_backward,
+        steps=40,
+        memory=memory,
+    )
     readings = []
     for _ in range(40):
         module.synchronize()
-        kept = [*on_device(run, memory.addresses), *model.buffers()]
-        with MemoryMeter(kept, device="cpu") as meter:
+        with MemoryMeter(kept_on_device(run), device="cpu") as meter:
             run.train(1)
             module.synchronize()
         readings.append(meter.baseline_nbytes + meter.peak_nbytes)

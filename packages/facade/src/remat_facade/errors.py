@@ -5,6 +5,7 @@ from pathlib import Path
 import attrs
 
 from remat_graph import RematError
+from remat_graph.units import format_nbytes
 
 
 class PlanNotKept(UserWarning):
@@ -166,21 +167,23 @@ class NoRoom(RematError):
     """No plan was found that keeps the budgets of device and host. Nothing was moved or allocated.
 
     Attributes:
-        device: the device budget, and
-        host: the host budget, both for people.
-        least_device: the least of the device's memory that a plan was found to take, and
-        least_host: what the host takes then.
+        budget_nbytes: what the device may hold of what moves and what is made.
+        host_budget_nbytes: what the host may.
+        least_nbytes: the least of the device's memory that a plan was found to take.
+        least_host_nbytes: what the host takes then.
     """
 
-    device: str
-    host: str
-    least_device: str
-    least_host: str
+    budget_nbytes: int
+    host_budget_nbytes: int
+    least_nbytes: int
+    least_host_nbytes: int
 
     def __str__(self) -> str:
+        device, host = format_nbytes(self.budget_nbytes), format_nbytes(self.host_budget_nbytes)
+        least = f"{format_nbytes(self.least_nbytes)} ({self.least_nbytes} bytes)"
         return (
-            f"no plan was found within {self.device} on the device and {self.host} on the host: the least "
-            f"that one takes is {self.least_device} on the device with {self.least_host} on the host; "
+            f"no plan was found within {device} on the device and {host} on the host: the least that one "
+            f"takes is {least} on the device with {format_nbytes(self.least_host_nbytes)} on the host; "
             "raise either budget, or use a smaller batch"
         )
 

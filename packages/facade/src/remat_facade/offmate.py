@@ -143,6 +143,12 @@ class Offmate(Rockmate):
         return optimizer
 
     @property
+    def optimizer_in_backward(self) -> bool:
+        """Whether each backward steps the optimizer by itself."""
+        in_backward: bool = self.__dict__["_training"].in_backward
+        return in_backward
+
+    @property
     def host(self) -> HostPoolStatistics:
         """What the host holds of it."""
         statistics: HostPoolStatistics = self.__dict__["_training"].pool.statistics
@@ -231,10 +237,10 @@ class _Planner:
         solution = solver.solve(problem, Deadline(self.time_limit_s))
         if solution.schedule is None:
             raise NoRoom(
-                device=format_nbytes(budget_nbytes),
-                host=format_nbytes(self.host_budget_nbytes),
-                least_device=format_nbytes(int(solution.stats["least_nbytes"])),
-                least_host=format_nbytes(int(solution.stats["least_host_nbytes"])),
+                budget_nbytes=budget_nbytes,
+                host_budget_nbytes=self.host_budget_nbytes,
+                least_nbytes=int(solution.stats["least_nbytes"]),
+                least_host_nbytes=int(solution.stats["least_host_nbytes"]),
             )
         settled = at_home(graph, solution.on_host)
         plan = Plan.from_schedule(

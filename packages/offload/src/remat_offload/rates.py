@@ -79,7 +79,7 @@ def update_cost(
     group: Mapping[str, Any],
     dtype: torch.dtype,
     device: torch.device,
-    numel: int = 1 << 18,
+    numel: int,
 ) -> UpdateCost:
     """What the optimizer takes on a device, with the kernels that its user chose.
 

@@ -22,6 +22,7 @@ MASTER = "master"
 """The name of the state that is a parameter's master."""
 
 _WIDE = torch.float32
+_MOST = 1 << 22  # elements that are stepped to learn what stepping takes
 
 
 class States:
@@ -64,7 +65,9 @@ class States:
         dtype = _WIDE if self._has_master(param) else param.dtype
         key = (id(group), dtype, str(device))
         if key not in self._costs:
-            self._costs[key] = update_cost(self.optimizer, group, dtype, device)
+            # As many as there are, up to what no cache holds.
+            numel = sum(p.numel() for g in self.optimizer.param_groups for p in g["params"])
+            self._costs[key] = update_cost(self.optimizer, group, dtype, device, min(numel, _MOST))
         cost = self._costs[key]
         widened = _WIDE.itemsize if self._has_master(param) else 0
         return attrs.evolve(cost, scratch_nbytes_per_element=cost.scratch_nbytes_per_element + widened)
