@@ -164,7 +164,10 @@ class _Materials:
 
     def __init__(self, captured: Captured, translation: Translation, tensors: Tensors) -> None:
         self.captured, self.translation = captured, translation
-        self.real: dict[Node, Tensor] = dict(zip(captured.externals, tensors.flat, strict=True))
+        given = zip(captured.externals, tensors.flat, strict=True)
+        self.real: dict[Node, Tensor] = {
+            node: tensor for node, tensor in given if tensor.device == node.meta["val"].device
+        }
         self.deep = False
 
     def request(self, recipe: Recipe, *, repeat: bool) -> Request:

@@ -6,18 +6,16 @@ running them: it is left out, and where it matters a budget wants some reserve. 
 build of torch traces for that device: a CPU's is an estimate of a GPU's.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from remat_executor import torch_private
 from remat_executor.capture import capture
 from remat_executor.costs import op_cost
 from remat_executor.errors import BadInput
-from remat_executor.tensors import collect
+from remat_executor.standins import stand_ins
 from remat_executor.translate import translate
 from remat_graph import Graph
 from remat_graph.platform import Platform, with_platform
@@ -50,15 +48,7 @@ def estimated_graph(
     if not isinstance(model, nn.Module):
         raise BadInput(problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it")
     place = torch.device(device)
-
-    def stand_in(tensor: Tensor) -> Tensor:
-        return fake(tensor, place)
-
-    with torch_private.fake_tensors() as fake, _stood_in(model, stand_in):
-        leaves, spec = torch_private.flatten((args, dict(kwargs)))
-        leaves = [stand_in(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        args, kwargs = torch_private.unflatten(leaves, spec)
-        tensors = collect(model, args, kwargs)
+    with stand_ins(model, args, kwargs, place) as tensors:
         captured = capture(model, tensors, differentiate=differentiate)
         conditions = (("estimate", place.type), ("training", str(model.training)))
         found = translate(captured, tensors, name=type(model).__name__, conditions=conditions)
@@ -68,28 +58,3 @@ def estimated_graph(
         for k in range(len(found.graph.ops[i].implementations))
     }
     return with_platform(found.graph, costs, platform)
-
-
-@contextlib.contextmanager
-def _stood_in(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """The model with other tensors in the place of its parameters and buffers; tied ones stay tied."""
-    made: dict[int, Tensor] = {}
-    before: list[tuple[Any, str, Tensor]] = []
-    try:
-        for module in model.modules():
-            registries: tuple[Any, ...] = (module._parameters, module._buffers)
-            for registry in registries:
-                for name, tensor in registry.items():
-                    if tensor is None:
-                        continue
-                    before.append((registry, name, tensor))
-                    if id(tensor) not in made:
-                        fake = stand_in(tensor)
-                        if isinstance(tensor, nn.Parameter):
-                            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-                        made[id(tensor)] = fake
-                    registry[name] = made[id(tensor)]
-        yield
-    finally:
-        for registry, name, tensor in before:
-            registry[name] = tensor

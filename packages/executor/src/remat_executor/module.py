@@ -67,6 +67,7 @@ class PlannedModule(nn.Module):
         runtime: str = "eager",
         part_nbytes: int | None = None,
         handlers: Handlers | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Capture, measure and plan a step; the model, its buffers and the generators stay as they are.
 
@@ -89,6 +90,7 @@ class PlannedModule(nn.Module):
             part_nbytes: bytes of gradients that wait together at most before the backward hands them over;
                 0 for each by itself, None for as many parts as cost a hundredth of the step.
             handlers: carry out what plans do beside computing; None if they only compute.
+            device: where plans run; None: where the model is.
 
         Raises:
             BadInput: the model or the sample cannot be planned, or max_plans, buckets or part_nbytes mean
@@ -100,19 +102,21 @@ class PlannedModule(nn.Module):
         steps: Plans[Signature, PlannedStep] = Plans(max_plans)
         if buckets is not None and isinstance(model, nn.Module):
             args, kwargs, _ = buckets.padded(model, args, kwargs)
-        tensors = check_input(model, args, kwargs)
-        check_runtime(runtime, work_device(tensors))
+        tensors = check_input(model, args, kwargs, device)
+        device = device or work_device(tensors)
+        check_runtime(runtime, device)
         check_part_nbytes(part_nbytes)
         planning = Planning(
             planner=planner,
             platform=platform,
-            cache=CostCache(work_device(tensors), cache_dir),
+            cache=CostCache(device, cache_dir),
             differentiate=output_indices(differentiate),
             on_progress=on_progress,
             runtime=runtime,
             part_nbytes=part_nbytes,
             buckets=buckets,
             handlers=handlers,
+            device=device,
             steps=steps,
         )
         self._attach(model, planning)

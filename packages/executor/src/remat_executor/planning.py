@@ -43,6 +43,7 @@ class Planning:
 
     Attributes:
         handlers: for what plans do beside computing.
+        device: where plans run.
         steps: the planned steps by how the module was called; `latest` is the one that ran last, for
             `latest_signature`.
         undifferentiable: ways of calling it whose outputs require no gradient.
@@ -64,6 +65,7 @@ class Planning:
     part_nbytes: int | None
     buckets: Buckets | None
     handlers: Handlers | None
+    device: torch.device
     steps: Plans[Signature, PlannedStep]
     undifferentiable: Plans[Signature, bool] = attrs.field(factory=Plans)
     lock: Any = attrs.field(factory=threading.RLock)
@@ -135,6 +137,7 @@ class Planning:
             platform=self.platform,
             differentiate=self.differentiate,
             on_progress=self.on_progress,
+            device=self.device,
         )
         if self.handlers is not None:
             graph = self.handlers.extended(graph, tensors)
@@ -143,6 +146,7 @@ class Planning:
         plan = same or self.planner(graph)
         if self.handlers is not None:
             graph = self.handlers.settle(graph, frozenset(plan.on_host), tensors)
+            seen = self.look_at(module).signature(tensors)  # some of its tensors are elsewhere now
 
         def build(plan: Plan) -> PlannedStep:
             _believe(graph, plan)

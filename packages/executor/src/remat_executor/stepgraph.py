@@ -1,9 +1,11 @@
 """From a model and a sample to the measured graph of its training step."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from remat_executor import torch_private
@@ -13,6 +15,7 @@ from remat_executor.costs import with_costs
 from remat_executor.errors import BadInput, CaptureError
 from remat_executor.guards import Signature, hooked, odd, unseen_change
 from remat_executor.snapshot import Snapshot
+from remat_executor.standins import stand_ins
 from remat_executor.tensors import Tensors, collect
 from remat_executor.translate import Translation, translate, work_device
 from remat_graph import Graph
@@ -30,6 +33,7 @@ def capture_graph(
     platform: Platform | None = None,
     differentiate: Iterable[int] | None = None,
     on_progress: Progress | None = None,
+    device: torch.device | None = None,
 ) -> tuple[Captured, Translation, Graph]:
     """Capture, translate and measure one training step.
 
@@ -41,13 +45,16 @@ def capture_graph(
         platform: gives the times instead of the clock.
         differentiate: indices among the output tensors that get gradients.
         on_progress: called with (what, done, total).
+        device: where it will run, if not where the model is.
     """
     report = on_progress or (lambda what, done, total: None)
     report("capture", 0, 1)
-    captured = capture(model, tensors, differentiate=differentiate)
-    report("capture", 1, 1)
+    elsewhere = device is not None and any(t.device != device for t in tensors.owned.tensors)
     try:
-        translation = translate(captured, tensors, name=type(model).__name__, conditions=seen.conditions())
+        with _as_on(device, model, tensors) if elsewhere else contextlib.nullcontext(tensors) as traced:
+            captured = capture(model, traced, differentiate=differentiate)
+            report("capture", 1, 1)
+            translation = translate(captured, traced, name=type(model).__name__, conditions=seen.conditions())
     except (KeyError, IndexError, AttributeError, NotImplementedError) as error:
         raise CaptureError(
             problem=f"it has something that is not handled yet ({type(error).__name__}: {error})",
@@ -62,6 +69,19 @@ def capture_graph(
         on_progress=lambda done, total: report("measure", done, total),
     )
     return captured, translation, graph
+
+
+def _as_on(
+    device: torch.device | None, model: nn.Module, tensors: Tensors
+) -> contextlib.AbstractContextManager[Tensors]:
+    """The same call with stand-ins on a device."""
+    assert device is not None
+    leaves = [
+        constant if place is None else tensors.arguments[place]
+        for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
+    ]
+    args, kwargs = torch_private.unflatten(leaves, tensors.spec)
+    return stand_ins(model, args, kwargs, device)
 
 
 def plan_graph(
@@ -117,8 +137,19 @@ def output_indices(differentiate: object) -> tuple[int, ...] | None:
     return given
 
 
-def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
+def check_input(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    device: torch.device | None = None,
+) -> Tensors:
     """Collect the tensors of a model and a sample; say what is wrong with them if they cannot be planned.
+
+    Args:
+        model: the module.
+        args: positional inputs.
+        kwargs: keyword inputs.
+        device: where it will run; None: where the model is.
 
     Raises:
         BadInput: with what came and what to do.
@@ -133,11 +164,11 @@ def check_input(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     )
     if strange is not None:
         raise BadInput(problem=strange, advice="plan the parts of the model that have plain, dense tensors")
-    device = work_device(tensors)
+    device = device or work_device(tensors)
     for tensor in tensors.arguments:
         if tensor.device != device and tensor.ndim > 0:
             raise BadInput(
-                problem=f"the sample is on {tensor.device} and the model on {device}",
+                problem=f"the sample is on {tensor.device}, and the model runs on {device}",
                 advice=f"move the sample with .to({str(device)!r})",
             )
     if not any(t.requires_grad for t in tensors.flat):

@@ -41,11 +41,22 @@ def as_call(
     )
 
 
-def check_model(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
+def check_model(
+    model: object,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    device: torch.device | None = None,
+) -> torch.device:
     """Check that a backward can be planned for this call.
 
+    Args:
+        model: what was given as the model.
+        args: positional inputs.
+        kwargs: keyword inputs.
+        device: where it will run; None: where the model is.
+
     Returns:
-        The device that all of it is on.
+        The device that it will run on.
 
     Raises:
         BadModel: not a module, nothing to train, or not on one device.
@@ -70,11 +81,11 @@ def check_model(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         raise BadModel(
             problem=f"lies on several devices ({', '.join(devices)}): move it to one, or plan its parts"
         )
-    device = torch.device(devices[0]) if tensors else inputs[0][1].device
+    device = device or (torch.device(devices[0]) if tensors else inputs[0][1].device)
     for name, tensor in inputs:
         if tensor.device != device and tensor.dim():  # torch lets a 0-dimensional CPU tensor be anywhere
             raise BadSample(
-                problem=f"{name} is on {tensor.device}, the model on {device}: move one to the other"
+                problem=f"{name} is on {tensor.device}, the model runs on {device}: move one to the other"
             )
     return device
 

@@ -33,6 +33,7 @@ from remat_graph.units import format_nbytes, parse_nbytes, resolve_budget
 from remat_offload import CudaMachine, HostPool, HostPoolStatistics, Machine, SimulatedMachine
 from remat_offload.rates import measure_links
 from remat_offload.training import Training
+from remat_offload.weights import Weights, fill
 from remat_solvers import Deadline, Problem
 from remat_solvers.offload import PERIODS, Offload
 
@@ -58,7 +59,8 @@ class Offmate(Rockmate):
         optimizer_in_backward: whether parameters are updated as soon as their gradients are there; None if
             no optimizer is given.
         master_weights: whether parameters in 16 bits are stepped in 32: the optimizer keeps a master of each.
-        machine: the device and its links; None for the model's device, simulated if that is the CPU.
+        weights: a safetensors file or a mapping, for a model on the meta device.
+        machine: the device and its links; None for the sample's device, simulated if that is the CPU.
         pool: lends the host's memory, as much as its capacity, instead of one made for `host_budget`.
         links: bandwidths, instead of measuring them.
         sample_kwargs: as for `Rockmate`, and so are the others.
@@ -67,6 +69,7 @@ class Offmate(Rockmate):
         NoRoom: no plan keeps both budgets.
         RefusedOptimizer: the optimizer cannot be stepped in parts.
         OffloadMisuse: the optimizer does not fit the model.
+        BadWeights: the weights do not fill the model.
     """
 
     _method = "offmate"
@@ -81,6 +84,7 @@ class Offmate(Rockmate):
         optimizer: Optimizer | None = None,
         optimizer_in_backward: bool | None = None,
         master_weights: bool = False,
+        weights: Weights | None = None,
         machine: Machine | None = None,
         pool: HostPool | None = None,
         links: Links | None = None,
@@ -102,7 +106,10 @@ class Offmate(Rockmate):
             raise BadConfig(field="type", problem=f"Offmate wants one of type offmate, not {chosen.type}")
         chosen = chosen.with_(seed=seed or None, time_limit_s=time_limit_s, host_budget=host_budget)
         args, kwargs = as_call(sample, sample_kwargs)
-        device = check_model(model, args, kwargs)
+        if weights is not None and isinstance(model, nn.Module):
+            fill(model, weights)
+        given = next((tensor.device for tensor in tensors_of((args, kwargs)) if tensor.dim()), None)
+        device = check_model(model, args, kwargs, given if machine is None else machine.device)
         in_backward = optimizer is None if optimizer_in_backward is None else optimizer_in_backward
         optimizer = optimizer or torch.optim.Adam(p for p in model.parameters() if p.requires_grad)
         machine = machine or (CudaMachine(device) if device.type == "cuda" else SimulatedMachine())
@@ -133,6 +140,7 @@ class Offmate(Rockmate):
             buckets=buckets,
             part_nbytes=part_nbytes,
             handlers=training,
+            device=machine.device,
         )
         self.__dict__["_training"] = training
 

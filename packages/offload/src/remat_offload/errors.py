@@ -121,3 +121,19 @@ class OffloadMisuse(RematError):
 
     def __str__(self) -> str:
         return f"offloading: {self.problem}; {self.advice}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class BadWeights(RematError):
+    """What was given as a model's weights does not fill it.
+
+    Attributes:
+        problem: what came.
+        advice: what to do.
+    """
+
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"weights: {self.problem}; {self.advice}"
