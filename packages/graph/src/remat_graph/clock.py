@@ -5,6 +5,8 @@ leaves to them goes on beside the next one, so several steps after each other te
 run.
 """
 
+from collections.abc import Iterable
+
 from remat_graph.ir import Graph, Update
 from remat_graph.lanes import Job, Links, finish_times
 from remat_graph.schedule import Lane, Transfer
@@ -71,17 +73,26 @@ class Clock:
         if transfer.lane is Lane.TO_HOST:
             self.host_ready[transfer.value] = self.carried[transfer]
 
+    def add(self, grad: int) -> None:
+        """Let the CPU add a gradient on the host to the one that is there: three times its bytes pass."""
+        rate = self.links.host_nbytes_per_s
+        if rate is not None:
+            self._on_cpu(3 * self.graph.values[grad].nbytes / rate, {self.host_ready[grad]}, (grad,), (grad,))
+
     def update(self, update: Update, lane: Lane) -> None:
         """Update a parameter on the compute lane or on the CPU."""
         if lane is Lane.COMPUTE:
             self.compute(update.device_time_s)
             return
         changed = (update.param, *update.states)
-        after = self._mark() | {self.host_ready[v] for v in (update.grad, *changed) if v in self.host_ready}
-        self.lane_s[lane] += update.cpu_time_s
-        job = self._add(lane, update.cpu_time_s, after)
-        self.host_ready.update(dict.fromkeys(changed, job))
-        self.host_used.update(dict.fromkeys((update.grad, *changed), job))
+        after = {self.host_ready[v] for v in (update.grad, *changed) if v in self.host_ready}
+        self._on_cpu(update.cpu_time_s, after, changed, (update.grad, *changed))
+
+    def _on_cpu(self, alone_s: float, after: set[int], makes: Iterable[int], uses: Iterable[int]) -> None:
+        self.lane_s[Lane.CPU_OPTIMIZER] += alone_s
+        job = self._add(Lane.CPU_OPTIMIZER, alone_s, self._mark() | after)
+        self.host_ready.update(dict.fromkeys(makes, job))
+        self.host_used.update(dict.fromkeys(uses, job))
 
     def end_period(self) -> None:
         """End one step of training; what its lanes have not done goes on beside the next."""

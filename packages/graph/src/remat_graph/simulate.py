@@ -6,7 +6,9 @@ go, its workspace lives while it runs, and an output takes over the storage of a
 if the implementation says that it can.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import NoReturn
 
 import attrs
@@ -51,8 +53,8 @@ class Timeline:
         host_peak_nbytes: highest bytes of host copies.
         host_nbytes: per step, bytes of host copies held after it; they grow before they shrink.
         time_s: when the last lane is done; of several periods, what one takes once they follow each other.
-        lane_s: busy seconds per lane.
-        recomputed_s: seconds on the compute lane spent on repeated runs.
+        lane_s: busy seconds per lane, in one period.
+        recomputed_s: seconds on the compute lane spent on repeated runs, in one period.
     """
 
     peak_nbytes: int
@@ -74,8 +76,13 @@ def simulate(
     grads: Grads = Grads.NEW,
     links: Links | None = None,
     periods: int = 1,
+    passes: int = 1,
 ) -> Timeline:
     """Replay a schedule.
+
+    A step of training may have several passes, a forward and a backward for each micro-batch. Only in the
+    last one the optimizer steps: in the others what follows `Schedule.end` is left out, optimizer states stay
+    where they are, and an `OptimizerStep` within the backward adds the gradient to the others and no more.
 
     Args:
         graph: the graph.
@@ -84,34 +91,63 @@ def simulate(
         links: bandwidths for transfers.
         periods: how many steps of training follow each other. What a step leaves to the lanes, an update on
             the CPU say, goes on beside the next one, which waits for it where it needs it.
+        passes: forwards and backwards to one step of the optimizer. Of several, the first finds no ``.grad``
+            to add to; `grads` is what they are charged by.
 
     Raises:
         InvalidSchedule: with the step and what was missing.
     """
+    grads = Grads(grads)
+    replays: dict[tuple[bool, bool], _Replay] = {}
+    played: list[_Replay] = []
+    for number in range(passes):
+        adds = grads is Grads.ACCUMULATE and (number > 0 or passes == 1)
+        kind = adds, number == passes - 1
+        if kind not in replays:
+            replays[kind] = _Replay(graph, schedule, grads, adds=adds, updates=kind[1])
+            replays[kind].run()
+        played.append(replays[kind])
     clock = Clock(graph, links or Links())
     for _ in range(periods):
-        replay = _Replay(graph, schedule, Grads(grads), clock)
-        replay.run()
+        for replay in played:
+            for tell in replay.told:
+                tell(clock)
         clock.end_period()
+    highest, last = max(replays.values(), key=lambda replay: replay.peak), played[-1]
+    host_nbytes = max(replay.host_peak for replay in replays.values())
+    if periods > 1:  # gradients that the CPU has yet to read lie there while the next forward begins
+        host_nbytes = max(host_nbytes, played[0].host_peak_forward + last.unread_nbytes())
     return Timeline(
-        peak_nbytes=replay.peak,
-        peak_step=replay.peak_step,
-        live_peak_nbytes=replay.live_peak,
-        live_nbytes=tuple(replay.live),
-        during_nbytes=tuple(replay.during),
-        host_peak_nbytes=replay.host_peak,
-        host_nbytes=tuple(replay.on_host_after),
+        peak_nbytes=highest.peak,
+        peak_step=highest.peak_step,
+        live_peak_nbytes=max(replay.live_peak for replay in replays.values()),
+        live_nbytes=tuple(last.live),
+        during_nbytes=tuple(last.during),
+        host_peak_nbytes=host_nbytes,
+        host_nbytes=tuple(last.on_host_after),
         time_s=clock.period_s(),
         lane_s={lane: busy_s / periods for lane, busy_s in clock.lane_s.items()},
-        recomputed_s=replay.recomputed_s,
+        recomputed_s=sum(replay.recomputed_s for replay in played),
     )
 
 
 class _Replay:
     """One pass over the steps; the state of every value lives here."""
 
-    def __init__(self, graph: Graph, schedule: Schedule, grads: Grads, clock: Clock) -> None:
-        self.graph, self.schedule, self.grads, self.clock = graph, schedule, grads, clock
+    def __init__(self, graph: Graph, schedule: Schedule, grads: Grads, *, adds: bool, updates: bool) -> None:
+        """Start.
+
+        Args:
+            graph: the graph.
+            schedule: the steps.
+            grads: what a delivered gradient is charged.
+            adds: whether there are gradients to which those made here are added.
+            updates: whether the optimizer steps in this pass.
+        """
+        self.graph, self.schedule, self.grads = graph, schedule, grads
+        self.adds, self.updates = adds, updates
+        self.told: list[Callable[[Clock], None]] = []  # what the clock is to know, in order
+        self.update_of = {update.param: update for update in graph.updates}
         self.step = 0
         self.on_device: set[int] = set()
         self.on_host: set[int] = set()
@@ -120,13 +156,14 @@ class _Replay:
         self.taken_over: set[int] = set()  # its storage belongs to an output by now
         self.arriving: set[Transfer] = set()  # started, not waited for
         self.updated: set[int] = set()
+        self.spent: set[int] = set()  # gradients that an update has read, or added to others
         self.stale_on_device: set[int] = set()
         self.stale_on_host: set[int] = set()
         self.ran: set[int] = set()
         self.written: set[int] = set()  # external versions made so far
         self.produced = {v for op in graph.ops for i in op.implementations for v in i.outputs}
         self.held = self.held_exact = self.host = 0
-        self.peak = self.live_peak = self.host_peak = self.peak_step = 0
+        self.peak = self.live_peak = self.host_peak = self.host_peak_forward = self.peak_step = 0
         self.recomputed_s = 0.0
         self.live: list[int] = []
         self.during: list[int] = []
@@ -152,7 +189,7 @@ class _Replay:
             if self.step == self.schedule.boundary:
                 self.begin_backward()
             before = self.held
-            spike = self.carry_out(step)
+            spike = self.carry_out(step) if self.takes_place(step) else self.held
             self.live.append(self.held)
             self.on_host_after.append(self.host)
             self.during.append(max(before, self.held, spike))
@@ -160,6 +197,20 @@ class _Replay:
         if self.schedule.boundary == len(steps):
             self.begin_backward()
         self.check_end()
+
+    def takes_place(self, step: Step) -> bool:
+        """Whether a step is done in this pass."""
+        if self.updates:
+            return True
+        if self.schedule.end is not None and self.step >= self.schedule.end:
+            return False
+        match step:
+            case Start(transfer) | Wait(transfer):
+                return self.stored(transfer.value).role is not Role.OPTIMIZER_STATE
+            case Free(value) | FreeHost(value):
+                return self.stored(value).role is not Role.OPTIMIZER_STATE
+            case _:
+                return True
 
     def carry_out(self, step: Step) -> int:
         """Do one step; the device bytes at its highest moment."""
@@ -228,7 +279,7 @@ class _Replay:
             self.arrive(value)
         # The bytes pass from input to output: the coming Free of the input gives nothing back.
         self.taken_over |= reused_inputs
-        self.clock.compute(implementation.time_s)
+        self.told.append(partial(Clock.compute, duration_s=implementation.time_s))
         if again:
             self.recomputed_s += implementation.time_s
         self.ran.add(step.op)
@@ -288,7 +339,7 @@ class _Replay:
             self.fail(f"{stored.name} is freed but not live")
         if stored.role is Role.OUTPUT:
             self.fail(f"output {stored.name} is freed, but the caller holds it")
-        if stored.role is Role.GRAD and value not in self.on_host and not self.is_spent(value):
+        if stored.role is Role.GRAD and value not in self.on_host and value not in self.spent:
             self.fail(f"gradient {stored.name} is freed before it was delivered, moved or used")
         if self.moving(value):
             self.fail(f"{stored.name} is freed while its transfer is under way")
@@ -302,10 +353,8 @@ class _Replay:
 
     def moving(self, value: int, lane: Lane | None = None) -> bool:
         """Whether a transfer of it is under way, on one lane or on any."""
-        return any(t.value == value and lane in (None, t.lane) for t in self.arriving)
-
-    def is_spent(self, grad: int) -> bool:
-        return any(update.grad == grad and update.param in self.updated for update in self.graph.updates)
+        lanes = (Lane.TO_HOST, Lane.TO_DEVICE) if lane is None else (lane,)
+        return any(Transfer(value, each) in self.arriving for each in lanes)
 
     def deliver(self, value: int) -> None:
         stored = self.stored(value)
@@ -316,6 +365,8 @@ class _Replay:
             self.fail(f"{stored.name} is delivered while its transfer is under way")
         self.delivered[value] = Home.HOST if moved else Home.DEVICE
         (self.on_host if moved else self.on_device).discard(value)
+        if moved and self.adds:
+            self.told.append(partial(Clock.add, grad=value))
         if self.grads is Grads.NEW:
             return  # its bytes stay
         if moved:
@@ -325,6 +376,7 @@ class _Replay:
             self.held_exact -= stored.nbytes
 
     def begin_backward(self) -> None:
+        self.host_peak_forward = self.host_peak
         for value in self.graph.tangents:
             self.arrive(value)
         self.note_peak(0, 0)
@@ -351,7 +403,7 @@ class _Replay:
                 self.fail(f"{stored.name} is on the device already")
             self.keep_staleness(value, self.stale_on_host, self.stale_on_device)
         self.arriving.add(transfer)
-        self.clock.start(transfer)
+        self.told.append(partial(Clock.start, transfer=transfer))
 
     def check_source(self, value: int, place: set[int], where: str) -> None:
         stored = self.graph.values[value]
@@ -370,7 +422,7 @@ class _Replay:
         if transfer not in self.arriving:
             self.fail(f"a wait for {self.stored(transfer.value).name}, which is not on its way")
         self.arriving.discard(transfer)
-        self.clock.wait_for(transfer)
+        self.told.append(partial(Clock.wait_for, transfer=transfer))
 
     def free_host(self, value: int) -> None:
         stored = self.stored(value)
@@ -379,27 +431,33 @@ class _Replay:
         if self.moving(value):
             self.fail(f"{stored.name} is freed on the host while its transfer is under way")
         # The CPU optimizer may still be at work on it, and nothing else waits for that lane.
-        self.clock.wait_for_host(value)
+        self.told.append(partial(Clock.wait_for_host, value=value))
         self.on_host.discard(value)
         self.stale_on_host.discard(value)
         self.host -= stored.nbytes
 
     def optimize(self, step: OptimizerStep) -> int:
         name = self.stored(step.value).name
-        update = next((u for u in self.graph.updates if u.param == step.value), None)
+        update = self.update_of.get(step.value)
         if update is None:
             self.fail(f"the graph has no optimizer update for {name}")
-        if step.value in self.updated:
+        if update.grad in self.spent:
             self.fail(f"{name} is updated twice")
         on_cpu = step.lane is Lane.CPU_OPTIMIZER
         place = self.on_host if on_cpu else self.on_device
         handed_over = self.delivered.get(update.grad) is (Home.HOST if on_cpu else Home.DEVICE)
-        for value in (update.param, update.grad, *update.states):
+        needed = (update.param, update.grad, *update.states) if self.updates else (update.grad,)
+        for value in needed:
             if value not in place and not (value == update.grad and handed_over):
                 where = "the host" if on_cpu else "the device"
                 self.fail(f"the update of {name} needs {self.graph.values[value].name} on {where}")
             if not on_cpu and self.moving(value, Lane.TO_DEVICE):
                 self.fail(f"the update of {name} reads {self.graph.values[value].name} while it arrives")
+        self.spent.add(update.grad)
+        if on_cpu and self.adds and not handed_over:
+            self.told.append(partial(Clock.add, grad=update.grad))
+        if not self.updates:
+            return self.held
         changed = (update.param, *update.states)
         leaving = Lane.TO_DEVICE if on_cpu else Lane.TO_HOST
         for value in changed:
@@ -410,7 +468,7 @@ class _Replay:
             (self.on_device, self.stale_on_device) if on_cpu else (self.on_host, self.stale_on_host)
         )
         stale.update(value for value in changed if value in elsewhere)
-        self.clock.update(update, step.lane)
+        self.told.append(partial(Clock.update, update=update, lane=step.lane))
         workspace_nbytes = 0 if on_cpu else update.workspace_nbytes
         self.note_peak(workspace_nbytes, 0)
         return self.held + workspace_nbytes
@@ -438,12 +496,11 @@ class _Replay:
                 self.fail(f"{op.name} never runs")
         if self.arriving:
             self.fail(f"{len(self.arriving)} transfers were never waited for")
-        moved = {update.grad for update in self.graph.updates}
         for grad in self.graph.gradients:
-            if grad not in self.delivered and not (grad in moved and self.is_spent(grad)):
+            if grad not in self.delivered and grad not in self.spent:
                 self.fail(f"gradient {self.graph.values[grad].name} is never delivered")
         for update in self.graph.updates:
-            if update.param not in self.updated and update.grad not in self.delivered:
+            if update.grad not in self.spent and update.grad not in self.delivered:
                 self.fail(f"{self.graph.values[update.param].name} is never updated")
         for index, value in enumerate(self.graph.values):
             if value.home is None:
@@ -452,6 +509,14 @@ class _Replay:
             stale = self.stale_on_device if value.home is Home.DEVICE else self.stale_on_host
             if index not in place or index in stale:
                 self.fail(f"{value.name} does not end up to date at home ({value.home})")
+
+    def unread_nbytes(self) -> int:
+        """Bytes of gradients that are on the host when the pass ends, for updates that go on."""
+        there = {grad for grad, home in self.delivered.items() if home is Home.HOST}
+        if self.grads is Grads.ACCUMULATE:
+            there = set()
+        there |= self.on_host.intersection(self.graph.gradients)
+        return sum(self.graph.values[grad].nbytes for grad in there)
 
     def fail(self, problem: str) -> NoReturn:
         raise InvalidSchedule(step=self.step, problem=problem)
