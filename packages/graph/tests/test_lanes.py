@@ -1,0 +1,101 @@
+"""Lanes slow each other as links and memory do, and what one step leaves to them goes on beside the next."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remat_graph import (
+    Compute,
+    Free,
+    Graph,
+    Home,
+    Implementation,
+    Lane,
+    Links,
+    Op,
+    OptimizerStep,
+    Role,
+    Schedule,
+    Start,
+    Transfer,
+    Update,
+    Value,
+    Wait,
+    simulate,
+)
+from remat_graph.lanes import Job, finish_times
+
+OUT, BACK, CPU, COMPUTE = Lane.TO_HOST, Lane.TO_DEVICE, Lane.CPU_OPTIMIZER, Lane.COMPUTE
+
+
+def test_two_directions_share_a_link():
+    """Half speed for both while both are busy; what is left goes at its own speed again."""
+    links = Links(
+        to_host_nbytes_per_s=10,
+        to_device_nbytes_per_s=10,
+        to_host_duplex_nbytes_per_s=5,
+        to_device_duplex_nbytes_per_s=5,
+    )
+    assert [4.0, 6.0] == finish_times([Job(OUT, 2.0), Job(BACK, 4.0)], links)
+
+
+def test_copies_take_the_optimizers_memory():
+    """One direction takes a quarter of the host's bandwidth, two take half of it."""
+    links = Links(to_host_nbytes_per_s=25, to_device_nbytes_per_s=25, host_nbytes_per_s=100)
+    assert [3.0, 4.0] == finish_times([Job(OUT, 3.0), Job(CPU, 3.25)], links)
+    assert [2.0, 2.0, 2.0] == finish_times([Job(OUT, 2.0), Job(BACK, 2.0), Job(CPU, 1.0)], links)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(Lane)), st.integers(0, 8), st.sets(st.integers(0, 30), max_size=3)),
+        max_size=30,
+    )
+)
+def test_without_contention_each_job_begins_when_it_can(drawn):
+    """Against the plain recursion: after its lane's last job and after what it waits for."""
+    jobs = [
+        Job(lane, eighths / 8, tuple(sorted(a for a in after if a < place)))
+        for place, (lane, eighths, after) in enumerate(drawn)
+    ]
+    ends, last = [], dict.fromkeys(Lane, 0.0)
+    for job in jobs:
+        begin = max([last[job.lane], *(ends[a] for a in job.after)])
+        ends.append(begin + job.alone_s)
+        last[job.lane] = ends[-1]
+    assert ends == pytest.approx(finish_times(jobs, Links()))
+
+
+def streaming(compute_s: int, update_s: int) -> tuple[Graph, Schedule]:
+    """A weight fetched, used forward and backward, its gradient sent, and its update left to the CPU."""
+    values = [
+        Value(name="w", nbytes=10, role=Role.PARAM, home=Home.HOST),
+        Value(name="y", nbytes=1, role=Role.OUTPUT),
+        Value(name="g", nbytes=10, role=Role.GRAD, of=0),
+    ]
+    ways = [((0,), (1,), False), ((0,), (2,), True)]
+    ops = [
+        Op(
+            name=f"f{i}",
+            target="f",
+            backward=backward,
+            implementations=(Implementation(inputs=r, outputs=m, time_s=compute_s / 2),),
+        )
+        for i, (r, m, backward) in enumerate(ways)
+    ]
+    graph = Graph(name="s", values=values, ops=ops, updates=(Update(param=0, grad=2, cpu_time_s=update_s),))
+    fetch, send = Transfer(0, BACK), Transfer(2, OUT)
+    steps = [Start(fetch), Wait(fetch), Compute(0), Compute(1), Free(0), Start(send), Wait(send), Free(2)]
+    return graph, Schedule([*steps, OptimizerStep(0, CPU)], 3)
+
+
+def test_what_a_step_leaves_goes_on_beside_the_next():
+    """The next fetch of the weight waits for its update, whatever else could go on."""
+    graph, schedule = streaming(compute_s=6, update_s=4)
+    links = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=10)
+    once = simulate(graph, schedule, links=links)
+    assert 1 + 6 + 1 + 4 == once.time_s
+    again = simulate(graph, schedule, links=links, periods=4)
+    assert 1 + 6 + 1 + 4 == again.time_s  # one weight: nothing to hide behind
+    assert {COMPUTE: 6.0, OUT: 1.0, BACK: 1.0, CPU: 4.0} == again.lane_s
+    assert once.peak_nbytes == again.peak_nbytes

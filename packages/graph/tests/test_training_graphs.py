@@ -1,0 +1,125 @@
+"""A captured step with parameters, states and updates; gradients on the host; the optimizer's own call."""
+
+import pytest
+
+from remat_graph import (
+    Compute,
+    Deliver,
+    Free,
+    Grads,
+    Graph,
+    Home,
+    Implementation,
+    InvalidSchedule,
+    Lane,
+    Op,
+    OptimizerStep,
+    Role,
+    Schedule,
+    Start,
+    Transfer,
+    Value,
+    Wait,
+    load_plan,
+    save_plan,
+    simulate,
+    verify,
+)
+from remat_graph.plan import Plan
+from remat_graph.serialize import schedule_from_data, schedule_to_data
+from remat_graph.training import Optimized, accumulating, at_home, persistent, training_graph
+
+
+def captured() -> Graph:
+    """One weight of 40 bytes and a frozen one of 8, as capture gives them."""
+    values = [
+        Value(name="w", nbytes=40, role=Role.PARAM, external=True),
+        Value(name="frozen", nbytes=8, role=Role.PARAM, external=True),
+        Value(name="y", nbytes=4, role=Role.OUTPUT),
+        Value(name="g", nbytes=40, role=Role.GRAD, of=0),
+    ]
+    ways = [((0, 1), (2,), False), ((0,), (3,), True)]
+    ops = [
+        Op(
+            name=f"f{i}",
+            target="f",
+            backward=b,
+            implementations=(Implementation(inputs=r, outputs=m, time_s=1),),
+        )
+        for i, (r, m, b) in enumerate(ways)
+    ]
+    return Graph(name="step", values=values, ops=ops)
+
+
+def trained() -> Graph:
+    """With a momentum of 40 bytes, and scratch of 16 on the device."""
+    return training_graph(captured(), [Optimized(param=0, states=(("m", 40),), workspace_nbytes=16)])
+
+
+SEND = Transfer(3, Lane.TO_HOST)
+FETCH = Transfer(0, Lane.TO_DEVICE)
+ON_HOST = [
+    Start(FETCH),
+    Wait(FETCH),
+    Compute(0),
+    Compute(1),
+    Free(0),
+    Start(SEND),
+    Wait(SEND),
+    Free(3),
+    Deliver(3),
+    OptimizerStep(0, Lane.CPU_OPTIMIZER),
+]
+
+
+def test_what_persists_is_charged():
+    """Parameters, frozen ones too, and states; the captured values keep their indices."""
+    graph = trained()
+    verify(graph)
+    assert captured().ops == graph.ops
+    assert [0, 1, 4] == list(persistent(graph, Home.DEVICE))
+    assert ("w.m", 0) == (graph.values[4].name, graph.values[4].of)
+    steps = [Compute(0), Compute(1), Deliver(3), OptimizerStep(0, Lane.COMPUTE)]
+    timeline = simulate(graph, Schedule(steps, 1, 3))
+    assert 40 + 8 + 40 + 4 + 40 + 16 == timeline.peak_nbytes
+    assert 3 == timeline.peak_step
+
+
+def test_a_gradient_handed_over_on_the_host():
+    """It leaves the device and lies on the host until the next step; accumulated, it is added and goes."""
+    graph = at_home(trained(), {0, 4})
+    schedule = Schedule(ON_HOST, 3, 9)
+    new = simulate(graph, schedule)
+    assert (8 + 40 + 4 + 40, 40 + 40 + 40) == (new.peak_nbytes, new.host_peak_nbytes)
+    again = simulate(accumulating(graph), schedule, grads=Grads.ACCUMULATE)
+    assert (new.peak_nbytes, 40 + 40 + 40 + 40) == (again.peak_nbytes, again.host_peak_nbytes)
+
+
+@pytest.mark.parametrize(
+    ("steps", "end", "problem"),
+    [
+        (ON_HOST, 8, "belongs to the optimizer's call"),
+        (ON_HOST, 11, "end 11 lies outside"),
+        (ON_HOST, 2, "end 2 lies outside"),
+        ([*ON_HOST[:6], Free(3), *ON_HOST[8:]], None, "freed while its transfer is under way"),
+        ([*ON_HOST[:6], Deliver(3), *ON_HOST[9:]], None, "delivered while its transfer"),
+        ([*ON_HOST[:9], Deliver(3)], None, "is not a live gradient"),
+        ([*ON_HOST, OptimizerStep(0, Lane.CPU_OPTIMIZER)], None, "updated twice"),
+    ],
+)
+def test_each_mistake_is_named(steps, end, problem):
+    """Where the backward ends, what is handed over, what comes twice."""
+    with pytest.raises(InvalidSchedule, match=problem):
+        simulate(at_home(trained(), {0, 4}), Schedule(steps, 3, end))
+
+
+def test_plans_with_homes_survive_a_file(tmp_path):
+    """Who is at home on the host, what that takes, and where the optimizer's call begins."""
+    graph = at_home(trained(), {0, 4})
+    schedule = Schedule(ON_HOST, 3, 9)
+    assert schedule == schedule_from_data(schedule_to_data(schedule), graph=graph)
+    plan = Plan.from_schedule(graph, schedule, budget_nbytes=100, lower_bound_s=0.0, solver="by hand")
+    assert ((0, 4), 120) == (plan.on_host, plan.host_peak_nbytes)
+    save_plan(plan, tmp_path / "plan.json")
+    assert plan == load_plan(tmp_path / "plan.json")
+    assert plan == load_plan(tmp_path / "plan.json", graph)
