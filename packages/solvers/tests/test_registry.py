@@ -23,6 +23,7 @@ NAMES = (
         "mincut",
         "interval_dp",
         "rotor",
+        "pofo",
         "twremat",
         "checkmate",
         "checkmate_lp",

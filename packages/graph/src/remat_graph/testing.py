@@ -77,8 +77,8 @@ def random_moves(graph: Graph, schedule: Schedule, seed: int, *, moves: int = 3)
 def random_chain(seed: int, stages: int = 6) -> Graph:
     """A chain of unlike stages, one op there and one back.
 
-    A stage makes an activation, which the next one reads, and what only its own backward reads; that backward
-    reads the activation before it too, and often its own.
+    A stage makes an activation, which the next one reads, and what only its own backward reads beside the
+    activations on both sides.
 
     Args:
         seed: what to draw from.
@@ -107,8 +107,7 @@ def random_chain(seed: int, stages: int = 6) -> Graph:
     grad: list[int] = []
     for stage in reversed(range(stages)):
         before = made[stage - 1][:1] if stage else ()
-        own = made[stage] if rng.random() < 0.6 else made[stage][1:]
-        reads = (*own, *before, *grad)
+        reads = (*made[stage], *before, *grad)
         grad = [value("grad", values[before[0]].nbytes if before else 0)]
         op(reads, grad, eighths[stage] * rng.randint(1, 3), backward=True)
     return Graph(name=f"chain-{seed}-{stages}", values=values, ops=ops)

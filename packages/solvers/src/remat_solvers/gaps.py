@@ -160,31 +160,49 @@ def _kept_by(graph: Graph, line: Line, value: int, position: int) -> bool:
     return graph.values[value].home is Home.HOST and value in reused
 
 
-def trips_of(graph: Graph, line: Line, moves: Iterable[Gap], links: Links) -> list[Trip]:
-    """The moves in the order in which their values fall idle, behind what has to come in from the host."""
-    known = dict(_gaps(graph, line))
-    chosen = sorted(set(moves), key=lambda gap: (gap.after, gap))
+def trips_of(
+    graph: Graph, line: Line, moves: Iterable[Gap], links: Links, *, small_first: bool = False
+) -> list[Trip]:
+    """The moves in the order of their copies to the host, behind what has to come in from there.
+
+    Args:
+        graph: the graph.
+        line: the order.
+        moves: some of its gaps.
+        links: bandwidths.
+        small_first: of values made together copy the smallest first; else those first that fall idle first.
+
+    Raises:
+        NoGap: a move is not one of the order's gaps.
+    """
+    made = dict(_gaps(graph, line))
+    back: dict[int, int] = {}
+    chosen: list[tuple[Gap, int]] = []  # with the position from which its value can be copied
+    for gap in sorted(set(moves), key=lambda gap: (gap.after, gap)):
+        if gap not in made:
+            raise NoGap(value=gap.value, after=gap.after, before=gap.before)
+        chosen.append((gap, max(made[gap], back.get(gap.value, 0))))
+        back[gap.value] = gap.before
+    if small_first:
+        chosen.sort(key=lambda move: (move[1], graph.values[move[0].value].nbytes, move[0]))
     inbound: dict[int, Gap] = {}
     for position, way in enumerate(line.ways):
         for v in way.inputs:
             if graph.values[v].home is Home.HOST:
                 inbound.setdefault(v, Gap(v, START, position))
-    trips, returned, begun = [], dict[int, int](), 0
-    for gap in (*inbound.values(), *chosen):
-        if gap.after != START and gap not in known:
-            raise NoGap(value=gap.value, after=gap.after, before=gap.before)
-        start, stored = START, graph.values[gap.value]
-        if stored.home is None:
-            # Its copy may start before its last use, but not ahead of copies of what falls idle sooner.
-            start = begun = max(begun, known[gap], returned.get(gap.value, 0))
-            returned[gap.value] = gap.before
+    trips, start = [], 0
+    for gap, ready in (*((gap, START) for gap in inbound.values()), *chosen):
+        stored = graph.values[gap.value]
+        copied = stored.home is None
+        if copied:
+            start = max(start, ready)  # a copy does not overtake those before it
         trips.append(
             Trip(
                 gap=gap,
                 nbytes=graph.allocated_nbytes(gap.value),
-                out_s=0.0 if start == START else stored.nbytes / links.to_host_nbytes_per_s,
+                out_s=stored.nbytes / links.to_host_nbytes_per_s if copied else 0.0,
                 back_s=stored.nbytes / links.to_device_nbytes_per_s,
-                start=start,
+                start=start if copied else START,
             )
         )
     return trips

@@ -3,22 +3,24 @@
 `place` walks along an order of ops with a clock for each lane and does what a cache with an eager look ahead
 does.
 
-* A copy to the host starts as soon as its value is made and the copies due before it have started; copies
-  go in the order in which their values fall idle. Until memory asks for the room, the value stays: whoever
-  is needed again last goes first, if its copy is done, and if none is, the walk waits for the next one. A
-  value that memory never asks for stays, and its copy is left out.
-* A copy back starts as soon as there is room for it until its value is needed, the first needed first. Room
-  means: within the budget beside everything that cannot leave, and beside the copies to the host that are
-  expected to be under way. Both is tried, to respect the latter and not to; the referee says what is faster.
+* A copy to the host starts as soon as its value is made and the copies before it have started. Two orders are
+  tried, and the referee says which is faster: what falls idle first, or of what is made together the smallest
+  first. Until memory asks for the room, the value stays: whoever is needed again last goes first, if its copy
+  is done, and if none is, the walk waits for the next one. A value that memory never asks for stays, and its
+  copy is left out.
+* A copy back starts as soon as there is room for it until its value is needed: the first needed first, and
+  the largest of those that one run needs. Room means: within the budget beside everything that cannot leave,
+  and beside the copies to the host that were under way in a first walk without copies back.
 
 What each run needs is the referee's word on the schedule in which every copy is waited for on the spot. So
-the peak is within the budget wherever that schedule's is. Not optimal: copies out go in one fixed order, and
-a copy back that has room is never put off for their sake. O(runs * longest gap) in numpy for the look ahead,
+the peak is within the budget wherever that schedule's is. Not optimal: the copies to the host go in a fixed
+order, and those back wherever they have room. O(runs * longest gap) in numpy for the look ahead,
 O(moves * log(moves)) for the rest; 1 s for 8,000 runs and 1,600 moves on one core of a server, most of it the
 referee's.
 """
 
 import heapq
+from bisect import insort
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -47,22 +49,26 @@ def place(
         InvalidSchedule: the order is not valid.
         NoGap: a move is not one of the order's gaps.
     """
-    line = Line(graph, order)
+    line, moves = Line(graph, order), tuple(moves)
     trips = trips_of(graph, line, moves, links)
     waiting = line.schedule(trips, [t.earliest for t in trips], [t.gap.before for t in trips])
-    during = simulate(graph, waiting, links=links).during_nbytes
+    timeline = simulate(graph, waiting, links=links)
     if not trips:
         return waiting
-    needed = [n for n, step in zip(during, waiting.steps, strict=True) if isinstance(step, Compute)]
-    room = budget_nbytes - np.array(needed, np.int64)
-    outward = _Walk(line, trips, room, None)
-    outward.run()
-    schedules = []
-    for kept_free in (outward.lingering(), np.zeros_like(room)):
-        walk = _Walk(line, trips, room, kept_free)
+    steps = zip(timeline.during_nbytes, waiting.steps, strict=True)
+    room = budget_nbytes - np.array([n for n, step in steps if isinstance(step, Compute)], np.int64)
+    best, best_s = waiting, timeline.time_s
+    for small_first in (False, True):
+        trips = trips_of(graph, line, moves, links, small_first=small_first)
+        outward = _Walk(line, trips, room, None)
+        outward.run()
+        walk = _Walk(line, trips, room, outward.lingering())
         walk.run()
-        schedules.append(line.schedule(trips, walk.away, walk.back))
-    return min(schedules, key=lambda schedule: simulate(graph, schedule, links=links).time_s)
+        schedule = line.schedule(trips, walk.away, walk.back)
+        time_s = simulate(graph, schedule, links=links).time_s
+        if time_s <= best_s:
+            best, best_s = schedule, time_s
+    return best
 
 
 class _Walk:
@@ -98,13 +104,12 @@ class _Walk:
         self.copying_nbytes = 0
         self.idle: list[tuple[int, int]] = []
         self.idle_nbytes = np.zeros(len(trips), np.int64)
-        self.outside: list[tuple[int, int]] = []
+        self.outside: list[tuple[int, int, int]] = []  # first needed first, of these the largest
         self.starting, self.leaving, self.due = ([list[int]() for _ in line.ways] for _ in range(3))
         for i, trip in enumerate(trips):
             self.due[trip.gap.before].append(i)
             if trip.gap.after == START:
-                self.away[i] = START
-                heapq.heappush(self.outside, (trip.gap.before, i))
+                self._leave(i, START)
             else:
                 self.leaving[trip.gap.after].append(i)
             if trip.start != START:
@@ -165,8 +170,7 @@ class _Walk:
                 if i in self.here:
                     self.here.discard(i)
                     self.idle_nbytes[i] = 0
-                    self.away[i] = position
-                    heapq.heappush(self.outside, (self.trips[i].gap.before, i))
+                    self._leave(i, position)
             else:
                 done_s, i = self.copying[0]
                 if i in self.here:
@@ -175,17 +179,24 @@ class _Walk:
                     heapq.heappop(self.copying)
                 self._settle(position)
 
+    def _leave(self, i: int, position: int) -> None:
+        self.away[i] = position
+        insort(self.outside, (self.trips[i].gap.before, -self.trips[i].nbytes, i))
+
     def _fetch(self, position: int) -> None:
         """Start copies back, and wait for what the next run reads."""
-        while self.outside:
-            before, i = self.outside[0]
-            if before > position and not self._fits(i, position):
+        place, blocked = 0, None
+        while place < len(self.outside):
+            before, _, i = self.outside[place]
+            if blocked is not None and before > blocked:
                 break
-            heapq.heappop(self.outside)
+            if before > position and not self._fits(i, position):
+                blocked, place = before, place + 1
+                continue
+            self.outside.pop(place)
             self.back[i] = position
-            self.back_free_s = max(self.clock_s, self.back_free_s) + (
-                self.trips[i].back_s if self.early else 0.0
-            )
+            self.back_free_s = max(self.clock_s, self.back_free_s)
+            self.back_free_s += self.trips[i].back_s if self.early else 0.0
             self.back_done_s[i] = self.back_free_s
             if before > position:
                 self.coming_nbytes += self.trips[i].nbytes
