@@ -49,7 +49,7 @@ class Pofo(Rematerializer):
         """See the module docstring."""
         best = Rotor(stages=self.stages, slots=self.slots).recompute(problem, deadline)
         links = problem.links
-        if links is None or min(links.to_host_nbytes_per_s, links.to_device_nbytes_per_s) <= 0:
+        if links is None:
             return best
         groups = at_articulations(problem.graph, self.stages)
         options = [[keep_all(groups, s)] for s in range(len(groups))]
