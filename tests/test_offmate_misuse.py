@@ -1,9 +1,12 @@
 """What cannot be done is said in one line, and training stands where it stood."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
+from remat_executor.errors import UnplannedUse
 from remat_facade.errors import NoRoom
 from remat_offload import LaneFailed, RefusedOptimizer
 from remat_offload.errors import OffloadMisuse
@@ -91,3 +94,50 @@ def test_an_error_in_a_lane_is_told():
     line = fails(LaneFailed, ours.model.synchronize, "planted work", "ZeroDivisionError")
     assert "cpu_optimizer" in line
     ours.train(1)
+
+
+def test_what_a_plan_cannot_follow():
+    """A second backward of one forward, a copy, other data types: refused, and never wrong numbers."""
+    ours = run("70%")
+    loss = ours.model(**BATCHES(0))
+    fails(UnplannedUse, lambda: loss.backward(retain_graph=True), "retain_graph")
+    fails(OffloadMisuse, lambda: copy.deepcopy(ours.model), "cannot be copied")
+    ours.optimizer.zero_grad()
+    ours.model.to(torch.float64)
+    images = {k: v.double() if v.is_floating_point() else v for k, v in BATCHES(0).items()}
+    fails(OffloadMisuse, lambda: ours.model(**images), "torch.float64", "anew")
+    fails(OffloadMisuse, lambda: offmate(MAKE(), BATCHES(0), "60%", optimizer="adamw"), "a str")
+
+
+def test_data_from_elsewhere_is_brought_home():
+    """Parameters that are given other data between steps train on from there."""
+    plain_model = MAKE()
+    plain = Run(plain_model, OPTIMIZERS["adamw"](plain_model.parameters()), BATCHES)
+    ours = run()
+    for each in (plain, ours):
+        each.train(1)
+        for p in (each.model.module if each is ours else each.model).parameters():
+            p.data = p.data * 0.5
+        each.train(2)
+    assert [] == differences(plain, ours)
+
+
+def test_several_calls_in_flight():
+    """Two forwards before one backward: two budgets, and the numbers of plain training."""
+    models = [MAKE(), MAKE()]
+    optimizer = OPTIMIZERS["adamw"](models[1].parameters())
+    ours = offmate(models[1], BATCHES(0), "60%", optimizer=optimizer)
+    for called in (models[0], ours):
+        torch.manual_seed(0)
+        (called(**BATCHES(1)) + called(**BATCHES(2))).backward()
+    pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
+    assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
+
+
+def test_forwards_without_a_backward_give_back_what_they_sent():
+    """The host holds no more after ten of them than before."""
+    ours = run()
+    before = ours.model.host.lent_nbytes
+    for i in range(10):
+        ours.model(**BATCHES(i))
+    assert before == ours.model.host.lent_nbytes

@@ -149,6 +149,11 @@ class Call:
             )
         values = dict(self.saved)
         if torch_private.backward_keeps_graph():
+            if self.handler is not None:
+                raise UnplannedUse(
+                    problem="retain_graph=True keeps the graph for a second backward, and what moves is gone",
+                    advice="run the forward again, or sum the losses before backward()",
+                )
             # The promise of the budget is for one backward: a second one needs what this one writes over.
             values.update({v: values[v].clone() for v in self.wiring.program.overwritten & values.keys()})
         else:

@@ -20,7 +20,7 @@ from remat_executor.plans import MOST_PLANS
 from remat_facade.config import Config, OffmateConfig
 from remat_facade.entrypoints import AnyPath, Rockmate, folder, stages
 from remat_facade.errors import BadConfig, NoRoom
-from remat_facade.fit import free_on
+from remat_facade.fit import Fit, free_on
 from remat_facade.inputs import as_call, check_model, tensors_of
 from remat_facade.method import as_config
 from remat_facade.planner import PLANNING_S, Progress, silent, versions
@@ -31,6 +31,7 @@ from remat_graph.platform import Platform
 from remat_graph.training import accumulating, at_home
 from remat_graph.units import format_nbytes, parse_nbytes, resolve_budget
 from remat_offload import CudaMachine, HostPool, HostPoolStatistics, Machine, SimulatedMachine
+from remat_offload.errors import OffloadMisuse
 from remat_offload.rates import measure_links
 from remat_offload.training import Training
 from remat_offload.weights import Weights, fill
@@ -110,6 +111,11 @@ class Offmate(Rockmate):
             fill(model, weights)
         given = next((tensor.device for tensor in tensors_of((args, kwargs)) if tensor.dim()), None)
         device = check_model(model, args, kwargs, given if machine is None else machine.device)
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise OffloadMisuse(
+                problem=f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer",
+                advice="give the optimizer itself, over the model's parameters",
+            )
         in_backward = optimizer is None if optimizer_in_backward is None else optimizer_in_backward
         optimizer = optimizer or torch.optim.Adam(p for p in model.parameters() if p.requires_grad)
         machine = machine or (CudaMachine(device) if device.type == "cuda" else SimulatedMachine())
@@ -187,6 +193,20 @@ class Offmate(Rockmate):
         """
         norm: Tensor = self.__dict__["_training"].clip_grad_norm_(max_norm, norm_type, **options)
         return norm
+
+    def will_it_fit(
+        self, optimizer: str | Optimizer | None = None, *, device_nbytes: int | str | None = None
+    ) -> Fit:
+        """Whether the device has room for the budget, which counts all that training holds there."""
+        fit = super().will_it_fit(optimizer or self.optimizer, device_nbytes=device_nbytes)
+        return attrs.evolve(fit, parameters_nbytes=0, buffers_nbytes=0, gradients_nbytes=0, states_nbytes=0)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Offmate":
+        """It owns its optimizer's states and memory of the host."""
+        raise OffloadMisuse(
+            problem="a module whose values move cannot be copied",
+            advice="copy the original, which is its `module`, and build another",
+        )
 
     # -- what must wait for updates that are under way
 

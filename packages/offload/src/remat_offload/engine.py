@@ -98,6 +98,8 @@ class Engine:
         self.machine, self.pool, self.updates = machine, pool, updates
         self.params: tuple[nn.Parameter, ...] = ()
         self.residents: dict[str, Resident] = {}
+        self._homes: list[tuple[str, nn.Parameter]] = []
+        self._device_layouts: dict[str, Layout] = {}
         self._in_flight: list[nn.Parameter] = []
         self._latest: PlannedStep | None = None
 
@@ -111,10 +113,13 @@ class Engine:
             params: the distinct parameters of the model.
         """
         self.params = tuple(params)
+        values = graph.values[: len(self.params)]
+        self._homes = [(value.name, param) for value, param in zip(values, self.params, strict=True)]
         for value, param in zip(graph.values, self.params, strict=False):
             if value.home is not Home.HOST:
                 if param.device != self.machine.device:
                     param.data = param.data.to(self.machine.device)
+                self._device_layouts[value.name] = Layout.of(param)
                 continue
             resident = self.house(value.name, param.untyped_storage().nbytes(), Layout.of(param))
             resident.whole.copy_(_bytes_of(param.data))
@@ -136,6 +141,28 @@ class Engine:
         self.land()
         self._latest = step
         return Transfers(self, step)
+
+    def take_back(self) -> None:
+        """Bring parameters home that were given other data meanwhile, by ``.data = ...`` or ``load``, say.
+
+        Raises:
+            OffloadMisuse: one has another layout now, or is on another device: its plan is none any more.
+        """
+        self.land()
+        for name, param in self._homes:
+            resident = self.residents.get(name)
+            home = self._device_layouts[name] if resident is None else resident.layout
+            place = self.machine.device if resident is None else resident.whole.device
+            if Layout.of(param) != home or param.device != place:
+                raise OffloadMisuse(
+                    problem=f"{name} is {param.dtype} of {tuple(param.shape)} on {param.device} now; it was "
+                    f"planned as {home.dtype} of {home.size} on {place}",
+                    advice="build the module anew from the original, which is its `module`",
+                )
+            if resident is not None and param.data_ptr() != resident.whole.data_ptr():
+                self.wait()
+                resident.tensor.copy_(param.data)
+                param.data = resident.tensor
 
     def land(self) -> None:
         """Let parameters be ordinary again; what is under way goes on."""

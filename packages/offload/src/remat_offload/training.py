@@ -108,7 +108,7 @@ class Training:
 
     def enter(self) -> None:
         """A call begins; see `Handlers`."""
-        self.engine.land()
+        self.engine.take_back()
 
     def begin(self, step: PlannedStep) -> Transfers:
         """The handler of one call; see `Handlers`."""
