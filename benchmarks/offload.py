@@ -154,7 +154,7 @@ def optimizer_row(repeats: int, parameters: int = 8, numel: int = 1 << 22) -> di
     taken: dict[str, list[float]] = {"lane": [], "flat": []}
     with SimulatedMachine(5e8, 5e8) as machine:
         for turn in range(repeats + 1):
-            for name in taken:
+            for name, found in taken.items():
                 machine.copy(Lane.TO_HOST, block, there)
                 machine.copy(Lane.TO_DEVICE, other, back)
                 began_s = time.perf_counter()
@@ -165,7 +165,7 @@ def optimizer_row(repeats: int, parameters: int = 8, numel: int = 1 << 22) -> di
                         last = machine.work(states.on_host(parameter, parameter.data, grad))
                 last.synchronize()
                 if turn:
-                    taken[name].append(time.perf_counter() - began_s)
+                    found.append(time.perf_counter() - began_s)
                 machine.drain()
     lane_s, flat_s = (statistics.median(taken[name]) for name in ("lane", "flat"))
     gigabytes_per_s = 28 * parameters * numel / 1e9

@@ -8,7 +8,7 @@ from torch import nn
 
 from remat_executor.errors import UnplannedUse
 from remat_facade.errors import NoRoom
-from remat_offload import LaneFailed, RefusedOptimizer
+from remat_offload import LaneFailed, RefusedOptimizer, SimulatedMachine
 from remat_offload.errors import OffloadMisuse
 from tests.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
@@ -141,3 +141,34 @@ def test_forwards_without_a_backward_give_back_what_they_sent():
     for i in range(10):
         ours.model(**BATCHES(i))
     assert before == ours.model.host.lent_nbytes
+
+
+class Failing(SimulatedMachine):
+    """Fails one copy, the one of a number."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def copy(self, lane, destination, source, after=(), name=""):
+        """Copy, or fail in the same way as a copy that fails in its lane."""
+        self.number -= 1
+        if self.number == 0:
+            return self.work(lambda: 1 / 0, after, name)
+        return super().copy(lane, destination, source, after, name)
+
+
+@pytest.mark.parametrize("number", [3, 25])
+def test_a_copy_that_fails_leaves_training_as_it_was(number):
+    """In the forward or in the backward: told by name, and the step can be taken again."""
+    plain_model = MAKE()
+    plain = Run(plain_model, OPTIMIZERS["adamw"](plain_model.parameters()), BATCHES)
+    ours = run("50%", machine=Failing(number))
+    with pytest.raises(LaneFailed, match="ZeroDivisionError"):
+        ours.train(1)
+    ours.optimizer.zero_grad()
+    ours.losses.clear()
+    ours.model.module.load_state_dict({**plain.model.state_dict()})  # batch norm has counted once more
+    for each in (plain, ours):
+        each.train(2)
+    assert [] == differences(plain, ours)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_offload import CannotPin, HostPool, HostPoolExhausted, HostPoolMisuse
+from remat_offload import CannotPin, HostPool, HostPoolExhausted, HostPoolMisuse, LaneFailed
 from remat_offload.memory import PlainMemory, RegisteredMemory
 
 
@@ -295,3 +295,57 @@ def test_on_cuda() -> None:
         pool.release(block, after=copied)
         again = pool.allocate((3, 1000), torch.float32)
         assert again.data_ptr() == block.data_ptr()
+
+
+def test_a_lease_comes_back_with_its_last_tensor():
+    """By whatever view it is held, through autograd's hands too; what is idle can be lent again."""
+    pool = HostPool(1000)
+    lease = pool.lease(400)
+    parameter = torch.nn.Parameter(torch.zeros(10, 10))
+    parameter.grad = lease.view(torch.float32).view(10, 10)
+    del lease
+    flat = parameter.grad.add_(1.0).view(-1)
+    parameter.grad = None
+    assert pool.statistics.lent_nbytes == 400
+    del flat
+    assert pool.statistics.lent_nbytes == 0
+    with pytest.raises(HostPoolExhausted):
+        pool.lease(1001)
+
+
+def test_a_lease_may_come_back_while_another_is_taken():
+    """The collector of garbage runs when it likes, also where the pool is at work."""
+
+    class Memory(PlainMemory):
+        def take(self, nbytes):
+            gc.collect()
+            return super().take(nbytes)
+
+    pool = HostPool(1000, memory=Memory())
+    circle = [pool.lease(300)]
+    circle.append(circle)
+    del circle
+    gc.disable()
+    try:
+        block = pool.allocate(200)
+    finally:
+        gc.enable()
+    assert pool.statistics.lent_nbytes == block.numel()
+
+
+def test_a_block_whose_copy_failed_is_lent_again():
+    """Whoever waited for the copy has been told; the block is as good as any."""
+
+    class Failed:
+        def query(self):
+            return False
+
+        def synchronize(self):
+            raise LaneFailed(lane="to_host", work="a copy", problem="planted")
+
+    pool = HostPool(100)
+    pool.release(pool.allocate(100), after=Failed())
+    again = pool.allocate(100)
+    pool.release(again, after=Failed())
+    pool.trim()
+    assert pool.statistics.held_nbytes == 0

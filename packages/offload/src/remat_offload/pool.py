@@ -90,7 +90,8 @@ class HostPool:
             raise HostPoolMisuse(problem=f"a capacity of {capacity_nbytes} bytes; it must be positive")
         self._capacity = capacity_nbytes
         self._memory = memory_for(torch.device(device), pin) if memory is None else memory
-        self._lock = threading.Lock()
+        # A leased block may come back in the midst of anything, by the collector of garbage say.
+        self._lock = threading.RLock()
         self._lent: dict[int, tuple[torch.Tensor, _Block]] = {}  # by the id of the tensor
         self._idle: list[_Block] = []  # longest idle first
         self._lent_nbytes = self._held_nbytes = self._peak_nbytes = 0
