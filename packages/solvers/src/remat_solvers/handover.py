@@ -1,13 +1,13 @@
-"""What becomes of gradients, and the steps of the optimizer, in a schedule whose copies are placed.
+"""From a placed schedule to a step of training: gradients that leave, states that return, updates on the CPU.
 
-A gradient of a parameter at home on the host is copied there as soon as it is made, stays on the device while
-the copy is under way as long as there is room, and is handed over on the host. An update follows its gradient
-(`in_backward`), or all of them follow the backward in the order in which the next forward reads the
-parameters: those on the CPU go on beside it. O(steps).
+`transfers.place` knows copies in and activations out. Here the rest is written, in one pass with a clock for
+the lane to the host and one for the CPU. A gradient of a parameter at home on the host is copied there as
+soon as it is made, a streamed state as soon as its update is done; the device's copy stays while that is under
+way as long as there is room. Updates on the CPU are queued within the backward or behind it (`updates`).
+O(steps).
 """
 
 from collections import deque
-from collections.abc import Iterable
 
 import attrs
 
@@ -15,8 +15,6 @@ from remat_graph import (
     Compute,
     Deliver,
     Free,
-    Graph,
-    Home,
     Lane,
     Links,
     OptimizerStep,
@@ -24,141 +22,163 @@ from remat_graph import (
     Schedule,
     Start,
     Step,
+    Timeline,
     Transfer,
     Wait,
     simulate,
 )
+from remat_graph.simulate import Grads
+from remat_solvers.stepping import Stepping
+from remat_solvers.updates import CpuQueue, optimizers_call
 
 
-def leaving(graph: Graph) -> frozenset[int]:
-    """Gradients that go to the host: those of parameters that are at home there."""
-    values = graph.values
-    return frozenset(
-        grad
-        for grad in graph.gradients
-        if (owner := values[grad].of) is not None and values[owner].home is Home.HOST
-    )
-
-
-def without_leaving(graph: Graph) -> Graph:
-    """The same step, where a gradient that goes to the host goes as soon as nothing reads it."""
-    gone = leaving(graph)
-    values = [
-        attrs.evolve(v, role=Role.ACTIVATION, of=None) if i in gone else v for i, v in enumerate(graph.values)
-    ]
-    return attrs.evolve(
-        graph, values=tuple(values), updates=tuple(u for u in graph.updates if u.grad not in gone)
-    )
-
-
-def hand_over(
-    graph: Graph, schedule: Schedule, budget_nbytes: int, links: Links, *, in_backward: bool
-) -> Schedule:
-    """Add what `without_leaving` left out, and the updates.
+def hand_over(stepping: Stepping, schedule: Schedule, budget_nbytes: int, links: Links) -> Schedule:
+    """The schedule of a whole step of training.
 
     Args:
-        graph: the training step, everything at its home.
-        schedule: placed steps on `without_leaving(graph)`.
+        stepping: the step.
+        schedule: placed steps on `stepping.graph`.
         budget_nbytes: how much there may be on the device.
         links: bandwidths.
-        in_backward: whether each parameter is updated as soon as its gradient is there.
     """
-    waiting = _Rewriter(graph, schedule, links, None, in_backward).rewrite()
-    during = iter(simulate(graph, waiting, links=links).during_nbytes)
-    highest = [n for n, step in zip(during, waiting.steps, strict=True) if isinstance(step, Compute)]
+    waiting = _Rewriter(stepping, schedule, links, None).rewrite()
+    timeline = judged(stepping, waiting, links)
+    highest = [n for n, step in zip(timeline.during_nbytes, waiting.steps, strict=True) if _is_run(step)]
     room = [budget_nbytes - nbytes for nbytes in highest]
-    return _Rewriter(graph, schedule, links, room, in_backward).rewrite()
+    whole = _Rewriter(stepping, schedule, links, room).rewrite()
+    if stepping.style.in_backward:
+        return whole
+    left_nbytes = timeline.live_nbytes[-1] if waiting.steps else 0
+    tail = optimizers_call(stepping.whole, budget_nbytes - left_nbytes, links)
+    return Schedule([*whole.steps, *tail], whole.boundary, len(whole.steps))
 
 
-@attrs.define
+def judged(stepping: Stepping, schedule: Schedule, links: Links, periods: int = 1) -> Timeline:
+    """What the referee says in the state of ``.grad`` that needs most."""
+    return simulate(
+        stepping.whole,
+        schedule,
+        grads=Grads.ACCUMULATE if stepping.style.adds else Grads.NEW,
+        links=links,
+        periods=periods,
+        passes=stepping.style.micro_batches if periods > 1 else 1,
+    )
+
+
+def _is_run(step: Step) -> bool:
+    return isinstance(step, Compute) or (isinstance(step, OptimizerStep) and step.lane is Lane.COMPUTE)
+
+
+@attrs.frozen
 class _Copy:
-    grad: int
+    """A value on its way to the host."""
+
+    value: int
     done_s: float
     nbytes: int
 
 
 class _Rewriter:
-    """One pass over the steps with a clock for the lane to the host."""
+    """One pass over the steps."""
 
-    def __init__(
-        self, graph: Graph, schedule: Schedule, links: Links, room: list[int] | None, in_backward: bool
-    ) -> None:
+    def __init__(self, stepping: Stepping, schedule: Schedule, links: Links, room: list[int] | None) -> None:
         """Start.
 
         Args:
-            graph: the training step.
+            stepping: the step.
             schedule: what is rewritten.
             links: bandwidths.
-            room: per run of an op, bytes that are free beside it; None to wait for every copy on the spot.
-            in_backward: see `hand_over`.
+            room: per run, bytes that are free beside it; None to wait for every copy on the spot.
         """
-        self.graph, self.schedule, self.links = graph, schedule, links
-        self.room, self.in_backward = room, in_backward
-        self.leaving = leaving(graph)
-        self.updated = {update.grad: update.param for update in graph.updates}
+        self.stepping, self.schedule, self.links, self.room = stepping, schedule, links, room
+        self.graph = stepping.whole
+        self.in_backward = stepping.style.in_backward
+        self.first_update = len(stepping.graph.ops) - len(stepping.stepped)
+        self.update_of = {update.grad: update for update in self.graph.updates}
         self.steps: list[Step] = []
-        self.boundary = len(schedule.steps)
         self.copies: deque[_Copy] = deque()
         self.copying_nbytes = 0
         self.clock_s = self.lane_free_s = 0.0
-        self.last_fetch: dict[int, int] = {}
-        for position, step in enumerate(schedule.steps):
-            if isinstance(step, Wait) and step.transfer.lane is Lane.TO_DEVICE:
-                self.last_fetch[step.transfer.value] = position
-        self.later: dict[int, list[Step]] = {}  # what must come after the last fetch of a parameter
+        self.fetched = {
+            step.transfer.value: position
+            for position, step in enumerate(schedule.steps)
+            if isinstance(step, Wait) and step.transfer.lane is Lane.TO_DEVICE
+        }
+        self.due: dict[int, list[int]] = {}  # gradients whose updates must come after a fetch
+        self.cpu = CpuQueue(self.graph, _cpu_speed(stepping, schedule, links))
 
     def rewrite(self) -> Schedule:
         """Walk."""
         runs = 0
+        boundary = None
+        going: list[int] = []  # behind a run: reuse needs its frees next to it
         for position, step in enumerate(self.schedule.steps):
+            if going and not isinstance(step, Free):
+                self.let_go(going, position)
+                going = []
             if position == self.schedule.boundary:
-                self.boundary = len(self.steps)
+                boundary = len(self.steps)
             match step:
                 case Compute(op, implementation):
                     self.make_room(None if self.room is None else self.room[runs])
-                    self.clock_s += self.graph.ops[op].implementations[implementation].time_s
                     runs += 1
-                    self.steps.append(step)
-                case Free(value) if value in self.leaving:
-                    self.send(value, position)
-                case Deliver(value) if self.in_backward and value in self.updated:
-                    self.steps += [OptimizerStep(self.updated[value], Lane.COMPUTE), Free(value)]
-                case Start(transfer) if transfer.lane is Lane.TO_HOST:
-                    self.lane_free_s = max(self.clock_s, self.lane_free_s) + self.links.alone_s(
-                        transfer.lane, self.graph.values[transfer.value].nbytes
-                    )
-                    self.steps.append(step)
+                    way = self.stepping.graph.ops[op].implementations[implementation]
+                    self.steps += self.cpu.drop(self.clock_s)
+                    self.steps += self.cpu.steps(self.clock_s + way.time_s)
+                    self.clock_s += way.time_s
+                    self.steps.append(self.run(step))
+                case Free(value) if self.leaves(value):
+                    going.append(value)
                 case _:
                     self.steps.append(step)
-            self.steps += self.later.pop(position, ())
+            for grad in self.due.pop(position, ()):
+                self.offer(grad)
+        self.let_go(going, len(self.schedule.steps))
+        self.steps += self.cpu.steps(float("inf"))
         self.make_room(-1)
-        if self.schedule.boundary == len(self.schedule.steps):
-            self.boundary = len(self.steps)
-        end = None if self.in_backward else len(self.steps)
-        if not self.in_backward:
-            self.steps += _updates(self.graph)
-        return Schedule(self.steps, self.boundary, end)
+        return Schedule(self.steps, len(self.steps) if boundary is None else boundary)
 
-    def send(self, grad: int, position: int) -> None:
-        """Start a gradient's copy to the host."""
-        stored, transfer = self.graph.values[grad], Transfer(grad, Lane.TO_HOST)
-        self.steps.append(Start(transfer))
-        owner = self.updated.get(grad)
-        if owner is not None and self.in_backward:
-            # It waits for the copy by itself; the device's own may not be fetched again after it.
-            update = OptimizerStep(owner, Lane.CPU_OPTIMIZER)
-            fetched = self.last_fetch.get(owner, -1)
-            if fetched < position:
-                self.steps.append(update)
-            else:
-                self.later.setdefault(fetched, []).append(update)
-        self.lane_free_s = max(self.clock_s, self.lane_free_s) + self.links.alone_s(
-            Lane.TO_HOST, stored.nbytes
-        )
-        self.copies.append(_Copy(grad, self.lane_free_s, self.graph.allocated_nbytes(grad)))
+    def run(self, step: Compute) -> Step:
+        """A run, or the update that it stands for."""
+        if step.op < self.first_update:
+            return step
+        return OptimizerStep(self.stepping.stepped[step.op - self.first_update].param, Lane.COMPUTE)
+
+    def leaves(self, value: int) -> bool:
+        """Whether more happens to a value than that its bytes on the device go."""
+        if value in self.stepping.leaving:
+            return True
+        if value in self.stepping.going:
+            return not (self.in_backward and value in self.update_of)
+        return self.graph.values[value].role is Role.OPTIMIZER_STATE
+
+    def let_go(self, values: list[int], position: int) -> None:
+        """Nothing on the device reads these any more."""
+        for value in values:
+            if value in self.stepping.going:
+                self.steps.append(Deliver(value))
+                continue
+            self.send(value)
+            if self.in_backward and value in self.stepping.leaving and value in self.update_of:
+                fetched = self.fetched.get(self.update_of[value].param, -1)
+                if fetched < position:
+                    self.offer(value)
+                else:
+                    self.due.setdefault(fetched, []).append(value)
+
+    def send(self, value: int) -> None:
+        """Start a copy to the host."""
+        nbytes = self.graph.values[value].nbytes
+        self.steps.append(Start(Transfer(value, Lane.TO_HOST)))
+        self.lane_free_s = max(self.clock_s, self.lane_free_s) + self.links.alone_s(Lane.TO_HOST, nbytes)
+        self.copies.append(_Copy(value, self.lane_free_s, self.graph.allocated_nbytes(value)))
         self.copying_nbytes += self.copies[-1].nbytes
         if self.room is None:
             self.make_room(-1)
+
+    def offer(self, grad: int) -> None:
+        """Let the CPU update a parameter whose gradient is on its way."""
+        self.cpu.offer(self.update_of[grad], max(self.clock_s, self.lane_free_s))
 
     def make_room(self, room_nbytes: int | None) -> None:
         """Wait for copies that are done by now, and for as many more as the next run needs gone."""
@@ -168,17 +188,30 @@ class _Rewriter:
             copy = self.copies.popleft()
             self.copying_nbytes -= copy.nbytes
             self.clock_s = max(self.clock_s, copy.done_s)
-            self.steps += [Wait(Transfer(copy.grad, Lane.TO_HOST)), Free(copy.grad)]
-            if not (self.in_backward and copy.grad in self.updated):
-                self.steps.append(Deliver(copy.grad))
+            self.steps += [Wait(Transfer(copy.value, Lane.TO_HOST)), Free(copy.value)]
+            updated = self.in_backward and copy.value in self.update_of
+            if copy.value in self.stepping.leaving and not updated:
+                self.steps.append(Deliver(copy.value))
 
 
-def _updates(graph: Graph) -> Iterable[Step]:
-    """All updates, in the order in which a forward reads the parameters."""
-    first: dict[int, int] = {}
-    for position, op in enumerate(graph.ops):
-        for value in op.first.inputs:
-            first.setdefault(value, position)
-    for update in sorted(graph.updates, key=lambda update: first.get(update.param, len(graph.ops))):
-        on_host = graph.values[update.param].home is Home.HOST
-        yield OptimizerStep(update.param, Lane.CPU_OPTIMIZER if on_host else Lane.COMPUTE)
+def _cpu_speed(stepping: Stepping, schedule: Schedule, links: Links) -> float:
+    """How fast the CPU updates beside the backward's copies, 1 being as alone; these taken as evenly spread."""
+    if links.host_nbytes_per_s is None:
+        return 1.0
+    values, moved, passing_s = stepping.whole.values, 0, 0.0
+    for position, step in enumerate(schedule.steps):
+        if position < schedule.boundary:
+            continue
+        match step:
+            case Compute(op, implementation):
+                passing_s += stepping.graph.ops[op].implementations[implementation].time_s
+            case Start(transfer):
+                moved += values[transfer.value].nbytes
+            case Free(value) if value in stepping.leaving or values[value].role is Role.OPTIMIZER_STATE:
+                moved += values[value].nbytes
+            case _:
+                pass
+    if moved == 0:
+        return 1.0
+    rate = moved / passing_s if passing_s else links.host_nbytes_per_s
+    return max(0.1, 1.0 - rate / links.host_nbytes_per_s)

@@ -1,34 +1,38 @@
 """Recompute and move: who is at home on the host, in which order to compute, and when to copy.
 
-A plan has three choices. Which parameters, with their gradients and optimizer states, are at home on the
-host: the more of them, the more room for activations, the more to copy and to update on the CPU. In which
-order to compute, with which repeats: what the portfolio finds for the room left. And which activations
-go to the host and back instead of being made again: `transfers.place` moves what an order does not have the
-room to keep. Each combination is timed by the referee over several steps after each other, and the fastest
-that keeps both budgets is taken.
+A plan has three choices. Where parameters, gradients and optimizer states are at home: on the device, on the
+host, or split, the states passing through the device (`homes`, a linear program). In which order to compute,
+with which repeats (`ladder`). And which activations go to the host and back instead of being made again:
+`transfers.place` moves what an order does not have the room to keep. Each combination is timed by the referee
+over several steps after each other (`attempt`), and the fastest that keeps both budgets is taken.
 
-Parameters move from the end of the model on: the next forward needs those last, so that an update on the CPU
-has the most time, and the backward needs them soon after the forward, so that they are fetched once.
+The search: everything at home on the device, if that fits; what the program says, its budgets lowered by
+what the referee finds above them until it fits; then a little more and a little less on the host. For each
+choice of homes, orders from the one that the program would take on, in either direction while that is faster.
+What is not moved is worth a little: homes on the host must bring `WORTH` of the step against none at all.
+Some 40 attempts of about 1 s each at 4,000 ops, most of it `transfers.place` and the referee.
+
+Imperfect: nothing is proven but that the plan keeps its budgets; steps of the search are coarse.
 """
 
-from collections.abc import Iterator
-from itertools import accumulate
 from typing import Any, ClassVar
 
 import attrs
 
-from remat_graph import Graph, Home, Links, Role, Schedule, Timeline, simulate
-from remat_graph.simulate import Grads
-from remat_graph.training import accumulating, at_home
-from remat_solvers.gaps import gaps
-from remat_solvers.handover import hand_over, without_leaving
-from remat_solvers.portfolio import Auto
+from remat_graph import Links
+from remat_solvers.attempt import PERIODS, Attempt, attempt
+from remat_solvers.homes import Terms, share_out, whole_params
+from remat_solvers.ladder import Ladder
 from remat_solvers.protocol import Deadline, Problem, Solution, Status
-from remat_solvers.questions import min_budget
-from remat_solvers.transfers import place
+from remat_solvers.runs import Run, params_of, runs_of
+from remat_solvers.stepping import Style
 
-PERIODS = 3
-_LEAST_S, _ORDER_S = 2.0, 3.0  # for the order that needs least, and for each other
+__all__ = ["PERIODS", "Offload"]
+
+RUNS = 32  # of parameters, for the program
+REPAIRS = 5  # programs with lowered budgets
+WORTH = 0.02  # of a step's time, for which parameters and states leave a device that has room for them all
+STEPS = (8, 16, 32)  # parts of the range of orders by which the search goes on
 
 
 @attrs.frozen(kw_only=True)
@@ -37,159 +41,189 @@ class Offload:
 
     Attributes:
         in_backward: whether the optimizer steps during the backward.
-        shares: into how many shares the parameters that could move are divided.
-        orders: budgets for which an order of ops is looked for.
+        accumulate: whether the plan must hold where gradients are there already; without effect for
+            `in_backward`, where none stays.
+        micro_batches: forwards and backwards to a step of the optimizer; within the backward, the last one's.
         homes: values at home on the host, if that is settled already.
+        attempts: schedules to try, at most.
     """
 
     name: ClassVar[str] = "offload"
 
     in_backward: bool = False
-    shares: int = attrs.field(default=8, validator=attrs.validators.ge(1))
-    orders: int = attrs.field(default=4, validator=attrs.validators.ge(1))
+    accumulate: bool = True
+    micro_batches: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     homes: frozenset[int] | None = None
+    attempts: int = attrs.field(default=40, validator=attrs.validators.ge(1))
+
+    @property
+    def style(self) -> Style:
+        """How the step is trained."""
+        return Style(
+            in_backward=self.in_backward, accumulate=self.accumulate, micro_batches=self.micro_batches
+        )
 
     def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
         """Find the fastest plan of a training graph (`remat_graph.training`) that keeps both budgets."""
         return _Search(self, problem, deadline or Deadline()).run()
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class _Found:
-    graph: Graph
-    schedule: Schedule
-    timeline: Timeline
-
-
 class _Search:
+    """One solve: what was tried, and the best of it."""
+
     def __init__(self, solver: Offload, problem: Problem, deadline: Deadline) -> None:
         self.solver, self.problem, self.deadline = solver, problem, deadline
-        self.links = problem.links or Links()
-        self.ladder: list[tuple[int, ...]] = []
-        self.tried = 0
-        self.least: tuple[int, int] | None = None  # device bytes, and host bytes with them
+        self.style = solver.style
+        self.params = params_of(problem.graph)
+        self.ladder = Ladder(problem.graph, self.style, deadline)
+        self.tried: dict[tuple[frozenset[int], tuple[int, ...]], Attempt] = {}
+        self.best: Attempt | None = None
 
     def run(self) -> Solution:
-        best: _Found | None = None
-        for on_host in self.homes():
-            graph = at_home(self.problem.graph, on_host)
-            for order in self.orders_for(graph):
-                base_s = sum(graph.ops[op].first.time_s for op in order)
-                if best is not None and base_s >= best.timeline.time_s:
-                    continue
-                found = self.attempt(graph, order)
-                if found is not None and (best is None or found.timeline.time_s < best.timeline.time_s):
-                    best = found
-                    self.deadline.report("offload", found.timeline.time_s, graph.time_s)
-            if best is not None and self.deadline.reached():
-                break
-        return self.solution(best)
-
-    # -- who is at home where
-
-    def homes(self) -> Iterator[frozenset[int]]:
-        """Sets of values at home on the host, from none to all that can be."""
+        """Search."""
         if self.solver.homes is not None:
-            yield self.solver.homes
-            return
-        graph = self.problem.graph
-        params = self.movable()
-        sizes = list(accumulate(self.charge(p) for p in params))
-        yield frozenset()
-        if not params or self.problem.links is None:
-            return
-        shares = self.solver.shares
-        counts = {sum(size <= sizes[-1] * share / shares for size in sizes) for share in range(1, shares + 1)}
-        for count in sorted(counts - {0}):
-            chosen = set(params[:count])
-            yield frozenset(chosen | {i for i, v in enumerate(graph.values) if self.is_state_of(i, chosen)})
+            self.explore(self.solver.homes, None, STEPS)
+        else:
+            self.explore(frozenset(), None, STEPS)
+            if self.problem.links is not None and self.params:
+                self.move()
+        return self.solution()
 
-    def movable(self) -> list[int]:
-        """Parameters that can be at home on the host, those that the forward reads last first."""
-        graph = self.problem.graph
-        first: dict[int, int] = {}
-        for position, op in enumerate(graph.ops):
-            for value in op.first.inputs:
-                first.setdefault(value, position)
-        params = [
-            i for i, v in enumerate(graph.values) if v.role is Role.PARAM and v.home is not None and v.nbytes
-        ]
-        return sorted(params, key=lambda p: -first.get(p, len(graph.ops)))
-
-    def charge(self, param: int) -> int:
-        graph = self.problem.graph
-        return graph.values[param].nbytes + sum(
-            v.nbytes for i, v in enumerate(graph.values) if self.is_state_of(i, {param})
+    def over(self) -> bool:
+        """Whether the search must end; never before the first attempt."""
+        return bool(self.tried) and (
+            len(self.tried) >= self.solver.attempts or (self.best is not None and self.deadline.reached())
         )
 
-    def is_state_of(self, index: int, params: set[int]) -> bool:
-        value = self.problem.graph.values[index]
-        return value.role is Role.OPTIMIZER_STATE and value.of in params
+    # -- homes
+
+    def move(self) -> None:
+        """Let parameters and states have their home on the host."""
+        runs = runs_of(self.params, RUNS)
+        terms = Terms(
+            device_nbytes=self.problem.budget_nbytes,
+            host_nbytes=self.problem.host_budget_nbytes,
+            links=self.problem.links or Links(),
+            style=self.style,
+            curve=self.ladder.curve(),
+        )
+        for _ in range(REPAIRS):
+            found = self.by_program(runs, terms, None, STEPS[:2])
+            if found is None or found.fits or self.over():
+                break
+            terms = attrs.evolve(
+                terms,
+                device_nbytes=terms.device_nbytes - max(0, found.over_nbytes),
+                host_nbytes=None
+                if terms.host_nbytes is None
+                else terms.host_nbytes - max(0, found.over_host_nbytes),
+            )
+        if self.best is None:
+            for share in (1.0, 0.75, 0.5, 0.25):
+                self.by_program(runs, terms, share, STEPS[:1])
+        step = 0.1
+        while step > 0.02 and self.best is not None and self.best.on_host and not self.over():
+            before = self.best
+            for side in (step, -step):
+                while not self.over():
+                    least = self.best
+                    self.by_program(runs, terms, self.moved(least.on_host) + side, STEPS[1:2])
+                    if self.best is least:
+                        break
+            if self.best is before:
+                step /= 2
+
+    def moved(self, on_host: frozenset[int]) -> float:
+        """Which part of the bytes that can be at home on the host is."""
+        whole = sum(param.charge_nbytes for param in self.params)
+        return sum(self.problem.graph.values[v].nbytes for v in on_host) / max(1, whole)
+
+    def by_program(
+        self, runs: list[Run], terms: Terms, moved: float | None, steps: tuple[int, ...]
+    ) -> Attempt | None:
+        """Explore the homes that the program says."""
+        if moved is not None:
+            moved = min(1.0, max(0.0, moved))
+        shared = share_out(self.problem.graph, runs, terms, moved)
+        if shared is None:
+            return None
+        params, streamed = whole_params(runs, shared.shares)
+        states = {v for param in self.params if param.index in params | streamed for v in param.states}
+        return self.explore(params | states, shared.activation_nbytes, steps)
 
     # -- orders
 
-    def orders_for(self, graph: Graph) -> Iterator[tuple[int, ...]]:
-        """Orders of ops, those that repeat least first, down to one that needs as little as any."""
-        count = len(graph.ops)
-        yield tuple(range(count))
-        if not self.ladder:
-            lent = _lent(self.problem.graph)
-            smallest = min_budget(lent, self.deadline.within(_LEAST_S))
-            peak = simulate(lent, Schedule.from_order(lent, range(count))).peak_nbytes
-            budgets = (
-                smallest.nbytes + (peak - smallest.nbytes) * part // (self.solver.orders + 1)
-                for part in range(self.solver.orders, 0, -1)
+    def explore(
+        self, on_host: frozenset[int], activation_nbytes: int | None, steps: tuple[int, ...]
+    ) -> Attempt | None:
+        """The best attempt found at these homes."""
+        span = self.ladder.top.nbytes - self.ladder.least.nbytes
+        if activation_nbytes is None:
+            held = sum(
+                v.nbytes
+                for i, v in enumerate(self.problem.graph.values)
+                if v.home is not None and i not in on_host
             )
-            found = (Auto().solve(Problem(lent, b), self.deadline.within(_ORDER_S)).order for b in budgets)
-            self.ladder = [*(order for order in found if order is not None), smallest.schedule.order]
-        yield from self.ladder
+            activation_nbytes = self.problem.budget_nbytes - held
+        here = self.attempt(on_host, activation_nbytes)
+        for parts in steps:
+            for side in (-1, 1):
+                while here is not None and not self.over():
+                    last = here.activation_nbytes
+                    there = self.attempt(on_host, last + side * max(1, span // parts))
+                    if there is None or there.activation_nbytes == last or not self.better(there, here):
+                        break
+                    here = there
+        return here
 
-    # -- schedules
+    def attempt(self, on_host: frozenset[int], activation_nbytes: int) -> Attempt | None:
+        """Try one order."""
+        low, high = self.ladder.least.nbytes, self.ladder.top.nbytes
+        activation_nbytes = min(high, max(low, activation_nbytes))
+        order = self.ladder.at(activation_nbytes).order
+        known = self.tried.get((on_host, order))
+        if known is not None:
+            return known
+        found = attempt(self.problem, self.style, on_host, order, activation_nbytes)
+        self.tried[on_host, order] = found
+        if found.fits and (self.best is None or self.better(found, self.best)):
+            self.best = found
+            self.deadline.report("offload", found.timeline.time_s, self.problem.graph.time_s)
+        return found
 
-    def attempt(self, graph: Graph, order: tuple[int, ...]) -> _Found | None:
-        """The schedule of one choice, if it keeps the budgets."""
-        self.tried += 1
-        problem = self.problem
-        bare = without_leaving(graph)
-        away = gaps(bare, order) if problem.links is not None else []
-        placed = place(bare, order, away, problem.budget_nbytes, self.links)
-        schedule = hand_over(
-            graph, placed, problem.budget_nbytes, self.links, in_backward=self.solver.in_backward
-        )
-        timeline = simulate(graph, schedule, links=self.links, periods=PERIODS)
-        readings = [timeline]
-        if not self.solver.in_backward:
-            readings.append(simulate(accumulating(graph), schedule, grads=Grads.ACCUMULATE, links=self.links))
-        nbytes = max(reading.peak_nbytes for reading in readings)
-        host_nbytes = max(reading.host_peak_nbytes for reading in readings)
-        self.least = min(self.least or (nbytes, host_nbytes), (nbytes, host_nbytes))
-        limit = problem.host_budget_nbytes
-        if nbytes > problem.budget_nbytes or (limit is not None and host_nbytes > limit):
-            return None
-        return _Found(graph=graph, schedule=schedule, timeline=timeline)
+    def better(self, one: Attempt, other: Attempt) -> bool:
+        """Whether an attempt beats another: by what it is above the budgets, then by time."""
+        return self.rank(one) < self.rank(other)
 
-    def solution(self, found: _Found | None) -> Solution:
+    def rank(self, one: Attempt) -> tuple[int, float]:
+        """What is to be small."""
+        over = max(0, one.over_nbytes) + max(0, one.over_host_nbytes)
+        worth = (WORTH if one.on_host else 0.0) * self.problem.graph.time_s
+        return over, one.timeline.time_s + worth
+
+    # -- the answer
+
+    def solution(self) -> Solution:
+        """What a caller gets."""
         base_s = self.problem.graph.time_s
-        stats: dict[str, Any] = {"tried": self.tried}
-        if self.least is not None:
-            stats |= dict(zip(("least_nbytes", "least_host_nbytes"), self.least, strict=True))
-        if found is None:
+        best = self.best
+        closest = min(self.tried.values(), key=lambda one: self.rank(one)[0])
+        stats: dict[str, Any] = {
+            "tried": len(self.tried),
+            "least_nbytes": closest.nbytes,
+            "least_host_nbytes": closest.host_nbytes,
+        }
+        if best is None:
             return Solution(
                 status=Status.NOT_FOUND, schedule=None, lower_bound_s=base_s, base_s=base_s, stats=stats
             )
         return Solution(
             status=Status.FEASIBLE,
-            schedule=found.schedule,
-            lower_bound_s=base_s,
+            schedule=best.schedule,
+            lower_bound_s=min(base_s, best.timeline.time_s),
             base_s=base_s,
-            time_s=found.timeline.time_s,
-            peak_nbytes=found.timeline.peak_nbytes,
+            time_s=best.timeline.time_s,
+            peak_nbytes=best.nbytes,
             stats=stats,
-            on_host=frozenset(i for i, v in enumerate(found.graph.values) if v.home is Home.HOST),
+            on_host=best.on_host,
         )
-
-
-def _lent(graph: Graph) -> Graph:
-    """The same step with parameters and states lent by the caller, as solvers know it that move nothing."""
-    values = [v if v.home is None else attrs.evolve(v, home=None, external=True) for v in graph.values]
-    return attrs.evolve(graph, values=tuple(values), updates=())
