@@ -91,9 +91,9 @@ def finish_times(jobs: Sequence[Job], links: Links) -> list[float]:
         while ended:  # what takes no time at all ends where it begins, and may let others begin
             ended = False
             for lane, queue in queues.items():
-                while heads[lane] < len(queue):
+                while heads[lane] < len(queue) and lane not in running:
                     place = queue[heads[lane]]
-                    if any(done[earlier] is None for earlier in jobs[place].after):
+                    if not all(done[earlier] is not None for earlier in jobs[place].after):
                         break
                     if left[place] > 0.0:
                         running[lane] = place

@@ -154,7 +154,7 @@ class _Replay:
         self.overwritten: set[int] = set()
         self.delivered: dict[int, Home] = {}  # gradients by where autograd got them
         self.taken_over: set[int] = set()  # its storage belongs to an output by now
-        self.arriving: set[Transfer] = set()  # started, not waited for
+        self.arriving: dict[int, set[Lane]] = {}  # started and not waited for, by value
         self.updated: set[int] = set()
         self.spent: set[int] = set()  # gradients that an update has read, or added to others
         self.stale_on_device: set[int] = set()
@@ -353,8 +353,8 @@ class _Replay:
 
     def moving(self, value: int, lane: Lane | None = None) -> bool:
         """Whether a transfer of it is under way, on one lane or on any."""
-        lanes = (Lane.TO_HOST, Lane.TO_DEVICE) if lane is None else (lane,)
-        return any(Transfer(value, each) in self.arriving for each in lanes)
+        lanes = self.arriving.get(value)
+        return lanes is not None and (lane is None or lane in lanes)
 
     def deliver(self, value: int) -> None:
         stored = self.stored(value)
@@ -385,7 +385,7 @@ class _Replay:
 
     def start(self, transfer: Transfer) -> None:
         value, stored = transfer.value, self.stored(transfer.value)
-        if transfer in self.arriving:
+        if self.moving(value, transfer.lane):
             self.fail(f"{stored.name} is already on its way")
         if transfer.lane is Lane.TO_HOST:
             self.check_source(value, self.on_device, "the device")
@@ -402,7 +402,7 @@ class _Replay:
             elif value not in self.stale_on_device:
                 self.fail(f"{stored.name} is on the device already")
             self.keep_staleness(value, self.stale_on_host, self.stale_on_device)
-        self.arriving.add(transfer)
+        self.arriving.setdefault(value, set()).add(transfer.lane)
         self.told.append(partial(Clock.start, transfer=transfer))
 
     def check_source(self, value: int, place: set[int], where: str) -> None:
@@ -419,9 +419,11 @@ class _Replay:
             destination.add(value)
 
     def wait(self, transfer: Transfer) -> None:
-        if transfer not in self.arriving:
+        if not self.moving(transfer.value, transfer.lane):
             self.fail(f"a wait for {self.stored(transfer.value).name}, which is not on its way")
-        self.arriving.discard(transfer)
+        self.arriving[transfer.value].discard(transfer.lane)
+        if not self.arriving[transfer.value]:
+            del self.arriving[transfer.value]
         self.told.append(partial(Clock.wait_for, transfer=transfer))
 
     def free_host(self, value: int) -> None:
@@ -495,7 +497,7 @@ class _Replay:
             if index not in self.ran:
                 self.fail(f"{op.name} never runs")
         if self.arriving:
-            self.fail(f"{len(self.arriving)} transfers were never waited for")
+            self.fail(f"{sum(map(len, self.arriving.values()))} transfers were never waited for")
         for grad in self.graph.gradients:
             if grad not in self.delivered and grad not in self.spent:
                 self.fail(f"gradient {self.graph.values[grad].name} is never delivered")

@@ -68,7 +68,7 @@ def attempt(
     if problem.links is not None:
         small = problem.budget_nbytes // SMALL
         moves = [gap for gap in gaps(stepping.graph, runs) if values[gap.value].nbytes > small]
-    placed = place(stepping.graph, runs, moves, problem.budget_nbytes, links)
+    placed = place(stepping.graph, runs, moves, problem.budget_nbytes, links, stepping.departing)
     schedule = hand_over(stepping, placed, problem.budget_nbytes, links)
     if style.micro_batches == 1:
         timeline = simulate(graph, schedule, links=links, periods=PERIODS)

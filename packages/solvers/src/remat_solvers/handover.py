@@ -127,6 +127,9 @@ class _Rewriter:
                     self.steps += self.cpu.steps(self.clock_s + way.time_s)
                     self.clock_s += way.time_s
                     self.steps.append(self.run(step))
+                case Start(transfer) if transfer.lane is Lane.TO_DEVICE:
+                    self.make_room(None if self.room is None else self.room[runs])
+                    self.steps.append(step)
                 case Free(value) if self.leaves(value):
                     going.append(value)
                 case _:

@@ -48,6 +48,7 @@ class Terms:
         links: bandwidths.
         style: how the step is trained.
         curve: orders known, by their peaks.
+        floor_nbytes: what some op needs of activations on the device, whatever moves.
         streams: whether states may be streamed.
     """
 
@@ -56,6 +57,7 @@ class Terms:
     links: Links
     style: Style
     curve: Sequence[Rung]
+    floor_nbytes: int
     streams: bool = True
 
 
@@ -122,6 +124,7 @@ def share_out(graph: Graph, runs: Sequence[Run], terms: Terms, moved: float | No
     limits = [
         cp.sum(share, axis=0) == 1,
         boundary / unit + held <= 1,
+        held >= terms.floor_nbytes / unit,
         held + moved_nbytes <= terms.curve[-1].nbytes / unit,
         held + moved_nbytes >= terms.curve[0].nbytes / unit,
         again_s >= 0,
@@ -155,6 +158,9 @@ def share_out(graph: Graph, runs: Sequence[Run], terms: Terms, moved: float | No
     updated_s = 0.0
     copied = 0.0 if links.host_nbytes_per_s is None else 1.0 / links.host_nbytes_per_s
     cpu = cpu_s + (3 * grads * copied if style.adds else 0.0)
+    # Beside activations that are still there, the states of a run pass through.
+    remaining = read_s / max(forward_s, 1e-12)
+    in_flight = [boundary / unit + held * remaining + cp.multiply(states / unit, streamed) <= 1]
     if style.in_backward:
         slack = behind_s + call_s
         limits += [
@@ -164,19 +170,26 @@ def share_out(graph: Graph, runs: Sequence[Run], terms: Terms, moved: float | No
             <= half_s + slack,
             onward(states / in_rate, streamed) <= cp.multiply(stretched, half_s) + slack,
             up_to(grads / out_rate, on_host) + up_to(states / out_rate, streamed) <= left_s + slack,
-            up_to(cpu + (weights + grads) * copied, on_host) + up_to(2 * states * copied, streamed)
+            up_to(cpu + (2 * weights + grads) * copied, on_host)
+            + up_to(2 * states * copied, streamed)
+            + moved_nbytes * unit * copied * (1.0 - stretched + read_s / max(forward_s, 1e-12))
             <= left_s + read_s + ahead_s + slack,
+            *in_flight,
         ]
     else:
         updated_s = call_s
         limits += [
             cp.sum(cp.multiply(states / min(in_rate, out_rate), streamed)) <= call_s,
-            up_to(cpu_s, on_host) + cp.sum(cp.multiply(2 * states * copied, streamed))
+            up_to(cpu_s + weights * copied, on_host)
+            + cp.sum(cp.multiply(2 * states * copied, streamed))
+            + moved_nbytes * unit * copied * read_s / max(forward_s, 1e-12)
             <= call_s + read_s + ahead_s,
         ]
     if style.in_backward:
         updated_s = call_s
-    price = PRICE * graph.time_s * (charge @ on_host + states @ streamed) / max(1.0, charge.sum())
+    # What is needed last and updated first is the best to be far away.
+    dearer = np.linspace(3.0, 1.0, len(runs)) * PRICE * graph.time_s / max(1.0, charge.sum())
+    price = (charge * dearer) @ on_host + (states * dearer) @ streamed
     passes = style.micro_batches * (forward_s + half_s + ahead_s + behind_s)
     step_s = passes + updated_s + device_s @ (resident + streamed)
     program = cp.Problem(cp.Minimize((step_s + price) / graph.time_s), limits)

@@ -84,7 +84,8 @@ class _Search:
         if self.solver.homes is not None:
             self.explore(self.solver.homes, None, STEPS)
         else:
-            self.explore(frozenset(), None, STEPS)
+            if self.may_fit(frozenset()):
+                self.explore(frozenset(), None, STEPS)
             if self.problem.links is not None and self.params:
                 self.move()
         return self.solution()
@@ -106,6 +107,7 @@ class _Search:
             links=self.problem.links or Links(),
             style=self.style,
             curve=self.ladder.curve(),
+            floor_nbytes=self.ladder.floor_nbytes,
         )
         for _ in range(REPAIRS):
             found = self.by_program(runs, terms, None, STEPS[:2])
@@ -151,32 +153,36 @@ class _Search:
         states = {v for param in self.params if param.index in params | streamed for v in param.states}
         return self.explore(params | states, shared.activation_nbytes, steps)
 
+    def held_nbytes(self, on_host: frozenset[int]) -> int:
+        """Bytes at home on the device."""
+        values = enumerate(self.problem.graph.values)
+        return sum(v.nbytes for i, v in values if v.home is not None and i not in on_host)
+
+    def may_fit(self, on_host: frozenset[int]) -> bool:
+        """Whether the op that needs most has room beside what is at home on the device."""
+        held = self.held_nbytes(on_host)
+        return held + self.ladder.floor_nbytes <= self.problem.budget_nbytes
+
     # -- orders
 
     def explore(
         self, on_host: frozenset[int], activation_nbytes: int | None, steps: tuple[int, ...]
-    ) -> Attempt | None:
+    ) -> Attempt:
         """The best attempt found at these homes."""
         span = self.ladder.top.nbytes - self.ladder.least.nbytes
         if activation_nbytes is None:
-            held = sum(
-                v.nbytes
-                for i, v in enumerate(self.problem.graph.values)
-                if v.home is not None and i not in on_host
-            )
-            activation_nbytes = self.problem.budget_nbytes - held
+            activation_nbytes = self.problem.budget_nbytes - self.held_nbytes(on_host)
         here = self.attempt(on_host, activation_nbytes)
         for parts in steps:
             for side in (-1, 1):
-                while here is not None and not self.over():
-                    last = here.activation_nbytes
-                    there = self.attempt(on_host, last + side * max(1, span // parts))
-                    if there is None or there.activation_nbytes == last or not self.better(there, here):
+                while not self.over() and (here.fits or side < 0):
+                    there = self.attempt(on_host, here.activation_nbytes + side * max(1, span // parts))
+                    if not self.better(there, here):
                         break
                     here = there
         return here
 
-    def attempt(self, on_host: frozenset[int], activation_nbytes: int) -> Attempt | None:
+    def attempt(self, on_host: frozenset[int], activation_nbytes: int) -> Attempt:
         """Try one order."""
         low, high = self.ladder.least.nbytes, self.ladder.top.nbytes
         activation_nbytes = min(high, max(low, activation_nbytes))
@@ -196,8 +202,9 @@ class _Search:
         return self.rank(one) < self.rank(other)
 
     def rank(self, one: Attempt) -> tuple[int, float]:
-        """What is to be small."""
+        """What is to be small; what is above a budget, in steps of a hundredth of the device's."""
         over = max(0, one.over_nbytes) + max(0, one.over_host_nbytes)
+        over = -(-over * 100 // max(1, self.problem.budget_nbytes))
         worth = (WORTH if one.on_host else 0.0) * self.problem.graph.time_s
         return over, one.timeline.time_s + worth
 

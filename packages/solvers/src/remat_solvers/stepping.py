@@ -56,6 +56,11 @@ class Stepping:
     stepped: tuple[Update, ...]
     style: Style
 
+    @property
+    def departing(self) -> frozenset[int]:
+        """Values that are copied to the host as soon as nothing reads them."""
+        return self.leaving | {v for update in self.stepped for v in streamed(self.whole, update)}
+
     def with_updates(self, order: Iterable[int]) -> list[int]:
         """An order of the step's ops, with each update behind the last run that reads what it changes."""
         runs = list(order)

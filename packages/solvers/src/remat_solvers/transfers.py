@@ -8,9 +8,10 @@ does.
   first. Until memory asks for the room, the value stays: whoever is needed again last goes first, if its copy
   is done, and if none is, the walk waits for the next one. A value that memory never asks for stays, and its
   copy is left out.
-* A copy back starts as soon as there is room for it until its value is needed: the first needed first, and
-  the largest of those that one run needs. Room means: within the budget beside everything that cannot leave,
-  and beside the copies to the host that were under way in a first walk without copies back.
+* A copy back starts as soon as there is room for it until its value is needed and its lane has time for it:
+  the first needed first, and the largest of those that one run needs. Room means: within the budget beside
+  everything that cannot leave, and beside the copies to the host that were under way in a first walk without
+  copies back; to leave none free for these is tried as well.
 
 What each run needs is the referee's word on the schedule in which every copy is waited for on the spot. So
 the peak is within the budget wherever that schedule's is. Not optimal: the copies to the host go in a fixed
@@ -21,11 +22,12 @@ referee's.
 
 import heapq
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from remat_graph import Compute, Graph, Links, Schedule, simulate
+from remat_graph import Compute, Free, Graph, Lane, Links, Schedule, simulate
 from remat_solvers.evaluate import Ints
 from remat_solvers.gaps import START, Gap, Line, Trip, gaps, trips_of
 
@@ -33,7 +35,12 @@ __all__ = ["Gap", "gaps", "place"]
 
 
 def place(
-    graph: Graph, order: Iterable[int], moves: Iterable[Gap], budget_nbytes: int, links: Links
+    graph: Graph,
+    order: Iterable[int],
+    moves: Iterable[Gap],
+    budget_nbytes: int,
+    links: Links,
+    leaving: Collection[int] = (),
 ) -> Schedule:
     """The schedule that runs an order and moves values away in some of its gaps.
 
@@ -44,6 +51,8 @@ def place(
         budget_nbytes: what the peak should stay within; where even moves that are waited for go above it, so
             does the schedule.
         links: bandwidths.
+        leaving: values that are to be copied to the host where the schedule frees them. Their copies are for
+            the caller to write; here they keep the lane busy and their bytes on the device for as long.
 
     Raises:
         InvalidSchedule: the order is not valid.
@@ -57,17 +66,29 @@ def place(
         return waiting
     steps = zip(timeline.during_nbytes, waiting.steps, strict=True)
     room = budget_nbytes - np.array([n for n, step in steps if isinstance(step, Compute)], np.int64)
+    departures = [
+        [
+            (graph.allocated_nbytes(step.value), links.alone_s(Lane.TO_HOST, graph.values[step.value].nbytes))
+            for step in frees
+            if isinstance(step, Free) and step.value in leaving
+        ]
+        for frees in line.frees
+    ]
+    compute_s = sum(way.time_s for way in line.ways)
     best, best_s = waiting, timeline.time_s
-    for small_first in (False, True):
+    for small_first, heed in ((False, True), (False, False), (True, True)):
         trips = trips_of(graph, line, moves, links, small_first=small_first)
-        outward = _Walk(line, trips, room, None)
+        outward = _Walk(line, trips, room, None, departures)
         outward.run()
-        walk = _Walk(line, trips, room, outward.lingering())
+        kept_free = outward.lingering() if heed else np.zeros_like(room)
+        walk = _Walk(line, trips, room, kept_free, departures)
         walk.run()
         schedule = line.schedule(trips, walk.away, walk.back)
         time_s = simulate(graph, schedule, links=links).time_s
         if time_s <= best_s:
             best, best_s = schedule, time_s
+        if best_s <= compute_s * (1 + 1e-9):
+            break  # everything hides
     return best
 
 
@@ -79,7 +100,14 @@ class _Walk:
         back: per trip the position before which its copy back starts.
     """
 
-    def __init__(self, line: Line, trips: Sequence[Trip], room: Ints, kept_free: Ints | None) -> None:
+    def __init__(
+        self,
+        line: Line,
+        trips: Sequence[Trip],
+        room: Ints,
+        kept_free: Ints | None,
+        departures: Sequence[Sequence[tuple[int, float]]],
+    ) -> None:
         """Start.
 
         Args:
@@ -88,7 +116,11 @@ class _Walk:
             room: per position, bytes beside what cannot be away.
             kept_free: how much of it copies back leave free; None to start none before it is needed, and to
                 count no time for it.
+            departures: per position, bytes and seconds of copies to the host that start behind its run.
         """
+        self.departures = departures
+        self.departing: deque[tuple[float, int]] = deque()
+        self.departing_nbytes = 0
         self.line, self.trips, self.room = line, trips, room
         self.early = kept_free is not None
         self.free = room - (0 if kept_free is None else kept_free)  # less what is on its way back
@@ -103,7 +135,8 @@ class _Walk:
         self.copying: list[tuple[float, int]] = []
         self.copying_nbytes = 0
         self.idle: list[tuple[int, int]] = []
-        self.idle_nbytes = np.zeros(len(trips), np.int64)
+        self.idle_nbytes = np.zeros(len(trips), np.int64)  # per trip
+        self.idle_sum_nbytes = 0
         self.outside: list[tuple[int, int, int]] = []  # first needed first, of these the largest
         self.starting, self.leaving, self.due = ([list[int]() for _ in line.ways] for _ in range(3))
         for i, trip in enumerate(trips):
@@ -127,6 +160,10 @@ class _Walk:
             for i in self.starting[position]:
                 self.out_free_s = max(self.clock_s, self.out_free_s) + self.trips[i].out_s
                 self.out_done_s[i] = self.out_free_s
+            for nbytes, out_s in self.departures[position]:
+                self.out_free_s = max(self.clock_s, self.out_free_s) + out_s
+                self.departing.append((self.out_free_s, nbytes))
+                self.departing_nbytes += nbytes
             for i in self.leaving[position]:
                 self.here.add(i)
                 self.copying_nbytes += self.trips[i].nbytes
@@ -146,31 +183,43 @@ class _Walk:
         nbytes = self.trips[i].nbytes
         if i in self.here:
             self.here.discard(i)
-            self.idle_nbytes[i] = 0
-            self.copying_nbytes -= nbytes if self.settled[i] == self.before[i] else 0
+            self._no_longer_idle(i)
+            self.copying_nbytes -= nbytes if self.settled[i] == self.trips[i].gap.before else 0
         elif self.back[i] < self.before[i]:
             self.coming_nbytes -= nbytes
 
+    def _no_longer_idle(self, i: int) -> None:
+        self.idle_sum_nbytes -= int(self.idle_nbytes[i])
+        self.idle_nbytes[i] = 0
+
     def _settle(self, position: int) -> None:
         """Copies to the host that are done by now."""
+        while self.departing and self.departing[0][0] <= self.clock_s:
+            self.departing_nbytes -= self.departing.popleft()[1]
         while self.copying and self.copying[0][0] <= self.clock_s:
             _, i = heapq.heappop(self.copying)
             if i in self.here:
                 self.settled[i] = position
                 self.copying_nbytes -= self.trips[i].nbytes
                 self.idle_nbytes[i] = self.trips[i].nbytes
+                self.idle_sum_nbytes += self.trips[i].nbytes
                 heapq.heappush(self.idle, (-self.trips[i].gap.before, i))
 
     def _make_room(self, position: int) -> None:
         """Let values go until the next run fits, and wait for copies if nothing idle is left."""
-        room = self.room[position] - self.coming_nbytes
-        while self.here and self.copying_nbytes + self.idle_nbytes.sum() > room:
+        room = int(self.room[position]) - self.coming_nbytes
+        while (self.here or self.departing) and (
+            self.copying_nbytes + self.idle_sum_nbytes + self.departing_nbytes > room
+        ):
             if self.idle:
                 _, i = heapq.heappop(self.idle)
                 if i in self.here:
                     self.here.discard(i)
-                    self.idle_nbytes[i] = 0
+                    self._no_longer_idle(i)
                     self._leave(i, position)
+            elif self.departing and not (self.copying and self.copying[0][0] < self.departing[0][0]):
+                self.clock_s = max(self.clock_s, self.departing[0][0])
+                self._settle(position)
             else:
                 done_s, i = self.copying[0]
                 if i in self.here:
@@ -190,9 +239,14 @@ class _Walk:
             before, _, i = self.outside[place]
             if blocked is not None and before > blocked:
                 break
-            if before > position and not self._fits(i, position):
-                blocked, place = before, place + 1
-                continue
+            if before > position:
+                # No sooner than the lane has time for it: what is needed sooner may find room until then.
+                ready_s = max([self.clock_s, *(self.back_done_s[j] for j in self.due[position])])
+                if self.back_free_s >= ready_s + self.line.ways[position].time_s:
+                    break
+                if not self._fits(i, position):
+                    blocked, place = before, place + 1
+                    continue
             self.outside.pop(place)
             self.back[i] = position
             self.back_free_s = max(self.clock_s, self.back_free_s)
@@ -209,7 +263,12 @@ class _Walk:
     def _fits(self, i: int, position: int) -> bool:
         """Whether a value may come back so early: nothing that is needed before it has to go for it."""
         trip = self.trips[i]
-        if not self.early or self.free[position : trip.gap.before].min() < trip.nbytes:
+        if not self.early or self.free[position] < trip.nbytes:
             return False
-        stays = self.copying_nbytes + self.idle_nbytes[self.before < trip.gap.before].sum()
-        return bool(self.room[position] - self.coming_nbytes - stays >= trip.nbytes)
+        if self.free[position : trip.gap.before].min() < trip.nbytes:
+            return False
+        here = self.copying_nbytes + self.departing_nbytes + self.coming_nbytes
+        there = self.room[position] - here - trip.nbytes
+        if there < 0:
+            return False
+        return bool(self.idle_nbytes[self.before < trip.gap.before].sum() <= there)

@@ -31,6 +31,8 @@ from remat_graph import (
 )
 from remat_solvers.stepping import by_forward, first_reads, streamed
 
+DOUBT = 0.15  # of the time that the CPU is at work, by which its clock may be late
+
 
 class CpuQueue:
     """Updates on the CPU in the order in which they should be done.
@@ -47,6 +49,8 @@ class CpuQueue:
         self.here: list[tuple[int, int]] = []
         self.updates: dict[int, Update] = {}
         self.running: deque[tuple[float, int]] = deque()
+        self.began_s: float | None = None
+        self.longest_s = 0.0
 
     def offer(self, update: Update, ready_s: float) -> None:
         """Let an update be done from some time on."""
@@ -66,14 +70,25 @@ class CpuQueue:
                 continue
             _, param = heapq.heappop(self.here)
             update = self.updates[param]
+            if self.began_s is None:
+                self.began_s = self.free_s
             self.free_s += update.cpu_time_s / self.speed
+            self.longest_s = max(self.longest_s, update.cpu_time_s / self.speed)
             yield OptimizerStep(param, Lane.CPU_OPTIMIZER)
             self.running.append((self.free_s, update.grad))
 
     def drop(self, now_s: float) -> Iterator[Step]:
-        """Gradients on the host that were read long enough ago for a clock that may be wrong."""
-        while len(self.running) > 1 and self.running[1][0] < now_s:
-            yield FreeHost(self.running.popleft()[1])
+        """Gradients on the host that were read long enough ago for a clock that may be wrong.
+
+        Computing waits where it is.
+        """
+        began_s = self.began_s or 0.0
+        while self.running:
+            done_s, grad = self.running[0]
+            if done_s + self.longest_s + DOUBT * (done_s - began_s) > now_s:
+                return
+            self.running.popleft()
+            yield FreeHost(grad)
 
 
 def optimizers_call(graph: Graph, room_nbytes: int, links: Links) -> list[Step]:
