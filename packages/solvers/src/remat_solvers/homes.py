@@ -132,8 +132,11 @@ def share_out(graph: Graph, runs: Sequence[Run], terms: Terms, moved: float | No
     limits += [
         again_s >= rate * (held + moved_nbytes) + at_zero for rate, at_zero in _hull(graph, terms, unit)
     ]
-    if not (style.adds or style.in_backward):
-        limits.append(((weights + states + grads) @ resident + (weights + grads) @ streamed) / unit <= 1)
+    # States that pass through: a run's worth on its way in, and one on its way out.
+    passing = cp.multiply(2 * states / unit, streamed)
+    if not style.in_backward:
+        end = (weights + states + grads) @ resident + (weights + grads) @ streamed
+        limits.append(end / unit + passing <= 1)
     if not terms.streams:
         limits.append(streamed == 0)
     waiting = 0.5 if style.in_backward else 1.0
@@ -158,9 +161,8 @@ def share_out(graph: Graph, runs: Sequence[Run], terms: Terms, moved: float | No
     updated_s = 0.0
     copied = 0.0 if links.host_nbytes_per_s is None else 1.0 / links.host_nbytes_per_s
     cpu = cpu_s + (3 * grads * copied if style.adds else 0.0)
-    # Beside activations that are still there, the states of a run pass through.
-    remaining = read_s / max(forward_s, 1e-12)
-    in_flight = [boundary / unit + held * remaining + cp.multiply(states / unit, streamed) <= 1]
+    remaining = read_s / max(forward_s, 1e-12)  # of the activations, when the backward gets to a run
+    in_flight = [boundary / unit + held * remaining + passing <= 1]
     if style.in_backward:
         slack = behind_s + call_s
         limits += [

@@ -32,7 +32,9 @@ __all__ = ["PERIODS", "Offload"]
 RUNS = 32  # of parameters, for the program
 REPAIRS = 5  # programs with lowered budgets
 WORTH = 0.02  # of a step's time, for which parameters and states leave a device that has room for them all
-STEPS = (8, 16, 32)  # parts of the range of orders by which the search goes on
+WORTH_STREAMS = 0.97  # of the time without: streaming predicted to be slower than that is not tried
+GRID = 40  # shares on the host that the search tells apart
+STEPS = (8, 16, 48)  # parts of the range of orders by which the search goes on
 
 
 @attrs.frozen(kw_only=True)
@@ -109,31 +111,45 @@ class _Search:
             curve=self.ladder.curve(),
             floor_nbytes=self.ladder.floor_nbytes,
         )
-        for _ in range(REPAIRS):
-            found = self.by_program(runs, terms, None, STEPS[:2])
-            if found is None or found.fits or self.over():
-                break
-            terms = attrs.evolve(
-                terms,
-                device_nbytes=terms.device_nbytes - max(0, found.over_nbytes),
-                host_nbytes=None
-                if terms.host_nbytes is None
-                else terms.host_nbytes - max(0, found.over_host_nbytes),
-            )
+        plain = attrs.evolve(terms, streams=False)
+        without = share_out(self.problem.graph, runs, plain)
+        streamed = share_out(self.problem.graph, runs, terms)
+        if streamed is not None and without is not None and streamed.time_s < WORTH_STREAMS * without.time_s:
+            self.repair(runs, terms)
+        if without is not None or streamed is None:
+            terms = plain
+        self.repair(runs, terms)
         if self.best is None:
             for share in (1.0, 0.75, 0.5, 0.25):
                 self.by_program(runs, terms, share, STEPS[:1])
-        step = 0.1
-        while step > 0.02 and self.best is not None and self.best.on_host and not self.over():
-            before = self.best
-            for side in (step, -step):
-                while not self.over():
-                    least = self.best
-                    self.by_program(runs, terms, self.moved(least.on_host) + side, STEPS[1:2])
-                    if self.best is least:
-                        break
-            if self.best is before:
-                step /= 2
+        self.climb(runs, terms)
+        if self.best is not None and not self.over():
+            self.explore(self.best.on_host, self.best.activation_nbytes, STEPS[2:])
+
+    def climb(self, runs: list[Run], terms: Terms) -> None:
+        """A little more and a little less on the host, in finer and finer steps."""
+        seen: set[int] = set()
+        for step in (4, 2, 1):
+            before = None
+            while self.best is not None and self.best.on_host and before is not self.best:
+                before = self.best
+                here = round(self.moved(before.on_host) * GRID)
+                for share in (here + step, here - step):
+                    if 0 < share <= GRID and share not in seen and not self.over():
+                        seen.add(share)
+                        self.by_program(runs, terms, share / GRID, STEPS[1:2])
+
+    def repair(self, runs: list[Run], terms: Terms) -> None:
+        """Explore what the program says, its budgets lowered until it holds."""
+        for _ in range(REPAIRS):
+            found = self.by_program(runs, terms, None, STEPS[:2])
+            if found is None or found.fits or self.over():
+                return
+            host_nbytes = terms.host_nbytes
+            if host_nbytes is not None:
+                host_nbytes -= max(0, found.over_host_nbytes)
+            device_nbytes = terms.device_nbytes - max(0, found.over_nbytes)
+            terms = attrs.evolve(terms, device_nbytes=device_nbytes, host_nbytes=host_nbytes)
 
     def moved(self, on_host: frozenset[int]) -> float:
         """Which part of the bytes that can be at home on the host is."""
@@ -144,8 +160,6 @@ class _Search:
         self, runs: list[Run], terms: Terms, moved: float | None, steps: tuple[int, ...]
     ) -> Attempt | None:
         """Explore the homes that the program says."""
-        if moved is not None:
-            moved = min(1.0, max(0.0, moved))
         shared = share_out(self.problem.graph, runs, terms, moved)
         if shared is None:
             return None
