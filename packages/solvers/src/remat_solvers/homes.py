@@ -135,7 +135,8 @@ def share_out(graph: Graph, runs: Sequence[Run], terms: Terms, moved: float | No
     # States that pass through: a run's worth on its way in, and one on its way out.
     passing = cp.multiply(2 * states / unit, streamed)
     if not style.in_backward:
-        end = (weights + states + grads) @ resident + (weights + grads) @ streamed
+        outputs = sum(graph.allocated_nbytes(v) for v in graph.outputs)
+        end = (weights + states + grads) @ resident + (weights + grads) @ streamed + outputs
         limits.append(end / unit + passing <= 1)
     if not terms.streams:
         limits.append(streamed == 0)

@@ -33,6 +33,7 @@ RUNS = 32  # of parameters, for the program
 REPAIRS = 5  # programs with lowered budgets
 WORTH = 0.02  # of a step's time, for which parameters and states leave a device that has room for them all
 WORTH_STREAMS = 0.97  # of the time without: streaming predicted to be slower than that is not tried
+MARGIN = 0.002  # of a budget, by which a repair asks for more than was missing
 GRID = 40  # shares on the host that the search tells apart
 STEPS = (8, 16, 48)  # parts of the range of orders by which the search goes on
 
@@ -141,15 +142,21 @@ class _Search:
 
     def repair(self, runs: list[Run], terms: Terms) -> None:
         """Explore what the program says, its budgets lowered until it holds."""
+        device_cut = host_cut = 0.0
         for _ in range(REPAIRS):
-            found = self.by_program(runs, terms, None, STEPS[:2])
-            if found is None or found.fits or self.over():
+            host_nbytes = None if terms.host_nbytes is None else int(terms.host_nbytes * (1 - host_cut))
+            device_nbytes = int(terms.device_nbytes * (1 - device_cut))
+            lowered = attrs.evolve(terms, device_nbytes=device_nbytes, host_nbytes=host_nbytes)
+            found = self.by_program(runs, lowered, None, STEPS[:2])
+            if self.over() or (found is not None and found.fits):
                 return
-            host_nbytes = terms.host_nbytes
-            if host_nbytes is not None:
-                host_nbytes -= max(0, found.over_host_nbytes)
-            device_nbytes = terms.device_nbytes - max(0, found.over_nbytes)
-            terms = attrs.evolve(terms, device_nbytes=device_nbytes, host_nbytes=host_nbytes)
+            if found is None:  # too much asked for: what was found above the budgets is not all to blame
+                device_cut, host_cut = device_cut / 2, host_cut / 2
+                continue
+            if found.over_nbytes > 0:
+                device_cut += found.over_nbytes / terms.device_nbytes + MARGIN
+            if found.over_host_nbytes > 0 and terms.host_nbytes is not None:
+                host_cut += found.over_host_nbytes / terms.host_nbytes + MARGIN
 
     def moved(self, on_host: frozenset[int]) -> float:
         """Which part of the bytes that can be at home on the host is."""
