@@ -6,6 +6,7 @@ run.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from remat_graph.ir import Graph, Update
 from remat_graph.lanes import Job, Links, finish_times
@@ -99,11 +100,29 @@ class Clock:
         (end,) = self._mark()
         self.ends.append(end)
 
-    def period_s(self) -> float:
-        """Seconds until the last lane is done; of several periods, what the last one took."""
+    def readings(self) -> "Readings":
+        """What one period takes: of several, the last one."""
+        waited_s = dict.fromkeys(Lane, 0.0)
         if all(job.lane is Lane.COMPUTE for job in self.jobs):
-            return self.lane_s[Lane.COMPUTE] / len(self.ends)
+            return Readings(self.lane_s[Lane.COMPUTE] / len(self.ends), waited_s)
         ends = finish_times(self.jobs, self.links)
+        first = 0 if len(self.ends) == 1 else self.ends[-2] + 1
+        free_s = 0.0 if first == 0 else ends[first - 1]
+        for place, job in enumerate(self.jobs[first:], first):
+            if job.lane is not Lane.COMPUTE:
+                continue
+            idle_s = ends[place] - job.alone_s - free_s
+            free_s = ends[place]
+            last = max(job.after, key=ends.__getitem__, default=None)
+            if last is not None and idle_s > 0.0:
+                waited_s[self.jobs[last].lane] += idle_s
         if len(self.ends) == 1:
-            return max(ends)
-        return ends[self.ends[-1]] - ends[self.ends[-2]]
+            return Readings(max(ends), waited_s)
+        return Readings(ends[self.ends[-1]] - ends[self.ends[-2]], waited_s)
+
+
+class Readings(NamedTuple):
+    """What a clock says of one period: its seconds, and those that computing waited for each other lane."""
+
+    period_s: float
+    waited_s: dict[Lane, float]

@@ -54,6 +54,7 @@ class Timeline:
         host_nbytes: per step, bytes of host copies held after it; they grow before they shrink.
         time_s: when the last lane is done; of several periods, what one takes once they follow each other.
         lane_s: busy seconds per lane, in one period.
+        waited_s: seconds that computing waited for each other lane, in one period.
         recomputed_s: seconds on the compute lane spent on repeated runs, in one period.
     """
 
@@ -66,6 +67,7 @@ class Timeline:
     host_nbytes: tuple[int, ...]
     time_s: float
     lane_s: dict[Lane, float]
+    waited_s: dict[Lane, float]
     recomputed_s: float
 
 
@@ -113,6 +115,7 @@ def simulate(
             for tell in replay.told:
                 tell(clock)
         clock.end_period()
+    readings = clock.readings()
     highest, last = max(replays.values(), key=lambda replay: replay.peak), played[-1]
     host_nbytes = max(replay.host_peak for replay in replays.values())
     if periods > 1:  # gradients that the CPU has yet to read lie there while the next forward begins
@@ -125,8 +128,9 @@ def simulate(
         during_nbytes=tuple(last.during),
         host_peak_nbytes=host_nbytes,
         host_nbytes=tuple(last.on_host_after),
-        time_s=clock.period_s(),
+        time_s=readings.period_s,
         lane_s={lane: busy_s / periods for lane, busy_s in clock.lane_s.items()},
+        waited_s=readings.waited_s,
         recomputed_s=sum(replay.recomputed_s for replay in played),
     )
 

@@ -1,10 +1,10 @@
 """From a placed schedule to a step of training: gradients that leave, states that return, updates on the CPU.
 
-`transfers.place` knows copies in and activations out. Here the rest is written, in one pass with a clock for
-the lane to the host and one for the CPU. A gradient of a parameter at home on the host is copied there as
-soon as it is made, a streamed state as soon as its update is done; the device's copy stays while that is under
-way as long as there is room. Updates on the CPU are queued within the backward or behind it (`updates`).
-O(steps).
+`transfers.place` knows copies in and activations out. Here the rest is written, in one pass with a clock
+for the lane to the host and one for the CPU. A gradient of a parameter at home on the host is copied there as
+soon as it is made, a streamed state as soon as its update is done; the device's copy stays while that is
+under way as long as there is room. Updates on the CPU are queued within the backward or behind it
+(`updates`). O(steps).
 """
 
 from collections import deque
@@ -198,7 +198,7 @@ class _Rewriter:
 
 
 def _cpu_speed(stepping: Stepping, schedule: Schedule, links: Links) -> float:
-    """How fast the CPU updates beside the backward's copies, 1 being as alone; these taken as evenly spread."""
+    """How fast the CPU updates beside the backward's copies, taken as evenly spread; 1 is as alone."""
     if links.host_nbytes_per_s is None:
         return 1.0
     values, moved, passing_s = stepping.whole.values, 0, 0.0

@@ -21,6 +21,7 @@ begin; the referee decides (`offload`).
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -216,7 +217,7 @@ def _hull(graph: Graph, terms: Terms, unit: float) -> list[tuple[float, float]]:
         if not hull or point[0] > hull[-1][0]:
             hull.append(point)
     lines = []
-    for first, second in zip(hull, hull[1:], strict=False):
+    for first, second in pairwise(hull):
         rate = _slope(first, second)
         lines.append((rate, first[1] - rate * first[0]))
     return lines
@@ -241,9 +242,9 @@ def whole_params(runs: Sequence[Run], shares: Floats) -> tuple[frozenset[int], f
     for number, run in enumerate(runs):
         owed += shares[:, number] * sum(param.charge_nbytes for param in run.params)
         for param in sorted(run.params, key=lambda param: -param.charge_nbytes):
-            fates = (RESIDENT, STREAMED, ON_HOST)
-            if param.update is None or not param.states_nbytes:
-                fates = (RESIDENT, ON_HOST)
+            fates = [RESIDENT, ON_HOST]
+            if param.update is not None and param.states_nbytes:
+                fates.append(STREAMED)
             fate = max(fates, key=lambda fate: owed[fate])
             owed[fate] -= param.charge_nbytes
             chosen[fate].append(param)

@@ -24,6 +24,7 @@ from remat_solvers.attempt import PERIODS, Attempt, attempt
 from remat_solvers.homes import Terms, share_out, whole_params
 from remat_solvers.ladder import Ladder
 from remat_solvers.protocol import Deadline, Problem, Solution, Status
+from remat_solvers.reasons import explain, statistics
 from remat_solvers.runs import Run, params_of, runs_of
 from remat_solvers.stepping import Style
 
@@ -67,8 +68,16 @@ class Offload:
         )
 
     def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
-        """Find the fastest plan of a training graph (`remat_graph.training`) that keeps both budgets."""
+        """Find the fastest plan of a training graph (`remat_graph.training`) that keeps both budgets.
+
+        The result's `time_s` is that of a whole step with its updates, the one before it still under way.
+        """
         return _Search(self, problem, deadline or Deadline()).run()
+
+    @staticmethod
+    def explain(solution: Solution) -> tuple[str, ...]:
+        """Why each class of tensor is where it is, in a few lines; nothing where nothing was found."""
+        return tuple(str(solution.stats.get("why", "")).splitlines())
 
 
 class _Search:
@@ -233,18 +242,20 @@ class _Search:
 
     def solution(self) -> Solution:
         """What a caller gets."""
-        base_s = self.problem.graph.time_s
+        base_s = self.problem.graph.time_s * self.style.micro_batches
         best = self.best
-        closest = min(self.tried.values(), key=lambda one: self.rank(one)[0])
-        stats: dict[str, Any] = {
-            "tried": len(self.tried),
-            "least_nbytes": closest.nbytes,
-            "least_host_nbytes": closest.host_nbytes,
-        }
+        stats: dict[str, Any] = {"tried": len(self.tried), "deadline": self.deadline.hit}
+        if self.tried:
+            closest = min(self.tried.values(), key=lambda one: self.rank(one)[0])
+            stats |= {"least_nbytes": closest.nbytes, "least_host_nbytes": closest.host_nbytes}
+        else:
+            held = self.held_nbytes(frozenset())
+            stats |= {"least_nbytes": held + self.ladder.floor_nbytes, "least_host_nbytes": 0}
         if best is None:
             return Solution(
                 status=Status.NOT_FOUND, schedule=None, lower_bound_s=base_s, base_s=base_s, stats=stats
             )
+        notes = explain(best, self.problem.budget_nbytes, self.ladder.floor_nbytes)
         return Solution(
             status=Status.FEASIBLE,
             schedule=best.schedule,
@@ -252,6 +263,6 @@ class _Search:
             base_s=base_s,
             time_s=best.timeline.time_s,
             peak_nbytes=best.nbytes,
-            stats=stats,
+            stats=stats | statistics(best) | {"why": "\n".join(notes)},
             on_host=best.on_host,
         )

@@ -1,4 +1,4 @@
-"""The parameters of a training step in runs of the forward, with what the choice of their homes depends on."""
+"""The parameters of a training step in runs of the forward, with what the choice of homes depends on."""
 
 from collections.abc import Sequence
 
@@ -40,7 +40,7 @@ class Param:
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """Parameters that the forward reads after each other, taken together; attributes are sums or the worst."""
+    """Parameters that the forward reads after each other, taken together: sums, and the worst of the times."""
 
     params: tuple[Param, ...]
     nbytes: int
@@ -66,7 +66,7 @@ def params_of(graph: Graph) -> list[Param]:
     made_by = graph.producer
     found = []
     for index, value in enumerate(graph.values):
-        if value.role is not Role.PARAM or value.home not in Home or not value.nbytes:
+        if value.role is not Role.PARAM or value.home is None or not value.nbytes:
             continue
         grad, kept = grads.get(index), tuple(states.get(index, ()))
         maker = None if grad is None else made_by[grad]
