@@ -93,7 +93,7 @@ OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], Optimizer]] = {
 
 def offmate(model: nn.Module, sample: Any, budget: int | str, **options: Any) -> Offmate:
     """Build one whose plan depends on nothing but its arguments."""
-    defaults = {"platform": PLATFORM, "links": LINKS, "host_budget": "20MiB", "time_limit_s": 1.0}
+    defaults = {"platform": PLATFORM, "links": LINKS, "host_budget": "20MiB", "time_limit_s": None}
     return Offmate(model, sample, budget, **(defaults | options))
 
 
@@ -120,6 +120,11 @@ class Mapped:
     def give_back(self, block: torch.Tensor) -> None:
         """They go with the last reference."""
         self.now_nbytes -= block.numel()
+
+
+def _loss(output: Any) -> Tensor:
+    loss: Tensor = output if isinstance(output, Tensor) else output.loss
+    return loss
 
 
 @attrs.define
@@ -159,8 +164,10 @@ class Run:
         for _ in range(steps):
             torch.manual_seed(self.step)
             for part in range(self.accumulation):
-                output = self.model(**self.batches(self.accumulation * self.step + part))
-                loss = (output if isinstance(output, Tensor) else output.loss) / self.accumulation
+                # What the model returns beside its loss is let go: held until the next call, it would be no
+                # part of that call's budget.
+                loss = _loss(self.model(**self.batches(self.accumulation * self.step + part)))
+                loss = loss / self.accumulation
                 loss.backward()
                 self.losses.append(loss.item())
             if not self.in_backward:

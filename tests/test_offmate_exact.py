@@ -5,9 +5,9 @@ import torch
 
 from tests.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
-# What the whole of training holds is 100 %; the smallest budgets are near the least that a plan takes.
+# What the whole of training holds is 100 %, and gradients to add to are more; the smallest budgets are near the least that a plan takes.
 CASES = [
-    ("llama", "adamw", "100%", False, 1),
+    ("llama", "adamw", "150%", False, 1),
     ("llama", "adamw", "35%", False, 4),
     ("llama", "sgd", "45%", True, 1),
     ("convolutions", "sgd", "60%", False, 4),
@@ -33,7 +33,7 @@ def test_the_bits_of_plain_training(name, kind, budget, in_backward, accumulatio
         runs.append(run.train(4))
     assert [] == differences(*runs)
     assert called.runs["planned"] == 4 * accumulation
-    assert (budget != "100%") == (called.plan.host_peak_nbytes > 0)
+    assert (budget != "150%") == (called.plan.host_peak_nbytes > 0)
 
 
 def test_clipping_while_stepping():
@@ -75,7 +75,7 @@ class Masters:
                 narrow.copy_(wide)
 
 
-@pytest.mark.parametrize(("budget", "in_backward"), [("100%", False), ("45%", True)])
+@pytest.mark.parametrize(("budget", "in_backward"), [("150%", False), ("45%", True)])
 def test_master_weights(budget, in_backward):
     """Parameters in 16 bits stepped in 32: masters, moments, what is rounded from them; saved and loaded."""
     make, batches = MODELS["llama"]

@@ -212,10 +212,11 @@ def _hull(graph: Graph, terms: Terms, unit: float) -> list[tuple[float, float]]:
     points = sorted((rung.nbytes / unit, rung.time_s - graph.time_s) for rung in terms.curve)
     hull: list[tuple[float, float]] = []
     for point in points:
+        if hull and point[0] == hull[-1][0]:
+            continue  # of two orders with one peak the faster came first
         while len(hull) >= 2 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
             hull.pop()
-        if not hull or point[0] > hull[-1][0]:
-            hull.append(point)
+        hull.append(point)
     lines = []
     for first, second in pairwise(hull):
         rate = _slope(first, second)

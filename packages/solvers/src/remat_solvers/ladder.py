@@ -75,8 +75,9 @@ class Ladder:
         return min(fitting, key=lambda rung: rung.time_s)
 
     def curve(self) -> list[Rung]:
-        """The orders of all levels, the smallest first."""
-        return [self.at(level) for level in reversed(self.levels) if not self.deadline.reached()][::-1]
+        """The orders of all levels, the smallest first; of both ends alone where the deadline is reached."""
+        found = [self.at(level) for level in reversed(self.levels) if not self.deadline.reached()]
+        return found[::-1] if len(found) > 1 else [self.least, self.top]
 
     def _find(self, budget_nbytes: int) -> Rung:
         above = [pair for pair in self.evicted if pair[0] > budget_nbytes]

@@ -98,9 +98,20 @@ class _Search:
         else:
             if self.may_fit(frozenset()):
                 self.explore(frozenset(), None, STEPS)
-            if self.problem.links is not None and self.params:
+            if self.problem.links is not None and self.params and not self.at_ease():
                 self.move()
+                if self.best is None:  # so that it can be said what would do
+                    self.attempt(self.everything(), 0)
         return self.solution()
+
+    def at_ease(self) -> bool:
+        """Whether a plan without homes on the host costs nothing: then nothing need move."""
+        found = self.best
+        return found is not None and found.timeline.recomputed_s <= WORTH * self.problem.graph.time_s
+
+    def everything(self) -> frozenset[int]:
+        """All that can be at home on the host."""
+        return frozenset(v for param in self.params for v in (param.index, *param.states))
 
     def over(self) -> bool:
         """Whether the search must end; never before the first attempt."""

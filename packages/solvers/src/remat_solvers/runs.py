@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from remat_graph import Graph, Home, Role, Update
+from remat_graph import Graph, Role, Update
 from remat_solvers.stepping import first_reads
 
 
