@@ -4,7 +4,8 @@
 one: a forward, its backward op by op in reverse, gradients summed where a value was read twice.
 `random_order` walks it with random forgetting, so that values are computed again, and again from further
 back. `random_moves` sends values to the host and back in between. `random_chain` is what methods for chains
-assume, `random_links` are bandwidths at which moving is worth a thought, and `streamed` lets weights live on
+assume, `random_training` a step with weights, optimizer states and updates; `random_links` are bandwidths at
+which moving is worth a thought, and `streamed` lets weights live on
 the host. `graphs()` and `schedules()` wrap the first two for hypothesis, which is only imported there.
 
 Times are multiples of 1/8 s and sums of them exact, so that tests may compare times with ``==``.
@@ -13,13 +14,14 @@ Times are multiples of 1/8 s and sums of them exact, so that tests may compare t
 import math
 import random
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Value
 from remat_graph.lanes import Links
 from remat_graph.schedule import Compute, Free, FreeHost, Lane, Schedule, Start, Step, Transfer, Wait
+from remat_graph.training import Optimized, training_graph
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -111,6 +113,59 @@ def random_chain(seed: int, stages: int = 6) -> Graph:
         grad = [value("grad", values[before[0]].nbytes if before else 0)]
         op(reads, grad, eighths[stage] * rng.randint(1, 3), backward=True)
     return Graph(name=f"chain-{seed}-{stages}", values=values, ops=ops)
+
+
+def random_training(seed: int, layers: int = 5) -> Graph:
+    """A step of training unlike layers: each has a weight, a gradient, an update and up to two states.
+
+    A layer's forward reads its weight and what the layer before it made; its backward reads both again. Some
+    weights are frozen, and some are read by two layers.
+
+    Args:
+        seed: what to draw from.
+        layers: length of the forward.
+    """
+    rng = random.Random(seed)
+    values: list[Value] = []
+    ops: list[Op] = []
+
+    def value(word: str, nbytes: int, **more: Any) -> int:
+        values.append(Value(name=f"{word}{len(values)}", nbytes=nbytes, **more))
+        return len(values) - 1
+
+    def op(inputs: Iterable[int], outputs: Iterable[int], eighths: int, *, backward: bool) -> None:
+        way = Implementation(inputs=inputs, outputs=outputs, time_s=eighths / 8)
+        ops.append(Op(name=f"op{len(ops)}", target="layer", backward=backward, implementations=[way]))
+
+    weights = [value("w", 64 * rng.randint(1, 8), role=Role.PARAM, external=True) for _ in range(layers)]
+    used = [weights[i - 1] if i and rng.random() < 0.15 else w for i, w in enumerate(weights)]
+    frozen = {w for w in weights if rng.random() < 0.2}
+    made = [value("y", 64 * rng.randint(1, 8)) for _ in range(layers)]
+    eighths = [rng.randint(2, 32) for _ in range(layers)]
+    for i in range(layers):
+        op((used[i], *made[i - 1 : i]), (made[i],), eighths[i], backward=False)
+    parts: dict[int, list[int]] = {}
+    above: list[int] = []
+    for i in reversed(range(layers)):
+        w, outputs = used[i], [value("dy", values[made[i - 1]].nbytes if i else 0)]
+        if w not in frozen:
+            last = w not in used[:i]
+            role = Role.GRAD if last and w not in parts else Role.ACTIVATION
+            parts.setdefault(w, []).append(
+                value("dw", values[w].nbytes, role=role, of=w if role is Role.GRAD else None)
+            )
+            outputs.append(parts[w][-1])
+        op((w, made[i], *made[i - 1 : i], *above), outputs, 2 * eighths[i], backward=True)
+        above = outputs[:1]
+        if w in parts and len(parts[w]) > 1:
+            op(parts[w], (value("dw", values[w].nbytes, role=Role.GRAD, of=w),), 1, backward=True)
+    graph = Graph(name=f"training-{seed}-{layers}", values=values, ops=ops)
+    optimized = []
+    for w in sorted(set(used) - frozen):
+        states = tuple((f"m{k}", 2 * values[w].nbytes) for k in range(rng.randint(0, 2)))
+        work = values[w].nbytes / 64 / 8
+        optimized.append(Optimized(param=w, states=states, device_time_s=work / 4, cpu_time_s=2 * work))
+    return training_graph(graph, optimized)
 
 
 def random_links(graph: Graph, seed: int) -> Links:

@@ -37,6 +37,7 @@ Floats = NDArray[np.float64]
 
 RESIDENT, STREAMED, ON_HOST = range(3)
 PRICE = 0.002  # of moving everything, in base times: below what is measured, above rounding
+WAITING = 0.5  # of the gradients on the host, which wait for the CPU within the backward
 
 
 @attrs.frozen(kw_only=True)
@@ -89,139 +90,171 @@ def share_out(graph: Graph, runs: Sequence[Run], terms: Terms, moved: float | No
     Returns:
         the shares, or None if no shares keep the budgets.
     """
-    import cvxpy as cp
+    return _Program(graph, runs, terms).solve(moved)
 
-    style, links = terms.style, terms.links
-    weights, grads, states = (
-        np.array([getattr(run, name) for run in runs], float)
-        for name in ("nbytes", "grad_nbytes", "states_nbytes")
-    )
-    cpu_s, device_s, read_s, made_s = (
-        np.array([getattr(run, name) for run in runs]) for name in ("cpu_s", "device_s", "read_s", "made_s")
-    )
-    forward_s = sum(op.first.time_s for op in graph.ops if not op.backward)
-    backward_s = graph.time_s - forward_s
-    out_rate = links.to_host_duplex_nbytes_per_s or links.to_host_nbytes_per_s
-    in_rate = links.to_device_duplex_nbytes_per_s or links.to_device_nbytes_per_s
-    unit = max(
-        1.0, float(terms.device_nbytes)
-    )  # bytes are counted in budgets: the solver likes numbers near 1
 
-    share = cp.Variable((3, len(runs)), nonneg=True)
-    resident, streamed, on_host = (share[kind] for kind in range(3))
-    held, moved_nbytes = cp.Variable(nonneg=True), cp.Variable(nonneg=True)  # activations, in units
-    again_s, ahead_s, behind_s, call_s = (cp.Variable(nonneg=True) for _ in range(4))
+class _Program:
+    """The program. Bytes are counted in device budgets: a solver likes numbers near 1."""
 
-    def up_to(amounts: Floats, kind: Any) -> Any:
+    def __init__(self, graph: Graph, runs: Sequence[Run], terms: Terms) -> None:
+        import cvxpy as cp
+
+        self.cp, self.graph, self.terms, self.style = cp, graph, terms, terms.style
+        self.unit = max(1.0, float(terms.device_nbytes))
+        self.weights, self.grads, self.states = (
+            np.array([getattr(run, name) for run in runs]) / self.unit
+            for name in ("nbytes", "grad_nbytes", "states_nbytes")
+        )
+        self.cpu_s, self.device_s, self.read_s, self.made_s = (
+            np.array([getattr(run, name) for run in runs])
+            for name in ("cpu_s", "device_s", "read_s", "made_s")
+        )
+        self.forward_s = sum(op.first.time_s for op in graph.ops if not op.backward)
+        self.backward_s = graph.time_s - self.forward_s
+        self.read = self.read_s / (self.forward_s or 1.0)  # how much of the forward comes before a run
+        self.made = self.made_s / (
+            self.backward_s or 1.0
+        )  # and of the backward, until its gradients are made
+        self.share = cp.Variable((3, len(runs)), nonneg=True)
+        self.resident, self.streamed, self.on_host = (self.share[fate] for fate in range(3))
+        # Activations at the boundary, on the device and moved; recomputation; stalls in the forward, in the
+        # backward, and where the optimizer steps.
+        self.held, self.moved = cp.Variable(nonneg=True), cp.Variable(nonneg=True)
+        self.again_s, self.ahead_s, self.behind_s, self.call_s = (cp.Variable(nonneg=True) for _ in range(4))
+        self.half_s = self.again_s + self.backward_s
+
+    def solve(self, moved: float | None) -> Shares | None:
+        """See `share_out`."""
+        cp = self.cp
+        limits = [cp.sum(self.share, axis=0) == 1, *self.memory(), *self.copies()]
+        limits += self.updates_within() if self.style.in_backward else self.updates_behind()
+        if not self.terms.streams:
+            limits.append(self.streamed == 0)
+        charge = self.weights + self.states
+        whole = charge.sum() or 1.0
+        if moved is not None:
+            limits.append((charge @ self.on_host + self.states @ self.streamed) / whole == moved)
+        # What is needed last and updated first is the best to be far away.
+        dearer = np.linspace(3.0, 1.0, len(charge)) * PRICE / whole
+        price = (charge * dearer) @ self.on_host + (self.states * dearer) @ self.streamed
+        passes_s = self.forward_s + self.half_s + self.ahead_s + self.behind_s
+        step_s = self.style.micro_batches * passes_s + self.call_s
+        step_s += self.device_s @ (self.resident + self.streamed)
+        base_s = self.graph.time_s or 1.0
+        program = cp.Problem(cp.Minimize(step_s / base_s + price), limits)
+        program.solve(solver=cp.HIGHS)
+        if program.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
+            return None
+        return Shares(
+            shares=np.clip(self.share.value, 0.0, 1.0),
+            activation_nbytes=int((self.held.value + self.moved.value) * self.unit),
+            time_s=float(step_s.value),
+        )
+
+    def up_to(self, amounts: Floats, fate: Any) -> Any:
         """Sums over each prefix of the forward."""
-        return cp.cumsum(cp.multiply(amounts, kind))
+        return self.cp.cumsum(self.cp.multiply(amounts, fate))
 
-    def onward(amounts: Floats, kind: Any) -> Any:
-        """Sums over each prefix of the backward, by the forward's numbers."""
-        return cp.sum(cp.multiply(amounts, kind)) - up_to(amounts, kind) + cp.multiply(amounts, kind)
+    def onward(self, amounts: Floats, fate: Any) -> Any:
+        """Sums over each prefix of the backward, in the forward's order."""
+        terms = self.cp.multiply(amounts, fate)
+        return self.cp.sum(terms) - self.cp.cumsum(terms) + terms
 
-    there = weights + (grads if style.adds else 0.0)
-    boundary = (weights + states + (grads if style.adds else 0.0)) @ resident + there @ streamed
-    limits = [
-        cp.sum(share, axis=0) == 1,
-        boundary / unit + held <= 1,
-        held >= terms.floor_nbytes / unit,
-        held + moved_nbytes <= terms.curve[-1].nbytes / unit,
-        held + moved_nbytes >= terms.curve[0].nbytes / unit,
-        again_s >= 0,
-    ]
-    limits += [
-        again_s >= rate * (held + moved_nbytes) + at_zero for rate, at_zero in _hull(graph, terms, unit)
-    ]
-    # States that pass through: a run's worth on its way in, and one on its way out.
-    passing = cp.multiply(2 * states / unit, streamed)
-    if not style.in_backward:
-        outputs = sum(graph.allocated_nbytes(v) for v in graph.outputs)
-        end = (weights + states + grads) @ resident + (weights + grads) @ streamed + outputs
-        limits.append(end / unit + passing <= 1)
-    if not terms.streams:
-        limits.append(streamed == 0)
-    waiting = 0.5 if style.in_backward else 1.0
-    kept = grads * ((1.0 if style.adds else 0.0) + (waiting if style.in_backward or not style.adds else 0.0))
-    if terms.host_nbytes is not None:
-        on_host_nbytes = states @ streamed + (weights + states + kept) @ on_host
-        limits.append(on_host_nbytes / unit + moved_nbytes <= terms.host_nbytes / unit)
-    charge = weights + states
-    if moved is not None:
-        limits.append((charge @ on_host + states @ streamed) / charge.sum() == moved)
-
-    # The links: weights come in for either half of a pass, activations leave and return, gradients leave.
-    half_s = again_s + backward_s
-    stretched = made_s / max(backward_s, 1e-12)  # where in the backward, however long it takes
-    left_s = cp.multiply(1.0 - stretched, half_s)  # from a gradient's birth to the end
-    limits += [
-        up_to(weights / in_rate, on_host) <= read_s + ahead_s,
-        moved_nbytes * unit / out_rate <= forward_s + ahead_s,
-        cp.sum(cp.multiply(weights / in_rate, on_host)) + moved_nbytes * unit / in_rate <= half_s + behind_s,
-        up_to(grads / out_rate, on_host) <= left_s + behind_s,
-    ]
-    updated_s = 0.0
-    copied = 0.0 if links.host_nbytes_per_s is None else 1.0 / links.host_nbytes_per_s
-    cpu = cpu_s + (3 * grads * copied if style.adds else 0.0)
-    remaining = read_s / max(forward_s, 1e-12)  # of the activations, when the backward gets to a run
-    in_flight = [boundary / unit + held * remaining + passing <= 1]
-    if style.in_backward:
-        slack = behind_s + call_s
-        limits += [
-            cp.sum(cp.multiply(weights / in_rate, on_host))
-            + cp.sum(cp.multiply(states / in_rate, streamed))
-            + moved_nbytes * unit / in_rate
-            <= half_s + slack,
-            onward(states / in_rate, streamed) <= cp.multiply(stretched, half_s) + slack,
-            up_to(grads / out_rate, on_host) + up_to(states / out_rate, streamed) <= left_s + slack,
-            up_to(cpu + (2 * weights + grads) * copied, on_host)
-            + up_to(2 * states * copied, streamed)
-            + moved_nbytes * unit * copied * (1.0 - stretched + read_s / max(forward_s, 1e-12))
-            <= left_s + read_s + ahead_s + slack,
-            *in_flight,
+    def memory(self) -> list[Any]:
+        """Both budgets, and the recomputation that activations cost which are neither held nor moved."""
+        style, terms, unit = self.style, self.terms, self.unit
+        weights, grads, states = self.weights, self.grads, self.states
+        there = grads if style.adds else 0.0 * grads
+        boundary = (weights + states + there) @ self.resident + (weights + there) @ self.streamed
+        asked = self.held + self.moved
+        limits = [
+            boundary + self.held <= 1,
+            self.held >= terms.floor_nbytes / unit,
+            asked <= terms.curve[-1].nbytes / unit,
+            asked >= terms.curve[0].nbytes / unit,
         ]
-    else:
-        updated_s = call_s
-        limits += [
-            cp.sum(cp.multiply(states / min(in_rate, out_rate), streamed)) <= call_s,
-            up_to(cpu_s + weights * copied, on_host)
-            + cp.sum(cp.multiply(2 * states * copied, streamed))
-            + moved_nbytes * unit * copied * read_s / max(forward_s, 1e-12)
-            <= call_s + read_s + ahead_s,
+        limits += [self.again_s >= rate * asked + at_zero for rate, at_zero in self.recomputation()]
+        # States that pass through: a run's worth on its way in, and one on its way out.
+        passing = self.cp.multiply(2 * states, self.streamed)
+        if style.in_backward:
+            limits.append(boundary + self.cp.multiply(self.read, self.held) + passing <= 1)
+        else:
+            outputs = sum(self.graph.allocated_nbytes(v) for v in self.graph.outputs) / unit
+            end = (weights + states + grads) @ self.resident + (weights + grads) @ self.streamed
+            limits.append(end + outputs + passing <= 1)
+        if terms.host_nbytes is not None:
+            made = WAITING * grads if style.in_backward else 0.0 * grads if style.adds else grads
+            on_host = states @ self.streamed + (weights + states + there + made) @ self.on_host
+            limits.append(on_host + self.moved <= terms.host_nbytes / unit)
+        return limits
+
+    def copies(self) -> list[Any]:
+        """In each pass: weights come in for either half, activations leave and return, gradients leave."""
+        into, out = self.rates()
+        weights = self.cp.sum(self.cp.multiply(self.weights / into, self.on_host))
+        self.left_s = self.cp.multiply(1.0 - self.made, self.half_s)  # from a gradient's birth to the end
+        return [
+            self.up_to(self.weights / into, self.on_host) <= self.read_s + self.ahead_s,
+            self.moved / out <= self.forward_s + self.ahead_s,
+            weights + self.moved / into <= self.half_s + self.behind_s,
+            self.up_to(self.grads / out, self.on_host) <= self.left_s + self.behind_s,
         ]
-    if style.in_backward:
-        updated_s = call_s
-    # What is needed last and updated first is the best to be far away.
-    dearer = np.linspace(3.0, 1.0, len(runs)) * PRICE * graph.time_s / max(1.0, charge.sum())
-    price = (charge * dearer) @ on_host + (states * dearer) @ streamed
-    passes = style.micro_batches * (forward_s + half_s + ahead_s + behind_s)
-    step_s = passes + updated_s + device_s @ (resident + streamed)
-    program = cp.Problem(cp.Minimize((step_s + price) / graph.time_s), limits)
-    program.solve(solver=cp.HIGHS)
-    if program.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
-        return None
-    return Shares(
-        shares=np.clip(share.value, 0.0, 1.0),
-        activation_nbytes=int((held.value + moved_nbytes.value) * unit),
-        time_s=float(step_s.value),
-    )
 
+    def updates_within(self) -> list[Any]:
+        """Updates in the backward, streamed states beside the copies; the CPU goes on in the next forward."""
+        into, out = self.rates()
+        passing = self.per_host_byte()
+        adding = 3 * self.grads * passing if self.style.adds else 0.0
+        slack = self.behind_s + self.call_s
+        states = self.cp.sum(self.cp.multiply(self.states / into, self.streamed))
+        weights = self.cp.sum(self.cp.multiply(self.weights / into, self.on_host))
+        beside = self.moved * passing * (1.0 - self.made + self.read)
+        return [
+            weights + states + self.moved / into <= self.half_s + slack,
+            self.onward(self.states / into, self.streamed)
+            <= self.cp.multiply(self.made, self.half_s) + slack,
+            self.up_to(self.grads / out, self.on_host) + self.up_to(self.states / out, self.streamed)
+            <= self.left_s + slack,
+            self.up_to(self.cpu_s + adding + (2 * self.weights + self.grads) * passing, self.on_host)
+            + self.up_to(2 * self.states * passing, self.streamed)
+            + beside
+            <= self.left_s + self.read_s + self.ahead_s + slack,
+        ]
 
-def _hull(graph: Graph, terms: Terms, unit: float) -> list[tuple[float, float]]:
-    """Lines below the seconds of recomputation over activation bytes: (per unit, at zero)."""
-    points = sorted((rung.nbytes / unit, rung.time_s - graph.time_s) for rung in terms.curve)
-    hull: list[tuple[float, float]] = []
-    for point in points:
-        if hull and point[0] == hull[-1][0]:
-            continue  # of two orders with one peak the faster came first
-        while len(hull) >= 2 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    lines = []
-    for first, second in pairwise(hull):
-        rate = _slope(first, second)
-        lines.append((rate, first[1] - rate * first[0]))
-    return lines
+    def updates_behind(self) -> list[Any]:
+        """Updates behind the backward: streamed states are waited for, the CPU goes on in the forward."""
+        passing = self.per_host_byte()
+        states = self.cp.sum(self.cp.multiply(self.states, self.streamed))
+        beside = self.moved * passing * self.read
+        return [
+            states / min(self.rates()) <= self.call_s,
+            self.up_to(self.cpu_s + self.weights * passing, self.on_host) + 2 * states * passing + beside
+            <= self.call_s + self.read_s + self.ahead_s,
+        ]
+
+    def rates(self) -> tuple[float, float]:
+        """To the device and to the host, in units a second, both directions busy."""
+        links = self.terms.links
+        into = links.to_device_duplex_nbytes_per_s or links.to_device_nbytes_per_s
+        out = links.to_host_duplex_nbytes_per_s or links.to_host_nbytes_per_s
+        return into / self.unit, out / self.unit
+
+    def per_host_byte(self) -> float:
+        """Seconds that the CPU's updates lose for each unit that is copied beside them."""
+        rate = self.terms.links.host_nbytes_per_s
+        return 0.0 if rate is None else self.unit / rate
+
+    def recomputation(self) -> list[tuple[float, float]]:
+        """Seconds of recomputation over activations, from below: lines, (per unit, at zero)."""
+        hull: list[tuple[float, float]] = []
+        for rung in sorted(self.terms.curve, key=lambda rung: (rung.nbytes, rung.time_s)):
+            point = rung.nbytes / self.unit, rung.time_s - self.graph.time_s
+            if hull and point[0] <= hull[-1][0]:
+                continue
+            while len(hull) >= 2 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
+                hull.pop()
+            hull.append(point)
+        return [(_slope(one, other), one[1] - _slope(one, other) * one[0]) for one, other in pairwise(hull)]
 
 
 def _slope(first: tuple[float, float], second: tuple[float, float]) -> float:

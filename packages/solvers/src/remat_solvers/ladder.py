@@ -112,7 +112,12 @@ class Ladder:
 
 
 def _lent(graph: Graph, *, keep_gradients: bool) -> Graph:
-    """The same step with parameters and states lent, as solvers know it that move nothing."""
+    """The same step with parameters and states lent, as solvers know it that move nothing.
+
+    What makes a gradient runs once: the first copy of it may have left by the time of a second.
+    """
+    makers = {op for grad in graph.gradients if (op := graph.producer[grad]) is not None}
+    ops = [attrs.evolve(op, rerun=None) if i in makers else op for i, op in enumerate(graph.ops)]
     values = [v if v.home is None else attrs.evolve(v, home=None, external=True) for v in graph.values]
     if not keep_gradients:
         owners = {i for i, v in enumerate(graph.values) if v.home is not None}
@@ -120,4 +125,4 @@ def _lent(graph: Graph, *, keep_gradients: bool) -> Graph:
             attrs.evolve(v, role=Role.ACTIVATION, of=None) if v.role is Role.GRAD and v.of in owners else v
             for v in values
         ]
-    return attrs.evolve(graph, values=tuple(values), updates=())
+    return attrs.evolve(graph, values=tuple(values), ops=tuple(ops), updates=())

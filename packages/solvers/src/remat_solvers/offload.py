@@ -33,7 +33,7 @@ __all__ = ["PERIODS", "Offload"]
 RUNS = 32  # of parameters, for the program
 REPAIRS = 5  # programs with lowered budgets
 WORTH = 0.02  # of a step's time, for which parameters and states leave a device that has room for them all
-WORTH_STREAMS = 0.97  # of the time without: streaming predicted to be slower than that is not tried
+STREAMS_IN_BACKWARD = 0.97  # of the time without, that streaming beside the backward must promise to be tried
 MARGIN = 0.002  # of a budget, by which a repair asks for more than was missing
 GRID = 40  # shares on the host that the search tells apart
 STEPS = (8, 16, 48)  # parts of the range of orders by which the search goes on
@@ -135,7 +135,8 @@ class _Search:
         plain = attrs.evolve(terms, streams=False)
         without = share_out(self.problem.graph, runs, plain)
         streamed = share_out(self.problem.graph, runs, terms)
-        if streamed is not None and without is not None and streamed.time_s < WORTH_STREAMS * without.time_s:
+        enough = STREAMS_IN_BACKWARD if self.style.in_backward else 1.0
+        if streamed is not None and without is not None and streamed.time_s < enough * without.time_s:
             self.repair(runs, terms)
         if without is not None or streamed is None:
             terms = plain

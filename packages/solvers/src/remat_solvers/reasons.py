@@ -125,9 +125,9 @@ def _why_classes(there: Places) -> Sequence[str]:
     stay = there.params - there.away - there.streamed
     if there.away:
         lines.append(
-            f"{there.away} of {there.params} parameters are at home on the host with gradients and states and "
-            f"are updated by the CPU: those first of all that the forward needs last, whose updates have the "
-            f"most time"
+            f"{there.away} of {there.params} parameters are at home on the host with gradients and states, "
+            f"and the CPU updates them: those first of all that the forward needs last, whose updates have "
+            f"the most time"
         )
     if there.streamed:
         lines.append(

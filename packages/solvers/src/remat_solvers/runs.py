@@ -40,7 +40,7 @@ class Param:
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """Parameters that the forward reads after each other, taken together: sums, and the worst of the times."""
+    """Parameters that the forward reads after each other, taken together: sums, and the worst times."""
 
     params: tuple[Param, ...]
     nbytes: int
