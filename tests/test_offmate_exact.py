@@ -5,7 +5,8 @@ import torch
 
 from tests.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
-# What the whole of training holds is 100 %, and gradients to add to are more; the smallest budgets are near the least that a plan takes.
+# What the whole of training holds is 100 %, and what gradients to add to take beside it is more; the smallest
+# budgets are near the least that a plan takes.
 CASES = [
     ("llama", "adamw", "150%", False, 1),
     ("llama", "adamw", "35%", False, 4),

@@ -31,7 +31,9 @@ class Telling(TorchDispatchMode):
             ]
             touched = _tensors([*arguments, *tree_leaves(out)])
             self.recorder.reads(_tensors(arguments), name=str(func))
-            self.recorder.writes(_tensors([*written, *tree_leaves(out)]), name=str(func))
+            known = {tensor.untyped_storage().data_ptr() for tensor in _tensors(arguments)}
+            made = [t for t in _tensors([out]) if t.untyped_storage().data_ptr() not in known]
+            self.recorder.writes(_tensors([*written, *made]), name=str(func))
             if any(tensor.untyped_storage().data_ptr() in self.host for tensor in touched):
                 self.recorder.computed()  # clipping and accumulating on the host are no device's work
         return out
