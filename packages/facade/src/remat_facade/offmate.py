@@ -283,6 +283,7 @@ class _Planner:
             links=self.links,
             periods=PERIODS,
         )
+        plan = attrs.evolve(plan, notes=solver.explain(solution))
         if self.training.in_backward:
             return plan
         # Gradients that are there already take as much again on the host while new ones arrive.
