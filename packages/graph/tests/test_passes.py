@@ -1,0 +1,163 @@
+"""Several forwards and backwards to one step of the optimizer, gradients added up where they are."""
+
+import pytest
+
+from remat_graph import (
+    Compute,
+    Deliver,
+    Free,
+    FreeHost,
+    Graph,
+    Home,
+    Implementation,
+    InvalidSchedule,
+    Lane,
+    Links,
+    Op,
+    OptimizerStep,
+    Role,
+    Schedule,
+    Start,
+    Transfer,
+    Update,
+    Value,
+    Wait,
+    simulate,
+)
+from remat_graph.simulate import Grads
+from remat_graph.training import accumulating, at_home
+
+LINKS = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20, host_nbytes_per_s=40)
+W, G, M, M_BACK = (
+    Transfer(0, Lane.TO_DEVICE),
+    Transfer(3, Lane.TO_HOST),
+    Transfer(1, Lane.TO_DEVICE),
+    Transfer(1, Lane.TO_HOST),
+)
+ON_CPU, ON_DEVICE = OptimizerStep(0, Lane.CPU_OPTIMIZER), OptimizerStep(0, Lane.COMPUTE)
+
+
+def graph(*on_host: int) -> Graph:
+    """Forward reads a parameter of 40 bytes, backward makes its gradient; a state of 80, a second each."""
+    values = [
+        Value(name="w", nbytes=40, role=Role.PARAM, home=Home.DEVICE),
+        Value(name="m", nbytes=80, role=Role.OPTIMIZER_STATE, home=Home.DEVICE, of=0),
+        Value(name="y", nbytes=10, role=Role.OUTPUT),
+        Value(name="g", nbytes=40, role=Role.GRAD, of=0),
+    ]
+    ways = [((0,), (2,), False), ((0,), (3,), True)]
+    ops = [
+        Op(
+            name=f"f{i}",
+            target="f",
+            backward=b,
+            implementations=[Implementation(inputs=r, outputs=m, time_s=1)],
+        )
+        for i, (r, m, b) in enumerate(ways)
+    ]
+    update = Update(param=0, grad=3, states=(1,), device_time_s=2, cpu_time_s=3)
+    return at_home(Graph(name="passes", values=values, ops=ops, updates=(update,)), on_host)
+
+
+def test_the_optimizer_steps_once() -> None:
+    """Three passes of two seconds, and one update of two."""
+    schedule = Schedule([Compute(0), Compute(1), ON_DEVICE, Free(3)], 1)
+    for passes in (1, 3):
+        timeline = simulate(graph(), schedule, passes=passes)
+        assert 2.0 * passes + 2.0 == timeline.time_s
+    assert 2 * 8.0 == 2 * simulate(graph(), schedule, passes=3, periods=2).time_s
+
+
+def test_its_own_call_comes_once() -> None:
+    """What follows the end of the schedule is left out of all passes but the last."""
+    schedule = Schedule([Compute(0), Compute(1), Deliver(3), ON_DEVICE], 1, 3)
+    timeline = simulate(accumulating(graph()), schedule, grads=Grads.ACCUMULATE, passes=4)
+    assert 4 * 2.0 + 2.0 == timeline.time_s
+    assert 40 + 80 + 40 + 10 + 40 == timeline.peak_nbytes
+
+
+def test_streamed_states_stay_at_home_until_then() -> None:
+    """They pass through the device in the last pass alone."""
+    steps = [
+        Compute(0),
+        Compute(1),
+        Start(M),
+        Wait(M),
+        ON_DEVICE,
+        Free(3),
+        Start(M_BACK),
+        Wait(M_BACK),
+        Free(1),
+    ]
+    timeline = simulate(graph(1), Schedule(steps, 1), links=LINKS, passes=3)
+    assert {Lane.TO_DEVICE: 4.0, Lane.TO_HOST: 8.0} == {
+        lane: timeline.lane_s[lane] for lane in (Lane.TO_DEVICE, Lane.TO_HOST)
+    }
+    assert 3 * 2.0 + 4.0 + 2.0 + 8.0 == timeline.time_s
+
+
+def test_adding_on_the_host_takes_the_cpu() -> None:
+    """Two gradients are read and one is written; the first pass finds none to add to."""
+    steps = [
+        Start(W),
+        Wait(W),
+        Compute(0),
+        Compute(1),
+        Free(0),
+        Start(G),
+        Wait(G),
+        Free(3),
+        ON_CPU,
+        FreeHost(3),
+    ]
+    schedule, whole = Schedule(steps, 3), accumulating(graph(0, 1))
+    for passes, added in ((1, 1), (2, 1), (4, 3)):
+        timeline = simulate(whole, schedule, grads=Grads.ACCUMULATE, links=LINKS, passes=passes)
+        assert 3.0 + added * 3 * 40 / 40 == timeline.lane_s[Lane.CPU_OPTIMIZER]
+    assert 3.0 == simulate(graph(0, 1), schedule, links=LINKS).lane_s[Lane.CPU_OPTIMIZER]
+    free = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20)
+    assert 3.0 == simulate(whole, schedule, grads=Grads.ACCUMULATE, links=free).lane_s[Lane.CPU_OPTIMIZER]
+
+
+def test_gradients_that_the_cpu_has_yet_to_read() -> None:
+    """They lie on the host while the next forward begins, beside what that one sends there."""
+    values = list(graph(0, 1).values)
+    steps = [Start(W), Wait(W), Compute(0), Compute(1), Free(0), Start(G), Wait(G), Free(3), ON_CPU]
+    assert 120 + 40 == simulate(graph(0, 1), Schedule(steps, 3), links=LINKS, periods=2).host_peak_nbytes
+    values.append(Value(name="a", nbytes=30))
+    ops = list(graph().ops)
+    ops[0] = Op(
+        name="f0", target="f", implementations=[Implementation(inputs=(0,), outputs=(2, 4), time_s=1)]
+    )
+    held = Graph(name="held", values=values, ops=ops, updates=graph().updates)
+    away, back = Transfer(4, Lane.TO_HOST), Transfer(4, Lane.TO_DEVICE)
+    there = [Start(away), Wait(away), Free(4), Start(back), Wait(back), FreeHost(4), Free(4)]
+    schedule = Schedule([*steps[:3], *there, *steps[3:]], 10)
+    assert 120 + 40 == simulate(held, schedule, links=LINKS).host_peak_nbytes
+    assert 120 + 40 + 30 == simulate(held, schedule, links=LINKS, periods=2).host_peak_nbytes
+
+
+def test_what_computing_waits_for() -> None:
+    """Seconds by lane: the fetch of the weight, two; the gradient's copy, four."""
+    steps = [
+        Start(W),
+        Wait(W),
+        Compute(0),
+        Compute(1),
+        Free(0),
+        Start(G),
+        Wait(G),
+        Free(3),
+        ON_CPU,
+        FreeHost(3),
+    ]
+    waited_s = simulate(graph(0, 1), Schedule(steps, 3), links=LINKS).waited_s
+    assert 2.0 == waited_s[Lane.TO_DEVICE]
+    assert 4.0 == waited_s[Lane.TO_HOST]
+    assert 3.0 == waited_s[Lane.CPU_OPTIMIZER]
+
+
+def test_a_pass_without_its_gradient_is_refused() -> None:
+    """In each pass, not in the last one alone."""
+    with pytest.raises(InvalidSchedule, match="never delivered"):
+        simulate(graph(), Schedule([Compute(0), Compute(1)], 1), passes=2)
