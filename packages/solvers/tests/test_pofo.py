@@ -6,10 +6,11 @@ import attrs
 import numpy as np
 import pytest
 from packages.solvers.tests import lane_oracle, plan_oracle
+from packages.solvers.tests.test_robust import GRAPHS
 
 from remat_graph import Graph, Links, Start, simulate
 from remat_graph.partition import at_articulations
-from remat_graph.testing import random_chain, random_links
+from remat_graph.testing import random_chain, random_graph, random_links, streamed
 from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Solution, Status
 from remat_solvers.families import chain, mobile, unet
@@ -129,6 +130,28 @@ def test_any_graph_is_as_good_as_rotor_or_better(graph: Graph) -> None:
             assert found.time_s <= plain.time_s
         if found.feasible:
             check(given, found)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_odd_costs(name: str) -> None:
+    """Zeros, huge sizes, one op, no backward, random graphs with everything the memory rule knows."""
+    graph = GRAPHS[name]()
+    peak = noremat_peak_nbytes(graph)
+    rate = 1.0 + peak / max(graph.time_s, 1e-12)
+    for budget in {0, peak // 2, int(0.8 * peak)}:
+        given = Problem(graph, budget, both(rate, rate))
+        solution = Pofo().solve(given)
+        if solution.feasible:
+            check(given, solution)
+
+
+def test_weights_on_the_host_are_streamed_in() -> None:
+    """Nothing else could run them, and they are no activations of the plan."""
+    for seed in range(4):
+        graph = streamed(random_graph(seed, 12), seed)
+        given = Problem(graph, 2 * noremat_peak_nbytes(random_graph(seed, 12)) + 2000, both(500.0, 500.0))
+        solution = Pofo().solve(given)
+        check(given, solution)
 
 
 def test_moving_beats_making_again_alone() -> None:

@@ -9,9 +9,11 @@ the referee's time on all lanes decides between them and rotor's plan.
 
 Exact are the budgets, the repeats and the time of each plan. The choice is not: the table rounds its labels
 and sees the two lanes as queues, so the best plan may be missing among those that are placed, and a placement
-may not be the best one. Schedules that keep a stage in part may be faster than any of this form. Without
-links the answer is rotor's. O(stages^3 * slots) for rotor's table, O(stages^2 * labels) numpy rows for the
-other.
+may not be the best one. Beside brute force over rotor's orders with any copies at any time, 352 of 357
+answers on random chains of 3 to 5 stages are optimal and the others 1 to 3.3 % of the time above; on 8 to 30
+stages more labels and plans save up to 1 % of it. Schedules that keep a stage in part may be faster than any
+of this form. Without links the answer is rotor's. O(stages^3 * slots) for rotor's table, O(stages^2 * labels)
+numpy rows for the other; about 1 s for 10 stages, 6 s for 50 and 40 s for 100 on one core.
 """
 
 from typing import ClassVar

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from remat_solvers.evaluate import Floats
 
 QUEUE = 6  # values that a queue tells apart; what is ahead of them counts as one
-MANY = 8
+MANY = 8  # times as many as may be left: comparing all pairs of more takes too long
 FINEST = 4096  # levels of the budget at which labels are told apart, where that leaves few enough
 MIX = np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0])  # a sum of whole numbers times these tells them apart
 
@@ -47,7 +47,7 @@ def best_of(labels: Labels, budget_nbytes: int, most: int, worth_s: float, *, ho
         worth_s: where there are far more, those that lose more go first.
         host: whether bytes on the host count.
     """
-    many = MANY * most  # comparing all pairs of more takes too long
+    many = MANY * most
     if len(labels) > many:
         labels = labels[labels["lost_s"] < worth_s]
     measures = np.stack(
