@@ -94,11 +94,15 @@ def resumed(first: Run, second: Run) -> Run:
 
 def budgets_of(name: str, kind: str, in_backward: bool, steps: int) -> list[int]:
     """From all that training holds down to the smallest that works, evenly."""
-    try:
-        prepared(name, kind, in_backward, steps, 1 << 16)
-    except NoRoom as error:
-        lent = (1 << 16) - error.budget_nbytes
-        least = error.least_nbytes + lent
+    asked = 1 << 16
+    while True:  # until it is too little
+        try:
+            prepared(name, kind, in_backward, steps, asked)
+        except NoRoom as error:
+            lent = asked - error.budget_nbytes
+            least = error.least_nbytes + lent
+            break
+        asked //= 2
     whole = prepared(name, kind, in_backward, steps, "100%").model.plan.budget_nbytes + lent
     return [whole - (whole - least) * i // (BUDGETS - 1) for i in range(BUDGETS)]
 
