@@ -225,6 +225,7 @@ class Transfers:
         self.tickets: dict[Transfer, Ticket] = {}
         self.away: dict[int, Tensor] = {}  # bytes on the host of values that do not live there
         self.layouts: dict[int, Layout] = {}  # how they lay on the device
+        self.reading: dict[int, Ticket] = {}  # updates on the CPU, by the gradients that they read
         # A call whose backward never runs leaves activations behind.
         weakref.finalize(self, _abandon, engine.pool, self.graph, self.away, self.tickets)
 
@@ -240,6 +241,8 @@ class Transfers:
             case Free(value):
                 self.machine.discard(live.pop(value))
             case FreeHost(value):
+                if value in self.reading:  # the plan counts its bytes until then, and no longer
+                    self.reading.pop(value).wait()
                 _let_go(self.engine.pool, self.graph, self.away, self.tickets, value)
             case Deliver(value):
                 return [self.hand_over(value)]
@@ -324,6 +327,7 @@ class Transfers:
 
         after += [ticket for home in homes for ticket in home.before_writing()]
         ticket = self.machine.work(work, after, name=f"the update of {name}")
+        self.reading[update.grad] = ticket
         for home in homes:
             home.written = ticket
 

@@ -25,6 +25,10 @@ class Ticket(Protocol):
         """Whether it is done, well or badly."""
         ...
 
+    def wait(self) -> None:
+        """Block the calling thread until the lane's thread is done with it, well or badly."""
+        ...
+
     def synchronize(self) -> None:
         """Block the calling thread until it is done.
 
