@@ -1,15 +1,17 @@
 """One choice of homes and one order of ops as a whole schedule, with the referee's word on it."""
 
+from collections.abc import Sequence
+
 import attrs
 
 from remat_graph import Graph, Links, Schedule, Timeline, simulate
 from remat_graph.simulate import Grads
 from remat_graph.training import at_home
-from remat_solvers.gaps import gaps
+from remat_solvers.gaps import Line
 from remat_solvers.handover import hand_over, judged
 from remat_solvers.protocol import Problem
 from remat_solvers.stepping import Style, ready
-from remat_solvers.transfers import place
+from remat_solvers.transfers import WAYS, Way, place_on
 
 PERIODS = 3  # steps of training after each other, of which the last is timed
 SMALL = 20_000  # what is smaller than the device's budget by this factor stays where it is
@@ -27,6 +29,7 @@ class Attempt:
         nbytes: device bytes in the state of ``.grad`` that needs most.
         host_nbytes: host bytes likewise.
         activation_nbytes: what its order was asked to need at most.
+        way: in which its copies were placed; None if each is waited for on the spot.
         over_nbytes: how far it is above the device's budget; below 0 there is room.
         over_host_nbytes: how far it is above the host's.
     """
@@ -38,6 +41,7 @@ class Attempt:
     nbytes: int
     host_nbytes: int
     activation_nbytes: int
+    way: Way | None
     over_nbytes: int
     over_host_nbytes: int
 
@@ -48,7 +52,12 @@ class Attempt:
 
 
 def attempt(
-    problem: Problem, style: Style, on_host: frozenset[int], order: tuple[int, ...], activation_nbytes: int
+    problem: Problem,
+    style: Style,
+    on_host: frozenset[int],
+    order: tuple[int, ...],
+    activation_nbytes: int,
+    ways: Sequence[Way] = WAYS,
 ) -> Attempt:
     """Place the copies of one choice.
 
@@ -58,17 +67,18 @@ def attempt(
         on_host: values at home on the host.
         order: op indices, repeats included.
         activation_nbytes: noted with the result.
+        ways: in which copies are placed, of which the fastest is taken.
     """
     graph = at_home(problem.graph, on_host)
     links = problem.links or Links()
     stepping = ready(graph, style)
-    runs = stepping.with_updates(order)
+    line = Line(stepping.graph, stepping.with_updates(order))
     values = stepping.graph.values
     moves = []
     if problem.links is not None:
         small = problem.budget_nbytes // SMALL
-        moves = [gap for gap in gaps(stepping.graph, runs) if values[gap.value].nbytes > small]
-    placed = place(stepping.graph, runs, moves, problem.budget_nbytes, links, stepping.departing)
+        moves = [gap for gap, _ in line.gaps if values[gap.value].nbytes > small]
+    placed = place_on(line, moves, problem.budget_nbytes, links, stepping.departing, ways)
     schedule = hand_over(stepping, placed, problem.budget_nbytes, links)
     if style.micro_batches == 1:
         timeline = simulate(graph, schedule, links=links, periods=PERIODS)
@@ -96,6 +106,7 @@ def attempt(
         nbytes=nbytes,
         host_nbytes=host_nbytes,
         activation_nbytes=activation_nbytes,
+        way=placed.way,
         over_nbytes=nbytes - problem.budget_nbytes,
         over_host_nbytes=0 if host_limit is None else host_nbytes - host_limit,
     )

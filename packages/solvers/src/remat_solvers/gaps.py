@@ -7,6 +7,7 @@ nothing changes it. Each time away is a `Trip`; when it begins and ends is for `
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import attrs
 
@@ -56,7 +57,7 @@ def gaps(graph: Graph, order: Iterable[int]) -> list[Gap]:
     Raises:
         InvalidSchedule: an op that may run only once comes twice.
     """
-    return [gap for gap, _ in _gaps(graph, Line(graph, order))]
+    return [gap for gap, _ in Line(graph, order).gaps]
 
 
 @attrs.frozen(kw_only=True)
@@ -88,6 +89,7 @@ class Line:
 
     def __init__(self, graph: Graph, order: Iterable[int]) -> None:
         plain = Schedule.from_order(graph, order)
+        self.graph = graph
         self.runs: list[Compute] = []
         self.frees: list[list[Step]] = []
         self.first_backward: int | None = None
@@ -103,6 +105,11 @@ class Line:
         uses = ((v, p) for p, way in enumerate(self.ways) for v in way.inputs)
         for v, position in dict(use for use in uses if graph.values[use[0]].home is Home.HOST).items():
             self.frees[position].append(Free(v))
+
+    @cached_property
+    def gaps(self) -> list[tuple[Gap, int]]:
+        """Every gap, and the position of the run that made its value or used it first."""
+        return _gaps(self.graph, self)
 
     def schedule(self, trips: Sequence[Trip], away: Sequence[int], back: Sequence[int]) -> Schedule:
         """The steps, where trip i leaves the device before run `away[i]` and starts back before `back[i]`.
@@ -138,7 +145,6 @@ class Line:
 
 
 def _gaps(graph: Graph, line: Line) -> list[tuple[Gap, int]]:
-    """Every gap, and the position of the run that made its value or used it first."""
     made: dict[int, int] = {}
     last: dict[int, int] = {}
     found: list[tuple[Gap, int]] = []
@@ -160,13 +166,10 @@ def _kept_by(graph: Graph, line: Line, value: int, position: int) -> bool:
     return graph.values[value].home is Home.HOST and value in reused
 
 
-def trips_of(
-    graph: Graph, line: Line, moves: Iterable[Gap], links: Links, *, small_first: bool = False
-) -> list[Trip]:
+def trips_of(line: Line, moves: Iterable[Gap], links: Links, *, small_first: bool = False) -> list[Trip]:
     """The moves in the order of their copies to the host, behind what has to come in from there.
 
     Args:
-        graph: the graph.
         line: the order.
         moves: some of its gaps.
         links: bandwidths.
@@ -175,7 +178,7 @@ def trips_of(
     Raises:
         NoGap: a move is not one of the order's gaps.
     """
-    made = dict(_gaps(graph, line))
+    graph, made = line.graph, dict(line.gaps)
     back: dict[int, int] = {}
     chosen: list[tuple[Gap, int]] = []  # with the position from which its value can be copied
     for gap in sorted(set(moves), key=lambda gap: (gap.after, gap)):

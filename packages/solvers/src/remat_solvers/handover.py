@@ -29,26 +29,28 @@ from remat_graph import (
 )
 from remat_graph.simulate import Grads
 from remat_solvers.stepping import Stepping
+from remat_solvers.transfers import Placed
 from remat_solvers.updates import CpuQueue, optimizers_call
 
 
-def hand_over(stepping: Stepping, schedule: Schedule, budget_nbytes: int, links: Links) -> Schedule:
+def hand_over(stepping: Stepping, placed: Placed, budget_nbytes: int, links: Links) -> Schedule:
     """The schedule of a whole step of training.
 
     Args:
         stepping: the step.
-        schedule: placed steps on `stepping.graph`.
+        placed: the steps on `stepping.graph`.
         budget_nbytes: how much there may be on the device.
         links: bandwidths.
     """
-    waiting = _Rewriter(stepping, schedule, links, None).rewrite()
-    timeline = judged(stepping, waiting, links)
-    highest = [n for n, step in zip(timeline.during_nbytes, waiting.steps, strict=True) if _is_run(step)]
-    room = [budget_nbytes - nbytes for nbytes in highest]
+    # What is handed over leaves where the placed steps free it, if its copy is waited for on the spot: what
+    # they need is what can be had least, and how long the device's copies may stay depends on the rest.
+    schedule, timeline = placed.schedule, placed.timeline
+    pairs = zip(timeline.during_nbytes, schedule.steps, strict=True)
+    room = [budget_nbytes - nbytes for nbytes, step in pairs if isinstance(step, Compute)]
     whole = _Rewriter(stepping, schedule, links, room).rewrite()
     if stepping.style.in_backward:
         return whole
-    left_nbytes = timeline.live_nbytes[-1] if waiting.steps else 0
+    left_nbytes = timeline.live_nbytes[-1] if schedule.steps else 0
     tail = optimizers_call(stepping.whole, budget_nbytes - left_nbytes, links)
     return Schedule([*whole.steps, *tail], whole.boundary, len(whole.steps))
 
@@ -65,10 +67,6 @@ def judged(stepping: Stepping, schedule: Schedule, links: Links, periods: int = 
     )
 
 
-def _is_run(step: Step) -> bool:
-    return isinstance(step, Compute) or (isinstance(step, OptimizerStep) and step.lane is Lane.COMPUTE)
-
-
 @attrs.frozen
 class _Copy:
     """A value on its way to the host."""
@@ -81,14 +79,14 @@ class _Copy:
 class _Rewriter:
     """One pass over the steps."""
 
-    def __init__(self, stepping: Stepping, schedule: Schedule, links: Links, room: list[int] | None) -> None:
+    def __init__(self, stepping: Stepping, schedule: Schedule, links: Links, room: list[int]) -> None:
         """Start.
 
         Args:
             stepping: the step.
             schedule: what is rewritten.
             links: bandwidths.
-            room: per run, bytes that are free beside it; None to wait for every copy on the spot.
+            room: per run, bytes that are free beside it.
         """
         self.stepping, self.schedule, self.links, self.room = stepping, schedule, links, room
         self.graph = stepping.whole
@@ -120,7 +118,7 @@ class _Rewriter:
                 boundary = len(self.steps)
             match step:
                 case Compute(op, implementation):
-                    self.make_room(None if self.room is None else self.room[runs])
+                    self.make_room(self.room[runs])
                     runs += 1
                     way = self.stepping.graph.ops[op].implementations[implementation]
                     self.steps += self.cpu.drop(self.clock_s)
@@ -128,7 +126,7 @@ class _Rewriter:
                     self.clock_s += way.time_s
                     self.steps.append(self.run(step))
                 case Start(transfer) if transfer.lane is Lane.TO_DEVICE:
-                    self.make_room(None if self.room is None else self.room[runs])
+                    self.make_room(self.room[runs])
                     self.steps.append(step)
                 case Free(value) if self.leaves(value):
                     going.append(value)
@@ -176,18 +174,14 @@ class _Rewriter:
         self.lane_free_s = max(self.clock_s, self.lane_free_s) + self.links.alone_s(Lane.TO_HOST, nbytes)
         self.copies.append(_Copy(value, self.lane_free_s, self.graph.allocated_nbytes(value)))
         self.copying_nbytes += self.copies[-1].nbytes
-        if self.room is None:
-            self.make_room(-1)
 
     def offer(self, grad: int) -> None:
         """Let the CPU update a parameter whose gradient is on its way."""
         self.cpu.offer(self.update_of[grad], max(self.clock_s, self.lane_free_s))
 
-    def make_room(self, room_nbytes: int | None) -> None:
+    def make_room(self, room_nbytes: int) -> None:
         """Wait for copies that are done by now, and for as many more as the next run needs gone."""
-        while self.copies and (
-            self.copies[0].done_s <= self.clock_s or room_nbytes is None or self.copying_nbytes > room_nbytes
-        ):
+        while self.copies and (self.copies[0].done_s <= self.clock_s or self.copying_nbytes > room_nbytes):
             copy = self.copies.popleft()
             self.copying_nbytes -= copy.nbytes
             self.clock_s = max(self.clock_s, copy.done_s)

@@ -15,6 +15,7 @@ Some 40 attempts of about 1 s each at 4,000 ops, most of it `transfers.place` an
 Imperfect: nothing is proven but that the plan keeps its budgets; steps of the search are coarse.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -27,6 +28,7 @@ from remat_solvers.protocol import Deadline, Problem, Solution, Status
 from remat_solvers.reasons import explain, statistics
 from remat_solvers.runs import Run, params_of, runs_of
 from remat_solvers.stepping import Style
+from remat_solvers.transfers import WAYS, Way
 
 __all__ = ["PERIODS", "Offload"]
 
@@ -215,16 +217,18 @@ class _Search:
         if activation_nbytes is None:
             activation_nbytes = self.problem.budget_nbytes - self.held_nbytes(on_host)
         here = self.attempt(on_host, activation_nbytes)
+        ways = WAYS if here.way is None else (here.way,)  # which is best goes with what is away
         for parts in steps:
             for side in (-1, 1):
                 while not self.over() and (here.fits or side < 0):
-                    there = self.attempt(on_host, here.activation_nbytes + side * max(1, span // parts))
+                    there_nbytes = here.activation_nbytes + side * max(1, span // parts)
+                    there = self.attempt(on_host, there_nbytes, ways)
                     if not self.better(there, here):
                         break
                     here = there
         return here
 
-    def attempt(self, on_host: frozenset[int], activation_nbytes: int) -> Attempt:
+    def attempt(self, on_host: frozenset[int], activation_nbytes: int, ways: Sequence[Way] = WAYS) -> Attempt:
         """Try one order."""
         low, high = self.ladder.least.nbytes, self.ladder.top.nbytes
         activation_nbytes = min(high, max(low, activation_nbytes))
@@ -232,7 +236,7 @@ class _Search:
         known = self.tried.get((on_host, order))
         if known is not None:
             return known
-        found = attempt(self.problem, self.style, on_host, order, activation_nbytes)
+        found = attempt(self.problem, self.style, on_host, order, activation_nbytes, ways)
         self.tried[on_host, order] = found
         if found.fits and (self.best is None or self.better(found, self.best)):
             self.best = found

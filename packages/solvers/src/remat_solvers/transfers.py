@@ -24,14 +24,16 @@ import heapq
 from bisect import insort
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
+import attrs
 import numpy as np
 
-from remat_graph import Compute, Free, Graph, Lane, Links, Schedule, simulate
+from remat_graph import Compute, Free, Graph, Lane, Links, Schedule, Timeline, simulate
 from remat_solvers.evaluate import Ints
 from remat_solvers.gaps import START, Gap, Line, Trip, gaps, trips_of
 
-__all__ = ["Gap", "gaps", "place"]
+__all__ = ["WAYS", "Gap", "Placed", "Way", "gaps", "place", "place_on"]
 
 
 def place(
@@ -58,13 +60,50 @@ def place(
         InvalidSchedule: the order is not valid.
         NoGap: a move is not one of the order's gaps.
     """
-    line, moves = Line(graph, order), tuple(moves)
-    trips = trips_of(graph, line, moves, links)
+    return place_on(Line(graph, order), moves, budget_nbytes, links, leaving).schedule
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Placed:
+    """A schedule with its copies.
+
+    Attributes:
+        schedule: the steps.
+        timeline: what the referee says of them.
+        way: which of `WAYS` it was made in; None if every copy is waited for on the spot.
+    """
+
+    schedule: Schedule
+    timeline: Timeline
+    way: "Way | None"
+
+
+class Way(NamedTuple):
+    """In which order copies leave, and whether copies back leave room for those under way."""
+
+    small_first: bool
+    heed: bool
+
+
+WAYS = (Way(False, True), Way(False, False), Way(True, True))
+
+
+def place_on(
+    line: Line,
+    moves: Iterable[Gap],
+    budget_nbytes: int,
+    links: Links,
+    leaving: Collection[int] = (),
+    ways: Sequence[Way] = WAYS,
+) -> Placed:
+    """See `place`; of the ways that are tried, the fastest."""
+    graph, moves = line.graph, tuple(moves)
+    trips = trips_of(line, moves, links)
     waiting = line.schedule(trips, [t.earliest for t in trips], [t.gap.before for t in trips])
-    timeline = simulate(graph, waiting, links=links)
+    best = Placed(schedule=waiting, timeline=simulate(graph, waiting, links=links), way=None)
     if not trips:
-        return waiting
-    steps = zip(timeline.during_nbytes, waiting.steps, strict=True)
+        return best
+    steps = zip(best.timeline.during_nbytes, waiting.steps, strict=True)
     room = budget_nbytes - np.array([n for n, step in steps if isinstance(step, Compute)], np.int64)
     departures = [
         [
@@ -75,19 +114,18 @@ def place(
         for frees in line.frees
     ]
     compute_s = sum(way.time_s for way in line.ways)
-    best, best_s = waiting, timeline.time_s
-    for small_first, heed in ((False, True), (False, False), (True, True)):
-        trips = trips_of(graph, line, moves, links, small_first=small_first)
+    for way in ways:
+        trips = trips_of(line, moves, links, small_first=way.small_first)
         outward = _Walk(line, trips, room, None, departures)
         outward.run()
-        kept_free = outward.lingering() if heed else np.zeros_like(room)
+        kept_free = outward.lingering() if way.heed else np.zeros_like(room)
         walk = _Walk(line, trips, room, kept_free, departures)
         walk.run()
         schedule = line.schedule(trips, walk.away, walk.back)
-        time_s = simulate(graph, schedule, links=links).time_s
-        if time_s <= best_s:
-            best, best_s = schedule, time_s
-        if best_s <= compute_s * (1 + 1e-9):
+        timeline = simulate(graph, schedule, links=links)
+        if timeline.time_s <= best.timeline.time_s:
+            best = Placed(schedule=schedule, timeline=timeline, way=way)
+        if best.timeline.time_s <= compute_s * (1 + 1e-9):
             break  # everything hides
     return best
 
@@ -138,7 +176,9 @@ class _Walk:
         self.idle_nbytes = np.zeros(len(trips), np.int64)  # per trip
         self.idle_sum_nbytes = 0
         self.outside: list[tuple[int, int, int]] = []  # first needed first, of these the largest
-        self.starting, self.leaving, self.due = ([list[int]() for _ in line.ways] for _ in range(3))
+        self.starting: list[list[int]] = [[] for _ in line.ways]
+        self.leaving: list[list[int]] = [[] for _ in line.ways]
+        self.due: list[list[int]] = [[] for _ in line.ways]
         for i, trip in enumerate(trips):
             self.due[trip.gap.before].append(i)
             if trip.gap.after == START:
