@@ -80,11 +80,8 @@ class Clock:
         if rate is not None:
             self._on_cpu(3 * self.graph.values[grad].nbytes / rate, {self.host_ready[grad]}, (grad,), (grad,))
 
-    def update(self, update: Update, lane: Lane) -> None:
-        """Update a parameter on the compute lane or on the CPU."""
-        if lane is Lane.COMPUTE:
-            self.compute(update.device_time_s)
-            return
+    def update(self, update: Update) -> None:
+        """Update a parameter on the CPU."""
         changed = (update.param, *update.states)
         after = {self.host_ready[v] for v in (update.grad, *changed) if v in self.host_ready}
         self._on_cpu(update.cpu_time_s, after, changed, (update.grad, *changed))

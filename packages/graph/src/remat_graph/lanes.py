@@ -5,6 +5,7 @@ that the lanes beside it leave: two directions share a link, and all of them the
 ends depends on what begins after it, and the whole is played through, from one end of a job to the next.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 import attrs
@@ -77,36 +78,44 @@ class Job:
 
 def finish_times(jobs: Sequence[Job], links: Links) -> list[float]:
     """When each job ends, in seconds from the beginning; O(jobs)."""
-    done: list[float | None] = [None] * len(jobs)
-    queues: dict[Lane, list[int]] = {lane: [] for lane in Lane}
+    done_s = [0.0] * len(jobs)
+    queues: dict[Lane, deque[int]] = {lane: deque() for lane in Lane}
+    missing = [len(job.after) for job in jobs]  # jobs that must still be done before this one begins
+    waiting: list[list[int]] = [[] for _ in jobs]
     for place, job in enumerate(jobs):
         queues[job.lane].append(place)
-    heads = dict.fromkeys(Lane, 0)
+        for earlier in job.after:
+            waiting[earlier].append(place)
     left = [job.alone_s for job in jobs]
-    speeds_of: dict[frozenset[Lane], dict[Lane, float]] = {}
+    speeds_of: dict[tuple[Lane, ...], dict[Lane, float]] = {}
+    running: dict[Lane, int] = {}
     now_s = 0.0
     while True:
-        running: dict[Lane, int] = {}
         ended = True
         while ended:  # what takes no time at all ends where it begins, and may let others begin
             ended = False
             for lane, queue in queues.items():
-                while heads[lane] < len(queue) and lane not in running:
-                    place = queue[heads[lane]]
-                    if not all(done[earlier] is not None for earlier in jobs[place].after):
-                        break
+                while queue and lane not in running and not missing[queue[0]]:
+                    place = queue.popleft()
                     if left[place] > 0.0:
                         running[lane] = place
                         break
-                    done[place] = now_s
-                    heads[lane] += 1
+                    done_s[place] = now_s
                     ended = True
+                    for later in waiting[place]:
+                        missing[later] -= 1
         if not running:
-            return [0.0 if end_s is None else end_s for end_s in done]
-        busy = frozenset(running)
-        speeds = speeds_of.setdefault(busy, links.speeds(busy))
+            return done_s
+        busy = tuple(running)
+        if busy not in speeds_of:
+            speeds_of[busy] = links.speeds(frozenset(busy))
+        speeds = speeds_of[busy]
         passing_s, next_lane = min((left[place] / speeds[lane], lane) for lane, place in running.items())
         now_s += passing_s
         for lane, place in running.items():
-            # The one that ends is told apart by name: a rest of rounding would keep it alive.
-            left[place] = 0.0 if lane is next_lane else max(0.0, left[place] - passing_s * speeds[lane])
+            left[place] = max(0.0, left[place] - passing_s * speeds[lane])
+        # The one that ends is told apart by name: a rest of rounding would keep it alive.
+        ended_job = running.pop(next_lane)
+        done_s[ended_job] = now_s
+        for later in waiting[ended_job]:
+            missing[later] -= 1

@@ -8,8 +8,7 @@ if the implementation says that it can.
 
 from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import attrs
 
@@ -112,8 +111,8 @@ def simulate(
     clock = Clock(graph, links or Links())
     for _ in range(periods):
         for replay in played:
-            for tell in replay.told:
-                tell(clock)
+            for tell, what in replay.told:
+                tell(clock, what)
         clock.end_period()
     readings = clock.readings()
     highest, last = max(replays.values(), key=lambda replay: replay.peak), played[-1]
@@ -150,7 +149,7 @@ class _Replay:
         """
         self.graph, self.schedule, self.grads = graph, schedule, grads
         self.adds, self.updates = adds, updates
-        self.told: list[Callable[[Clock], None]] = []  # what the clock is to know, in order
+        self.told: list[tuple[Callable[[Clock, Any], None], Any]] = []  # what the clock is to know, in order
         self.update_of = {update.param: update for update in graph.updates}
         self.step = 0
         self.on_device: set[int] = set()
@@ -258,14 +257,14 @@ class _Replay:
 
         new: list[int] = []
         spike = spike_exact = 0
-        dying = self.freed_next() if implementation.reuses else set()
+        dying: set[int] = self.freed_next() if implementation.reuses else set()
         reused_inputs: set[int] = set()
         for value in implementation.outputs:
             stored = self.graph.values[value]
             if stored.external:
                 self.overwrite(value, op.name)
                 continue
-            source = self.reused_input(implementation.reuses, value, dying - reused_inputs)
+            source = self.reused_input(implementation.reuses, value, dying - reused_inputs) if dying else None
             if source is not None and value not in self.on_device and value not in self.delivered:
                 reused_inputs.add(source)
                 self.on_device.add(value)
@@ -283,7 +282,7 @@ class _Replay:
             self.arrive(value)
         # The bytes pass from input to output: the coming Free of the input gives nothing back.
         self.taken_over |= reused_inputs
-        self.told.append(partial(Clock.compute, duration_s=implementation.time_s))
+        self.told.append((Clock.compute, implementation.time_s))
         if again:
             self.recomputed_s += implementation.time_s
         self.ran.add(step.op)
@@ -370,7 +369,7 @@ class _Replay:
         self.delivered[value] = Home.HOST if moved else Home.DEVICE
         (self.on_host if moved else self.on_device).discard(value)
         if moved and self.adds:
-            self.told.append(partial(Clock.add, grad=value))
+            self.told.append((Clock.add, value))
         if self.grads is Grads.NEW:
             return  # its bytes stay
         if moved:
@@ -407,7 +406,7 @@ class _Replay:
                 self.fail(f"{stored.name} is on the device already")
             self.keep_staleness(value, self.stale_on_host, self.stale_on_device)
         self.arriving.setdefault(value, set()).add(transfer.lane)
-        self.told.append(partial(Clock.start, transfer=transfer))
+        self.told.append((Clock.start, transfer))
 
     def check_source(self, value: int, place: set[int], where: str) -> None:
         stored = self.graph.values[value]
@@ -428,7 +427,7 @@ class _Replay:
         self.arriving[transfer.value].discard(transfer.lane)
         if not self.arriving[transfer.value]:
             del self.arriving[transfer.value]
-        self.told.append(partial(Clock.wait_for, transfer=transfer))
+        self.told.append((Clock.wait_for, transfer))
 
     def free_host(self, value: int) -> None:
         stored = self.stored(value)
@@ -437,7 +436,7 @@ class _Replay:
         if self.moving(value):
             self.fail(f"{stored.name} is freed on the host while its transfer is under way")
         # The CPU optimizer may still be at work on it, and nothing else waits for that lane.
-        self.told.append(partial(Clock.wait_for_host, value=value))
+        self.told.append((Clock.wait_for_host, value))
         self.on_host.discard(value)
         self.stale_on_host.discard(value)
         self.host -= stored.nbytes
@@ -461,7 +460,7 @@ class _Replay:
                 self.fail(f"the update of {name} reads {self.graph.values[value].name} while it arrives")
         self.spent.add(update.grad)
         if on_cpu and self.adds and not handed_over:
-            self.told.append(partial(Clock.add, grad=update.grad))
+            self.told.append((Clock.add, update.grad))
         if not self.updates:
             return self.held
         changed = (update.param, *update.states)
@@ -474,8 +473,11 @@ class _Replay:
             (self.on_device, self.stale_on_device) if on_cpu else (self.on_host, self.stale_on_host)
         )
         stale.update(value for value in changed if value in elsewhere)
-        self.told.append(partial(Clock.update, update=update, lane=step.lane))
-        workspace_nbytes = 0 if on_cpu else update.workspace_nbytes
+        if on_cpu:
+            self.told.append((Clock.update, update))
+            return self.held
+        self.told.append((Clock.compute, update.device_time_s))
+        workspace_nbytes = update.workspace_nbytes
         self.note_peak(workspace_nbytes, 0)
         return self.held + workspace_nbytes
 
