@@ -46,7 +46,7 @@ class Stepper:
     """
 
     def __init__(
-        self, optimizer: Optimizer, *, chunk_numel: int = 1 << 20, memory: Memory | None = None
+        self, optimizer: Optimizer, *, chunk_numel: int = 1 << 22, memory: Memory | None = None
     ) -> None:
         if chunk_numel <= 0 or chunk_numel % ALIGNMENT:
             raise StepMisuse(
