@@ -301,7 +301,7 @@ def main() -> int:
     """Run, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help="cases whose names begin so; all by default")
-    parser.add_argument("--time-limit", type=float, default=45.0, help="seconds to plan one case")
+    parser.add_argument("--time-limit", type=float, default=40.0, help="seconds to plan one case")
     parser.add_argument("--json", type=Path, help="write the rows here")
     arguments = parser.parse_args()
     columns = "{:<20}{:>16}{:>16}{:>9}{:>10}{:>9}{:>9}{:>18}{:>14}{:>10}{:>9}"

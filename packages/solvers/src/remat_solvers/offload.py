@@ -7,10 +7,10 @@ with which repeats (`ladder`). And which activations go to the host and back ins
 over several steps after each other (`attempt`), and the fastest that keeps both budgets is taken.
 
 The search: everything at home on the device, if that fits; what the program says, its budgets lowered by
-what the referee finds above them until it fits; then a little more and a little less on the host. For each
-choice of homes, orders from the one that the program would take on, in either direction while that is faster.
+what the referee finds above them until it fits; then a little more and a little less on the host, each with
+the order that the program would take; from the best on, orders in either direction while that is faster.
 What is not moved is worth a little: homes on the host must bring `WORTH` of the step against none at all.
-Some 40 attempts of about 1 s each at 4,000 ops, most of it `transfers.place` and the referee.
+Some 15 attempts of 0.5 to 1 s each at 4,000 ops, most of it `transfers.place` and the referee.
 
 Imperfect: nothing is proven but that the plan keeps its budgets; steps of the search are coarse.
 """
@@ -38,7 +38,7 @@ WORTH = 0.02  # of a step's time, for which parameters and states leave a device
 STREAMS_IN_BACKWARD = 0.97  # of the time without, that streaming beside the backward must promise to be tried
 MARGIN = 0.002  # of a budget, by which a repair asks for more than was missing
 GRID = 40  # shares on the host that the search tells apart
-STEPS = (8, 16, 48)  # parts of the range of orders by which the search goes on
+STEPS = (8, 24, 48)  # parts of the range of orders by which the search goes on
 
 
 @attrs.frozen(kw_only=True)
@@ -148,7 +148,7 @@ class _Search:
                 self.by_program(runs, terms, share, STEPS[:1])
         self.climb(runs, terms)
         if self.best is not None and not self.over():
-            self.explore(self.best.on_host, self.best.activation_nbytes, STEPS[2:])
+            self.explore(self.best.on_host, self.best.activation_nbytes, STEPS[1:])
 
     def climb(self, runs: list[Run], terms: Terms) -> None:
         """A little more and a little less on the host, in finer and finer steps."""
@@ -161,7 +161,7 @@ class _Search:
                 for share in (here + step, here - step):
                     if 0 < share <= GRID and share not in seen and not self.over():
                         seen.add(share)
-                        self.by_program(runs, terms, share / GRID, STEPS[1:2])
+                        self.by_program(runs, terms, share / GRID, ())
 
     def repair(self, runs: list[Run], terms: Terms) -> None:
         """Explore what the program says, its budgets lowered until it holds."""
@@ -170,7 +170,7 @@ class _Search:
             host_nbytes = None if terms.host_nbytes is None else int(terms.host_nbytes * (1 - host_cut))
             device_nbytes = int(terms.device_nbytes * (1 - device_cut))
             lowered = attrs.evolve(terms, device_nbytes=device_nbytes, host_nbytes=host_nbytes)
-            found = self.by_program(runs, lowered, None, STEPS[:2])
+            found = self.by_program(runs, lowered, None, STEPS[1:2])
             if self.over() or (found is not None and found.fits):
                 return
             if found is None:  # too much asked for: what was found above the budgets is not all to blame
