@@ -9,6 +9,7 @@ over several steps after each other (`attempt`), and the fastest that keeps both
 The search: everything at home on the device, if that fits; what the program says, its budgets lowered by
 what the referee finds above them until it fits; then a little more and a little less on the host, each with
 the order that the program would take; from the best on, orders in either direction while that is faster.
+Where attempts are cheap, single parameters and pairs of them then change their homes while that is better.
 What is not moved is worth a little: homes on the host must bring `WORTH` of the step against none at all.
 Some 15 attempts of 0.5 to 1 s each at 4,000 ops, most of it `transfers.place` and the referee.
 
@@ -24,6 +25,7 @@ from remat_graph import Links
 from remat_solvers.attempt import PERIODS, Attempt, attempt
 from remat_solvers.homes import Terms, share_out, whole_params
 from remat_solvers.ladder import Ladder
+from remat_solvers.neighbours import neighbours
 from remat_solvers.protocol import Deadline, Problem, Solution, Status
 from remat_solvers.reasons import explain, statistics
 from remat_solvers.runs import Run, params_of, runs_of
@@ -38,6 +40,7 @@ WORTH = 0.02  # of a step's time, for which parameters and states leave a device
 STREAMS_IN_BACKWARD = 0.97  # of the time without, that streaming beside the backward must promise to be tried
 MARGIN = 0.002  # of a budget, by which a repair asks for more than was missing
 GRID = 40  # shares on the host that the search tells apart
+TRIALS = 2_000  # of one parameter's or two's other homes, times ops: none where an attempt takes a second
 STEPS = (8, 24, 48)  # parts of the range of orders by which the search goes on
 
 
@@ -51,7 +54,7 @@ class Offload:
             `in_backward`, where none stays.
         micro_batches: forwards and backwards to a step of the optimizer; within the backward, the last one's.
         homes: values at home on the host, if that is settled already.
-        attempts: schedules to try, at most.
+        attempts: schedules to try, at most, before single parameters are looked at (`neighbours`).
     """
 
     name: ClassVar[str] = "offload"
@@ -92,6 +95,8 @@ class _Search:
         self.ladder = Ladder(problem.graph, self.style, deadline)
         self.tried: dict[tuple[frozenset[int], tuple[int, ...]], Attempt] = {}
         self.best: Attempt | None = None
+        self.limit = solver.attempts
+        self.base_s = problem.graph.time_s * solver.micro_batches
 
     def run(self) -> Solution:
         """Search."""
@@ -104,12 +109,16 @@ class _Search:
                 self.move()
                 if self.best is None:  # so that it can be said what would do
                     self.attempt(self.everything(), 0)
+                self.refine()
         return self.solution()
 
     def at_ease(self) -> bool:
         """Whether a plan without homes on the host costs nothing: then nothing need move."""
-        found = self.best
-        return found is not None and found.timeline.recomputed_s <= WORTH * self.problem.graph.time_s
+        if self.best is None:
+            return False
+        timeline = self.best.timeline
+        lost_s = timeline.recomputed_s + sum(timeline.waited_s.values())
+        return lost_s <= WORTH * self.base_s
 
     def everything(self) -> frozenset[int]:
         """All that can be at home on the host."""
@@ -118,7 +127,7 @@ class _Search:
     def over(self) -> bool:
         """Whether the search must end; never before the first attempt."""
         return bool(self.tried) and (
-            len(self.tried) >= self.solver.attempts or (self.best is not None and self.deadline.reached())
+            len(self.tried) >= self.limit or (self.best is not None and self.deadline.reached())
         )
 
     # -- homes
@@ -162,6 +171,25 @@ class _Search:
                     if 0 < share <= GRID and share not in seen and not self.over():
                         seen.add(share)
                         self.by_program(runs, terms, share / GRID, ())
+
+    def refine(self) -> None:
+        """Give one parameter or two another fate, as long as that is better; for steps of few ops."""
+        self.limit = len(self.tried) + TRIALS // max(1, len(self.problem.graph.ops))
+        here, before = min(self.tried.values(), key=self.rank), None
+        while here is not before:
+            before = here
+            for homes in neighbours(self.params, before.on_host):
+                if self.over():
+                    return
+                found = [
+                    self.attempt(homes, before.activation_nbytes),
+                    self.explore(homes, None, STEPS[:1]),
+                ]
+                here = min((before, *found), key=self.rank)
+                if here is not before:
+                    break
+        if here.fits:
+            self.explore(here.on_host, here.activation_nbytes, STEPS)
 
     def repair(self, runs: list[Run], terms: Terms) -> None:
         """Explore what the program says, its budgets lowered until it holds."""
@@ -247,19 +275,19 @@ class _Search:
         """Whether an attempt beats another: by what it is above the budgets, then by time."""
         return self.rank(one) < self.rank(other)
 
-    def rank(self, one: Attempt) -> tuple[int, float]:
+    def rank(self, one: Attempt) -> tuple[int, float, int]:
         """What is to be small; what is above a budget, in steps of a hundredth of the device's."""
         over = max(0, one.over_nbytes) + max(0, one.over_host_nbytes)
         over = -(-over * 100 // max(1, self.problem.budget_nbytes))
-        worth = (WORTH if one.on_host else 0.0) * self.problem.graph.time_s
-        return over, one.timeline.time_s + worth
+        worth = (WORTH if one.on_host else 0.0) * self.base_s
+        values = self.problem.graph.values
+        return over, one.timeline.time_s + worth, sum(values[v].nbytes for v in one.on_host)
 
     # -- the answer
 
     def solution(self) -> Solution:
         """What a caller gets."""
-        base_s = self.problem.graph.time_s * self.style.micro_batches
-        best = self.best
+        base_s, best = self.base_s, self.best
         stats: dict[str, Any] = {"tried": len(self.tried), "deadline": self.deadline.hit}
         if self.tried:
             closest = min(self.tried.values(), key=lambda one: self.rank(one)[0])
