@@ -16,7 +16,7 @@ Some 15 attempts of 0.5 to 1 s each at 4,000 ops, most of it `transfers.place` a
 Imperfect: nothing is proven but that the plan keeps its budgets; steps of the search are coarse.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -76,8 +76,27 @@ class Offload:
         """Find the fastest plan of a training graph (`remat_graph.training`) that keeps both budgets.
 
         The result's `time_s` is that of a whole step with its updates, the one before it still under way.
+
+        Where nothing is found, `least_nbytes` and `least_host_nbytes` are budgets for which something is,
+        neither below the problem's; where `sufficient` is false, the best guess at them.
         """
-        return _Search(self, problem, deadline or Deadline()).run()
+        deadline = deadline or Deadline()
+        ladder = Ladder(problem.graph, self.style, deadline)
+        found = _Search(self, problem, deadline, ladder).run()
+        return found if found.feasible else self._shortage(problem, found, ladder)
+
+    def _shortage(self, problem: Problem, found: Solution, ladder: Ladder) -> Solution:
+        """Say which budgets would do: with others the search goes other ways, so they are tried."""
+        enough, seen = problem, found
+        for _ in range(REPAIRS):
+            enough = _with_room(enough, seen.stats)
+            seen = _Search(self, enough, Deadline(0.0), ladder).run()
+            if seen.feasible:
+                break
+        least = {"least_nbytes": enough.budget_nbytes, "sufficient": seen.feasible}
+        if enough.host_budget_nbytes is not None:
+            least["least_host_nbytes"] = enough.host_budget_nbytes
+        return attrs.evolve(found, stats={**found.stats, **least})
 
     @staticmethod
     def explain(solution: Solution) -> tuple[str, ...]:
@@ -85,14 +104,23 @@ class Offload:
         return tuple(str(solution.stats.get("why", "")).splitlines())
 
 
-class _Search:
-    """One solve: what was tried, and the best of it."""
+def _with_room(problem: Problem, stats: Mapping[str, Any]) -> Problem:
+    """The same with budgets for what came closest to them."""
+    host_nbytes = problem.host_budget_nbytes
+    if host_nbytes is not None:
+        host_nbytes = max(host_nbytes, stats["least_host_nbytes"])
+    device_nbytes = max(problem.budget_nbytes, stats["least_nbytes"])
+    return attrs.evolve(problem, budget_nbytes=device_nbytes, host_budget_nbytes=host_nbytes)
 
-    def __init__(self, solver: Offload, problem: Problem, deadline: Deadline) -> None:
+
+class _Search:
+    """One search: what was tried, and the best of it."""
+
+    def __init__(self, solver: Offload, problem: Problem, deadline: Deadline, ladder: Ladder) -> None:
         self.solver, self.problem, self.deadline = solver, problem, deadline
         self.style = solver.style
         self.params = params_of(problem.graph)
-        self.ladder = Ladder(problem.graph, self.style, deadline)
+        self.ladder = ladder
         self.tried: dict[tuple[frozenset[int], tuple[int, ...]], Attempt] = {}
         self.best: Attempt | None = None
         self.limit = solver.attempts
