@@ -14,7 +14,7 @@ the device does not have of it is moved. The program takes the whole step's seco
 
 What does not fit are stalls, in the forward, in the backward and before the next forward. A small price on
 what moves decides where nothing else does. Shares become whole parameters by passing on what is left over
-from run to run. About 100 variables: 0.1 s.
+from run to run. About 100 variables: 0.1 s, and 0.01 s to solve it again with other budgets.
 
 Imperfect: copies are taken as if there were always room to begin them early, so what comes out is a place to
 begin; the referee decides (`offload`).
@@ -78,26 +78,26 @@ class Shares:
     time_s: float
 
 
-def share_out(graph: Graph, runs: Sequence[Run], terms: Terms, moved: float | None = None) -> Shares | None:
-    """Solve the program.
+class Program:
+    """The program, put together once: most of its time is that, and budgets are parameters of it.
 
-    Args:
-        graph: the training step.
-        runs: its parameters.
-        terms: budgets and rates.
-        moved: which part of the bytes that could move shall; None for the best.
+    Bytes are counted in device budgets: a solver likes numbers near 1.
 
-    Returns:
-        the shares, or None if no shares keep the budgets.
+    Attributes:
+        runs: the parameters.
     """
-    return _Program(graph, runs, terms).solve(moved)
-
-
-class _Program:
-    """The program. Bytes are counted in device budgets: a solver likes numbers near 1."""
 
     def __init__(self, graph: Graph, runs: Sequence[Run], terms: Terms) -> None:
+        """Put together.
+
+        Args:
+            graph: the training step.
+            runs: its parameters.
+            terms: budgets and rates.
+        """
         import cvxpy as cp
+
+        self.runs = runs
 
         self.cp, self.graph, self.terms, self.style = cp, graph, terms, terms.style
         self.unit = max(1.0, float(terms.device_nbytes))
@@ -123,17 +123,44 @@ class _Program:
         self.again_s, self.ahead_s, self.behind_s, self.call_s = (cp.Variable(nonneg=True) for _ in range(4))
         self.half_s = self.again_s + self.backward_s
 
-    def solve(self, moved: float | None) -> Shares | None:
-        """See `share_out`."""
+        # What changes from solve to solve.
+        self.device, self.host, self.streams = (cp.Parameter(nonneg=True) for _ in range(3))
+        self.least, self.most = cp.Parameter(nonneg=True), cp.Parameter(nonneg=True)
+        self.step_s, self.program = self._put_together()
+
+    def share_out(self, terms: Terms, moved: float | None = None) -> Shares | None:
+        """Solve the program.
+
+        Args:
+            terms: whose budgets, and whether states may be streamed, are to hold; all else is as it was.
+            moved: which part of the bytes that could move shall; None for the best.
+
+        Returns:
+            the shares, or None if no shares keep the budgets.
+        """
+        self.device.value = terms.device_nbytes / self.unit
+        self.host.value = 0.0 if terms.host_nbytes is None else terms.host_nbytes / self.unit
+        self.streams.value = float(terms.streams)
+        self.least.value, self.most.value = (0.0, 1.0) if moved is None else (moved, moved)
+        self.program.solve(solver=self.cp.HIGHS)
+        if self.program.status not in (self.cp.OPTIMAL, self.cp.OPTIMAL_INACCURATE):
+            return None
+        return Shares(
+            shares=np.clip(self.share.value, 0.0, 1.0),
+            activation_nbytes=int((self.held.value + self.moved.value) * self.unit),
+            time_s=float(self.step_s.value),
+        )
+
+    def _put_together(self) -> tuple[Any, Any]:
+        """Seconds of a step, and the program that makes them small."""
         cp = self.cp
         limits = [cp.sum(self.share, axis=0) == 1, *self.memory(), *self.copies()]
         limits += self.updates_within() if self.style.in_backward else self.updates_behind()
-        if not self.terms.streams:
-            limits.append(self.streamed == 0)
+        limits.append(self.streamed <= self.streams)
         charge = self.weights + self.states
         whole = charge.sum() or 1.0
-        if moved is not None:
-            limits.append((charge @ self.on_host + self.states @ self.streamed) / whole == moved)
+        moved = (charge @ self.on_host + self.states @ self.streamed) / whole
+        limits += [moved >= self.least, moved <= self.most]
         # What is needed last and updated first is the best to be far away.
         dearer = np.linspace(3.0, 1.0, len(charge)) * PRICE / whole
         price = (charge * dearer) @ self.on_host + (self.states * dearer) @ self.streamed
@@ -141,15 +168,7 @@ class _Program:
         step_s = self.style.micro_batches * passes_s + self.call_s
         step_s += self.device_s @ (self.resident + self.streamed)
         base_s = self.graph.time_s or 1.0
-        program = cp.Problem(cp.Minimize(step_s / base_s + price), limits)
-        program.solve(solver=cp.HIGHS)
-        if program.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
-            return None
-        return Shares(
-            shares=np.clip(self.share.value, 0.0, 1.0),
-            activation_nbytes=int((self.held.value + self.moved.value) * self.unit),
-            time_s=float(step_s.value),
-        )
+        return step_s, cp.Problem(cp.Minimize(step_s / base_s + price), limits)
 
     def up_to(self, amounts: Floats, fate: Any) -> Any:
         """Sums over each prefix of the forward."""
@@ -168,7 +187,7 @@ class _Program:
         boundary = (weights + states + there) @ self.resident + (weights + there) @ self.streamed
         asked = self.held + self.moved
         limits = [
-            boundary + self.held <= 1,
+            boundary + self.held <= self.device,
             self.held >= terms.floor_nbytes / unit,
             asked <= terms.curve[-1].nbytes / unit,
             asked >= terms.curve[0].nbytes / unit,
@@ -177,15 +196,15 @@ class _Program:
         # States that pass through: a run's worth on its way in, and one on its way out.
         passing = self.cp.multiply(2 * states, self.streamed)
         if style.in_backward:
-            limits.append(boundary + self.cp.multiply(self.read, self.held) + passing <= 1)
+            limits.append(boundary + self.cp.multiply(self.read, self.held) + passing <= self.device)
         else:
             outputs = sum(self.graph.allocated_nbytes(v) for v in self.graph.outputs) / unit
             end = (weights + states + grads) @ self.resident + (weights + grads) @ self.streamed
-            limits.append(end + outputs + passing <= 1)
+            limits.append(end + outputs + passing <= self.device)
         if terms.host_nbytes is not None:
             made = WAITING * grads if style.in_backward else 0.0 * grads if style.adds else grads
             on_host = states @ self.streamed + (weights + states + there + made) @ self.on_host
-            limits.append(on_host + self.moved <= terms.host_nbytes / unit)
+            limits.append(on_host + self.moved <= self.host)
         return limits
 
     def copies(self) -> list[Any]:

@@ -23,12 +23,12 @@ import attrs
 
 from remat_graph import Links
 from remat_solvers.attempt import PERIODS, Attempt, attempt
-from remat_solvers.homes import Terms, share_out, whole_params
+from remat_solvers.homes import Program, Terms, whole_params
 from remat_solvers.ladder import Ladder
 from remat_solvers.neighbours import neighbours
 from remat_solvers.protocol import Deadline, Problem, Solution, Status
 from remat_solvers.reasons import explain, statistics
-from remat_solvers.runs import Run, params_of, runs_of
+from remat_solvers.runs import params_of, runs_of
 from remat_solvers.stepping import Style
 from remat_solvers.transfers import WAYS, Way
 
@@ -162,7 +162,6 @@ class _Search:
 
     def move(self) -> None:
         """Let parameters and states have their home on the host."""
-        runs = runs_of(self.params, RUNS)
         terms = Terms(
             device_nbytes=self.problem.budget_nbytes,
             host_nbytes=self.problem.host_budget_nbytes,
@@ -171,23 +170,23 @@ class _Search:
             curve=self.ladder.curve(),
             floor_nbytes=self.ladder.floor_nbytes,
         )
+        program = Program(self.problem.graph, runs_of(self.params, RUNS), terms)
         plain = attrs.evolve(terms, streams=False)
-        without = share_out(self.problem.graph, runs, plain)
-        streamed = share_out(self.problem.graph, runs, terms)
+        without, streamed = program.share_out(plain), program.share_out(terms)
         enough = STREAMS_IN_BACKWARD if self.style.in_backward else 1.0
         if streamed is not None and without is not None and streamed.time_s < enough * without.time_s:
-            self.repair(runs, terms)
+            self.repair(program, terms)
         if without is not None or streamed is None:
             terms = plain
-        self.repair(runs, terms)
+        self.repair(program, terms)
         if self.best is None:
             for share in (1.0, 0.75, 0.5, 0.25):
-                self.by_program(runs, terms, share, STEPS[:1])
-        self.climb(runs, terms)
+                self.by_program(program, terms, share, STEPS[:1])
+        self.climb(program, terms)
         if self.best is not None and not self.over():
             self.explore(self.best.on_host, self.best.activation_nbytes, STEPS[1:])
 
-    def climb(self, runs: list[Run], terms: Terms) -> None:
+    def climb(self, program: Program, terms: Terms) -> None:
         """A little more and a little less on the host, in finer and finer steps."""
         seen: set[int] = set()
         for step in (4, 2, 1):
@@ -198,7 +197,7 @@ class _Search:
                 for share in (here + step, here - step):
                     if 0 < share <= GRID and share not in seen and not self.over():
                         seen.add(share)
-                        self.by_program(runs, terms, share / GRID, ())
+                        self.by_program(program, terms, share / GRID, ())
 
     def refine(self) -> None:
         """Give one parameter or two another fate, as long as that is better; for steps of few ops."""
@@ -219,14 +218,14 @@ class _Search:
         if here.fits:
             self.explore(here.on_host, here.activation_nbytes, STEPS)
 
-    def repair(self, runs: list[Run], terms: Terms) -> None:
+    def repair(self, program: Program, terms: Terms) -> None:
         """Explore what the program says, its budgets lowered until it holds."""
         device_cut = host_cut = 0.0
         for _ in range(REPAIRS):
             host_nbytes = None if terms.host_nbytes is None else int(terms.host_nbytes * (1 - host_cut))
             device_nbytes = int(terms.device_nbytes * (1 - device_cut))
             lowered = attrs.evolve(terms, device_nbytes=device_nbytes, host_nbytes=host_nbytes)
-            found = self.by_program(runs, lowered, None, STEPS[1:2])
+            found = self.by_program(program, lowered, None, STEPS[1:2])
             if self.over() or (found is not None and found.fits):
                 return
             if found is None:  # too much asked for: what was found above the budgets is not all to blame
@@ -243,13 +242,13 @@ class _Search:
         return sum(self.problem.graph.values[v].nbytes for v in on_host) / max(1, whole)
 
     def by_program(
-        self, runs: list[Run], terms: Terms, moved: float | None, steps: tuple[int, ...]
+        self, program: Program, terms: Terms, moved: float | None, steps: tuple[int, ...]
     ) -> Attempt | None:
         """Explore the homes that the program says."""
-        shared = share_out(self.problem.graph, runs, terms, moved)
+        shared = program.share_out(terms, moved)
         if shared is None:
             return None
-        params, streamed = whole_params(runs, shared.shares)
+        params, streamed = whole_params(program.runs, shared.shares)
         states = {v for param in self.params if param.index in params | streamed for v in param.states}
         return self.explore(params | states, shared.activation_nbytes, steps)
 
