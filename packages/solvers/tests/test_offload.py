@@ -153,18 +153,19 @@ def test_any_graph_in_training() -> None:
 # Beside brute force.
 
 
-@pytest.mark.parametrize("seed", [1000, 1021, 1057, 1061, 1094, 1096, 1102, 1111, 1152, 1235])
+@pytest.mark.parametrize("seed", [2, 10, 33, 39, 47, 51, 58, 87, 99, 106])
 def test_close_to_the_best_homes(seed: int) -> None:
     """Beside each choice of homes, solved by itself.
 
-    Seen on 150 steps of 2 to 4 layers in every style, 114 of them solvable: every one is solved, the median
-    answer is the best one, the worst is 0.7 % above it.
+    Seen on 120 steps of 2 to 4 layers in every style, 104 of them solvable: every one is solved, the median
+    answer is the best one, 9 of 10 are within 0.2 % of it and the worst is 1.4 % above. By the program alone,
+    without `neighbours`, 13 were not solved and 14 were 2 to 43 % above: half of these seeds are such.
     """
     near_the_best(seed)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(2000, 2100))
+@pytest.mark.parametrize("seed", range(200, 300))
 def test_close_to_the_best_homes_everywhere(seed: int) -> None:
     """Likewise."""
     near_the_best(seed)
