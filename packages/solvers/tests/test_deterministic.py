@@ -8,8 +8,11 @@ import sys
 SCRIPT = """
 import json
 from remat_graph import Schedule, simulate
+from remat_graph.serialize import schedule_to_data
+from remat_graph.testing import random_links, random_training
 from remat_solvers import Deadline, Problem, get_solver, solver_names
 from remat_solvers.families import chain, mobile, unet
+from remat_solvers.offload import Offload
 
 PROGRAMS = {"checkmate", "checkmate_lp", "moccasin", "rockmate", "hilp", "hiremate"}
 found = {}
@@ -25,6 +28,14 @@ for graph, fraction in ((unet(4), 0.7), (mobile(5), 0.6), (chain(24, skips=4), 0
         order = None if solution.order is None else list(solution.order)
         clock = deadline.hit or bool(solution.stats.get("deadline"))
         found[f"{graph.name} {name}"] = [order, solution.lower_bound_s, clock]
+for seed in range(4):
+    graph = random_training(seed, 5)
+    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    solver = Offload(in_backward=bool(seed % 2), micro_batches=1 + seed // 2)
+    problem, deadline = Problem(graph, int(0.9 * peak), random_links(graph, seed)), Deadline()
+    solution = solver.solve(problem, deadline)
+    steps = None if solution.schedule is None else schedule_to_data(solution.schedule)
+    found[f"{graph.name} moves"] = [[steps, sorted(solution.on_host)], dict(solution.stats), deadline.hit]
 print(json.dumps(found))
 """
 
@@ -53,5 +64,15 @@ def test_threads_and_hash_seeds_change_nothing() -> None:
         name: answer for name, answer in other.items() if name not in by_clock
     }
     sure = {name.split()[1] for name in one if name not in by_clock}
-    assert {"auto", "search", "greedy", "interval_dp", "mincut", "rotor", "checkmate", "twremat"} <= sure
+    assert {
+        "auto",
+        "search",
+        "greedy",
+        "interval_dp",
+        "mincut",
+        "rotor",
+        "checkmate",
+        "twremat",
+        "moves",
+    } <= sure
     assert sum(answer[0] is not None for answer in one.values()) > len(one) / 2

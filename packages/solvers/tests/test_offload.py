@@ -1,10 +1,6 @@
 """`offload` beside the referee, beside every choice of homes, and at the ends of what it can be given."""
 
-import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise, product
 from typing import Any
@@ -388,31 +384,3 @@ def test_numbers_below_one_are_refused(field: str) -> None:
     """By name."""
     with pytest.raises(ValueError, match=field):
         Offload(**{field: 0})
-
-
-SCRIPT = """
-import json, sys
-from packages.solvers.tests.test_offload import STYLES, problem
-from remat_graph.serialize import schedule_to_data
-from remat_solvers.offload import Offload
-
-found = []
-for seed, style in enumerate(STYLES[::2]):
-    solution = Offload(**style).solve(problem(seed, 5, 0.9))
-    steps = None if solution.schedule is None else schedule_to_data(solution.schedule)
-    found.append([steps, sorted(solution.on_host), dict(solution.stats)])
-print(json.dumps(found))
-"""
-
-
-def test_hash_seeds_and_threads_change_nothing() -> None:
-    """Step by step, and in all that was counted."""
-    answers = []
-    for seed in ("1", "2"):
-        environment = os.environ | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": seed}
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment
-        )
-        answers.append(json.loads(done.stdout))
-    assert answers[0] == answers[1]
-    assert sum(answer[0] is not None for answer in answers[0]) >= 3

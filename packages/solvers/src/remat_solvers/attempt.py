@@ -1,13 +1,13 @@
 """One choice of homes and one order of ops as a whole schedule, with the referee's word on it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import attrs
 
 from remat_graph import Graph, Links, Schedule, Timeline, simulate
 from remat_graph.simulate import Grads
 from remat_graph.training import at_home
-from remat_solvers.gaps import Line
+from remat_solvers.gaps import Gap, Line
 from remat_solvers.handover import hand_over, judged
 from remat_solvers.protocol import Problem
 from remat_solvers.stepping import Style, ready
@@ -29,6 +29,9 @@ class Attempt:
         nbytes: device bytes in the state of ``.grad`` that needs most.
         host_nbytes: host bytes likewise.
         activation_nbytes: what its order was asked to need at most.
+        order: the ops, repeats included.
+        moves: gaps in which a value may be away.
+        stay: gaps in which none is to be.
         way: in which its copies were placed; None if each is waited for on the spot.
         over_nbytes: how far it is above the device's budget; below 0 there is room.
         over_host_nbytes: how far it is above the host's.
@@ -41,6 +44,9 @@ class Attempt:
     nbytes: int
     host_nbytes: int
     activation_nbytes: int
+    order: tuple[int, ...]
+    moves: frozenset[Gap]
+    stay: frozenset[Gap]
     way: Way | None
     over_nbytes: int
     over_host_nbytes: int
@@ -58,6 +64,7 @@ def attempt(
     order: tuple[int, ...],
     activation_nbytes: int,
     ways: Sequence[Way] = WAYS,
+    stay: Collection[Gap] = (),
 ) -> Attempt:
     """Place the copies of one choice.
 
@@ -68,6 +75,7 @@ def attempt(
         order: op indices, repeats included.
         activation_nbytes: noted with the result.
         ways: in which copies are placed, of which the fastest is taken.
+        stay: gaps in which nothing is to be away, though it may be.
     """
     graph = at_home(problem.graph, on_host)
     links = problem.links or Links()
@@ -77,7 +85,7 @@ def attempt(
     moves = []
     if problem.links is not None:
         small = problem.budget_nbytes // SMALL
-        moves = [gap for gap, _ in line.gaps if values[gap.value].nbytes > small]
+        moves = [gap for gap, _ in line.gaps if values[gap.value].nbytes > small and gap not in stay]
     placed = place_on(line, moves, problem.budget_nbytes, links, stepping.departing, ways)
     schedule = hand_over(stepping, placed, problem.budget_nbytes, links)
     if style.micro_batches == 1:
@@ -106,6 +114,9 @@ def attempt(
         nbytes=nbytes,
         host_nbytes=host_nbytes,
         activation_nbytes=activation_nbytes,
+        order=order,
+        moves=frozenset(moves),
+        stay=frozenset(stay),
         way=placed.way,
         over_nbytes=nbytes - problem.budget_nbytes,
         over_host_nbytes=0 if host_limit is None else host_nbytes - host_limit,

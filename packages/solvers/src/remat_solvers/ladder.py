@@ -10,6 +10,7 @@ Imperfect: what is moved is not known here, so orders give up what is cheap to c
 for the links what is not, wherever it lies.
 """
 
+from collections.abc import Sequence
 from operator import itemgetter
 
 import attrs
@@ -109,6 +110,12 @@ class Ladder:
         rung = Rung(nbytes=found.peak_nbytes, time_s=found.time_s, order=tuple(order.tolist()))
         self.known[rung.nbytes] = min(self.known.get(rung.nbytes, rung), rung, key=lambda r: r.time_s)
         return rung
+
+
+def repeats(order: Sequence[int]) -> list[int]:
+    """Positions of the runs that are not their op's first."""
+    first: dict[int, int] = {}
+    return [position for position, op in enumerate(order) if first.setdefault(op, position) != position]
 
 
 def _lent(graph: Graph, *, keep_gradients: bool) -> Graph:

@@ -9,7 +9,8 @@ over several steps after each other (`attempt`), and the fastest that keeps both
 The search: everything at home on the device, if that fits; what the program says, its budgets lowered by
 what the referee finds above them until it fits; then a little more and a little less on the host, each with
 the order that the program would take; from the best on, orders in either direction while that is faster.
-Where attempts are cheap, single parameters and pairs of them then change their homes while that is better.
+Where attempts are cheap, up to three parameters at a time then change their homes while that is better,
+orders all over the range are tried, and of the best ones single repeats and single moves are left out.
 What is not moved is worth a little: homes on the host must bring `WORTH` of the step against none at all.
 Some 15 attempts of 0.5 to 1 s each at 4,000 ops, most of it `transfers.place` and the referee.
 
@@ -23,8 +24,9 @@ import attrs
 
 from remat_graph import Links
 from remat_solvers.attempt import PERIODS, Attempt, attempt
+from remat_solvers.gaps import Gap
 from remat_solvers.homes import Program, Terms, whole_params
-from remat_solvers.ladder import Ladder
+from remat_solvers.ladder import Ladder, repeats
 from remat_solvers.neighbours import neighbours
 from remat_solvers.protocol import Deadline, Problem, Solution, Status
 from remat_solvers.reasons import explain, statistics
@@ -40,7 +42,9 @@ WORTH = 0.02  # of a step's time, for which parameters and states leave a device
 STREAMS_IN_BACKWARD = 0.97  # of the time without, that streaming beside the backward must promise to be tried
 MARGIN = 0.002  # of a budget, by which a repair asks for more than was missing
 GRID = 40  # shares on the host that the search tells apart
-TRIALS = 2_000  # of one parameter's or two's other homes, times ops: none where an attempt takes a second
+TRIALS = 200_000  # attempts times squared ops, for what is only worth it on short orders
+RUNGS = 40  # orders all over the range, of these
+STARTS = 3  # orders whose moves are thinned
 STEPS = (8, 24, 48)  # parts of the range of orders by which the search goes on
 
 
@@ -54,7 +58,7 @@ class Offload:
             `in_backward`, where none stays.
         micro_batches: forwards and backwards to a step of the optimizer; within the backward, the last one's.
         homes: values at home on the host, if that is settled already.
-        attempts: schedules to try, at most, before single parameters are looked at (`neighbours`).
+        attempts: schedules to try, at most; on short orders `TRIALS` adds to them.
     """
 
     name: ClassVar[str] = "offload"
@@ -121,7 +125,7 @@ class _Search:
         self.style = solver.style
         self.params = params_of(problem.graph)
         self.ladder = ladder
-        self.tried: dict[tuple[frozenset[int], tuple[int, ...]], Attempt] = {}
+        self.tried: dict[tuple[frozenset[int], tuple[int, ...], frozenset[Gap]], Attempt] = {}
         self.best: Attempt | None = None
         self.limit = solver.attempts
         self.base_s = problem.graph.time_s * solver.micro_batches
@@ -138,15 +142,17 @@ class _Search:
                 if self.best is None:  # so that it can be said what would do
                     self.attempt(self.everything(), 0)
                 self.refine()
+        if self.best is not None and self.problem.links is not None and self.lost_s(self.best) > 0.0:
+            self.deepen(self.best.on_host)
         return self.solution()
 
     def at_ease(self) -> bool:
         """Whether a plan without homes on the host costs nothing: then nothing need move."""
-        if self.best is None:
-            return False
-        timeline = self.best.timeline
-        lost_s = timeline.recomputed_s + sum(timeline.waited_s.values())
-        return lost_s <= WORTH * self.base_s
+        return self.best is not None and self.lost_s(self.best) <= WORTH * self.base_s
+
+    def lost_s(self, one: Attempt) -> float:
+        """Seconds of repeats and waits."""
+        return one.timeline.recomputed_s + sum(one.timeline.waited_s.values())
 
     def everything(self) -> frozenset[int]:
         """All that can be at home on the host."""
@@ -201,7 +207,7 @@ class _Search:
 
     def refine(self) -> None:
         """Give one parameter or two another fate, as long as that is better; for steps of few ops."""
-        self.limit = len(self.tried) + TRIALS // max(1, len(self.problem.graph.ops))
+        self.allow_trials()
         here, before = min(self.tried.values(), key=self.rank), None
         while here is not before:
             before = here
@@ -217,6 +223,10 @@ class _Search:
                     break
         if here.fits:
             self.explore(here.on_host, here.activation_nbytes, STEPS)
+
+    def allow_trials(self) -> None:
+        """Let more be tried, the more the fewer ops there are: both attempts and choices grow with them."""
+        self.limit = len(self.tried) + TRIALS // max(1, len(self.problem.graph.ops)) ** 2
 
     def repair(self, program: Program, terms: Terms) -> None:
         """Explore what the program says, its budgets lowered until it holds."""
@@ -288,15 +298,64 @@ class _Search:
         low, high = self.ladder.least.nbytes, self.ladder.top.nbytes
         activation_nbytes = min(high, max(low, activation_nbytes))
         order = self.ladder.at(activation_nbytes).order
-        known = self.tried.get((on_host, order))
+        return self.attempt_order(on_host, order, activation_nbytes, ways)
+
+    def attempt_order(
+        self,
+        on_host: frozenset[int],
+        order: tuple[int, ...],
+        activation_nbytes: int,
+        ways: Sequence[Way] = WAYS,
+        stay: frozenset[Gap] = frozenset(),
+    ) -> Attempt:
+        """Try an order, nothing being away in some of its gaps."""
+        known = self.tried.get((on_host, order, stay))
         if known is not None:
             return known
-        found = attempt(self.problem, self.style, on_host, order, activation_nbytes, ways)
-        self.tried[on_host, order] = found
+        found = attempt(self.problem, self.style, on_host, order, activation_nbytes, ways, stay)
+        self.tried[on_host, order, stay] = found
         if found.fits and (self.best is None or self.better(found, self.best)):
             self.best = found
             self.deadline.report("offload", found.timeline.time_s, self.problem.graph.time_s)
         return found
+
+    def deepen(self, on_host: frozenset[int]) -> None:
+        """Try orders all over the range, and go on from the best of them; for steps of few ops."""
+        low, high = self.ladder.least.nbytes, self.ladder.top.nbytes
+        self.allow_trials()
+        for part in range(RUNGS, -1, -1):
+            if not self.over():
+                self.attempt(on_host, low + (high - low) * part // RUNGS)
+        starts = [one for one in self.tried.values() if one.fits and one.on_host == on_host]
+        for start in sorted(starts, key=self.rank)[:STARTS]:
+            self.allow_trials()
+            self.thin(self.repeat_less(start))
+
+    def repeat_less(self, here: Attempt) -> Attempt:
+        """Leave out one repeat after the other, as long as that is better: what it made is kept or moved."""
+        before = None
+        while here is not before:
+            before = here
+            for position in repeats(before.order):
+                if self.over():
+                    return here
+                order = before.order[:position] + before.order[position + 1 :]
+                here = min(
+                    here, self.attempt_order(here.on_host, order, here.activation_nbytes), key=self.rank
+                )
+        return here
+
+    def thin(self, here: Attempt) -> None:
+        """Let one value after the other stay where it may be away, as long as that is better."""
+        before = None
+        while here is not before:
+            before = here
+            for gap in sorted(before.moves):
+                if self.over():
+                    return
+                stay = here.stay | {gap}
+                there = self.attempt_order(here.on_host, here.order, here.activation_nbytes, stay=stay)
+                here = min(here, there, key=self.rank)
 
     def better(self, one: Attempt, other: Attempt) -> bool:
         """Whether an attempt beats another: by what it is above the budgets, then by time."""
