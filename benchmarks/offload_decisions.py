@@ -3,9 +3,9 @@
     python benchmarks/offload_decisions.py [CASE ...] [--time-limit SECONDS] [--json FILE]
 
 Llama 3 8B and Qwen3 14B in bf16 with fp32 master weights and Adam's states, 1 x 8192 tokens a micro-batch,
-captured on the meta device with times of an H200 at 450 TFLOP/s. Links of 55 GB/s either way, 150 GB/s of
-host memory; an update moves 28 bytes a parameter, at 4.8 TB/s on the device. Everything is the referee's
-prediction, nothing was run. The exit status is not zero if a bound is broken:
+captured on the meta device with times and links of the platform `h200-spec`: 450 TFLOP/s, 55 GB/s either
+way, 150 GB/s of host memory. An update moves 28 bytes a parameter, at 4.8 TB/s on the device. Everything is
+the referee's prediction, nothing was run. The exit status is not zero if a bound is broken:
 
 * resident: on 134 GiB nothing of the 8B's state moves, and the overhead is at most 3 %;
 * share: on 74 GiB the plan is as fast as every share of the model set by hand, and all of it (to 0.5 %);
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
 from remat_executor.estimate import estimated_graph
-from remat_graph import Graph, H200Spec, Links, Role, Timeline, simulate
+from remat_graph import Graph, H200Spec, Role, Timeline, simulate
 from remat_graph.simulate import Grads
 from remat_graph.training import Optimized, accumulating, at_home, training_graph
 from remat_solvers import Deadline, Problem, Solution
@@ -40,8 +40,9 @@ from tests.models import import_transformers
 
 GIB = 1 << 30
 TOKENS = 8192
-LINKS = Links(to_host_nbytes_per_s=55e9, to_device_nbytes_per_s=55e9, host_nbytes_per_s=150e9)
-DEVICE_NBYTES_PER_S, UPDATE_NBYTES = 4.8e12, 28
+DEVICE = H200Spec()
+LINKS = DEVICE.links
+UPDATE_NBYTES = 28
 LIMIT_S = 60.0
 AS_FAST = 1.005  # what counts as not slower: the search's own grain
 
@@ -170,7 +171,7 @@ def step_of(name: str) -> Graph:
     """The training step: states of an Adam with fp32 master weights."""
     ids = torch.zeros(1, TOKENS, dtype=torch.long, device="meta")
     model = MODELS[name]()
-    graph = estimated_graph(model, (), {"input_ids": ids, "labels": ids}, H200Spec(flops_per_s=450e12))
+    graph = estimated_graph(model, (), {"input_ids": ids, "labels": ids}, DEVICE)
     rate = LINKS.host_nbytes_per_s
     assert rate is not None
     optimized = []
@@ -182,7 +183,7 @@ def step_of(name: str) -> Graph:
                 Optimized(
                     param=index,
                     states=(("master", 4 * count), ("exp_avg", 4 * count), ("exp_avg_sq", 4 * count)),
-                    device_time_s=moved / DEVICE_NBYTES_PER_S,
+                    device_time_s=moved / DEVICE.nbytes_per_s,
                     cpu_time_s=moved / rate,
                 )
             )

@@ -118,10 +118,10 @@ def test_a_cache_that_cannot_be_written_is_one_line(
 
 
 def test_the_times_may_be_those_of_another_device(capsys: pytest.CaptureFixture[str]) -> None:
-    """A data sheet by its name, which the plan records; what is no platform is one line."""
+    """A platform by its name, which the plan records; what is no platform is one line."""
     words = ["plan", "user_factories:pair", "--budget", "100%", "--no-zoo"]
     assert main([*words, "--platform", "h200-spec", "--out", "plan.json"]) == 0
-    assert load_plan("plan.json").platform.startswith("h200-spec (from the data sheet, not measured")
+    assert load_plan("plan.json").platform.startswith("h200-spec (by its sustained rates, not measured")
     capsys.readouterr()
     assert main([*words, "--platform", "abacus"]) == 2
     err = capsys.readouterr().err

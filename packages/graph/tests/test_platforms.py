@@ -10,6 +10,7 @@ from remat_graph import (
     BadFile,
     Flops,
     H200Spec,
+    Links,
     Measured,
     Measurement,
     OpCost,
@@ -18,6 +19,7 @@ from remat_graph import (
     UnknownPlatform,
     find_platform,
     get_platform,
+    links_of,
     load_platform,
     platform_names,
     save_platform,
@@ -120,6 +122,17 @@ def test_a_platform_survives_its_file(tmp_path):
     assert find_platform("h200-spec") == H200Spec()
 
 
+def test_a_platform_may_have_links(tmp_path):
+    """Found where they are, None where nobody knows them; a file keeps what was measured of them."""
+    expected = Links(to_host_nbytes_per_s=55e9, to_device_nbytes_per_s=55e9, host_nbytes_per_s=150e9)
+    assert expected == links_of(H200Spec())
+    assert links_of(Roofline()) is None
+    assert links_of(None) is None
+    path = tmp_path / "abacus.json"
+    save_platform(attrs.evolve(measured(), links=expected), path)
+    assert expected == links_of(load_platform(path))
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -128,6 +141,8 @@ def test_a_platform_survives_its_file(tmp_path):
         (lambda d: d.update(version=9), "version 9, newer than our 1"),
         (lambda d: d["measurements"]["mm(float32[0])"].update(time_s=-1), "a finite number from 0 on"),
         (lambda d: d["measurements"].update(x=3), "an object was wanted"),
+        (lambda d: d.update(links={"to_host_nbytes_per_s": 0}), "links: a bandwidth of 0"),
+        (lambda d: d.update(links={"to_moon": 1}), "links: unknown key 'to_moon'"),
     ],
 )
 def test_a_bad_platform_file_is_one_line(tmp_path, change, problem):
@@ -143,8 +158,9 @@ def test_a_bad_platform_file_is_one_line(tmp_path, change, problem):
     assert "\n" not in str(caught.value)
 
 
-def test_the_data_sheet_says_that_it_is_one():
-    """Rates of the maker, times that nothing reaches."""
+def test_an_h200_that_is_not_at_hand():
+    """Sustained rates, and it says so; with links, so that moves can be planned over them."""
     assert "not measured" in H200Spec().name
-    assert H200Spec().time_s(OpCost(flops=989.5e12)) == 1.0
+    assert H200Spec().time_s(OpCost(flops=450e12)) == 1.0
+    assert H200Spec(flops_per_s=989.5e12).time_s(OpCost(flops=989.5e12)) == 1.0
     assert H200Spec(flops_per_s=67e12).time_s(OpCost(read_nbytes=48 * 10**11)) == 1.0

@@ -7,7 +7,8 @@ import torch
 
 from remat_executor.meter import MemoryMeter
 from remat_graph import Lane
-from remat_offload import MachineMisuse, SimulatedMachine
+from remat_offload import HostPool, LaneFailed, MachineMisuse, SimulatedMachine
+from remat_offload.rates import measure_links
 
 
 def laid_out(size: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -132,3 +133,32 @@ def test_links_carry_something(nbytes_per_s: float) -> None:
     """A link without bandwidth is a mistake, and starts no thread."""
     with pytest.raises(MachineMisuse, match="it must be positive, or None"):
         SimulatedMachine(to_device_nbytes_per_s=nbytes_per_s)
+
+
+def test_the_links_that_are_measured_are_those_that_were_set() -> None:
+    """Each direction alone and beside the other; whoever measures can only lose time, never gain any."""
+    to_host, to_device = 2e7, 4e7
+    with HostPool(1 << 22) as pool, SimulatedMachine(to_host, to_device) as machine:
+        links = measure_links(machine, pool)
+        assert pool.statistics.lent_nbytes == 0
+    for expected, measured in (
+        (to_host, links.to_host_nbytes_per_s),
+        (to_device, links.to_device_nbytes_per_s),
+        (to_host, links.to_host_duplex_nbytes_per_s),
+        (to_device, links.to_device_duplex_nbytes_per_s),
+    ):
+        assert measured is not None
+        assert 0.7 * expected <= measured <= 1.02 * expected
+    # Copies this slow take next to nothing from an optimizer.
+    assert links.host_nbytes_per_s is None or links.host_nbytes_per_s > 5 * (to_host + to_device)
+
+
+def test_a_link_that_fails_while_it_is_measured() -> None:
+    """Told by its name."""
+
+    class Broken(SimulatedMachine):
+        def copy(self, lane, destination, source, after=(), name=""):  # type: ignore[no-untyped-def]
+            return self.work(lambda: 1 / 0, after, "a broken copy")
+
+    with pytest.raises(LaneFailed, match="a broken copy"), HostPool(1 << 20) as pool, Broken() as machine:
+        measure_links(machine, pool)

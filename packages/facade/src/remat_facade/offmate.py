@@ -27,7 +27,7 @@ from remat_facade.planner import PLANNING_S, Progress, silent, versions
 from remat_graph import Grads, Graph, Links, simulate
 from remat_graph.errors import BadBudget
 from remat_graph.plan import Plan
-from remat_graph.platform import Platform
+from remat_graph.platform import Platform, links_of
 from remat_graph.training import accumulating, at_home
 from remat_graph.units import format_nbytes, parse_nbytes, resolve_budget
 from remat_offload import CudaMachine, HostPool, HostPoolStatistics, Machine, SimulatedMachine
@@ -63,7 +63,7 @@ class Offmate(Rockmate):
         weights: a safetensors file or a mapping, for a model on the meta device.
         machine: the device and its links; None for the sample's device, simulated if that is the CPU.
         pool: lends the host's memory, as much as its capacity, instead of one made for `host_budget`.
-        links: bandwidths, instead of measuring them.
+        links: bandwidths, instead of those of the platform, or measuring them.
         sample_kwargs: as for `Rockmate`, and so are the others.
 
     Raises:
@@ -125,7 +125,7 @@ class Offmate(Rockmate):
             budget=budget,
             reserve_nbytes=reserve_nbytes + _lent_nbytes(model, (args, kwargs), machine.device),
             host_budget_nbytes=pool.statistics.capacity_nbytes,
-            links=links or measure_links(machine, pool),
+            links=links or links_of(platform) or measure_links(machine, pool),
             training=training,
             time_limit_s=chosen.time_limit_s,
             platform=platform.name if platform is not None else f"{device.type}, measured",

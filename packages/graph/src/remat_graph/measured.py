@@ -9,10 +9,12 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import attrs
 
 from remat_graph.jsonfile import Reader, read_json, write_json
+from remat_graph.lanes import Links
 from remat_graph.platform import OpCost, Platform, Roofline, get_platform
 
 FORMAT, VERSION = "remat-platform", 1
@@ -49,12 +51,14 @@ class Measured:
         date: when, as ``2026-11-22``.
         versions: of what ran there, such as torch.
         measurements: by the keys of their costs; any iterable of them makes one.
+        links: what lies between the device and its host, if that was measured.
     """
 
     device: str
     date: str
     versions: Mapping[str, str] = attrs.field(factory=dict)
     measurements: Mapping[str, Measurement] = attrs.field(converter=_by_key)
+    links: Links | None = None
     _roofline: Roofline = attrs.field(init=False)
     _slower: Mapping[str, float] = attrs.field(init=False)  # by name of operator; "" is any
 
@@ -106,7 +110,7 @@ def _operator(key: str) -> str:
 
 def save_platform(platform: Measured, path: str | os.PathLike[str]) -> None:
     """Write a platform; an existing file is replaced in one go."""
-    data = {
+    data: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "device": platform.device,
@@ -123,6 +127,9 @@ def save_platform(platform: Measured, path: str | os.PathLike[str]) -> None:
             for key, m in sorted(platform.measurements.items())
         },
     }
+    if platform.links is not None:
+        rates = attrs.asdict(platform.links)
+        data["links"] = {name: rate for name, rate in rates.items() if rate is not None}
     write_json(data, path)
 
 
@@ -150,7 +157,16 @@ def load_platform(path: str | os.PathLike[str]) -> Measured:
         date=reader.get("date").text(),
         versions={key: reader.get("versions").get(key).text() for key in reader.get("versions").mapping()},
         measurements=[_measurement(key, measurements.get(key)) for key in measurements.mapping()],
+        links=reader.maybe("links", _links),
     )
+
+
+def _links(reader: Reader) -> Links:
+    rates = {name: reader.get(name).seconds() for name in reader.mapping()}
+    reader.known(frozenset(attrs.fields_dict(Links)))
+    if min(rates.values(), default=1.0) <= 0.0:
+        reader.fail("a bandwidth of 0; leave out what was not measured")
+    return Links(**rates)
 
 
 def _measurement(key: str, reader: Reader) -> Measurement:

@@ -1,8 +1,8 @@
 """Cost platforms: seconds of an op from what it computes and moves, for a device that is not at hand.
 
-A platform is anything with a `name` and `time_s(cost)`. Third parties register classes under the entry-point
-group ``remat.platforms``; times that are measured where the plan is made need no platform, those of another
-device are `measured.Measured`.
+A platform is anything with a `name` and `time_s(cost)`; one that has `links` too has moves planned over them.
+Third parties register classes under the entry-point group ``remat.platforms``; times that are measured where
+the plan is made need no platform, those of another device are `measured.Measured`.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ import attrs
 
 from remat_graph.errors import UnknownPlatform
 from remat_graph.ir import Graph
+from remat_graph.lanes import Links
 
 GROUP = "remat.platforms"
 
@@ -94,28 +95,40 @@ class Roofline:
         return max(cost.flops / self.flops_per_s, moved_s) + self.launch_s
 
 
+def _h200_links() -> Links:
+    return Links(to_host_nbytes_per_s=55e9, to_device_nbytes_per_s=55e9, host_nbytes_per_s=150e9)
+
+
 @attrs.frozen(kw_only=True)
 class H200Spec:
-    """NVIDIA's data sheet of the H200 SXM, and nothing measured: times are shorter than any real ones.
+    """An NVIDIA H200 SXM in its host, by rates that its kind sustains; nothing was measured.
 
     Attributes:
-        flops_per_s: dense, without sparsity; by default bf16 on tensor cores (989.5e12; TF32 has 494.7e12,
-            float32 67e12).
-        nbytes_per_s: of its HBM3e.
+        flops_per_s: of bf16 matrix products, by default less than half of the data sheet's 989.5e12, which no
+            training reaches. (TF32 has half of it there, float32 67e12.)
+        nbytes_per_s: of its HBM3e, by the data sheet.
+        links: PCIe of the fifth generation, each way, and the memory of its host.
     """
 
-    flops_per_s: float = attrs.field(default=989.5e12, converter=float, validator=_rate)
+    flops_per_s: float = attrs.field(default=450e12, converter=float, validator=_rate)
     nbytes_per_s: float = attrs.field(default=4.8e12, converter=float, validator=_rate)
+    links: Links = attrs.field(factory=_h200_links, validator=attrs.validators.instance_of(Links))
 
     @property
     def name(self) -> str:
-        """Says that it is a data sheet."""
+        """Says that nothing was measured."""
         rates = f"{self.flops_per_s:g} FLOP/s, {self.nbytes_per_s:g} B/s"
-        return f"h200-spec (from the data sheet, not measured: {rates})"
+        return f"h200-spec (by its sustained rates, not measured: {rates})"
 
     def time_s(self, cost: OpCost) -> float:
-        """The longer of computing and moving at the rates of the data sheet."""
+        """The longer of computing and moving."""
         return Roofline(flops_per_s=self.flops_per_s, nbytes_per_s=self.nbytes_per_s).time_s(cost)
+
+
+def links_of(platform: Platform | None) -> Links | None:
+    """What lies between a platform and its host: its attribute `links`, which it need not have."""
+    links: Links | None = getattr(platform, "links", None)
+    return links
 
 
 def platform_names() -> tuple[str, ...]:
