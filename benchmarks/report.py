@@ -319,6 +319,33 @@ def device(data: dict[str, Any]) -> Iterator[str]:
     yield from table(header.split(", "), rows)
 
 
+def moving(data: dict[str, Any]) -> Iterator[str]:
+    """What an accelerator measured where values move; see gpu_offload.py."""
+    yield f"## Moving: {data['device']}\n"
+    rates = ["; ".join(f"{lane} {rate / 1e9:.1f}" for lane, rate in row.items()) for row in data["rates"]]
+    yield (
+        "`hatch run bench-gpu-offload`: training all of a model with fp32 masters and Adam's states, within a "
+        "share of what eager takes. Hidden is the share of the optimizer that adds nothing to a step. "
+        f"GB/s: {', '.join(rates)}, each group at once.\n"
+    )
+    yield made_with(data)
+    header = (
+        "model, method, budget, tokens/s, step s, predicted s, device GiB, of a budget of, host GiB, hidden"
+    )
+    rows = []
+    for row in data["rows"]:
+        cells = [row["model"], row["method"], filled(row["fraction"], percent)]
+        if row["note"]:
+            rows.append([*cells, row["note"], *[""] * 6])
+            continue
+        cells.append(f"{row['tokens_per_s']:.0f}")
+        cells += [filled(row[key], lambda seconds: f"{seconds:.3f}") for key in ("step_s", "predicted_s")]
+        sizes = ("peak_nbytes", "budget_nbytes", "host_nbytes")
+        cells += [filled(row[key], lambda nbytes: f"{nbytes / (1 << 30):.2f}") for key in sizes]
+        rows.append([*cells, filled(row["hidden"], percent)])
+    yield from table(header.split(", "), rows)
+
+
 PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]]] = {
     "results": (
         "# Results\n\nEvery figure here was printed by a command of this repository: `hatch run exact`.\n",
@@ -342,7 +369,11 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
 def main() -> int:
     """Write the pages from whatever results are there; what is of no known kind is a device's."""
     known = {name for _, sections in PAGES.values() for name in sections}
-    devices = {path.stem: device for path in sorted(RESULTS.glob("*.json")) if path.stem not in known}
+    devices = {
+        path.stem: moving if path.stem.endswith("-offload") else device
+        for path in sorted(RESULTS.glob("*.json"))
+        if path.stem not in known
+    }
     for page, (head, sections) in PAGES.items():
         lines = [head]
         for name, section in {**sections, **(devices if page == "benchmarks" else {})}.items():

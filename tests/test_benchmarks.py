@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-HELPERS = {"peer_models", "record", "report"}  # have no arguments; report rewrites the docs
+HELPERS = {"offload_ways", "peer_models", "record", "report"}  # have no arguments; report rewrites the docs
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
 
 
@@ -48,3 +48,18 @@ def test_a_row_of_the_acceptance(ranks: int, tmp_path: Path) -> None:
         assert row["parts"] > 1
         assert row["budget_nbytes"] >= row["metered_nbytes"]
         assert row["repeats"] > 0
+
+
+def test_training_that_moves_on_a_tiny_model(tmp_path: Path) -> None:
+    """Each way of training gives its row, within its budgets."""
+    run("gpu_offload.py", "--tiny", "--out", str(tmp_path))
+    (file,) = tmp_path.iterdir()
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["method"] for row in rows] == ["eager", "offmate", "cpu step", "save_on_cpu", "offmate"]
+    assert [row["note"] for row in rows] == [""] * len(rows)
+    for row in rows:
+        assert row["tokens_per_s"] > 0
+        if row["method"] == "offmate":
+            assert row["on_host_nbytes"] > 0
+            assert row["budget_nbytes"] >= row["peak_nbytes"] > 0
+            assert row["host_budget_nbytes"] >= row["host_nbytes"] > 0
