@@ -324,8 +324,8 @@ def moving(data: dict[str, Any]) -> Iterator[str]:
     yield f"## Moving: {data['device']}\n"
     rates = ["; ".join(f"{lane} {rate / 1e9:.1f}" for lane, rate in row.items()) for row in data["rates"]]
     yield (
-        "`hatch run bench-gpu-offload`: training all of a model with fp32 masters and Adam's states, within a "
-        "share of what eager takes. Hidden is the share of the optimizer that adds nothing to a step. "
+        "`hatch run bench-gpu-offload`: training all of a model with fp32 masters and Adam's states, within "
+        "a share of what eager takes. Hidden is the share of the optimizer that adds nothing to a step. "
         f"GB/s: {', '.join(rates)}, each group at once.\n"
     )
     yield made_with(data)

@@ -5,6 +5,7 @@ which another package brings.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -57,6 +58,10 @@ class Handlers(Protocol):
 
     def enter(self) -> None:
         """A call begins: the module's tensors are about to be looked at."""
+        ...
+
+    def original(self) -> AbstractContextManager[object]:
+        """In it the original module can run on the device, whatever of it is at home elsewhere."""
         ...
 
     def begin(self, step: Any) -> StepHandler:

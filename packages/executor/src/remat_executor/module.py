@@ -1,5 +1,6 @@
 """The planned module: runs plans in the place of the original, and is it in all else."""
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -185,12 +186,10 @@ class PlannedModule(nn.Module):
             tensors = called_with(snapshot.owned, padded, named)
             reason = reason_for_original(tensors) or snapshot.objection
         if reason is not None:
-            planning.count_original(reason)
-            return module(*args, **kwargs)
+            return planning.run_original(module, args, kwargs, reason)
         step = planning.step_for(module, tensors, snapshot.signature(tensors))
         if step is None:
-            planning.count_original("nothing that it returns requires a gradient")
-            return module(*args, **kwargs)
+            return planning.run_original(module, args, kwargs, "nothing that it returns requires a gradient")
         self.runs["planned"] += 1
         output = step.run(tensors)
         return output if cut is None else cut(output)
@@ -224,18 +223,30 @@ class PlannedModule(nn.Module):
 
     def _watching(self, method: Any) -> Any:
         """A method of the original's, which calls the original: without a plan, so that is counted."""
+        under_way: list[contextlib.ExitStack] = []
 
-        def note(module: nn.Module, args: Any) -> None:
+        def begin(module: nn.Module, args: Any) -> None:
             if torch.is_grad_enabled():
                 self._remat.count_original(f"its method {method.__name__} calls it")
+            under_way.append(contextlib.ExitStack())
+            under_way[-1].enter_context(self._remat.original())
+
+        def end(module: nn.Module, args: Any, output: Any) -> None:
+            under_way.pop().close()
 
         @functools.wraps(method)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            hook = self.module.register_forward_pre_hook(note)
+            hooks = [
+                self.module.register_forward_pre_hook(begin),
+                self.module.register_forward_hook(end, always_call=True),
+            ]
             try:
                 return method(*args, **kwargs)
             finally:
-                hook.remove()
+                for hook in hooks:
+                    hook.remove()
+                while under_way:  # a hook of somebody's may have raised in between
+                    under_way.pop().close()
 
         return watched
 

@@ -1,8 +1,10 @@
 """Plans for the ways in which a module is called: made when one is first needed, kept, found again."""
 
+import contextlib
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 import attrs
@@ -168,6 +170,18 @@ class Planning:
         self.runs["original"] += 1
         if torch.is_grad_enabled():  # otherwise there is nothing to plan, and that is no news
             self._say_once("original", f"the original module runs without a plan: {reason}")
+
+    def original(self) -> contextlib.AbstractContextManager[object]:
+        """In it the original can run."""
+        return contextlib.nullcontext() if self.handlers is None else self.handlers.original()
+
+    def run_original(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
+    ) -> Any:
+        """Run it in the place of a plan, and note why."""
+        self.count_original(reason)
+        with self.original():
+            return module(*args, **kwargs)
 
     def _note_dropped(self) -> None:
         if self.steps.dropped > self.runs["dropped"]:

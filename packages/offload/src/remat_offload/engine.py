@@ -99,6 +99,7 @@ class Engine:
         self.params: tuple[nn.Parameter, ...] = ()
         self.residents: dict[str, Resident] = {}
         self._homes: list[tuple[str, nn.Parameter]] = []
+        self._moved: dict[nn.Parameter, str] = {}
         self._device_layouts: dict[str, Layout] = {}
         self._in_flight: list[nn.Parameter] = []
         self._latest: PlannedStep | None = None
@@ -124,6 +125,7 @@ class Engine:
             resident = self.house(value.name, param.untyped_storage().nbytes(), Layout.of(param))
             resident.whole.copy_(_bytes_of(param.data))
             param.data = resident.tensor
+            self._moved[param] = value.name
             if param.grad is not None:
                 param.grad = param.grad.to("cpu")
 
@@ -163,6 +165,42 @@ class Engine:
                 self.wait()
                 resident.tensor.copy_(param.data)
                 param.data = resident.tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where it brings what moves."""
+        return self.machine.device
+
+    def moves(self, param: nn.Parameter) -> bool:
+        """Whether a parameter is at home on the host; see `Lender`."""
+        return param in self._moved
+
+    def lend(self, param: nn.Parameter) -> Tensor:
+        """A copy of a moved parameter, on the device, for compute that is given from now on."""
+        name = self._moved[param]
+        resident = self.residents[name]
+        there, ticket = self.bring(name)
+        self.machine.hold(ticket)
+        return resident.layout.on(there)
+
+    def take_home(self, param: nn.Parameter, lent: Tensor) -> None:
+        """Let a moved parameter be what its copy is."""
+        name = self._moved[param]
+        resident = self.residents[name]
+        after = resident.before_writing()
+        resident.written = self.machine.copy(
+            Lane.TO_HOST, resident.whole, _bytes_of(lent), after, f"{name} to the host"
+        )
+        self.machine.hold(resident.written)
+
+    def bring(self, name: str) -> tuple[Tensor, Ticket]:
+        """The bytes of a resident on the device, and their copy, which comes after what writes them."""
+        resident = self.residents[name]
+        there = self.machine.allocate((resident.whole.numel(),), (1,), torch.uint8)
+        after = [] if resident.written is None else [resident.written]
+        ticket = self.machine.copy(Lane.TO_DEVICE, there, resident.whole, after, f"{name} to the device")
+        resident.read = ticket
+        return there, ticket
 
     def land(self) -> None:
         """Let parameters be ordinary again; what is under way goes on."""
@@ -275,20 +313,17 @@ class Transfers:
 
     def fetch(self, transfer: Transfer) -> Tensor:
         """Bring a value from the host."""
-        value = transfer.value
+        value, name = transfer.value, self.graph.values[transfer.value].name
         resident = self.resident(value)
-        if resident is None:
-            whole, layout = self.away[value], self.layouts[value]
-            after = [self.tickets[Transfer(value, Lane.TO_HOST)]]
-        else:
-            whole, layout = resident.whole, resident.layout
-            after = [] if resident.written is None else [resident.written]
-        there = self.machine.allocate((whole.numel(),), (1,), torch.uint8)
-        name = f"{self.graph.values[value].name} to the device"
-        ticket = self.machine.copy(Lane.TO_DEVICE, there, whole, after, name)
-        self.tickets[transfer] = ticket
         if resident is not None:
-            resident.read = ticket
+            there, self.tickets[transfer] = self.engine.bring(name)
+            return resident.layout.on(there)
+        whole, layout = self.away[value], self.layouts[value]
+        there = self.machine.allocate((whole.numel(),), (1,), torch.uint8)
+        after = [self.tickets[Transfer(value, Lane.TO_HOST)]]
+        self.tickets[transfer] = self.machine.copy(
+            Lane.TO_DEVICE, there, whole, after, f"{name} to the device"
+        )
         return layout.on(there)
 
     def hand_over(self, value: int) -> Tensor:

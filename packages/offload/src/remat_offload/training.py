@@ -23,6 +23,7 @@ from remat_offload.engine import Engine, Layout, Transfers
 from remat_offload.errors import OffloadMisuse
 from remat_offload.inflight import drop_gradient
 from remat_offload.lanes import Machine
+from remat_offload.lending import Lending
 from remat_offload.pool import HostPool
 from remat_offload.states import States
 
@@ -115,6 +116,11 @@ class Training:
         if self.in_backward:
             torch_private.mark_stepped(self.optimizer)  # which its backward will do
         return self.engine.begin(step)
+
+    def original(self) -> Lending:
+        """In it the original can run; see `Handlers`."""
+        self.enter()
+        return Lending(self.engine)
 
     # -- in the place of the optimizer's methods
 
