@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import BadInput, CaptureError, MemoryMeter, PlannedModule, RematWarning, UnplannedUse
+from remat_executor.snapshot import Snapshot
+from remat_executor.tensors import collect
 from tests.planners import repeat_at_random
 
 
@@ -802,3 +804,18 @@ def test_an_index_reaches_the_originals_submodules(cache: Path) -> None:
     with pytest.raises(TypeError, match="not subscriptable"):
         plain[0]
     assert plain
+
+
+def test_what_moves_is_under_the_autocast_of_where_it_runs():
+    """Weights on the host say nothing of it."""
+    module, x = nn.Linear(2, 2), torch.ones(1, 2)
+    snapshot, tensors = Snapshot.take(module), collect(module, (x,), {})
+    devices = (None, torch.device("cuda"))
+    before = [snapshot.signature(tensors, device) for device in devices]
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        after = [snapshot.signature(tensors, device) for device in devices]
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert before[0] == after[0]
+    assert "flags" in before[1].changes(after[1])

@@ -1,6 +1,7 @@
 """What cannot be done is said in one line, and training stands where it stood."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 from remat_executor.errors import UnplannedUse
 from remat_facade.errors import NoRoom
+from remat_graph import Lane
 from remat_offload import LaneFailed, RefusedOptimizer, SimulatedMachine
 from remat_offload.errors import OffloadMisuse
 from tests.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
@@ -141,6 +143,46 @@ def test_forwards_without_a_backward_give_back_what_they_sent():
     for i in range(10):
         ours.model(**BATCHES(i))
     assert before == ours.model.host.lent_nbytes
+
+
+class Leaving(SimulatedMachine):
+    """Notes which copies nobody holds, and which tensors it is told of."""
+
+    def __init__(self):
+        super().__init__()
+        self.free = {}
+        self.left = set()
+
+    def copy(self, lane, destination, source, after=(), name=""):
+        """Copy, and note what of it is on the device."""
+        ticket = super().copy(lane, destination, source, after, name)
+        self.free[ticket] = (source if lane is Lane.TO_HOST else destination).data_ptr()
+        return ticket
+
+    def hold(self, ticket):
+        """Hold; nobody else need know of that copy."""
+        super().hold(ticket)
+        self.free.pop(ticket, None)
+
+    def leave(self, tensor):
+        """Note it."""
+        self.left.add(tensor.data_ptr())
+
+
+def test_copies_that_nobody_holds_are_told_of():
+    """A forward whose backward never runs has fetched what that would have read."""
+    machine = Leaving()
+    ours = run("60%", machine=machine)
+    machine.free.clear()
+    ours.model(**BATCHES(0))
+    unheld = set(machine.free.values())
+    gc.collect()
+    assert unheld
+    assert unheld <= machine.left
+    machine.left.clear()
+    ours.train(2)
+    gc.collect()
+    assert machine.left == set()
 
 
 class Failing(SimulatedMachine):

@@ -112,6 +112,23 @@ def test_a_ticket_is_issued_before_it_is_done(machine: CudaMachine) -> None:
     assert ticket.query()
 
 
+def test_a_copy_is_issued_at_once_where_that_is_in_order(machine: CudaMachine, cuda: FakeCuda) -> None:
+    """Not before what it waits for on the host, nor before an earlier copy of its lane."""
+    machine.copy(Lane.TO_HOST, torch.empty(1), torch.empty(1))
+    assert "to_host records to_host/0" == cuda.log[-1]
+    gate = threading.Event()
+    work = machine.work(lambda: gate.wait(60))
+    first = machine.copy(Lane.TO_HOST, torch.empty(1), torch.empty(1), after=[work])
+    second = machine.copy(Lane.TO_HOST, torch.empty(1), torch.empty(1))
+    machine.copy(Lane.TO_DEVICE, torch.empty(1), torch.empty(1))
+    assert not first.has_run()
+    assert not second.has_run()
+    assert "to_device records to_device/0" == cuda.log[-1]
+    gate.set()
+    second.issued()
+    assert ["to_host records to_host/1", "to_host waits for compute/2"] == cuda.log[-3:-1]
+
+
 def test_holding_a_copy(machine: CudaMachine, cuda: FakeCuda) -> None:
     """The compute stream waits for the copy's event, the host for no more than that there is one."""
     gate = threading.Event()
@@ -152,6 +169,18 @@ def test_draining_waits_for_the_streams(machine: CudaMachine, cuda: FakeCuda) ->
     machine.copy(Lane.TO_HOST, torch.empty(1), torch.empty(1))
     machine.drain()
     assert ["to_host is waited for", "to_device is waited for"] == cuda.log[-2:]
+
+
+def test_what_is_left_is_the_allocators(machine: CudaMachine) -> None:
+    """It asks the streams of both directions before the memory is lent again."""
+    asked = []
+
+    class Left:
+        def record_stream(self, stream: FakeStream) -> None:
+            asked.append(stream.name)
+
+    machine.leave(Left())  # type: ignore[arg-type]
+    assert ["to_host", "to_device"] == asked
 
 
 @pytest.mark.cuda

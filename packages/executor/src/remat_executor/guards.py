@@ -102,14 +102,19 @@ def storages(owned: Owned) -> dict[int, int]:
     return first
 
 
-def signature(tensors: Tensors, own: OwnSignature, owned_storages: Mapping[int, int]) -> Signature:
+def signature(
+    tensors: Tensors, own: OwnSignature, owned_storages: Mapping[int, int], device: torch.device | None = None
+) -> Signature:
     """Read the signature of a call.
 
     Args:
         tensors: the module's and the call's.
         own: the module's share.
         owned_storages: what `storages` says of the module.
+        device: where it runs; None: where the module is.
     """
+    if device is None:
+        device = tensors.flat[0].device if tensors.flat else torch.device("cpu")
     inputs = tensors.inputs
     first = {torch_private.storage_id(t): -1 - i for i, t in reversed(list(enumerate(inputs)))}
     first.update(owned_storages)
@@ -123,7 +128,7 @@ def signature(tensors: Tensors, own: OwnSignature, owned_storages: Mapping[int, 
         ),
         constants=tuple(exactly(c) for c in tensors.constants),
         spec=str(tensors.spec),
-        flags=global_flags(tensors.flat[0].device.type if tensors.flat else "cpu"),
+        flags=global_flags(device.type),
     )
 
 

@@ -122,7 +122,7 @@ class PlannedModule(nn.Module):
         )
         self._attach(model, planning)
         with torch.enable_grad():
-            seen = planning.look_at(model).signature(tensors)
+            seen = planning.seen(planning.look_at(model), tensors)
             planning.plan(model, tensors, seen)
         planning.forward = torch_private.unseen_by_dynamo(PlannedModule.forward)
 
@@ -187,7 +187,7 @@ class PlannedModule(nn.Module):
             reason = reason_for_original(tensors) or snapshot.objection
         if reason is not None:
             return planning.run_original(module, args, kwargs, reason)
-        step = planning.step_for(module, tensors, snapshot.signature(tensors))
+        step = planning.step_for(module, tensors, planning.seen(snapshot, tensors))
         if step is None:
             return planning.run_original(module, args, kwargs, "nothing that it returns requires a gradient")
         self.runs["planned"] += 1

@@ -91,6 +91,10 @@ class Planning:
                 snapshot = self.snapshot = Snapshot.take(module)
         return snapshot
 
+    def seen(self, snapshot: Snapshot, tensors: Tensors) -> Signature:
+        """The signature of a call; what moves does not run where it is."""
+        return snapshot.signature(tensors, None if self.handlers is None else self.device)
+
     def step_for(self, module: nn.Module, tensors: Tensors, seen: Signature) -> PlannedStep | None:
         """The step for a call of this kind, or None; the first one is planned, and that is said."""
         step: PlannedStep | None = self.steps.get(seen)
@@ -148,7 +152,7 @@ class Planning:
         plan = same or self.planner(graph)
         if self.handlers is not None:
             graph = self.handlers.settle(graph, frozenset(plan.on_host), tensors)
-            seen = self.look_at(module).signature(tensors)  # some of its tensors are elsewhere now
+            seen = self.seen(self.look_at(module), tensors)  # some of its tensors are elsewhere now
 
         def build(plan: Plan) -> PlannedStep:
             _believe(graph, plan)

@@ -12,6 +12,7 @@ from operator import call, is_, itemgetter
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor, nn
 
 from remat_executor import torch_private
@@ -56,9 +57,9 @@ class Snapshot:
             holds=_Unchanged(owned, room).look if readable else bool,
         )
 
-    def signature(self, tensors: Tensors) -> Signature:
-        """The signature of a call of the module with these tensors."""
-        return signature(tensors, self.own, self.storages)
+    def signature(self, tensors: Tensors, device: torch.device | None = None) -> Signature:
+        """The signature of a call of the module with these tensors, on a device if not where they are."""
+        return signature(tensors, self.own, self.storages, device)
 
 
 class _Unchanged:

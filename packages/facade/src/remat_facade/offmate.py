@@ -300,10 +300,10 @@ def _host_nbytes(host_budget: int | str | None) -> int:
 
 
 def _lent_nbytes(model: nn.Module, call: Any, device: torch.device) -> int:
-    """Bytes of buffers and inputs on the device, each storage once."""
+    """Bytes of buffers, which are brought to the device, and of inputs there, each storage once."""
+    inputs = (tensor for tensor in tensors_of(call) if tensor.device == device)
     found = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in (*model.buffers(), *tensors_of(call))
-        if tensor.device == device
+        for tensor in (*model.buffers(), *inputs)
     }
     return sum(found.values())

@@ -1,12 +1,14 @@
 """A machine with a CUDA device: one stream a direction, events between streams, no wait for the whole device.
 
-A lane's thread *issues* a copy: it waits on the host for CPU work alone, lets its stream wait for the rest,
-and records an event after the copy. The ticket waits for the thread first, then for the event.
+A copy is *issued*: its stream is told to wait for events, and an event is recorded after it. That is done at
+once if nothing is before it that only the host can wait for; else the lane's thread waits on the host for
+that CPU work, and issues it then. A ticket is waited for in two parts: until it is issued, then its event.
 
 **Memory.** PyTorch's allocator lends a freed block again at once, in the order of the stream that it was
 allocated on, not of the copies. So before it drops either tensor of a copy the caller calls ``hold(ticket)``
-on the stream that it computes on; what is computed next in that memory then follows the copy. Host memory
-should be pinned (``HostPool`` does that): from other memory copies are slow and hold their lane.
+on the stream that it computes on; what is computed next in that memory then follows the copy. Where nobody
+will, a call having failed, say, ``leave`` has the allocator ask the streams. Host memory should be pinned
+(``HostPool`` does that): from other memory copies are slow and hold their lane.
 
 It was written without a device at hand: it is tested with a stand-in for ``torch.cuda``, and by tests marked
 ``cuda``.
@@ -46,6 +48,11 @@ class CudaMachine(LanedMachine):
     def discard(self, tensor: torch.Tensor) -> None:
         """Do nothing: memory goes with its last reference, once every copy of it is held (see the module)."""
 
+    def leave(self, tensor: torch.Tensor) -> None:
+        """Let PyTorch's allocator ask both streams before it lends the memory again."""
+        for stream in self._streams.values():
+            tensor.record_stream(stream)
+
     def copy(
         self,
         lane: Lane,
@@ -70,7 +77,7 @@ class CudaMachine(LanedMachine):
                 copied: Event = stream.record_event()
             return copied
 
-        return self._put(lane, name or "copy", issue, after)
+        return self._put(lane, name or "copy", issue, after, at_once=True)
 
     def hold(self, ticket: Ticket) -> None:
         """Let the caller's current stream wait for a copy once it is issued; wait here for CPU work."""

@@ -7,7 +7,7 @@ the update of a parameter on the CPU, the copy that brought an activation.
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, cast
 
 import attrs
@@ -106,13 +106,16 @@ class Engine:
 
     # -- between calls
 
-    def settle(self, graph: Graph, params: Sequence[nn.Parameter]) -> None:
-        """Bring every parameter to its home.
+    def settle(self, graph: Graph, params: Sequence[nn.Parameter], buffers: Iterable[Tensor] = ()) -> None:
+        """Bring every parameter to its home, and buffers to the device.
 
         Args:
             graph: a training step; parameters come first among its values, in the order of `params`.
             params: the distinct parameters of the model.
+            buffers: its buffers.
         """
+        for buffer in buffers:
+            buffer.data = buffer.data.to(self.machine.device)
         self.params = tuple(params)
         values = graph.values[: len(self.params)]
         self._homes = [(value.name, param) for value, param in zip(values, self.params, strict=True)]
@@ -264,18 +267,23 @@ class Transfers:
         self.away: dict[int, Tensor] = {}  # bytes on the host of values that do not live there
         self.layouts: dict[int, Layout] = {}  # how they lay on the device
         self.reading: dict[int, Ticket] = {}  # updates on the CPU, by the gradients that they read
-        # A call whose backward never runs leaves activations behind.
-        weakref.finalize(self, _abandon, engine.pool, self.graph, self.away, self.tickets)
+        self.flying: dict[Transfer, Tensor] = {}  # on the device, being copied: nobody has waited yet
+        # A call whose backward never runs leaves activations behind, and copies.
+        weakref.finalize(
+            self, _abandon, engine.pool, engine.machine, self.graph, self.away, self.tickets, self.flying
+        )
 
     def carry_out(self, step: Action, live: dict[int, Tensor]) -> Sequence[Tensor | None]:
         """See `StepHandler`."""
         match step:
             case Start(transfer) if transfer.lane is Lane.TO_HOST:
+                self.flying[transfer] = live[transfer.value]
                 self.send(transfer, live[transfer.value])
             case Start(transfer):
-                live[transfer.value] = self.fetch(transfer)
+                live[transfer.value] = self.flying[transfer] = self.fetch(transfer)
             case Wait(transfer):
                 self.machine.hold(self.tickets[transfer])
+                self.flying.pop(transfer, None)
             case Free(value):
                 self.machine.discard(live.pop(value))
             case FreeHost(value):
@@ -387,8 +395,15 @@ def _let_go(
 
 
 def _abandon(
-    pool: HostPool, graph: Graph, away: dict[int, Tensor], tickets: Mapping[Transfer, Ticket]
+    pool: HostPool,
+    machine: Machine,
+    graph: Graph,
+    away: dict[int, Tensor],
+    tickets: Mapping[Transfer, Ticket],
+    flying: Mapping[Transfer, Tensor],
 ) -> None:
+    for tensor in flying.values():
+        machine.leave(tensor)
     for value in list(away):
         _let_go(pool, graph, away, tickets, value)
 

@@ -58,6 +58,13 @@ class Machine(Protocol):
         """Say that nobody will read a device tensor, or any other of its storage, again."""
         ...
 
+    def leave(self, tensor: torch.Tensor) -> None:
+        """Say that copies of a device tensor may be under way which nobody will hold.
+
+        Its memory is used again only after those given so far, whoever drops it.
+        """
+        ...
+
     def copy(
         self,
         lane: Lane,

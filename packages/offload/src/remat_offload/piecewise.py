@@ -85,7 +85,11 @@ class PiecewiseStep:
             grad.mul_(scale.to(grad.device))
         before = None
         if self._before is not None:
-            before = {n: states[n] if n in states else _fresh(value) for n, value in self._before.items()}
+            # Kernels that count steps where they run must find the count there; others keep it on the CPU.
+            there = data.device if self._settings.get("fused") or self._settings.get("capturable") else None
+            before = {
+                n: states[n] if n in states else _fresh(value, there) for n, value in self._before.items()
+            }
         target, gradient = (data, grad) if master is None else (master, self._widened(grad, master))
         self._after = step_tensor(self._optimizer, self._settings, target, gradient, copy.copy(before))
         put(self._after or {}, states, before or {})
@@ -147,8 +151,10 @@ def put(after: State, states: Mapping[str, torch.Tensor], before: State) -> None
         states[name].copy_(value)
 
 
-def _fresh(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+def _fresh(value: Any, device: torch.device | None) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value)
+    return value.to(device or value.device, copy=True)
 
 
 def _alike(old: Any, new: Any) -> bool:

@@ -97,6 +97,10 @@ class Recorder:
         self._touch("discard", writes=(tensor,))
         self._machine.discard(tensor)
 
+    def leave(self, tensor: torch.Tensor) -> None:
+        """Hand it on: nobody's memory changes hands."""
+        self._machine.leave(tensor)
+
     def copy(
         self,
         lane: Lane,

@@ -53,6 +53,9 @@ class SimulatedMachine(LanedMachine):
         # Past PyTorch: a memory meter takes no notice, and bytes are bytes whatever the dtype.
         ctypes.memset(storage.data_ptr(), _POISON, storage.nbytes())
 
+    def leave(self, tensor: torch.Tensor) -> None:
+        """Do nothing: a copy keeps its tensors until it is done."""
+
     def copy(
         self,
         lane: Lane,

@@ -97,6 +97,10 @@ class Job:
         self.ended_s = time.monotonic()
         self._ended.set()
 
+    def has_run(self) -> bool:
+        """Whether its function has returned or failed."""
+        return self._ended.is_set()
+
     def wait(self) -> None:
         """Block until its function has returned or failed."""
         self._ended.wait()
@@ -202,13 +206,22 @@ class LanedMachine:
         name: str,
         function: Callable[[Sequence[Job]], Event | None],
         after: Iterable[Ticket],
+        *,
+        at_once: bool = False,
     ) -> Job:
-        job = Job(lane, name, function, tuple(map(own, after)))
+        """Put work on a lane; `at_once` in the calling thread, if nothing before it is left to be run."""
+        jobs = tuple(map(own, after))
+        job = Job(lane, name, function, jobs)
         with self._lock:
             if self._closed:
                 raise MachineMisuse(problem=f"{name!r} was given after it was closed; close it last")
+            before = (*jobs, *([self._last[lane]] if lane in self._last else []))
+            at_once = at_once and all(earlier.has_run() for earlier in before)
             self._last[lane] = job
-            self._queues[lane].put(job)
+            if not at_once:
+                self._queues[lane].put(job)
+        if at_once:
+            job.run(self._failures, closed=False)
         return job
 
     def _finish_copies(self) -> None:

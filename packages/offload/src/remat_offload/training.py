@@ -93,7 +93,7 @@ class Training:
         if self.homes is not None:
             return settled
         params = [param for _, param in tensors.parameters]
-        self.engine.settle(settled, params)
+        self.engine.settle(settled, params, [buffer for _, buffer in tensors.buffers])
         for value in settled.values:
             if value.role is Role.OPTIMIZER_STATE and value.home is Home.HOST and value.of is not None:
                 owner, param = settled.values[value.of].name, params[value.of]
@@ -153,7 +153,7 @@ class Training:
             )
         with torch_private.step_hooks(self.optimizer), torch.no_grad():
             self.engine.step()
-        self.states.scale = None
+        self.states.rescale(None)
         return loss
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, **options: Any) -> Tensor:
@@ -177,12 +177,12 @@ class Training:
             )
         gradients = [param.grad for param in self._parameters() if param.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, norm_type, **options)
-        self.states.scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        self.states.rescale(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """What ``optimizer.zero_grad`` does, without waiting for updates where that is safe."""
-        self.states.scale = None
+        self.states.rescale(None)
         if not set_to_none:
             self.wait()
         for param in self._parameters():
