@@ -10,7 +10,7 @@ from remat_executor.meter import MemoryMeter
 from remat_graph import Lane
 from remat_offload import HostPool, SimulatedMachine
 from remat_offload.lending import Lending
-from tests.offmates import MODELS, OPTIMIZERS, Mapped, Run, differences, llama, offmate, tokens
+from tests.offmates import MODELS, OPTIMIZERS, Convolutions, Mapped, Run, differences, llama, offmate, tokens
 
 BUDGETS = {"llama": "35%", "convolutions": "60%"}
 
@@ -153,6 +153,35 @@ class Elsewhere:
         self.home.append(param)
         if not lent.is_meta:
             param.data.copy_(lent)
+
+
+class Drifting(Convolutions):
+    """Writes to a weight in inference."""
+
+    def forward(self, images, labels):
+        if not self.training:
+            self.blocks[1][0].weight.mul_(0.5)
+        return super().forward(images, labels)
+
+
+def test_a_weight_that_inference_writes_trains_on_from_there():
+    """Its home is written, once earlier updates are done."""
+    found = []
+    for moves in (False, True):
+        torch.manual_seed(0)
+        model = Drifting()
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
+        budget, batches = BUDGETS["convolutions"], MODELS["convolutions"][1]
+        called = offmate(model, batches(0), budget, optimizer=optimizer, machine=Slow()) if moves else model
+        found.append(run := Run(called, optimizer, batches))
+        run.train(1)
+        called.eval()
+        with torch.no_grad():
+            run.losses.append(called(**batches(3)).item())
+        called.train()
+        run.train(1)
+    assert "blocks.1.0.weight" in {value.name for value in moved(found[1])}
+    assert [] == differences(*found)
 
 
 class Many(nn.Module):

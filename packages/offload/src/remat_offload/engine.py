@@ -194,7 +194,8 @@ class Engine:
         resident.written = self.machine.copy(
             Lane.TO_HOST, resident.whole, _bytes_of(lent), after, f"{name} to the host"
         )
-        self.machine.hold(resident.written)
+        resident.written.synchronize()
+        torch.autograd.graph.increment_version(param)  # whoever keeps a copy, such as a master, looks at it
 
     def bring(self, name: str) -> tuple[Tensor, Ticket]:
         """The bytes of a resident on the device, and their copy, which comes after what writes them."""

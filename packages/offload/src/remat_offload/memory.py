@@ -2,9 +2,10 @@
 
 A copy between host and device runs beside other work, and at the link's full rate, only if the host's pages
 are pinned. ``Tensor.pin_memory()`` rounds a block up to a power of two (1.78 times what was needed, in one
-report) and keeps it for good. Here a block is a private mapping of whole pages that ``cudaHostRegister`` pins
-where they are: at most a page more than asked, given back to the system when it is unpinned. Whole pages,
-because two registrations must not meet in one.
+report) and keeps it for good. Here a block is a mapping of its own, of whole pages that ``cudaHostRegister``
+pins where they are: at most a page more than asked, given back to the system when it is unpinned. Whole
+pages, because two registrations must not meet in one. Shared with forks, such as those of a data loader: of
+private pages the parent would write to new ones after a fork, while the device went on with the old.
 """
 
 import mmap
