@@ -177,22 +177,34 @@ class Offmate(Rockmate):
         if "_training" in self.__dict__:
             self.__dict__["_training"].wait()
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, **options: Any) -> Tensor:
-        """`torch.nn.utils.clip_grad_norm_` of all parameters; gradients are scaled when the step reads them.
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        """`torch.nn.utils.clip_grad_norm_` of all parameters, to the bit, beside the backward and the step.
+
+        From the second call on the norms of gradients on the host are taken as the gradients arrive. They are
+        scaled as the step reads them, or when ``.grad`` is read before. (A gradient that is changed between
+        the backward and here is noticed, but not if that is done by way of ``.grad.data``.)
 
         Args:
             max_norm: the largest norm that gradients may have together.
             norm_type: which norm.
-            **options: as for `torch.nn.utils.get_total_norm`.
+            error_if_nonfinite: whether a norm that is not finite is an error.
+            foreach: as for torch's.
 
         Returns:
-            the norm before.
+            the norm before, without dimensions.
 
         Raises:
             OffloadMisuse: each backward steps the optimizer by itself.
+            RuntimeError: torch's, for a norm that is not finite.
         """
-        norm: Tensor = self.__dict__["_training"].clip_grad_norm_(max_norm, norm_type, **options)
-        return norm
+        training: Training = self.__dict__["_training"]
+        return training.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
     def will_it_fit(
         self, optimizer: str | Optimizer | None = None, *, device_nbytes: int | str | None = None

@@ -18,6 +18,7 @@ from remat_executor import torch_private
 from remat_executor.handler import Action
 from remat_executor.step import PlannedStep
 from remat_graph import Deliver, Free, FreeHost, Graph, Home, Lane, OptimizerStep, Role, Start, Transfer, Wait
+from remat_offload.clipping import Clipping
 from remat_offload.errors import OffloadMisuse
 from remat_offload.inflight import land, take_off
 from remat_offload.lanes import Machine, Ticket
@@ -76,8 +77,13 @@ class Updates(Protocol):
         """Update one whose data and gradient are on the device; `states` were brought there for it."""
         ...
 
-    def on_host(self, param: nn.Parameter, data: Tensor, grad: Tensor) -> Callable[[], None]:
-        """The update of one whose data, gradient and states are on the host, made in a lane's thread."""
+    def on_host(
+        self, param: nn.Parameter, data: Tensor, grad: Tensor, scale: Tensor | None
+    ) -> Callable[[], None]:
+        """The update of one whose data, gradient and states are on the host, made in a lane's thread.
+
+        `scale` is what the gradient is multiplied with first.
+        """
         ...
 
 
@@ -92,6 +98,7 @@ class Engine:
     Attributes:
         params: the distinct parameters of the model, in the order of a graph's values.
         residents: what is at home on the host, by the names of its values.
+        clipping: norms and scales of gradients.
     """
 
     def __init__(self, machine: Machine, pool: HostPool, updates: Updates) -> None:
@@ -102,6 +109,7 @@ class Engine:
         self._moved: dict[nn.Parameter, str] = {}
         self._device_layouts: dict[str, Layout] = {}
         self._in_flight: list[nn.Parameter] = []
+        self.clipping = Clipping(machine, self.let_wait)
         self._latest: PlannedStep | None = None
 
     # -- between calls
@@ -221,6 +229,15 @@ class Engine:
         self.land()
         self.machine.drain()
 
+    def let_wait(self, param: nn.Parameter, wait: Callable[[], None]) -> None:
+        """Let whoever reads a parameter, or asks for its gradient, wait first; until the next call."""
+        self._in_flight.append(param)
+        take_off(param, wait)
+
+    def at_home_on_host(self) -> list[nn.Parameter]:
+        """The parameters that are."""
+        return [param for name, param in self._homes if name in self.residents]
+
     def step(self) -> None:
         """Carry out what the schedule of the latest call has after its backward: the optimizer's step.
 
@@ -254,8 +271,7 @@ class Engine:
     def _take_off(self, name: str, param: nn.Parameter) -> None:
         ticket = self.residents[name].written
         if ticket is not None:
-            self._in_flight.append(param)
-            take_off(param, ticket.synchronize)
+            self.let_wait(param, ticket.synchronize)
 
 
 class Transfers:
@@ -337,6 +353,9 @@ class Transfers:
 
     def hand_over(self, value: int) -> Tensor:
         """The gradient on the host, for autograd, which reads it at once."""
+        owner = self.graph.values[value].of
+        assert owner is not None
+        self.engine.clipping.before_adding(self.engine.params[owner])
         self.tickets[Transfer(value, Lane.TO_HOST)].synchronize()
         return self.gradient(value, self.away.pop(value))
 
@@ -363,7 +382,8 @@ class Transfers:
         assert grad is not None, name
         resident = self.engine.residents[name]
         homes = [resident, *(r for v in update.states if (r := self.resident(v)) is not None)]
-        make = self.engine.updates.on_host(param, resident.tensor, grad)
+        scale = self.engine.clipping.scale_of(param)
+        make = self.engine.updates.on_host(param, resident.tensor, grad, scale)
 
         def work() -> None:
             with torch.no_grad(), torch_private.past_torch_function():

@@ -39,22 +39,11 @@ class States:
 
     def __init__(self, optimizer: Optimizer, device: torch.device, *, master_weights: bool = False) -> None:
         self.optimizer, self.device, self.master_weights = optimizer, device, master_weights
-        self._scales: dict[torch.device, Tensor] = {}
         self._stepper = Stepper(optimizer)
         self._masters: dict[Tensor, Tensor] = {}
         self._versions: dict[Tensor, int] = {}  # of parameters with masters: a user may write to them
         self._places: dict[tuple[Tensor, str], Tensor] = {}
         self._costs: dict[Any, UpdateCost] = {}
-
-    def rescale(self, scale: Tensor | None) -> None:
-        """Multiply gradients with a number before they are used; None: use them as they are."""
-        self._scales = {} if scale is None else {scale.device: scale}
-
-    def _scale(self, device: torch.device) -> Tensor | None:
-        """The number, where it is used: a lane's thread knows no stream that it was computed on."""
-        if self._scales and device not in self._scales:
-            self._scales[device] = next(iter(self._scales.values())).to(device)
-        return self._scales.get(device)
 
     # -- what is kept
 
@@ -128,19 +117,19 @@ class States:
         master = self._master(param)
         with torch.no_grad():
             if not states and master is None:
-                self._stepper.step([param], [grad], scale=self._scale(grad.device))
+                self._stepper.step([param], [grad])
                 return
             master = states.get(MASTER, master)
             walk = self._stepper.begin(param, master)
             there = {name: states[name] if name in states else walk.place(name) for name in walk.names}
-            walk.step(param.data, grad, there, master=master, scale=self._scale(grad.device))
+            walk.step(param.data, grad, there, master=master)
             walk.finish()
 
-    def on_host(self, param: nn.Parameter, data: Tensor, grad: Tensor) -> Callable[[], None]:
+    def on_host(
+        self, param: nn.Parameter, data: Tensor, grad: Tensor, scale: Tensor | None
+    ) -> Callable[[], None]:
         """The update of one whose data, gradient and states are on the host, by the settings of now."""
-        return self._stepper.prepared(
-            param, data, grad, master=self._master(param), scale=self._scale(grad.device)
-        )
+        return self._stepper.prepared(param, data, grad, master=self._master(param), scale=scale)
 
     # -- state dicts
 

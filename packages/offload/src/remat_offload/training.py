@@ -110,6 +110,7 @@ class Training:
     def enter(self) -> None:
         """A call begins; see `Handlers`."""
         self.engine.take_back()
+        self.engine.clipping.scale_all()
 
     def begin(self, step: PlannedStep) -> Transfers:
         """The handler of one call; see `Handlers`."""
@@ -131,6 +132,7 @@ class Training:
             LaneFailed: one could not be carried out.
         """
         self.engine.wait()
+        self.engine.clipping.scale_all()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """What ``optimizer.step`` does: updates on the CPU go on when it returns.
@@ -147,42 +149,44 @@ class Training:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not any(param.grad is not None for param in self.engine.params):
+        with torch_private.past_torch_function():
+            without = all(param.grad is None for param in self.engine.params)
+        if without:
             raise OffloadMisuse(
                 problem="step() was called, but no parameter has a gradient", advice="call backward() before"
             )
         with torch_private.step_hooks(self.optimizer), torch.no_grad():
             self.engine.step()
-        self.states.rescale(None)
+        self.engine.clipping.scale_all()  # what is not stepped
+        self.engine.clipping.forget()
         return loss
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, **options: Any) -> Tensor:
-        """What `torch.nn.utils.clip_grad_norm_` does; the next step scales the gradients as it reads them.
-
-        Args:
-            max_norm: the largest norm that gradients may have together.
-            norm_type: which norm.
-            **options: as for `torch.nn.utils.get_total_norm`.
-
-        Returns:
-            the norm before.
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        """What `torch.nn.utils.clip_grad_norm_` does to the model's gradients; see `clipping`.
 
         Raises:
             OffloadMisuse: each backward steps the optimizer by itself.
+            RuntimeError: torch's, for a norm that is not finite.
         """
         if self.in_backward:
             raise OffloadMisuse(
                 problem="gradients cannot be clipped together where each is used as soon as it is there",
                 advice="build the module with optimizer_in_backward=False",
             )
-        gradients = [param.grad for param in self._parameters() if param.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients, norm_type, **options)
-        self.states.rescale(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-        return norm
+        engine = self.engine
+        return engine.clipping.clip(
+            engine.params, engine.at_home_on_host(), max_norm, norm_type, error_if_nonfinite, foreach
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """What ``optimizer.zero_grad`` does, without waiting for updates where that is safe."""
-        self.states.rescale(None)
+        self.engine.clipping.forget()
         if not set_to_none:
             self.wait()
         for param in self._parameters():
