@@ -6,10 +6,18 @@ import attrs
 import pytest
 import yaml
 
-from remat_facade.config import config_text, config_types, generate_config, load_config, save_config
+from remat_facade.config import (
+    OffmateConfig,
+    config_text,
+    config_types,
+    generate_config,
+    links_from,
+    load_config,
+    save_config,
+)
 from remat_facade.errors import BadConfig, CannotWrite
 from remat_facade.method import Method, choose_method
-from remat_graph import BadFile, RematError
+from remat_graph import BadFile, Links, RematError
 from remat_solvers import get_solver
 
 TYPES = ("auto", "rotor", "rockmate", "checkmate", "hilp", "hiremate", "offmate", "noremat")
@@ -67,9 +75,24 @@ def test_a_short_file_by_hand_keeps_the_defaults(tmp_path: Path) -> None:
     assert attrs.evolve(generate_config("noremat"), seed=7) == load_config(path)
 
 
+def test_numbers_that_yaml_takes_for_texts(tmp_path: Path) -> None:
+    """`1e-5` and `55GB` mean what they say; a config of such values survives a file too."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "type: offmate\noptimizer: AdamW\noptimizer_options: {lr: 1e-5, betas: [0.9, 0.95], fused: true}\n"
+        "links: {to_host_nbytes_per_s: 55GB, to_device_nbytes_per_s: 5e10, host_nbytes_per_s: null}\n"
+    )
+    config = load_config(path)
+    assert isinstance(config, OffmateConfig)
+    assert config.optimizer_options == {"lr": 1e-5, "betas": (0.9, 0.95), "fused": True}
+    assert config.links is not None
+    assert links_from(config.links) == Links(to_host_nbytes_per_s=55e9, to_device_nbytes_per_s=5e10)
+    assert config == load_config(save_config(config, path))
+
+
 def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
     """A file cut short anywhere never becomes another config."""
-    text = config_text(generate_config("offmate")).rstrip("\n")
+    text = config_text(generate_config("rotor")).rstrip("\n")
     for end in range(len(text)):
         load_text(tmp_path, text[:end])
 
@@ -91,6 +114,17 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: checkmate\naccounting: papers\n", 'accounting: wants "referee" or "paper"'),
         ("type: checkmate\naccounting: [paper]\n", 'accounting: wants "referee" or "paper"'),
         ("type: offmate\nhost_budget: [1]\n", "host_budget: wants bytes"),
+        ("type: offmate\noptimizer: 3\n", "optimizer: wants a class of torch.optim"),
+        ("type: offmate\noptimizer: 'mine:'\n", "optimizer: wants a class of torch.optim"),
+        ("type: offmate\noptimizer_options: [1]\n", "optimizer_options: wants names with values"),
+        ("type: offmate\noptimizer_in_backward: 1\n", "optimizer_in_backward: wants true, false, or null"),
+        ("type: offmate\nmaster_weights: null\n", "master_weights: wants true or false"),
+        ("type: offmate\nweights: 1\n", "weights: wants a path"),
+        ("type: offmate\naccumulation: 0\n", "accumulation: wants a whole number, 1 or more"),
+        ("type: offmate\nlinks: 55GB\n", "links: wants bytes a second by name"),
+        ("type: offmate\nlinks: {to_hst_nbytes_per_s: 1}\n", "did you mean to_host_nbytes_per_s?"),
+        ("type: offmate\nlinks: {to_host_nbytes_per_s: fast}\n", "links: wants bytes a second above 0"),
+        ("type: offmate\nlinks: {to_host_nbytes_per_s: 0}\n", "links: wants bytes a second above 0"),
         ("remat_config: 2\ntype: auto\n", "newer than this remat reads"),
         ("remat_config: one\ntype: auto\n", "wants a version"),
         ("remat_config: true\ntype: auto\n", "wants a version"),

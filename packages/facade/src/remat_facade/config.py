@@ -15,21 +15,25 @@ import yaml
 
 from remat_facade.errors import BadConfig
 from remat_facade.files import write_whole
-from remat_graph import BadFile
+from remat_graph import BadFile, Links
+from remat_graph.errors import BadBudget
+from remat_graph.units import parse_nbytes
 
 FORMAT = 1
 _MARK = "remat_config"
 
 
-def _option(default: Any, doc: str, check: Callable[[Any], str | None]) -> Any:
-    """A documented field; `check` returns what is wrong with a value, or None."""
+def _option(
+    default: Any, doc: str, check: Callable[[Any], str | None], read: Callable[[Any], Any] | None = None
+) -> Any:
+    """A documented field; `check` returns what is wrong with a value, or None, and `read` makes the value."""
 
     def validate(_: "Config", field: "attrs.Attribute[Any]", value: object) -> None:
         problem = check(value)
         if problem:
             raise BadConfig(field=field.name, problem=f"{problem}, got {value!r}")
 
-    return attrs.field(default=default, validator=validate, metadata={"doc": doc})
+    return attrs.field(default=default, validator=validate, converter=read, metadata={"doc": doc})
 
 
 def _natural(value: object) -> str | None:
@@ -76,6 +80,72 @@ _LEVELS = "Budgets for what each distinct block keeps: more give a longer menu."
 def _budget_or_none(value: object) -> str | None:
     good = value is None or (isinstance(value, int | str) and not isinstance(value, bool))
     return None if good else 'wants bytes, a text such as "64GiB", or null'
+
+
+def _flag(value: object) -> str | None:
+    return None if isinstance(value, bool) else "wants true or false"
+
+
+def _flag_or_none(value: object) -> str | None:
+    return None if value is None or isinstance(value, bool) else "wants true, false, or null"
+
+
+def _class_or_none(value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value and all(value.split(":"))):
+        return None
+    return 'wants a class of torch.optim such as "AdamW", "module:Class", or null'
+
+
+def _path_or_none(value: object) -> str | None:
+    return None if value is None or (isinstance(value, str) and value) else "wants a path, or null"
+
+
+def _options(value: object) -> str | None:
+    good = isinstance(value, dict) and all(isinstance(name, str) for name in value)
+    return None if good else "wants names with values, such as {lr: 0.001}"
+
+
+def _read_options(value: Any) -> Any:
+    """Keyword arguments as Python has them: YAML takes 1e-5 for a text, and knows no tuples."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _number(option) for name, option in value.items()}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_number, value))
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _rates(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        return 'wants bytes a second by name, such as {to_host_nbytes_per_s: "55GB"}, or null'
+    known = [field.name for field in attrs.fields(Links)]
+    for name in value:
+        if name not in known:
+            return f"there is no rate {name}{_suggest(name, known)}; there are {', '.join(known)}"
+    try:
+        links_from(value)
+    except (BadBudget, TypeError, ValueError):
+        return 'wants bytes a second above 0, as numbers or texts such as "55GB"'
+    return None
+
+
+def links_from(rates: Mapping[str, Any]) -> Links:
+    """The links of bytes a second by name, as numbers or texts such as "55GB"; null is as if left out.
+
+    Raises:
+        BadBudget: a text is no amount of bytes.
+        ValueError: a rate is none.
+    """
+    given = {name: _number(rate) for name, rate in rates.items() if rate is not None}
+    return Links(**{n: float(parse_nbytes(r) if isinstance(r, str) else r) for n, r in given.items()})
 
 
 @attrs.frozen(kw_only=True)
@@ -274,6 +344,13 @@ class OffmateConfig(Config):
 
     Attributes:
         host_budget: most host memory that moved values may take.
+        optimizer: the optimizer's class, by name.
+        optimizer_options: its keyword arguments.
+        optimizer_in_backward: whether it steps during the backward.
+        master_weights: whether parameters in 16 bits are stepped in 32.
+        weights: the path of a safetensors file for a model on the meta device.
+        accumulation: micro-batches to a step.
+        links: bandwidths by the names of `remat_graph.Links`, instead of measuring them.
     """
 
     type: ClassVar[str] = "offmate"
@@ -281,8 +358,35 @@ class OffmateConfig(Config):
 
     host_budget: int | str | None = _option(
         None,
-        'Most host memory for what moves: bytes or a text such as "64GiB"; null for all of it.',
+        'Most host memory for what moves: bytes or a text such as "64GiB"; null for 80 % of what is free.',
         _budget_or_none,
+    )
+    optimizer: str | None = _option(
+        None,
+        'A class of torch.optim such as "AdamW", or "module:Class"; null for Adam during the backward.',
+        _class_or_none,
+    )
+    optimizer_options: Mapping[str, Any] = _option(
+        {}, "Keyword arguments of that class, such as {lr: 1e-5}.", _options, _read_options
+    )
+    optimizer_in_backward: bool | None = _option(
+        None,
+        "Whether each backward steps by itself; null: only where no optimizer is named or given.",
+        _flag_or_none,
+    )
+    master_weights: bool = _option(
+        False, "Whether parameters in 16 bits are stepped in 32: a master of each is kept.", _flag
+    )
+    weights: str | None = _option(
+        None, "A safetensors file that fills a model on the meta device; null for none.", _path_or_none
+    )
+    accumulation: int = _option(
+        1, "Micro-batches to a step, which the plan is made for; any other number works too.", _one_or_more
+    )
+    links: Mapping[str, float | str | None] | None = _option(
+        None,
+        'Bytes a second by name, such as {to_host_nbytes_per_s: "55GB"}; null to measure them.',
+        _rates,
     )
 
 

@@ -6,6 +6,7 @@ One plan says for every parameter, gradient, optimizer state and activation whet
 moves to the host and back, or is made again.
 """
 
+import importlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 
 from remat_executor import Buckets, PlannedModule
 from remat_executor.plans import MOST_PLANS
-from remat_facade.config import Config, OffmateConfig
+from remat_facade.config import Config, OffmateConfig, links_from
 from remat_facade.entrypoints import AnyPath, Rockmate, folder, stages
 from remat_facade.errors import BadConfig, NoRoom
 from remat_facade.fit import Fit, free_on
@@ -56,18 +57,23 @@ class Offmate(Rockmate):
             buffers, inputs and what a step makes; an int, a text such as ``"22GiB"``, or a percentage of
             what unplanned training holds beyond its gradients.
         host_budget: host bytes for what moves; None for 80 % of the memory that is free.
-        optimizer: over the model's parameters; None for Adam, which steps during the backward.
+        optimizer: over the model's parameters; None for the one that the config names, or for Adam, which
+            steps during the backward.
         optimizer_in_backward: whether parameters are updated as soon as their gradients are there; None if
-            no optimizer is given.
+            no optimizer is given or named.
         master_weights: whether parameters in 16 bits are stepped in 32: the optimizer keeps a master of each.
         weights: a safetensors file or a mapping, for a model on the meta device.
+        accumulation: micro-batches to a step of the optimizer, 1 by default. The plan is made for so many; a
+            loop may have any other number, and the bits of plain training, in another time.
         machine: the device and its links; None for the sample's device, simulated if that is the CPU.
         pool: lends the host's memory, as much as its capacity, instead of one made for `host_budget`.
         links: bandwidths, instead of those of the platform, or measuring them.
+        config: of type offmate: what is not given here is taken from there.
         sample_kwargs: as for `Rockmate`, and so are the others.
 
     Raises:
         NoRoom: no plan keeps both budgets.
+        BadConfig: an option means nothing, or the config names no optimizer that there is.
         RefusedOptimizer: the optimizer cannot be stepped in parts.
         OffloadMisuse: the optimizer does not fit the model.
         BadWeights: the weights do not fill the model.
@@ -84,8 +90,9 @@ class Offmate(Rockmate):
         host_budget: int | str | None = None,
         optimizer: Optimizer | None = None,
         optimizer_in_backward: bool | None = None,
-        master_weights: bool = False,
+        master_weights: bool | None = None,
         weights: Weights | None = None,
+        accumulation: int | None = None,
         machine: Machine | None = None,
         pool: HostPool | None = None,
         links: Links | None = None,
@@ -105,8 +112,16 @@ class Offmate(Rockmate):
         chosen = as_config("offmate" if config is None else config)
         if not isinstance(chosen, OffmateConfig):
             raise BadConfig(field="type", problem=f"Offmate wants one of type offmate, not {chosen.type}")
-        chosen = chosen.with_(seed=seed or None, time_limit_s=time_limit_s, host_budget=host_budget)
+        chosen = chosen.with_(
+            seed=seed or None,
+            time_limit_s=time_limit_s,
+            host_budget=host_budget,
+            optimizer_in_backward=optimizer_in_backward,
+            master_weights=master_weights,
+            accumulation=accumulation,
+        )
         args, kwargs = as_call(sample, sample_kwargs)
+        weights = chosen.weights if weights is None else weights
         if weights is not None and isinstance(model, nn.Module):
             fill(model, weights)
         given = next((tensor.device for tensor in tensors_of((args, kwargs)) if tensor.dim()), None)
@@ -116,16 +131,21 @@ class Offmate(Rockmate):
                 problem=f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer",
                 advice="give the optimizer itself, over the model's parameters",
             )
-        in_backward = optimizer is None if optimizer_in_backward is None else optimizer_in_backward
-        optimizer = optimizer or torch.optim.Adam(p for p in model.parameters() if p.requires_grad)
+        in_backward = chosen.optimizer_in_backward
+        if in_backward is None:
+            in_backward = optimizer is None and chosen.optimizer is None
+        optimizer = optimizer or named_optimizer(chosen, model)
         machine = machine or (CudaMachine(device) if device.type == "cuda" else SimulatedMachine())
         pool = pool or HostPool(_host_nbytes(chosen.host_budget), device=machine.device)
-        training = Training(machine, pool, optimizer, in_backward=in_backward, master_weights=master_weights)
+        training = Training(
+            machine, pool, optimizer, in_backward=in_backward, master_weights=chosen.master_weights
+        )
+        configured = links_from(chosen.links) if chosen.links else None
         planner = _Planner(
             budget=budget,
             reserve_nbytes=reserve_nbytes + _lent_nbytes(model, (args, kwargs), machine.device),
             host_budget_nbytes=pool.statistics.capacity_nbytes,
-            links=links or links_of(platform) or measure_links(machine, pool),
+            links=links or configured or links_of(platform) or measure_links(machine, pool),
             training=training,
             time_limit_s=chosen.time_limit_s,
             platform=platform.name if platform is not None else f"{device.type}, measured",
@@ -303,6 +323,29 @@ class _Planner:
             accumulating(settled), solution.schedule, grads=Grads.ACCUMULATE, links=self.links
         ).host_peak_nbytes
         return attrs.evolve(plan, host_peak_nbytes=max(plan.host_peak_nbytes, again))
+
+
+def named_optimizer(config: OffmateConfig, model: nn.Module) -> Optimizer:
+    """The optimizer that a config names, over all parameters of the model that train; else Adam.
+
+    Raises:
+        BadConfig: there is no such class, or it refuses its options.
+    """
+    place, colon, name = (config.optimizer or "Adam").rpartition(":")
+    try:
+        found = getattr(importlib.import_module(place if colon else "torch.optim"), name, None)
+    except ImportError as error:
+        raise BadConfig(field="optimizer", problem=f"{place} cannot be imported ({error})") from error
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        known = f'a class of torch.optim such as "AdamW", or "module:Class", got {config.optimizer!r}'
+        raise BadConfig(field="optimizer", problem=f"wants {known}")
+    trained = [param for param in model.parameters() if param.requires_grad]
+    options: dict[str, Any] = dict(config.optimizer_options)
+    try:
+        return found(trained, **options)
+    except Exception as error:  # whatever the class raises
+        problem = f"{name} refuses {options}: {error}"
+        raise BadConfig(field="optimizer_options", problem=" ".join(problem.split())) from error
 
 
 def _host_nbytes(host_budget: int | str | None) -> int:
