@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -168,7 +169,9 @@ class Run:
                 # part of that call's budget.
                 loss = _loss(self.model(**self.batches(self.accumulation * self.step + part)))
                 loss = loss / self.accumulation
-                loss.backward()
+                adds = part < self.accumulation - 1 and isinstance(self.model, Offmate)
+                with self.model.accumulating() if adds else nullcontext():
+                    loss.backward()
                 self.losses.append(loss.item())
             if not self.in_backward:
                 self.clip(self.model.parameters(), 1.0)

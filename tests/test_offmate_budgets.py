@@ -9,7 +9,7 @@ from tests.offmates import MODELS, OPTIMIZERS, Mapped, Run, kept_on_device, offm
 
 @pytest.mark.parametrize(
     ("name", "budget", "in_backward", "accumulation"),
-    [("llama", "35%", False, 2), ("llama", "60%", True, 1), ("convolutions", "60%", False, 1)],
+    [("llama", "35%", False, 2), ("llama", "60%", True, 2), ("convolutions", "60%", False, 1)],
 )
 def test_both_budgets_are_kept(name, budget, in_backward, accumulation):
     """By a meter of every storage on the device, and by what the host was asked for."""
@@ -22,6 +22,7 @@ def test_both_budgets_are_kept(name, budget, in_backward, accumulation):
         budget,
         optimizer=optimizer,
         optimizer_in_backward=in_backward,
+        accumulation=accumulation,
         machine=SimulatedMachine(),
         pool=HostPool(host_nbytes, memory=memory),
     )

@@ -59,10 +59,11 @@ def test_no_run_has_a_race(name, budget, in_backward):
         budget,
         optimizer=optimizer,
         optimizer_in_backward=in_backward,
+        accumulation=2 if in_backward else 1,
         machine=recorder,
         pool=HostPool(4 << 20, memory=memory),
     )
-    run = Run(module, optimizer, batches, in_backward=in_backward)
+    run = Run(module, optimizer, batches, accumulation=2 if in_backward else 1, in_backward=in_backward)
     if name == "llama":  # clipped while stepping, the norms taken beside the backward
 
         def clip(parameters, most):

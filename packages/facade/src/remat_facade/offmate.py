@@ -9,6 +9,7 @@ moves to the host and back, or is made again.
 import importlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
@@ -138,7 +139,12 @@ class Offmate(Rockmate):
         machine = machine or (CudaMachine(device) if device.type == "cuda" else SimulatedMachine())
         pool = pool or HostPool(_host_nbytes(chosen.host_budget), device=machine.device)
         training = Training(
-            machine, pool, optimizer, in_backward=in_backward, master_weights=chosen.master_weights
+            machine,
+            pool,
+            optimizer,
+            in_backward=in_backward,
+            master_weights=chosen.master_weights,
+            accumulation=chosen.accumulation,
         )
         configured = links_from(chosen.links) if chosen.links else None
         planner = _Planner(
@@ -226,6 +232,22 @@ class Offmate(Rockmate):
         training: Training = self.__dict__["_training"]
         return training.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Within it a backward adds to ``.grad`` and steps nothing; for models that step during the backward.
+
+            for batch in batches[:-1]:
+                with model.accumulating():
+                    model(**batch).loss.backward()
+            model(**batches[-1]).loss.backward()  # adds its own and steps
+
+        Without effect for others. It counts where the backward is called, wherever the forward was.
+
+        Raises:
+            OffloadMisuse: the model was planned with ``accumulation=1``: there is no room for gradients.
+        """
+        training: Training = self.__dict__["_training"]
+        return training.accumulating()
+
     def will_it_fit(
         self, optimizer: str | Optimizer | None = None, *, device_nbytes: int | str | None = None
     ) -> Fit:
@@ -290,8 +312,11 @@ class _Planner:
         self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
         names = self.training.homes
         homes = None if names is None else {i for i, v in enumerate(graph.values) if v.name in names}
+        passes = self.training.accumulation
         solver = Offload(
-            in_backward=self.training.in_backward, homes=None if homes is None else frozenset(homes)
+            in_backward=self.training.in_backward,
+            micro_batches=passes,
+            homes=None if homes is None else frozenset(homes),
         )
         problem = Problem(graph, budget_nbytes, self.links, self.host_budget_nbytes)
         solution = solver.solve(problem, Deadline(self.time_limit_s))
@@ -307,7 +332,7 @@ class _Planner:
             settled,
             solution.schedule,
             budget_nbytes=budget_nbytes,
-            lower_bound_s=solution.lower_bound_s,
+            lower_bound_s=solution.lower_bound_s / passes,  # a plan's figures are of one forward and backward
             solver=solver.name,
             solver_stats={**solution.stats, PLANNING_S: time.perf_counter() - began_s},
             versions=versions(),
@@ -316,11 +341,16 @@ class _Planner:
             periods=PERIODS,
         )
         plan = attrs.evolve(plan, notes=solver.explain(solution))
-        if self.training.in_backward:
+        if self.training.in_backward and passes == 1:
             return plan
         # Gradients that are there already take as much again on the host while new ones arrive.
         again = simulate(
-            accumulating(settled), solution.schedule, grads=Grads.ACCUMULATE, links=self.links
+            accumulating(settled),
+            solution.schedule,
+            grads=Grads.ACCUMULATE,
+            links=self.links,
+            passes=passes,
+            periods=1 if passes == 1 else PERIODS,
         ).host_peak_nbytes
         return attrs.evolve(plan, host_peak_nbytes=max(plan.host_peak_nbytes, again))
 

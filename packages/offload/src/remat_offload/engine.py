@@ -17,7 +17,20 @@ from torch import Tensor, nn
 from remat_executor import torch_private
 from remat_executor.handler import Action
 from remat_executor.step import PlannedStep
-from remat_graph import Deliver, Free, FreeHost, Graph, Home, Lane, OptimizerStep, Role, Start, Transfer, Wait
+from remat_graph import (
+    Deliver,
+    Free,
+    FreeHost,
+    Graph,
+    Home,
+    Lane,
+    OptimizerStep,
+    Role,
+    Start,
+    Transfer,
+    Update,
+    Wait,
+)
 from remat_offload.clipping import Clipping
 from remat_offload.errors import OffloadMisuse
 from remat_offload.inflight import land, take_off
@@ -99,6 +112,7 @@ class Engine:
         params: the distinct parameters of the model, in the order of a graph's values.
         residents: what is at home on the host, by the names of its values.
         clipping: norms and scales of gradients.
+        accumulating: whether updates within a backward add their gradients up instead.
     """
 
     def __init__(self, machine: Machine, pool: HostPool, updates: Updates) -> None:
@@ -110,6 +124,7 @@ class Engine:
         self._device_layouts: dict[str, Layout] = {}
         self._in_flight: list[nn.Parameter] = []
         self.clipping = Clipping(machine, self.let_wait)
+        self.accumulating = False
         self._latest: PlannedStep | None = None
 
     # -- between calls
@@ -293,6 +308,8 @@ class Transfers:
     def carry_out(self, step: Action, live: dict[int, Tensor]) -> Sequence[Tensor | None]:
         """See `StepHandler`."""
         match step:
+            case Start() | Wait() | Free() if self.needless(step, live):
+                pass
             case Start(transfer) if transfer.lane is Lane.TO_HOST:
                 self.flying[transfer] = live[transfer.value]
                 self.send(transfer, live[transfer.value])
@@ -310,9 +327,27 @@ class Transfers:
             case Deliver(value):
                 return [self.hand_over(value)]
             case OptimizerStep():
-                self.update(step, live)
+                carry_out = self.add if self.engine.accumulating else self.update
+                carry_out(step, live)
                 return [None]
         return ()
+
+    def needless(self, step: Start | Wait | Free, live: dict[int, Tensor]) -> bool:
+        """Whether it is about an optimizer state that stays at home, since nothing is stepped.
+
+        What is done is seen from what was done, not from whether gradients are added up now: the forward may
+        lie outside of what the backward lies in.
+        """
+        value = step.value if isinstance(step, Free) else step.transfer.value
+        if self.graph.values[value].role is not Role.OPTIMIZER_STATE:
+            return False
+        match step:
+            case Start(transfer) if transfer.lane is Lane.TO_DEVICE:
+                return self.engine.accumulating
+            case Wait(transfer):
+                return transfer not in self.tickets
+            case _:
+                return value not in live
 
     def resident(self, value: int) -> Resident | None:
         """A value's home on the host, if it has one."""
@@ -363,23 +398,21 @@ class Transfers:
         """Update a parameter: in the backward by the gradient just made, afterwards by its ``.grad``."""
         update = self.step.updates[step.value]
         param, name = self.engine.params[step.value], self.graph.values[step.value].name
-        grad = live.get(update.grad)
         if step.lane is Lane.COMPUTE:
-            assert grad is not None, name
-            if grad is not param.grad:
-                grad = self.gradient(update.grad, _bytes_of(grad))
+            for value in update.states:
+                if value not in live and self.resident(value) is not None:  # the forward was to step nothing
+                    transfer = Transfer(value, Lane.TO_DEVICE)
+                    live[value] = self.fetch(transfer)
+                    self.machine.hold(self.tickets[transfer])
             states = {
                 self.graph.values[v].name.removeprefix(f"{name}."): live[v]
                 for v in update.states
                 if v in live
             }
-            self.engine.updates.on_device(param, grad, states)
+            grad, new, _ = self.gradients(update, live)
+            self.engine.updates.on_device(param, grad if new is None else grad.add_(new), states)
             return
-        after = []
-        if update.grad in self.away:
-            grad = self.gradient(update.grad, self.away[update.grad])
-            after = [self.tickets[Transfer(update.grad, Lane.TO_HOST)]]
-        assert grad is not None, name
+        grad, new, after = self.gradients(update, live)
         resident = self.engine.residents[name]
         homes = [resident, *(r for v in update.states if (r := self.resident(v)) is not None)]
         scale = self.engine.clipping.scale_of(param)
@@ -387,6 +420,8 @@ class Transfers:
 
         def work() -> None:
             with torch.no_grad(), torch_private.past_torch_function():
+                if new is not None:
+                    grad.add_(new)
                 make()
 
         after += [ticket for home in homes for ticket in home.before_writing()]
@@ -394,6 +429,46 @@ class Transfers:
         self.reading[update.grad] = ticket
         for home in homes:
             home.written = ticket
+
+    def add(self, step: OptimizerStep, live: dict[int, Tensor]) -> None:
+        """Add the gradient just made to those of earlier backwards, for one that will step by them all."""
+        param, name = self.engine.params[step.value], self.graph.values[step.value].name
+        grad, new, after = self.gradients(self.step.updates[step.value], live)
+        if step.lane is Lane.COMPUTE:
+            if new is not None:
+                grad.add_(new)
+        elif new is not None:
+            added = new
+
+            def work() -> None:
+                with torch.no_grad():
+                    grad.add_(added)
+
+            after = [self.machine.work(work, after, name=f"adding to the gradient of {name}")]
+        with torch_private.past_torch_function():
+            param.grad = grad
+        for ticket in after:
+            self.engine.let_wait(param, ticket.synchronize)
+
+    def gradients(
+        self, update: Update, live: dict[int, Tensor]
+    ) -> tuple[Tensor, Tensor | None, list[Ticket]]:
+        """What to step by: the gradient, what is to be added to it, and what brings that; it is no one's now.
+
+        In the optimizer's call it is ``.grad``, and stays so.
+        """
+        param = self.engine.params[update.param]
+        with torch_private.past_torch_function():
+            held = param.grad
+            if held is not None and live.get(update.grad) is held:
+                return held, None, []
+            param.grad = None
+        if update.grad in self.away:
+            whole, after = self.away[update.grad], [self.tickets[Transfer(update.grad, Lane.TO_HOST)]]
+        else:
+            whole, after = _bytes_of(live[update.grad]), []
+        new = self.gradient(update.grad, whole)
+        return (new, None, after) if held is None else (held, new, after)
 
     def gradient(self, value: int, whole: Tensor) -> Tensor:
         """A gradient as autograd would take it, on its bytes."""

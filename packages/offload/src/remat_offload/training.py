@@ -5,8 +5,9 @@ place of the optimizer's ``step``, ``zero_grad`` and what else must wait for upd
 optimizer stays the user's object, with its groups, its state and its hooks.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import Any
 
@@ -37,6 +38,7 @@ class Training:
         optimizer: the user's, over parameters of the model.
         in_backward: whether parameters are updated during the backward.
         master_weights: whether parameters in 16 bits are stepped in 32.
+        accumulation: micro-batches to a step that plans are made for.
 
     Raises:
         RefusedOptimizer: its results would not be those of one step.
@@ -50,8 +52,10 @@ class Training:
         *,
         in_backward: bool,
         master_weights: bool = False,
+        accumulation: int = 1,
     ) -> None:
         self.machine, self.pool, self.optimizer, self.in_backward = machine, pool, optimizer, in_backward
+        self.accumulation = accumulation
         self.states = States(optimizer, machine.device, master_weights=master_weights)
         self.engine = Engine(machine, pool, self.states)
         self.homes: frozenset[str] | None = None  # names of what is at home on the host, once settled
@@ -114,7 +118,7 @@ class Training:
 
     def begin(self, step: PlannedStep) -> Transfers:
         """The handler of one call; see `Handlers`."""
-        if self.in_backward:
+        if self.in_backward and not self.engine.accumulating:
             torch_private.mark_stepped(self.optimizer)  # which its backward will do
         return self.engine.begin(step)
 
@@ -183,6 +187,26 @@ class Training:
         return engine.clipping.clip(
             engine.params, engine.at_home_on_host(), max_norm, norm_type, error_if_nonfinite, foreach
         )
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Within it a backward adds to ``.grad`` and steps nothing, which ordinary training does anyway.
+
+        Raises:
+            OffloadMisuse: the plan leaves no room for gradients between backwards.
+        """
+        if self.in_backward and self.accumulation == 1:
+            raise OffloadMisuse(
+                problem="gradients are to be added up, but the plan has no room for them: each backward uses "
+                "its own",
+                advice="build the module with accumulation= as many micro-batches as a step has",
+            )
+        before = self.engine.accumulating
+        self.engine.accumulating = self.in_backward
+        try:
+            yield
+        finally:
+            self.engine.accumulating = before
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """What ``optimizer.zero_grad`` does, without waiting for updates where that is safe."""
