@@ -78,6 +78,7 @@ def module(budget: str, links: Links, *, in_backward: bool, free: bool) -> Offma
         machine=machine,
         links=links,
         host_budget="2GiB",
+        zoo=False,
     )
 
 

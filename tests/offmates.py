@@ -94,7 +94,7 @@ OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], Optimizer]] = {
 
 def offmate(model: nn.Module, sample: Any, budget: int | str, **options: Any) -> Offmate:
     """Build one whose plan depends on nothing but its arguments."""
-    defaults = {"platform": PLATFORM, "links": LINKS, "host_budget": "20MiB", "time_limit_s": None}
+    defaults = {"platform": PLATFORM, "links": LINKS, "host_budget": "20MiB", "zoo": False}
     return Offmate(model, sample, budget, **(defaults | options))
 
 

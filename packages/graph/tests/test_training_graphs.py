@@ -3,6 +3,7 @@
 import pytest
 
 from remat_graph import (
+    BadFile,
     Compute,
     Deliver,
     Free,
@@ -12,6 +13,7 @@ from remat_graph import (
     Implementation,
     InvalidSchedule,
     Lane,
+    Links,
     Op,
     OptimizerStep,
     Role,
@@ -26,7 +28,7 @@ from remat_graph import (
     verify,
 )
 from remat_graph.plan import Plan
-from remat_graph.serialize import schedule_from_data, schedule_to_data
+from remat_graph.serialize import plan_from_data, plan_to_data, schedule_from_data, schedule_to_data
 from remat_graph.training import Optimized, accumulating, at_home, persistent, training_graph
 
 
@@ -123,3 +125,26 @@ def test_plans_with_homes_survive_a_file(tmp_path):
     save_plan(plan, tmp_path / "plan.json")
     assert plan == load_plan(tmp_path / "plan.json")
     assert plan == load_plan(tmp_path / "plan.json", graph)
+    assert "links" not in plan_to_data(plan)
+
+
+def test_plans_with_links_are_judged_by_them(tmp_path):
+    """On slow links a plan takes as long after a file as before; what is no rate is named."""
+    graph, path = at_home(trained(), {0, 4}), tmp_path / "plan.json"
+    options = {"budget_nbytes": 100, "lower_bound_s": 0.0, "solver": "by hand", "periods": 3}
+    slow, quick = (
+        Plan.from_schedule(graph, Schedule(ON_HOST, 3, 9), links=Links(to_host_nbytes_per_s=rate), **options)
+        for rate in (0.5, 5e9)
+    )
+    save_plan(slow, path)
+    assert slow == load_plan(path, graph)
+    assert slow.time_s > quick.time_s + 1.0
+    for links, said in (
+        ({"to_host_nbytes_per_s": 0}, "links: bytes a second above 0"),
+        ({"to_host": 1.0}, "unknown key 'to_host'"),
+        ([1.0], "an object was wanted"),
+    ):
+        with pytest.raises(BadFile, match=said):
+            plan_from_data({**plan_to_data(slow), "links": links})
+    with pytest.raises(BadFile, match="periods: a whole number from 1 on"):
+        plan_from_data({**plan_to_data(slow), "periods": 0})

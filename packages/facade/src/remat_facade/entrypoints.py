@@ -328,14 +328,16 @@ def prepare(
         device=str(device),
         platform=platform.name if platform is not None else f"{device.type}, measured",
         on_progress=on_progress or silent,
-        zoo=_zoo(folder(cache_dir), device, platform) if zoo and not os.environ.get("REMAT_NO_ZOO") else None,
+        zoo=zoo_of(folder(cache_dir), device, platform) if zoo else None,
     )
     planner.check()
     return args, kwargs, planner
 
 
-def _zoo(folder: Path | None, device: torch.device, platform: Platform | None) -> Zoo:
-    """The saved plans beside the costs that they were made with."""
+def zoo_of(folder: Path | None, device: torch.device, platform: Platform | None) -> Zoo | None:
+    """The saved plans beside the costs that they were made with; None where the environment forbids them."""
+    if os.environ.get("REMAT_NO_ZOO"):
+        return None
     costs = CostCache(device, folder).path
     return Zoo(folder=costs.parent / "plans", times=costs.stem if platform is None else platform.name)
 

@@ -20,12 +20,13 @@ from torch.optim import Optimizer
 from remat_executor import Buckets, PlannedModule
 from remat_executor.plans import MOST_PLANS
 from remat_facade.config import Config, OffmateConfig, links_from
-from remat_facade.entrypoints import AnyPath, Rockmate, folder, stages
+from remat_facade.entrypoints import AnyPath, Rockmate, folder, stages, zoo_of
 from remat_facade.errors import BadConfig, NoRoom
 from remat_facade.fit import Fit, free_on
 from remat_facade.inputs import as_call, check_model, tensors_of
-from remat_facade.method import as_config
-from remat_facade.planner import PLANNING_S, Progress, silent, versions
+from remat_facade.method import Method, as_config
+from remat_facade.planner import PLANNING_S, SAVED, Progress, silent, versions
+from remat_facade.zoo import Zoo
 from remat_graph import Grads, Graph, Links, simulate
 from remat_graph.errors import BadBudget
 from remat_graph.plan import Plan
@@ -39,6 +40,12 @@ from remat_offload.training import Training
 from remat_offload.weights import Weights, fill
 from remat_solvers import Deadline, Problem
 from remat_solvers.offload import PERIODS, Offload
+
+ALIKE = 0.2
+"""So much may bandwidths and the host's memory, where they are what is found, differ from a saved plan's."""
+
+HOST_BUDGET = "host_budget_nbytes"
+"""Key of `Plan.solver_stats` under which the host's budget is found."""
 
 HOST_SHARE = 0.8
 """Part of the host's free memory that moved values may take by default."""
@@ -106,6 +113,7 @@ class Offmate(Rockmate):
         platform: Platform | None = None,
         differentiate: Iterable[int] | None = None,
         on_progress: Progress | None = None,
+        zoo: bool = True,
         max_plans: int = MOST_PLANS,
         buckets: Buckets | None = None,
         part_nbytes: int | None = None,
@@ -137,6 +145,7 @@ class Offmate(Rockmate):
             in_backward = optimizer is None and chosen.optimizer is None
         optimizer = optimizer or named_optimizer(chosen, model)
         machine = machine or (CudaMachine(device) if device.type == "cuda" else SimulatedMachine())
+        host_given = pool is not None or chosen.host_budget is not None
         pool = pool or HostPool(_host_nbytes(chosen.host_budget), device=machine.device)
         training = Training(
             machine,
@@ -146,16 +155,20 @@ class Offmate(Rockmate):
             master_weights=chosen.master_weights,
             accumulation=chosen.accumulation,
         )
-        configured = links_from(chosen.links) if chosen.links else None
+        if links is None:
+            links = links_from(chosen.links) if chosen.links else links_of(platform)
         planner = _Planner(
             budget=budget,
             reserve_nbytes=reserve_nbytes + _lent_nbytes(model, (args, kwargs), machine.device),
             host_budget_nbytes=pool.statistics.capacity_nbytes,
-            links=links or configured or links_of(platform) or measure_links(machine, pool),
+            host_budget_given=host_given,
+            links=links or measure_links(machine, pool),
+            links_given=links is not None,
             training=training,
             time_limit_s=chosen.time_limit_s,
             platform=platform.name if platform is not None else f"{device.type}, measured",
             on_progress=on_progress or silent,
+            zoo=zoo_of(folder(cache_dir), machine.device, platform) if zoo else None,
         )
         pool.trim()
         PlannedModule.__init__(
@@ -291,11 +304,14 @@ class _Planner:
     budget: int | str
     reserve_nbytes: int
     host_budget_nbytes: int
+    host_budget_given: bool
     links: Links
+    links_given: bool
     training: Training
     time_limit_s: float | None
     platform: str
     on_progress: Progress
+    zoo: Zoo | None
 
     def __call__(self, graph: Graph) -> Plan:
         """Plan.
@@ -309,6 +325,11 @@ class _Planner:
         if budget_nbytes <= 0:
             taken = f"buffers, inputs and reserve_nbytes take {self.reserve_nbytes} bytes, all of it"
             raise BadBudget(budget=str(self.budget), problem=taken)
+        method = self._method()
+        found = None if self.zoo is None else self.zoo.find(graph, budget_nbytes, method)
+        if found is not None and self._serves(found):
+            stats = {**found.solver_stats, PLANNING_S: time.perf_counter() - began_s, SAVED: True}
+            return attrs.evolve(found, solver_stats=stats, notes=Offload.explain(stats))
         self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
         names = self.training.homes
         homes = None if names is None else {i for i, v in enumerate(graph.values) if v.name in names}
@@ -319,7 +340,8 @@ class _Planner:
             homes=None if homes is None else frozenset(homes),
         )
         problem = Problem(graph, budget_nbytes, self.links, self.host_budget_nbytes)
-        solution = solver.solve(problem, Deadline(self.time_limit_s))
+        deadline = Deadline(self.time_limit_s)
+        solution = solver.solve(problem, deadline)
         if solution.schedule is None:
             raise NoRoom(
                 budget_nbytes=budget_nbytes,
@@ -334,25 +356,70 @@ class _Planner:
             budget_nbytes=budget_nbytes,
             lower_bound_s=solution.lower_bound_s / passes,  # a plan's figures are of one forward and backward
             solver=solver.name,
-            solver_stats={**solution.stats, PLANNING_S: time.perf_counter() - began_s},
+            solver_stats={
+                **solution.stats,
+                PLANNING_S: time.perf_counter() - began_s,
+                HOST_BUDGET: self.host_budget_nbytes,
+            },
             versions=versions(),
             platform=self.platform,
+            deadline_hit=deadline.hit,
             links=self.links,
             periods=PERIODS,
         )
-        plan = attrs.evolve(plan, notes=solver.explain(solution))
+        plan = attrs.evolve(
+            plan, notes=Offload.explain(plan.solver_stats), host_peak_nbytes=self._host_nbytes(settled, plan)
+        )
+        if self.zoo is not None:
+            self.zoo.keep(graph, budget_nbytes, method, plan)
+        return plan
+
+    def _host_nbytes(self, graph: Graph, plan: Plan) -> int:
+        """What a plan takes on the host in the state of ``.grad`` that needs most."""
+        passes = self.training.accumulation
         if self.training.in_backward and passes == 1:
-            return plan
+            return plan.host_peak_nbytes
         # Gradients that are there already take as much again on the host while new ones arrive.
         again = simulate(
-            accumulating(settled),
-            solution.schedule,
+            accumulating(graph),
+            plan.schedule,
             grads=Grads.ACCUMULATE,
             links=self.links,
             passes=passes,
             periods=1 if passes == 1 else PERIODS,
         ).host_peak_nbytes
-        return attrs.evolve(plan, host_peak_nbytes=max(plan.host_peak_nbytes, again))
+        return max(plan.host_peak_nbytes, again)
+
+    def _method(self) -> Method:
+        """What a plan depends on beside its graph, its budget and the source of its times."""
+        training = self.training
+        return Method(
+            solver=Offload.name,
+            time_limit_s=self.time_limit_s,
+            parameters={
+                "host_budget_nbytes": self.host_budget_nbytes if self.host_budget_given else "what is free",
+                "in_backward": training.in_backward,
+                "accumulation": training.accumulation,
+                "optimizer": type(training.optimizer).__qualname__,
+                "settled": training.homes is not None,
+                "links": self.links if self.links_given else "measured",
+            },
+        )
+
+    def _serves(self, plan: Plan) -> bool:
+        """Whether a saved plan keeps the host's budget, and what is found here now is about what was then."""
+        if plan.links is None or plan.host_peak_nbytes > self.host_budget_nbytes:
+            return False
+        then = (plan.solver_stats.get(HOST_BUDGET), *attrs.astuple(plan.links))
+        now = (self.host_budget_nbytes, *attrs.astuple(self.links))
+        return all(map(_alike, then, now))
+
+
+def _alike(was: Any, now: Any) -> bool:
+    """Whether a number of a saved plan is about the one that is found now; either may not be known."""
+    if isinstance(was, int | float) and isinstance(now, int | float):
+        return abs(was - now) <= ALIKE * now
+    return was is None and now is None
 
 
 def named_optimizer(config: OffmateConfig, model: nn.Module) -> Optimizer:

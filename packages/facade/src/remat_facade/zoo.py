@@ -36,6 +36,7 @@ from remat_graph.fingerprint import fingerprint
 from remat_graph.jsonfile import Reader, read_json, write_json
 from remat_graph.plan import Plan
 from remat_graph.serialize import plan_from_data, plan_to_data
+from remat_graph.training import at_home
 
 FORMAT = "remat-zoo"
 VERSION = 1
@@ -76,7 +77,8 @@ class Zoo:
             limit_s = math.inf if limit.data is None else limit.seconds()
             data = reader.get("plan").data
             was = plan_from_data(data, source=str(path))
-            plan = plan_from_data(data, graph=graph, source=str(path))
+            settled = at_home(graph, was.on_host) if was.on_host else graph
+            plan = plan_from_data(data, graph=settled, source=str(path))
         except OverBudget:  # workspaces were measured anew and are larger
             return None
         except (BadFile, ForeignPlan, RematError, ValueError, TypeError, RecursionError) as error:

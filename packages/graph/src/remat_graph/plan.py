@@ -78,6 +78,8 @@ class Plan:
         notes: lines for the summary, of the moment: neither compared nor saved.
         host_peak_nbytes: predicted peak of what the step has on the host.
         on_host: indices of the values that are at home on the host.
+        links: the bandwidths that its times are of; None if nothing moves.
+        periods: how many steps of training followed each other when it was timed.
     """
 
     fingerprint: str
@@ -100,6 +102,10 @@ class Plan:
     notes: tuple[str, ...] = attrs.field(default=(), eq=False)
     host_peak_nbytes: int = attrs.field(default=0, validator=_size)
     on_host: tuple[int, ...] = attrs.field(default=(), converter=_indices)
+    links: Links | None = None
+    periods: int = attrs.field(
+        default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)]
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.peak_nbytes > self.budget_nbytes:
@@ -171,6 +177,8 @@ class Plan:
             deadline_hit=deadline_hit,
             host_peak_nbytes=timeline.host_peak_nbytes,
             on_host=persistent(graph, Home.HOST),
+            links=links,
+            periods=periods,
         )
 
     @property

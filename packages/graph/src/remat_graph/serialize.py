@@ -16,6 +16,7 @@ from remat_graph.errors import BadFile, ForeignPlan, InvalidGraph, InvalidSchedu
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Update, Value
 from remat_graph.jsonfile import Reader, read_json, write_json
+from remat_graph.lanes import Links
 from remat_graph.plan import Plan
 from remat_graph.schedule import (
     Compute,
@@ -243,6 +244,10 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
     figures |= {"solver_stats": dict(plan.solver_stats), "versions": dict(plan.versions)}
     if plan.on_host or plan.host_peak_nbytes:  # else as readers know it that know no host
         figures |= {"on_host": list(plan.on_host), "host_peak_nbytes": plan.host_peak_nbytes}
+    if plan.links is not None:
+        figures["links"] = {n: rate for n, rate in attrs.asdict(plan.links).items() if rate is not None}
+    if plan.periods != 1:
+        figures["periods"] = plan.periods
     return {
         "format": PLAN_FORMAT,
         "version": VERSION,
@@ -281,6 +286,10 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
         values = _ANY if graph is None else len(graph.values)
         figures["on_host"] = reader.get("on_host").indices(values, "value")
         figures["host_peak_nbytes"] = reader.get("host_peak_nbytes").size()
+    figures["links"] = reader.maybe("links", _read_links)
+    figures["periods"] = reader.get_or("periods", Reader.size, 1)
+    if figures["periods"] < 1:
+        reader.get("periods").fail("a whole number from 1 on was wanted")
     versions = reader.get("versions")
     return Plan(
         **figures,
@@ -288,6 +297,14 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
         solver_stats=reader.get("solver_stats").mapping(),
         versions={package: versions.get(package).text() for package in versions.mapping()},
     )
+
+
+def _read_links(reader: Reader) -> Links:
+    reader.known(_keys(Links))
+    try:
+        return Links(**{name: reader.get(name).seconds() for name in reader.mapping()})
+    except ValueError:
+        reader.fail("bytes a second above 0 were wanted")
 
 
 _READERS: Mapping[Any, Callable[[Reader], Any]] = {
@@ -301,7 +318,7 @@ _READERS: Mapping[Any, Callable[[Reader], Any]] = {
 def _rejudged(plan: Plan, graph: Graph, source: str) -> Plan:
     same_times = abs(plan.noremat_time_s - graph.time_s) <= 1e-9 * graph.time_s
     try:
-        return Plan.from_schedule(
+        judged = Plan.from_schedule(
             graph,
             plan.schedule,
             budget_nbytes=plan.budget_nbytes,
@@ -311,9 +328,13 @@ def _rejudged(plan: Plan, graph: Graph, source: str) -> Plan:
             versions=plan.versions,
             platform=plan.platform,
             deadline_hit=plan.deadline_hit,
+            links=plan.links,
+            periods=plan.periods,
         )
     except InvalidSchedule as error:
         raise BadFile(path=source, problem=f"its schedule cannot be carried out: {error}") from error
+    # What gradients that are there already take beside it depends on no measurement.
+    return attrs.evolve(judged, host_peak_nbytes=max(judged.host_peak_nbytes, plan.host_peak_nbytes))
 
 
 def _step_to_data(step: Step) -> list[Any]:
@@ -407,7 +428,7 @@ def _keys(cls: type[Any]) -> frozenset[str]:
     return frozenset(field.name for field in attrs.fields(cls))
 
 
-_OF_THE_HOST = ("on_host", "host_peak_nbytes")
+_OF_THE_HOST = ("on_host", "host_peak_nbytes", "links", "periods")
 
 _PLAN_FIELDS = tuple(
     field.name

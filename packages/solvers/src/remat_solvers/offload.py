@@ -103,9 +103,13 @@ class Offload:
         return attrs.evolve(found, stats={**found.stats, **least})
 
     @staticmethod
-    def explain(solution: Solution) -> tuple[str, ...]:
-        """Why each class of tensor is where it is, in a few lines; nothing where nothing was found."""
-        return tuple(str(solution.stats.get("why", "")).splitlines())
+    def explain(stats: Mapping[str, Any]) -> tuple[str, ...]:
+        """Why each class of tensor is where it is, in a few lines; nothing where nothing was found.
+
+        Args:
+            stats: of a solution, or of the plan that was made of it.
+        """
+        return tuple(str(stats.get("why", "")).splitlines())
 
 
 def _with_room(problem: Problem, stats: Mapping[str, Any]) -> Problem:
