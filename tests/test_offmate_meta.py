@@ -1,5 +1,7 @@
 """A model on the meta device is planned by its shapes, and filled straight into memory of the host."""
 
+import sys
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -52,6 +54,15 @@ def test_weights_that_do_not_fill_it(tmp_path):
         with pytest.raises(BadWeights, match=said):
             offmate(model, BATCHES(0), "45%", weights=weights)
     assert all(p.is_meta for p in model.parameters())
+
+
+def test_a_file_without_the_library_that_reads_it(tmp_path, monkeypatch):
+    """One line that says what to install; a mapping needs nothing."""
+    model, _ = without_values()
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(BadWeights, match=r"pip install 'remat-offload\[weights\]'") as caught:
+        offmate(model, BATCHES(0), "45%", weights=tmp_path / "weights.safetensors")
+    assert "\n" not in str(caught.value)
 
 
 def test_the_graph_of_shapes_is_the_graph():

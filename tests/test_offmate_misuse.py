@@ -2,7 +2,9 @@
 
 import copy
 import gc
+from functools import partial
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -10,8 +12,9 @@ from torch import nn
 from remat_executor.errors import UnplannedUse
 from remat_facade.errors import NoRoom
 from remat_graph import Lane
-from remat_offload import LaneFailed, RefusedOptimizer, SimulatedMachine
+from remat_offload import CannotPin, HostPool, LaneFailed, RefusedOptimizer, SimulatedMachine
 from remat_offload.errors import OffloadMisuse
+from remat_offload.memory import RegisteredMemory
 from tests.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
 MAKE, BATCHES = MODELS["convolutions"]
@@ -211,6 +214,51 @@ def test_a_copy_that_fails_leaves_training_as_it_was(number):
     ours.optimizer.zero_grad()
     ours.losses.clear()
     ours.model.module.load_state_dict({**plain.model.state_dict()})  # batch norm has counted once more
+    for each in (plain, ours):
+        each.train(2)
+    assert [] == differences(plain, ours)
+
+
+@attrs.define
+class Runtime:
+    """Stands for a CUDA runtime that refuses to pin once so many blocks are."""
+
+    left: float
+
+    def cudaHostRegister(self, address, nbytes, flags):  # noqa: N802
+        """Zero is success; two is what it says where the limit of locked memory is reached."""
+        self.left -= 1
+        return 2 if self.left < 0 else 0
+
+    def cudaHostUnregister(self, address):  # noqa: N802
+        """Always well."""
+        return 0
+
+
+def test_a_host_that_cannot_be_pinned():
+    """While it is built, or when gradients leave: one line, and training stands where it stood."""
+    plain_model, model = MAKE(), MAKE()
+    plain = Run(plain_model, OPTIMIZERS["adamw"](plain_model.parameters()), BATCHES)
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    before = {name: p.data_ptr() for name, p in model.named_parameters()}
+    runtime = Runtime(left=5)
+    pool = HostPool(20 << 20, memory=RegisteredMemory(runtime))
+    build = partial(offmate, model, BATCHES(0), "50%", optimizer=optimizer, pool=pool)
+    fails(CannotPin, build, "cudaHostRegister returned error 2", "raise the limit of locked memory")
+    assert before == {name: p.data_ptr() for name, p in model.named_parameters()}
+    assert pool.statistics.lent_nbytes == 0
+    assert type(optimizer).step is optimizer.step.__func__  # the user's, as it was
+    runtime.left = float("inf")
+    ours = Run(build(), optimizer, BATCHES)
+    for left in (0, 6):
+        pool.trim()
+        runtime.left = left
+        with pytest.raises(CannotPin, match="cudaHostRegister"):
+            ours.train(1)
+        optimizer.zero_grad()
+    runtime.left = float("inf")
+    ours.losses.clear()
+    ours.model.module.load_state_dict({**plain.model.state_dict()})  # batch norm has counted more
     for each in (plain, ours):
         each.train(2)
     assert [] == differences(plain, ours)

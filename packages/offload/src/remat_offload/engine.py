@@ -119,6 +119,7 @@ class Engine:
         self.machine, self.pool, self.updates = machine, pool, updates
         self.params: tuple[nn.Parameter, ...] = ()
         self.residents: dict[str, Resident] = {}
+        self._places: dict[str, Tensor] = {}  # on the host, reserved for what is not there yet
         self._homes: list[tuple[str, nn.Parameter]] = []
         self._moved: dict[nn.Parameter, str] = {}
         self._device_layouts: dict[str, Layout] = {}
@@ -136,7 +137,12 @@ class Engine:
             graph: a training step; parameters come first among its values, in the order of `params`.
             params: the distinct parameters of the model.
             buffers: its buffers.
+
+        Raises:
+            HostPoolExhausted: the host budget is spent; nothing was changed.
+            CannotPin: the host's memory cannot be pinned; nothing was changed.
         """
+        self._places = self._reserved(graph, params)
         for buffer in buffers:
             buffer.data = buffer.data.to(self.machine.device)
         self.params = tuple(params)
@@ -148,21 +154,31 @@ class Engine:
                     param.data = param.data.to(self.machine.device)
                 self._device_layouts[value.name] = Layout.of(param)
                 continue
-            resident = self.house(value.name, param.untyped_storage().nbytes(), Layout.of(param))
+            resident = self.house(value.name, Layout.of(param))
             resident.whole.copy_(_bytes_of(param.data))
             param.data = resident.tensor
             self._moved[param] = value.name
             if param.grad is not None:
                 param.grad = param.grad.to("cpu")
 
-    def house(self, name: str, nbytes: int, layout: Layout) -> Resident:
-        """Give a value that is at home on the host its place there.
-
-        Raises:
-            HostPoolExhausted: the host budget is spent.
-        """
-        self.residents[name] = Resident(self.pool.allocate(nbytes), layout)
+    def house(self, name: str, layout: Layout) -> Resident:
+        """Give a value that is at home on the host the place there that is reserved for it."""
+        self.residents[name] = Resident(self._places.pop(name), layout)
         return self.residents[name]
+
+    def _reserved(self, graph: Graph, params: Sequence[nn.Parameter]) -> dict[str, Tensor]:
+        """Places for all that is at home on the host, taken before anything moves."""
+        taken: dict[str, Tensor] = {}
+        try:
+            for i, value in enumerate(graph.values):
+                if value.home is Home.HOST:
+                    nbytes = params[i].untyped_storage().nbytes() if i < len(params) else value.nbytes
+                    taken[value.name] = self.pool.allocate(nbytes)
+        except BaseException:
+            for block in taken.values():
+                self.pool.release(block)
+            raise
+        return taken
 
     def begin(self, step: PlannedStep) -> "Transfers":
         """The handler of one call."""

@@ -105,7 +105,7 @@ class Training:
                 (state,) = (state for state in self.states.kept(param) if state.name == name)
                 like = param if state.shape == tuple(param.shape) else torch.empty(state.shape, device="meta")
                 layout = Layout(state.shape, like.stride(), 0, state.dtype)
-                self.states.house(param, name, self.engine.house(value.name, value.nbytes, layout).whole)
+                self.states.house(param, name, self.engine.house(value.name, layout).whole)
         self.states.settle()
         self.homes = frozenset(v.name for v in settled.values if v.home is Home.HOST)
         self._attach()

@@ -73,7 +73,10 @@ def _reader(weights: Weights) -> tuple[Iterable[str], Callable[[str], Tensor]]:
     try:
         from safetensors import safe_open
     except ImportError:
-        raise BadWeights(problem=f"{path} cannot be read", advice="install safetensors") from None
+        raise BadWeights(
+            problem=f"{path} cannot be read without safetensors",
+            advice="pip install 'remat-offload[weights]', or give a mapping from names to tensors",
+        ) from None
     try:
         file = safe_open(path, framework="pt")
     except Exception as error:  # its own errors have no public base
