@@ -219,6 +219,41 @@ def test_a_copy_that_fails_leaves_training_as_it_was(number):
     assert [] == differences(plain, ours)
 
 
+class FailingUpdate(SimulatedMachine):
+    """Fails the first update that it is given once it is told to."""
+
+    armed = False
+
+    def work(self, function, after=(), name=""):
+        """Work, or fail as an optimizer that raises in its lane."""
+        if self.armed and name.startswith("the update of"):
+            self.armed = False
+            return super().work(lambda: 1 / 0, after, name)
+        return super().work(function, after, name)
+
+
+def test_an_update_that_fails_and_a_checkpoint():
+    """Told at the next wait; a checkpoint that is loaded then is gone on from, bit for bit."""
+    plain_model, machine = MAKE(), FailingUpdate()
+    plain = Run(plain_model, OPTIMIZERS["adamw"](plain_model.parameters()), BATCHES)
+    ours = run("60%", machine=machine)
+    for each in (plain, ours):
+        each.train(1)
+    saved = copy.deepcopy((ours.model.state_dict(), ours.optimizer.state_dict()))
+    machine.armed = True
+    with pytest.raises(LaneFailed, match=r"the update of .*ZeroDivisionError"):
+        ours.train(2)
+    assert not machine.armed
+    ours.optimizer.zero_grad()
+    ours.model.load_state_dict(saved[0])
+    ours.optimizer.load_state_dict(saved[1])
+    ours.scheduler.load_state_dict(plain.scheduler.state_dict())
+    ours.step, ours.losses = plain.step, [*plain.losses]
+    for each in (plain, ours):
+        each.train(2)
+    assert [] == differences(plain, ours)
+
+
 @attrs.define
 class Runtime:
     """Stands for a CUDA runtime that refuses to pin once so many blocks are."""

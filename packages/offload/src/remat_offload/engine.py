@@ -255,10 +255,14 @@ class Engine:
         """Wait until every update is done.
 
         Raises:
-            LaneFailed: one could not be carried out.
+            LaneFailed: one could not be carried out. Its parameter is as it was: load a checkpoint, or go on.
         """
         self.land()
-        self.machine.drain()
+        try:
+            self.machine.drain()
+        finally:
+            for resident in self.residents.values():  # nothing is under way, and what failed has been told
+                resident.written = resident.read = None
 
     def let_wait(self, param: nn.Parameter, wait: Callable[[], None]) -> None:
         """Let whoever reads a parameter, or asks for its gradient, wait first; until the next call."""
