@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from tests.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
@@ -57,6 +58,38 @@ def test_clipping_while_stepping():
     assert norms[0] == norms[1]
     assert max(norms[0]) > 1.0, "nothing was clipped"
     assert [] == differences(*runs)
+
+
+class Matrices(nn.Module):
+    """Nothing but matrices, which is what some optimizers step."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        pairs = [(nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)) for _ in range(3)]
+        self.layers = nn.Sequential(*(layer for a, b in pairs for layer in (a, nn.GELU(), b)))
+
+    def forward(self, x):
+        return self.layers(x).square().mean()
+
+
+@pytest.mark.parametrize(("kind", "in_backward"), [(torch.optim.Adafactor, True), (torch.optim.Muon, False)])
+def test_optimizers_that_step_whole_tensors(kind, in_backward):
+    """What they keep and do depends on a parameter's shape."""
+
+    def batches(step):
+        return {"x": torch.randn(8, 32, generator=torch.Generator().manual_seed(step))}
+
+    runs = []
+    for ours in (False, True):
+        model = Matrices()
+        optimizer = kind(model.parameters(), lr=1e-2)
+        called = model
+        if ours:
+            called = offmate(model, batches(0), "60%", optimizer=optimizer, optimizer_in_backward=in_backward)
+        runs.append(Run(called, optimizer, batches, in_backward=in_backward).train(3))
+    assert [] == differences(*runs)
+    assert called.plan.host_peak_nbytes > 0
 
 
 class Masters:

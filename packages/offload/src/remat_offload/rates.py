@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -167,7 +167,7 @@ def update_cost(
     group: Mapping[str, Any],
     dtype: torch.dtype,
     device: torch.device,
-    numel: int,
+    shape: Sequence[int],
 ) -> UpdateCost:
     """What the optimizer takes on a device, with the kernels that its user chose.
 
@@ -176,17 +176,18 @@ def update_cost(
         group: one of its groups: its settings count.
         dtype: of parameter and gradient.
         device: where it steps.
-        numel: elements that are stepped to find out.
+        shape: of the tensor that is stepped to find out.
     """
-    data = torch.zeros(numel, dtype=dtype, device=device)
-    grad = torch.ones(numel, dtype=dtype, device=device)
+    data = torch.zeros(tuple(shape), dtype=dtype, device=device)
+    grad = torch.ones(tuple(shape), dtype=dtype, device=device)
     settings = narrowed(group, {})
     state = step_tensor(optimizer, settings, data, grad, None)  # makes its states
     clock = _wall_s if device.type == "cpu" else _device_s
     best_s = min(clock(lambda: step_tensor(optimizer, settings, data, grad, state), device) for _ in range(5))
     scratch = allocator_peak(lambda: step_tensor(optimizer, settings, data, grad, state), device)
     return UpdateCost(
-        s_per_element=best_s / numel, scratch_nbytes_per_element=max(0, scratch.peak_nbytes) / numel
+        s_per_element=best_s / max(1, data.numel()),
+        scratch_nbytes_per_element=max(0, scratch.peak_nbytes) / max(1, data.numel()),
     )
 
 

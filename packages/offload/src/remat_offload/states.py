@@ -5,7 +5,8 @@ weights, a parameter in 16 bits has one state more: its value in 32 bits, which 
 which the parameter is rounded. Masters lie beside the object, and are put into its state dicts.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from remat_offload.errors import OffloadMisuse
-from remat_offload.probe import StateTensor
+from remat_offload.probe import Kind, StateTensor
 from remat_offload.rates import UpdateCost, update_cost
 from remat_offload.stepper import Stepper
 
@@ -59,11 +60,13 @@ class States:
         """What an element of a parameter takes to be stepped on a device."""
         group = next(g for g in self.optimizer.param_groups if any(p is param for p in g["params"]))
         dtype = _WIDE if self._has_master(param) else param.dtype
-        key = (id(group), dtype, str(device))
+        if self._stepper.kind(param, self._stepped(param)) is Kind.WHOLE:
+            shape = _within(param.shape, _MOST)
+        else:  # as many as there are, up to what no cache holds
+            shape = (min(sum(p.numel() for g in self.optimizer.param_groups for p in g["params"]), _MOST),)
+        key = (id(group), dtype, str(device), shape)
         if key not in self._costs:
-            # As many as there are, up to what no cache holds.
-            numel = sum(p.numel() for g in self.optimizer.param_groups for p in g["params"])
-            self._costs[key] = update_cost(self.optimizer, group, dtype, device, min(numel, _MOST))
+            self._costs[key] = update_cost(self.optimizer, group, dtype, device, shape)
         cost = self._costs[key]
         widened = _WIDE.itemsize if self._has_master(param) else 0
         return attrs.evolve(cost, scratch_nbytes_per_element=cost.scratch_nbytes_per_element + widened)
@@ -174,3 +177,12 @@ class States:
 
     def _in_order(self) -> list[nn.Parameter]:
         return [param for group in self.optimizer.param_groups for param in group["params"]]
+
+
+def _within(shape: Sequence[int], numel: int) -> tuple[int, ...]:
+    """A shape of as many dimensions, its largest ones halved until it has no more elements than `numel`."""
+    sizes = list(shape)
+    while math.prod(sizes) > numel:
+        largest = sizes.index(max(sizes))
+        sizes[largest] = -(-sizes[largest] // 2)
+    return tuple(sizes)
