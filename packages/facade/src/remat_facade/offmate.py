@@ -327,7 +327,7 @@ class _Planner:
             raise BadBudget(budget=str(self.budget), problem=taken)
         method = self._method()
         found = None if self.zoo is None else self.zoo.find(graph, budget_nbytes, method)
-        if found is not None and self._serves(found):
+        if found is not None and self._serves(graph, found):
             stats = {**found.solver_stats, PLANNING_S: time.perf_counter() - began_s, SAVED: True}
             return attrs.evolve(found, solver_stats=stats, notes=Offload.explain(stats))
         self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
@@ -339,15 +339,18 @@ class _Planner:
             micro_batches=passes,
             homes=None if homes is None else frozenset(homes),
         )
-        problem = Problem(graph, budget_nbytes, self.links, self.host_budget_nbytes)
+        rounding_nbytes = self._rounding_nbytes(graph)
+        host_nbytes = max(0, self.host_budget_nbytes - rounding_nbytes)
+        problem = Problem(graph, budget_nbytes, self.links, host_nbytes)
         deadline = Deadline(self.time_limit_s)
         solution = solver.solve(problem, deadline)
         if solution.schedule is None:
+            least_host_nbytes = int(solution.stats["least_host_nbytes"])
             raise NoRoom(
                 budget_nbytes=budget_nbytes,
                 host_budget_nbytes=self.host_budget_nbytes,
                 least_nbytes=int(solution.stats["least_nbytes"]),
-                least_host_nbytes=int(solution.stats["least_host_nbytes"]),
+                least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
             )
         settled = at_home(graph, solution.on_host)
         plan = Plan.from_schedule(
@@ -406,9 +409,16 @@ class _Planner:
             },
         )
 
-    def _serves(self, plan: Plan) -> bool:
+    def _rounding_nbytes(self, graph: Graph) -> int:
+        """The most that blocks of the host's memory take beyond their bytes, where they are whole pages."""
+        blocks = len(graph.values) + len(graph.gradients)  # gradients that are there already, too
+        return self.training.pool.rounding_nbytes * blocks
+
+    def _serves(self, graph: Graph, plan: Plan) -> bool:
         """Whether a saved plan keeps the host's budget, and what is found here now is about what was then."""
-        if plan.links is None or plan.host_peak_nbytes > self.host_budget_nbytes:
+        if plan.links is None:
+            return False
+        if plan.on_host and plan.host_peak_nbytes > self.host_budget_nbytes - self._rounding_nbytes(graph):
             return False
         then = (plan.solver_stats.get(HOST_BUDGET), *attrs.astuple(plan.links))
         now = (self.host_budget_nbytes, *attrs.astuple(self.links))

@@ -110,6 +110,11 @@ class HostPool:
                 peak_nbytes=self._peak_nbytes,
             )
 
+    @property
+    def rounding_nbytes(self) -> int:
+        """The most that a block takes beyond the bytes asked for."""
+        return self._memory.charge(1) - 1
+
     def allocate(self, shape: int | Sequence[int], dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Lend a contiguous tensor with unspecified content.
 
