@@ -1,6 +1,8 @@
 """Small models in training, plainly and by `Offmate`, so that tests can compare them bit for bit."""
 
+import functools
 import mmap
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -92,9 +94,20 @@ OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], Optimizer]] = {
 }
 
 
+@functools.cache
+def kept_plans() -> tempfile.TemporaryDirectory[str]:
+    """A folder for plans that lasts as long as the tests of this process: each is made once."""
+    return tempfile.TemporaryDirectory()
+
+
 def offmate(model: nn.Module, sample: Any, budget: int | str, **options: Any) -> Offmate:
     """Build one whose plan depends on nothing but its arguments."""
-    defaults = {"platform": PLATFORM, "links": LINKS, "host_budget": "20MiB", "zoo": False}
+    defaults = {
+        "platform": PLATFORM,
+        "links": LINKS,
+        "host_budget": "20MiB",
+        "cache_dir": kept_plans().name,
+    }
     return Offmate(model, sample, budget, **(defaults | options))
 
 
