@@ -15,7 +15,6 @@ that was taken from ``.grad`` before the clipping shows it once the update is do
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 
 import attrs
@@ -23,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import torch_private
-from remat_graph import RematError
 from remat_offload.lanes import Machine, Ticket
 
 
@@ -137,8 +135,7 @@ class Clipping:
         """A gradient is about to be added to a parameter's: whatever was to read or to scale that is done."""
         taken = self._taken.pop(param, None)
         if taken is not None:
-            with suppress(RematError):  # which the lane tells whoever waits for it
-                taken.ticket.synchronize()
+            taken.ticket.wait()
         self.scale(param)
 
     def forget(self) -> None:

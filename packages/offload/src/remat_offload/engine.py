@@ -318,7 +318,7 @@ class Transfers:
         self.tickets: dict[Transfer, Ticket] = {}
         self.away: dict[int, Tensor] = {}  # bytes on the host of values that do not live there
         self.layouts: dict[int, Layout] = {}  # how they lay on the device
-        self.reading: dict[int, Ticket] = {}  # updates on the CPU, by the gradients that they read
+        self.reading: dict[int, Ticket] = {}  # work on the CPU, by the gradients that it reads
         self.flying: dict[Transfer, Tensor] = {}  # on the device, being copied: nobody has waited yet
         # A call whose backward never runs leaves activations behind, and copies.
         weakref.finalize(
@@ -453,7 +453,8 @@ class Transfers:
     def add(self, step: OptimizerStep, live: dict[int, Tensor]) -> None:
         """Add the gradient just made to those of earlier backwards, for one that will step by them all."""
         param, name = self.engine.params[step.value], self.graph.values[step.value].name
-        grad, new, after = self.gradients(self.step.updates[step.value], live)
+        update = self.step.updates[step.value]
+        grad, new, after = self.gradients(update, live)
         if step.lane is Lane.COMPUTE:
             if new is not None:
                 grad.add_(new)
@@ -464,7 +465,9 @@ class Transfers:
                 with torch.no_grad():
                     grad.add_(added)
 
-            after = [self.machine.work(work, after, name=f"adding to the gradient of {name}")]
+            ticket = self.machine.work(work, after, name=f"adding to the gradient of {name}")
+            self.reading[update.grad] = ticket
+            after = [ticket]
         with torch_private.past_torch_function():
             param.grad = grad
         for ticket in after:

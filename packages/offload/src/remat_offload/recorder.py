@@ -42,6 +42,12 @@ class RecordedTicket:
             self._recorder._saw(self.operation)
         return done
 
+    def wait(self) -> None:
+        """Block until the lane's thread is done with it, well or badly."""
+        self._ticket.wait()
+        if self.operation.lane is Lane.CPU_OPTIMIZER:  # a copy may still be on its way
+            self._recorder._saw(self.operation)
+
     def synchronize(self) -> None:
         """Block until it is done; raises what the machine's ticket raises."""
         self._ticket.synchronize()
