@@ -272,18 +272,17 @@ class Runtime:
 
 def test_whole_pages_are_counted_before_anything_moves():
     """A pinned block takes whole pages: what its bytes would fit in is refused, and not found out later."""
-    model = MAKE()
-    optimizer = OPTIMIZERS["adamw"](model.parameters())
 
     def build(nbytes):
+        model = MAKE()
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
         pool = HostPool(nbytes, memory=RegisteredMemory(Runtime(left=float("inf"))))
-        return offmate(model, BATCHES(0), "60%", optimizer=optimizer, pool=pool)
+        return Run(offmate(model, BATCHES(0), "60%", optimizer=optimizer, pool=pool), optimizer, BATCHES)
 
-    fails(NoRoom, lambda: build(100 << 10), "100 KiB on the host")
-    ours = Run(build(4 << 20), optimizer, BATCHES).train(2)
+    ours = build(4 << 20).train(2)
     planned_nbytes = ours.model.plan.host_peak_nbytes
-    assert 0 < planned_nbytes < 100 << 10
-    assert planned_nbytes < ours.model.host.peak_nbytes <= 4 << 20
+    assert 0 < planned_nbytes < ours.model.host.peak_nbytes <= 4 << 20
+    fails(NoRoom, lambda: build(planned_nbytes), "on the host")
 
 
 def test_a_host_that_cannot_be_pinned():
