@@ -370,18 +370,16 @@ class _Planner:
             links=self.links,
             periods=PERIODS,
         )
-        plan = attrs.evolve(
-            plan, notes=Offload.explain(plan.solver_stats), host_peak_nbytes=self._host_nbytes(settled, plan)
-        )
+        plan = attrs.evolve(self._where_most_is_held(settled, plan), notes=Offload.explain(plan.solver_stats))
         if self.zoo is not None:
             self.zoo.keep(graph, budget_nbytes, method, plan)
         return plan
 
-    def _host_nbytes(self, graph: Graph, plan: Plan) -> int:
-        """What a plan takes on the host in the state of ``.grad`` that needs most."""
+    def _where_most_is_held(self, graph: Graph, plan: Plan) -> Plan:
+        """A plan with its peaks in the state of ``.grad`` that needs most."""
         passes = self.training.accumulation
         if self.training.in_backward and passes == 1:
-            return plan.host_peak_nbytes
+            return plan
         # Gradients that are there already take as much again on the host while new ones arrive.
         again = simulate(
             accumulating(graph),
@@ -390,8 +388,13 @@ class _Planner:
             links=self.links,
             passes=passes,
             periods=1 if passes == 1 else PERIODS,
-        ).host_peak_nbytes
-        return max(plan.host_peak_nbytes, again)
+        )
+        return attrs.evolve(
+            plan,
+            peak_nbytes=max(plan.peak_nbytes, again.peak_nbytes),
+            live_peak_nbytes=max(plan.live_peak_nbytes, again.live_peak_nbytes),
+            host_peak_nbytes=max(plan.host_peak_nbytes, again.host_peak_nbytes),
+        )
 
     def _method(self) -> Method:
         """What a plan depends on beside its graph, its budget and the source of its times."""

@@ -333,8 +333,11 @@ def _rejudged(plan: Plan, graph: Graph, source: str) -> Plan:
         )
     except InvalidSchedule as error:
         raise BadFile(path=source, problem=f"its schedule cannot be carried out: {error}") from error
+    if not graph.updates:
+        return judged
     # What gradients that are there already take beside it depends on no measurement.
-    return attrs.evolve(judged, host_peak_nbytes=max(judged.host_peak_nbytes, plan.host_peak_nbytes))
+    names = ("peak_nbytes", "live_peak_nbytes", "host_peak_nbytes")
+    return attrs.evolve(judged, **{name: max(getattr(judged, name), getattr(plan, name)) for name in names})
 
 
 def _step_to_data(step: Step) -> list[Any]:
