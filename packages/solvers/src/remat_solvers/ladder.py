@@ -27,6 +27,7 @@ from remat_solvers.protocol import Deadline
 from remat_solvers.stepping import Style
 
 LEVELS = 10  # between the unplanned peak and the floor
+SHORT = 500  # ops, up to which another way down is tried
 DESCENT, DESCENT_S = 20_000, 5.0  # changes tried for the smallest peak, and seconds of a deadline
 
 
@@ -94,14 +95,29 @@ class Ladder:
         return self.least
 
     def _descend(self) -> Rung:
-        """The order with the smallest peak: the table's where it has one near the floor, or a search's."""
+        """The order with the smallest peak: the table's where it has one near the floor, or a search's.
+
+        Of a short order eviction is tried beside the table, which knows only one form of plan.
+        """
+        found = self._near_the_floor()
+        if len(self.graph.ops) <= SHORT:
+            order = evict(self.arrays, self.floor_nbytes, self.deadline, self.evicted[0][1])
+            found = min(found, self._polished(order), key=lambda rung: rung.nbytes)
+        return found
+
+    def _near_the_floor(self) -> Rung:
         for part in (1, 2, 4, 8, 16):
             budget = self.floor_nbytes + (self.top.nbytes - self.floor_nbytes) * part // 64
             planned = plan(self.graph, self.arrays, budget)
             if planned is not None:
                 return self._rung(polish(self.arrays, planned, budget, self.deadline))
         deadline = self.deadline.within(DESCENT_S)
-        order = descend(self.arrays, self.floor_nbytes, self.floor_nbytes, deadline, moves=DESCENT)
+        return self._polished(
+            descend(self.arrays, self.floor_nbytes, self.floor_nbytes, deadline, moves=DESCENT)
+        )
+
+    def _polished(self, order: Ints) -> Rung:
+        """An order made faster within its own peak."""
         peak = evaluate(self.arrays, order).peak_nbytes
         return self._rung(polish(self.arrays, order, peak, self.deadline))
 
