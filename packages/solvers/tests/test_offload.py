@@ -10,14 +10,17 @@ import pytest
 
 from remat_graph import Graph, Home, Lane, Links, OptimizerStep, Role, Schedule, Start, simulate
 from remat_graph.simulate import Grads
-from remat_graph.testing import random_graph, random_links, random_training
+from remat_graph.testing import random_chain, random_graph, random_links, random_training
 from remat_graph.training import Optimized, accumulating, at_home, training_graph
+from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Solution, Status
 from remat_solvers.neighbours import fates, neighbours
 from remat_solvers.offload import PERIODS, WORTH, Offload
+from remat_solvers.pofo import Pofo
 from remat_solvers.runs import params_of
 
 FARTHEST = 0.02  # above the best homes, as a ratio of the time; not moving is worth as much (`offload.WORTH`)
+FROM_TABLE = 0.03  # above the chain DP's time
 
 Style = dict[str, Any]
 STYLES: tuple[Style, ...] = tuple(
@@ -105,14 +108,14 @@ def homes(graph: Graph) -> Iterator[frozenset[int]]:
 def test_plans_are_what_they_say(style: Style) -> None:
     """In every style, at several budgets of device and host, on every kind of links; most have a plan."""
     found = 0
-    for seed in range(3):
-        for fraction, host_fraction in ((0.6, None), (0.8, 1.0), (1.0, 0.3)):
+    for seed in range(2):
+        for fraction, host_fraction in ((0.7, None), (0.8, 1.0), (1.0, 0.3)):
             given = problem(seed, 4, fraction, host_fraction)
             solution = Offload(**style).solve(given)
             if solution.feasible:
                 check(given, style, solution)
                 found += 1
-    assert found >= 4
+    assert found >= 3
 
 
 @pytest.mark.full
@@ -181,6 +184,22 @@ def near_the_best(seed: int) -> None:
     assert solution.time_s <= min(times) * (1 + FARTHEST)
 
 
+@pytest.mark.parametrize("seed", [2, 3, 6, 15, 18, 22, 23, 31, 33, 36])
+def test_close_to_the_chain_dp(seed: int) -> None:
+    """On chains without parameters, some where greedy eviction's orders alone were up to 12 % above.
+
+    The whole is `benchmarks/offload_chains.py`.
+    """
+    rng = random.Random(seed)
+    graph = random_chain(seed, rng.choice((5, 8, 12)))
+    budget = int(rng.choice((0.5, 0.6, 0.7, 0.8, 0.9)) * noremat_peak_nbytes(graph))
+    given = Problem(graph, budget, random_links(graph, seed))
+    by_table, found = Pofo().solve(given).time_s, Offload().solve(given)
+    if by_table is not None:
+        check(given, STYLES[2], found)
+        assert found.time_s <= by_table * (1 + FROM_TABLE)
+
+
 def test_neighbours_differ_in_up_to_three_parameters() -> None:
     """Each choice once, those that differ least first."""
     params = params_of(random_training(3, 4))
@@ -223,10 +242,10 @@ def test_nothing_moves_without_links() -> None:
 
 def test_a_slow_link_carries_what_it_must_and_no_more() -> None:
     """The same budget, links slower and slower: no sooner done, and with all the room in the world none."""
-    for seed in (0, 2, 4):
+    for seed in (0, 2):
         given = problem(seed, 4, 0.8)
         times = []
-        for rate in (1e15, 256.0, 32.0, 4.0):
+        for rate in (1e15, 64.0, 4.0):
             links = Links(to_host_nbytes_per_s=rate, to_device_nbytes_per_s=rate)
             solution = Offload().solve(attrs.evolve(given, links=links))
             assert solution.time_s is not None

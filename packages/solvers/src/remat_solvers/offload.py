@@ -44,7 +44,7 @@ MARGIN = 0.002  # of a budget, by which a repair asks for more than was missing
 GRID = 40  # shares on the host that the search tells apart
 TRIALS = 200_000  # attempts times squared ops, for what is only worth it on short orders
 RUNGS = 40  # orders all over the range, of these
-STARTS = 3  # orders whose moves are thinned
+STARTS = 10  # orders whose moves are thinned
 STEPS = (8, 24, 48)  # parts of the range of orders by which the search goes on
 
 
@@ -331,8 +331,8 @@ class _Search:
             if not self.over():
                 self.attempt(on_host, low + (high - low) * part // RUNGS)
         starts = [one for one in self.tried.values() if one.fits and one.on_host == on_host]
+        self.allow_trials()
         for start in sorted(starts, key=self.rank)[:STARTS]:
-            self.allow_trials()
             self.thin(self.repeat_less(start))
 
     def repeat_less(self, here: Attempt) -> Attempt:
