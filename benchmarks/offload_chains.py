@@ -4,9 +4,9 @@
 
 Each chain is planned at several budgets with links of several speeds. Two things are promised: the time of
 `offload` is within 3 % of `pofo`'s, and of the overhead of the best plan that only recomputes (`auto`) at
-least a third goes where the link allows it: where the bytes that do not fit can leave in three quarters of the
-forward's time and return in three quarters of the backward's; what is made last cannot leave before, so that
-all of the time is never there. The exit status is not zero if a promise is broken.
+least a third goes where the link allows it: where the bytes that do not fit can leave in three quarters of
+the forward's time and return in three quarters of the backward's; what is made last cannot leave before, so
+that all of the time is never there. The exit status is not zero if a promise is broken.
 """
 
 import argparse
