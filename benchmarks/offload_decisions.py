@@ -287,7 +287,7 @@ def measure(case: Case, graph: Graph, captured_s: float, seconds: float | None) 
         roofline_allowed=case.roofline,
         fastest_by_hand_s=hand_s,
         planned_s=planned_s,
-        why=Offload.explain(solution),
+        why=Offload.explain(solution.stats),
         broken=tuple(broken),
     )
 

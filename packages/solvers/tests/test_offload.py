@@ -324,7 +324,7 @@ def test_a_shortage_names_budgets_that_work() -> None:
             short += 1
             assert Status.NOT_FOUND is refused.status
             assert (None, None) == (refused.schedule, refused.time_s)
-            assert () == Offload.explain(refused)
+            assert () == Offload.explain(refused.stats)
             assert refused.stats["sufficient"]
             enough = attrs.evolve(given, budget_nbytes=refused.stats["least_nbytes"])
             if host_fraction is not None:
@@ -383,11 +383,11 @@ def test_better_plans_are_told_as_they_come() -> None:
 def test_why_everything_is_where_it_is() -> None:
     """In lines that name what is there: at ease, with homes on the host, with states that stream."""
     at_ease = Offload().solve(problem(1, 4, 3.0))
-    first, *rest = Offload.explain(at_ease)
+    first, *rest = Offload.explain(at_ease.stats)
     assert "all of it stays on the device" in first
     assert any("activations: none moves; nothing is computed again" in line for line in rest)
     tight = Offload().solve(problem(0, 4, 0.7))
-    lines = Offload.explain(tight)
+    lines = Offload.explain(tight.stats)
     assert "more than the device's" in lines[0] or "a part leaves" in lines[0]
     assert any("at home on the host" in line for line in lines)
     assert any("copies to the device" in line for line in lines)
