@@ -1,4 +1,4 @@
-"""Write docs/results.md and docs/benchmarks.md from the rows that the benchmarks left in benchmarks/results.
+"""Write the pages of results in docs from the rows that the benchmarks left in benchmarks/results.
 
 python benchmarks/report.py
 """
@@ -11,37 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import report_offload
+from report_parts import filled, made_with, mib, percent, table
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-MIB = 1 << 20
-
-
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """A Markdown table."""
-    names = list(header)
-    yield "| " + " | ".join(names) + " |"
-    yield "|" + "---|" * len(names)
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
-    yield ""
-
-
-def percent(ratio: float) -> str:
-    """A ratio as text."""
-    return f"{100 * ratio:.2f} %"
-
-
-def mib(nbytes: float) -> str:
-    """Bytes in MiB."""
-    return f"{nbytes / MIB:.2f}"
-
-
-def made_with(data: dict[str, Any]) -> str:
-    """Date and versions of a file of results."""
-    facts = [
-        f"{key} {value}" for key, value in data.items() if isinstance(value, str | int) and key != "date"
-    ]
-    return f"Made on {data['date']} with {', '.join(facts)}.\n"
 
 
 def exact(data: dict[str, Any]) -> Iterator[str]:
@@ -188,11 +162,6 @@ def peers(data: dict[str, Any]) -> Iterator[str]:
     yield from table(header.split(", "), rows)
 
 
-def filled(number: float | None, form: Callable[[float], str]) -> str:
-    """A cell, empty where nothing was read."""
-    return "" if number is None else form(number)
-
-
 def runtime(data: dict[str, Any]) -> Iterator[str]:
     """Steps with nothing recomputed beside eager's."""
     yield "## A step with nothing recomputed, beside eager's\n"
@@ -319,33 +288,6 @@ def device(data: dict[str, Any]) -> Iterator[str]:
     yield from table(header.split(", "), rows)
 
 
-def moving(data: dict[str, Any]) -> Iterator[str]:
-    """What an accelerator measured where values move; see gpu_offload.py."""
-    yield f"## Moving: {data['device']}\n"
-    rates = ["; ".join(f"{lane} {rate / 1e9:.1f}" for lane, rate in row.items()) for row in data["rates"]]
-    yield (
-        "`hatch run bench-gpu-offload`: training all of a model with fp32 masters and Adam's states, within "
-        "a share of what eager takes. Hidden is the share of the optimizer that adds nothing to a step. "
-        f"GB/s: {', '.join(rates)}, each group at once.\n"
-    )
-    yield made_with(data)
-    header = (
-        "model, method, budget, tokens/s, step s, predicted s, device GiB, of a budget of, host GiB, hidden"
-    )
-    rows = []
-    for row in data["rows"]:
-        cells = [row["model"], row["method"], filled(row["fraction"], percent)]
-        if row["note"]:
-            rows.append([*cells, row["note"], *[""] * 6])
-            continue
-        cells.append(f"{row['tokens_per_s']:.0f}")
-        cells += [filled(row[key], lambda seconds: f"{seconds:.3f}") for key in ("step_s", "predicted_s")]
-        sizes = ("peak_nbytes", "budget_nbytes", "host_nbytes")
-        cells += [filled(row[key], lambda nbytes: f"{nbytes / (1 << 30):.2f}") for key in sizes]
-        rows.append([*cells, filled(row["hidden"], percent)])
-    yield from table(header.split(", "), rows)
-
-
 PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]]] = {
     "results": (
         "# Results\n\nEvery figure here was printed by a command of this repository: `hatch run exact`.\n",
@@ -363,6 +305,16 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
         "# Benchmarks\n\nEvery figure here was printed by the command that stands above it.\n",
         {"runtime": runtime, "startup": startup, "distributed": distributed},
     ),
+    "offmate_results": (
+        "# Offmate: results\n\nEvery figure here was printed by a command of this repository: "
+        "`hatch run offload`.\n",
+        {
+            "offload_exact": report_offload.exact,
+            "offload": report_offload.overlap,
+            "offload_decisions": report_offload.decisions,
+            "offload_chains": report_offload.chains,
+        },
+    ),
 }
 
 
@@ -370,7 +322,7 @@ def main() -> int:
     """Write the pages from whatever results are there; what is of no known kind is a device's."""
     known = {name for _, sections in PAGES.values() for name in sections}
     devices = {
-        path.stem: moving if path.stem.endswith("-offload") else device
+        path.stem: report_offload.moving if path.stem.endswith("-offload") else device
         for path in sorted(RESULTS.glob("*.json"))
         if path.stem not in known
     }

@@ -17,7 +17,7 @@ from remat_graph import Links, Roofline
 from tests.models import import_transformers
 
 PLATFORM = Roofline(flops_per_s=1e11, nbytes_per_s=1e10)
-"""Times that do not depend on the machine, so that plans do not either."""
+"""Times of operators that do not depend on the machine; those of the optimizer are measured."""
 
 LINKS = Links(to_host_nbytes_per_s=1e9, to_device_nbytes_per_s=1e9)
 
@@ -101,7 +101,7 @@ def kept_plans() -> tempfile.TemporaryDirectory[str]:
 
 
 def offmate(model: nn.Module, sample: Any, budget: int | str, **options: Any) -> Offmate:
-    """Build one whose plan depends on nothing but its arguments."""
+    """Build one whose plan depends on its arguments, and on what the optimizer takes here."""
     defaults = {
         "platform": PLATFORM,
         "links": LINKS,
