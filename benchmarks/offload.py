@@ -18,6 +18,7 @@ ways. The exit status tells whether a step took more, or the lane was less than 
 import argparse
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,8 @@ def batch() -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "labels": tokens}
 
 
-def module(budget: str, links: Links, *, in_backward: bool, free: bool) -> Offmate:
-    """One whose links take the time of `links`, or none."""
+def module(budget: str, links: Links, plans: str, *, in_backward: bool, free: bool) -> Offmate:
+    """One whose links take the time of `links`, or none; with the plan that is kept in a folder, if any."""
     model = llama()
     machine = (
         SimulatedMachine()
@@ -78,7 +79,7 @@ def module(budget: str, links: Links, *, in_backward: bool, free: bool) -> Offma
         machine=machine,
         links=links,
         host_budget="2GiB",
-        zoo=False,
+        cache_dir=plans,
     )
 
 
@@ -94,7 +95,8 @@ def step_s(trained: Offmate) -> float:
 
 def row(budget: str, share: float, *, in_backward: bool, steps: int) -> dict[str, Any]:
     """Measure one plan over links that are busy for about a share of the computing."""
-    quick = module(budget, Links(), in_backward=in_backward, free=True)
+    with tempfile.TemporaryDirectory() as plans:
+        quick = module(budget, Links(), plans, in_backward=in_backward, free=True)
     for _ in range(2):
         step_s(quick)
     quick.synchronize()
@@ -102,7 +104,10 @@ def row(budget: str, share: float, *, in_backward: bool, steps: int) -> dict[str
     state_nbytes = sum(p.nbytes for p in quick.parameters())
     rate = 2 * state_nbytes / (share * base_s)
     links = Links(to_host_nbytes_per_s=rate, to_device_nbytes_per_s=rate)
-    trained, free = (module(budget, links, in_backward=in_backward, free=free) for free in (False, True))
+    with tempfile.TemporaryDirectory() as plans:
+        trained, free = (
+            module(budget, links, plans, in_backward=in_backward, free=free) for free in (False, True)
+        )
     assert trained.plan.schedule == free.plan.schedule, "the two would not be the same work"
     taken: dict[str, list[float]] = {"step": [], "compute": []}
     for turn in range(steps + 2):
@@ -163,7 +168,7 @@ def optimizer_row(repeats: int, parameters: int = 8, numel: int = 1 << 22) -> di
                     last = machine.work(whole.step)
                 else:
                     for parameter, grad in zip(model, grads, strict=True):
-                        last = machine.work(states.on_host(parameter, parameter.data, grad))
+                        last = machine.work(states.on_host(parameter, parameter.data, grad, None))
                 last.synchronize()
                 if turn:
                     found.append(time.perf_counter() - began_s)
