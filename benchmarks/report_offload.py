@@ -4,7 +4,12 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from report_parts import filled, made_with, mib, percent, table
+from report_parts import filled, made_with, percent, table
+
+
+def kib(nbytes: int) -> str:
+    """Bytes in KiB."""
+    return f"{nbytes / 1024:.1f}"
 
 
 def exact(data: dict[str, Any]) -> Iterator[str]:
@@ -14,7 +19,7 @@ def exact(data: dict[str, Any]) -> Iterator[str]:
     yield (
         "`python benchmarks/offload_exact.py`: small models with dropout, tied weights, clipping and four "
         "micro-batches, trained plainly and by `Offmate`, saved and resumed in the middle. Exact: losses, "
-        "parameters, buffers and states are equal to the bit, resumed or not. Sizes in MiB, metered at "
+        "parameters, buffers and states are equal to the bit, resumed or not. Sizes in KiB, metered at "
         f"every step. {len(rows)} rows, {sum(bool(row['broken']) for row in rows)} with a rule broken.\n"
     )
     yield made_with(data)
@@ -29,19 +34,19 @@ def exact(data: dict[str, Any]) -> Iterator[str]:
         cells.append(
             [
                 *(row[name] for name in ("model", "optimizer", "style")),
-                *(mib(row[name]) for name in ("budget_nbytes", "metered_nbytes")),
-                *(mib(row[name]) for name in ("host_metered_nbytes", "host_predicted_nbytes")),
+                *(kib(row[name]) for name in ("budget_nbytes", "metered_nbytes")),
+                *(kib(row[name]) for name in ("host_metered_nbytes", "host_predicted_nbytes")),
                 percent(row["recomputed"]),
                 str(row["on_host"]),
                 exact,
             ]
         )
     yield from table(header.split(", "), cells)
-    yield "Many steps: what a step takes at first and at last, MiB.\n"
+    yield "Many steps: what a step takes at first and at last, KiB.\n"
     yield from table(
         ("model", "style", "steps", "first", "last"),
         [
-            [row["model"], row["style"], str(row["steps"]), mib(row["first_nbytes"]), mib(row["last_nbytes"])]
+            [row["model"], row["style"], str(row["steps"]), kib(row["first_nbytes"]), kib(row["last_nbytes"])]
             for row in rows
             if "first_nbytes" in row
         ],
