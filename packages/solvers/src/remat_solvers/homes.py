@@ -138,6 +138,8 @@ class Program:
         Returns:
             the shares, or None if no shares keep the budgets.
         """
+        if min(terms.device_nbytes, terms.host_nbytes or 0) < 0:
+            return None
         self.device.value = terms.device_nbytes / self.unit
         self.host.value = 0.0 if terms.host_nbytes is None else terms.host_nbytes / self.unit
         self.streams.value = float(terms.streams)

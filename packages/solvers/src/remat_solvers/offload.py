@@ -8,7 +8,7 @@ over several steps after each other (`attempt`), and the fastest that keeps both
 
 The search: everything at home on the device, if that fits; what the program says, its budgets lowered by
 what the referee finds above them until it fits; then a little more and a little less on the host, each with
-the order that the program would take; from the best on, orders in either direction while that is faster.
+the order that the program would take; from the best ones on, orders in either direction while that is faster.
 Where attempts are cheap, up to three parameters at a time then change their homes while that is better, and
 more orders are tried (`trials`).
 What is not moved is worth a little: homes on the host must bring `WORTH` of the step against none at all.
@@ -40,6 +40,7 @@ REPAIRS = 5  # programs with lowered budgets
 STREAMS_IN_BACKWARD = 0.97  # of the time without, that streaming beside the backward must promise to be tried
 MARGIN = 0.002  # of a budget, by which a repair asks for more than was missing
 GRID = 40  # shares on the host that the search tells apart
+LEADERS = 3  # choices of homes around whose best order others are tried at the end
 SHORT = 500  # ops, up to which orders are tried around every choice of homes
 STEPS = (8, 24, 48)  # parts of the range of orders by which the search goes on
 
@@ -181,8 +182,9 @@ class _Search:
             for share in (1.0, 0.75, 0.5, 0.25):
                 self.by_program(program, terms, share, STEPS[:1])
         self.climb(program, terms)
-        if self.best is not None and not self.trials.over():
-            self.trials.explore(self.best.on_host, self.best.activation_nbytes, STEPS[1:])
+        for leader in self.trials.leaders(LEADERS):
+            if self.best is not None and not self.trials.over():
+                self.trials.explore(leader.on_host, leader.activation_nbytes, STEPS[1:])
 
     def climb(self, program: Program, terms: Terms) -> None:
         """A little more and a little less on the host, in finer and finer steps."""
@@ -224,7 +226,9 @@ class _Search:
             host_nbytes = None if terms.host_nbytes is None else int(terms.host_nbytes * (1 - host_cut))
             device_nbytes = int(terms.device_nbytes * (1 - device_cut))
             lowered = attrs.evolve(terms, device_nbytes=device_nbytes, host_nbytes=host_nbytes)
-            found = self.by_program(program, lowered, None, STEPS[:2] if self.closely else STEPS[1:2])
+            found = self.by_program(program, lowered, None, STEPS[:2] if self.closely else ())
+            if found is not None and found.over_nbytes <= 0 and not self.closely:
+                found = self.trials.explore(found.on_host, found.activation_nbytes, STEPS[1:2])
             if self.trials.over() or (found is not None and found.fits):
                 return
             if found is None:  # too much asked for: what was found above the budgets is not all to blame

@@ -105,6 +105,13 @@ class Trials:
             self.deadline.report("offload", found.timeline.time_s, self.problem.graph.time_s)
         return found
 
+    def leaders(self, most: int) -> list[Attempt]:
+        """The best attempts of the best choices of homes, one of each."""
+        found: dict[frozenset[int], Attempt] = {}
+        for one in sorted(self.tried.values(), key=self.rank):
+            found.setdefault(one.on_host, one)
+        return list(found.values())[:most]
+
     def deepen(self, on_host: frozenset[int]) -> None:
         """Try orders all over the range, and go on from the best of them; for steps of few ops."""
         low, high = self.ladder.least.nbytes, self.ladder.top.nbytes
