@@ -60,6 +60,10 @@ class Handlers(Protocol):
         """A call begins: the module's tensors are about to be looked at."""
         ...
 
+    def wait(self) -> None:
+        """Wait until nothing runs in other threads: the module is about to be captured."""
+        ...
+
     def original(self) -> AbstractContextManager[object]:
         """In it the original module can run on the device, whatever of it is at home elsewhere."""
         ...

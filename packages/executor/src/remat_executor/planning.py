@@ -135,6 +135,10 @@ class Planning:
     @rare_collections()
     def plan(self, module: nn.Module, tensors: Tensors, seen: Signature) -> PlannedStep:
         """Capture, measure, plan and lower the step of a call; the plan for the same work serves again."""
+        if self.handlers is not None:
+            # Capture sets flags for the whole process: an optimizer that steps meanwhile, in a lane's thread,
+            # takes itself to be compiled, and rounds otherwise.
+            self.handlers.wait()
         captured, translation, graph = capture_graph(
             module,
             tensors,

@@ -144,7 +144,10 @@ class Program:
         self.host.value = 0.0 if terms.host_nbytes is None else terms.host_nbytes / self.unit
         self.streams.value = float(terms.streams)
         self.least.value, self.most.value = (0.0, 1.0) if moved is None else (moved, moved)
-        self.program.solve(solver=self.cp.HIGHS)
+        try:
+            self.program.solve(solver=self.cp.HIGHS)
+        except (self.cp.SolverError, ValueError):  # HiGHS, of some that have no solution
+            return None
         if self.program.status not in (self.cp.OPTIMAL, self.cp.OPTIMAL_INACCURATE):
             return None
         return Shares(
