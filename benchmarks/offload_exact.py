@@ -99,11 +99,12 @@ def budgets_of(name: str, kind: str, in_backward: bool, steps: int) -> list[int]
         try:
             prepared(name, kind, in_backward, steps, asked)
         except NoRoom as error:
-            lent = asked - error.budget_nbytes
-            least = error.least_nbytes + lent
+            least = error.least_nbytes
             break
         asked //= 2
-    whole = prepared(name, kind, in_backward, steps, "100%").model.plan.budget_nbytes + lent
+    run = prepared(name, kind, in_backward, steps, "100%")
+    lent = {t.data_ptr(): t.nbytes for t in (*run.model.buffers(), *run.batches(0).values())}
+    whole = run.model.plan.budget_nbytes + sum(lent.values())
     return [whole - (whole - least) * i // (BUDGETS - 1) for i in range(BUDGETS)]
 
 

@@ -167,9 +167,9 @@ class NoRoom(RematError):
     """No plan was found that keeps the budgets of device and host. Nothing was moved or allocated.
 
     Attributes:
-        budget_nbytes: what the device may hold of what moves and what is made.
+        budget_nbytes: what the device may hold.
         host_budget_nbytes: what the host may.
-        least_nbytes: the least of the device's memory that a plan was found to take.
+        least_nbytes: the least budget for which a plan was found; with buffers, inputs and `reserve_nbytes`.
         least_host_nbytes: what the host takes then.
     """
 

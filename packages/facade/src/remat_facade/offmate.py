@@ -347,9 +347,9 @@ class _Planner:
         if solution.schedule is None:
             least_host_nbytes = int(solution.stats["least_host_nbytes"])
             raise NoRoom(
-                budget_nbytes=budget_nbytes,
+                budget_nbytes=budget_nbytes + self.reserve_nbytes,
                 host_budget_nbytes=self.host_budget_nbytes,
-                least_nbytes=int(solution.stats["least_nbytes"]),
+                least_nbytes=int(solution.stats["least_nbytes"]) + self.reserve_nbytes,
                 least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
             )
         settled = at_home(graph, solution.on_host)
