@@ -86,6 +86,10 @@ class Resident:
 class Updates(Protocol):
     """How parameters are updated; the engine says when and where."""
 
+    def has(self, param: nn.Parameter) -> bool:
+        """Whether a parameter is the optimizer's."""
+        ...
+
     def on_device(self, param: nn.Parameter, grad: Tensor, states: Mapping[str, Tensor]) -> None:
         """Update one whose data and gradient are on the device; `states` were brought there for it."""
         ...
@@ -302,6 +306,24 @@ class Engine:
             handler.carry_out(cast(Action, item), live)
             if isinstance(item, OptimizerStep) and item.lane is Lane.CPU_OPTIMIZER:
                 self._take_off(step.graph.values[item.value].name, self.params[item.value])
+        for update in self._left_out(step):
+            live[update.grad] = cast(Tensor, self.params[update.param].grad)
+            handler.update_unplanned(update, live)
+            if step.graph.values[update.param].home is Home.HOST:
+                self._take_off(step.graph.values[update.param].name, self.params[update.param])
+
+    def _left_out(self, step: PlannedStep) -> list[Update]:
+        """Updates that the plan of a call does not know.
+
+        Their gradients are of another forward, frozen since, or of something outside of the model.
+        """
+        found = []
+        for place, param in enumerate(self.params):
+            if place not in step.updates and param.grad is not None and self.updates.has(param):
+                values = enumerate(step.graph.values)
+                states = [i for i, v in values if v.role is Role.OPTIMIZER_STATE and v.of == place]
+                found.append(Update(param=place, grad=len(step.graph.values) + place, states=states))
+        return found
 
     def _take_off(self, name: str, param: nn.Parameter) -> None:
         ticket = self.residents[name].written
@@ -416,9 +438,24 @@ class Transfers:
 
     def update(self, step: OptimizerStep, live: dict[int, Tensor]) -> None:
         """Update a parameter: in the backward by the gradient just made, afterwards by its ``.grad``."""
-        update = self.step.updates[step.value]
-        param, name = self.engine.params[step.value], self.graph.values[step.value].name
-        if step.lane is Lane.COMPUTE:
+        self.update_by(self.step.updates[step.value], step.lane, live)
+
+    def update_unplanned(self, update: Update, live: dict[int, Tensor]) -> None:
+        """Update a parameter of which the plan knows nothing by its ``.grad``, where it is at home."""
+        if self.graph.values[update.param].home is Home.HOST:
+            self.update_by(update, Lane.CPU_OPTIMIZER, live)
+            return
+        self.update_by(update, Lane.COMPUTE, live)
+        for value in update.states:
+            if self.resident(value) is not None:
+                out = Transfer(value, Lane.TO_HOST)
+                for step in (Start(out), Wait(out), Free(value)):
+                    self.carry_out(step, live)
+
+    def update_by(self, update: Update, lane: Lane, live: dict[int, Tensor]) -> None:
+        """Update a parameter in a lane."""
+        param, name = self.engine.params[update.param], self.graph.values[update.param].name
+        if lane is Lane.COMPUTE:
             for value in update.states:
                 if value not in live and self.resident(value) is not None:  # the forward was to step nothing
                     transfer = Transfer(value, Lane.TO_DEVICE)

@@ -30,10 +30,22 @@ class InFlight(nn.Parameter):
         """Wait for every such parameter among the arguments, then do what was asked."""
         kwargs = kwargs or {}
         for parameter in _among((args, kwargs)):
-            wait = parameter.__dict__[_WAIT]
-            land(parameter)
-            wait()
+            parameter._landed()
         return func(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """An ordinary one's: torch asks a parameter for its class before it reads it."""
+        return self._landed().__deepcopy__(memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Likewise, and for its attributes."""
+        return self._landed().__reduce_ex__(protocol)
+
+    def _landed(self) -> nn.Parameter:
+        wait = self.__dict__[_WAIT]
+        land(self)
+        wait()
+        return self
 
 
 def take_off(parameter: nn.Parameter, wait: Callable[[], None]) -> None:

@@ -95,6 +95,7 @@ class States:
                         self._memory(param, like).view(-1).as_strided(param.shape, param.stride())
                     )
                     self._read(param)
+                    self._stepper.kind(param, self._masters[param])  # tried out now, not in the first step
 
     def _memory(self, param: Tensor, state: StateTensor) -> Tensor:
         whole = self._places.get((param, state.name))
@@ -114,6 +115,10 @@ class States:
         return self._masters.get(param)
 
     # -- stepping: `Updates`
+
+    def has(self, param: nn.Parameter) -> bool:
+        """Whether a parameter is the optimizer's."""
+        return any(param is each for group in self.optimizer.param_groups for each in group["params"])
 
     def on_device(self, param: nn.Parameter, grad: Tensor, states: Mapping[str, Tensor]) -> None:
         """Update one whose data and gradient are on the device; `states` were brought there for it."""

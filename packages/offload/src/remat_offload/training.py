@@ -64,7 +64,7 @@ class Training:
 
     def extended(self, graph: Graph, tensors: Tensors) -> Graph:
         """The captured graph with parameters, states and updates; see `Handlers`."""
-        known = {id(param) for param in self._parameters()}
+        known = {id(param): param for param in self._parameters()}
         optimized = []
         for index, (names, param) in enumerate(tensors.parameters):
             if id(param) not in known:
@@ -85,6 +85,14 @@ class Training:
                     cpu_time_s=on_cpu.s_per_element * param.numel(),
                     workspace_nbytes=math.ceil(here.scratch_nbytes_per_element * param.numel()),
                 )
+            )
+        for _, param in tensors.parameters:
+            known.pop(id(param), None)
+        if known:
+            shapes = ", ".join(str(tuple(param.shape)) for param in [*known.values()][:3])
+            raise OffloadMisuse(
+                problem=f"the optimizer has parameters that the model does not: {len(known)}, of {shapes}",
+                advice="give the model all that its optimizer trains, or these an optimizer of their own",
             )
         extended = training_graph(graph, optimized)
         if self.homes is None:
@@ -163,6 +171,8 @@ class Training:
             self.engine.step()
         self.engine.clipping.scale_all()  # what is not stepped
         self.engine.clipping.forget()
+        if getattr(self.optimizer, "found_inf", None) is not None:
+            self.engine.wait()  # a scaler lends its numbers to fused optimizers only until this returns
         return loss
 
     def clip_grad_norm_(
