@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from remat_facade import Hiremate
 from remat_offload import SimulatedMachine
 from remat_offload.errors import OffloadMisuse
-from tests.offmates import OPTIMIZERS, offmate
+from tests.offmates import OPTIMIZERS, PLATFORM, offmate
 
 
 class Heads(nn.Module):
@@ -128,6 +129,23 @@ def test_planning_anew_right_after_a_step():
             called(batch(rows)[:rows]).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+        found.append(bits(called, optimizer))
+    assert [] == [name for name in found[0] if not torch.equal(found[0][name], found[1][name])]
+
+
+def test_another_module_is_planned_right_after_a_step():
+    """Its capture waits for nobody's updates; they are not told that they are being compiled."""
+    found = []
+    for ours in (False, True):
+        model = Heads()
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
+        called = offmate(model, batch(0), "60%", optimizer=optimizer, machine=Late()) if ours else model
+        for step in range(4):
+            called(batch(step)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if ours:
+                Hiremate(Heads(), batch(0)[: 5 + step], "100%", platform=PLATFORM, zoo=False)
         found.append(bits(called, optimizer))
     assert [] == [name for name in found[0] if not torch.equal(found[0][name], found[1][name])]
 

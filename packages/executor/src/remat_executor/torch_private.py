@@ -101,12 +101,18 @@ def _as_if_compiling() -> Iterator[None]:
     compiler = torch.compiler
     if not hasattr(compiler, "_is_compiling_flag"):
         raise UnsupportedTorch(name="torch.compiler._is_compiling_flag", version=torch.__version__)
-    before = compiler._is_compiling_flag
+    before, ask, me = compiler._is_compiling_flag, compiler.is_compiling, threading.get_ident()
+
+    def is_compiling() -> bool:
+        """An optimizer that steps in another thread meanwhile rounds otherwise if it is told so."""
+        return ask() if threading.get_ident() == me else before
+
     compiler._is_compiling_flag = True
+    compiler.is_compiling = is_compiling
     try:
         yield
     finally:
-        compiler._is_compiling_flag = before
+        compiler._is_compiling_flag, compiler.is_compiling = before, ask
 
 
 @contextlib.contextmanager
