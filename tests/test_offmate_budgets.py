@@ -1,8 +1,13 @@
 """What the device and the host hold stays within both budgets, step after step, and does not grow."""
 
 import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
 
 from remat_executor.meter import MemoryMeter
+from remat_facade.errors import NoRoom
+from remat_graph.errors import BadBudget
 from remat_offload import HostPool, SimulatedMachine
 from tests.offmates import MODELS, OPTIMIZERS, Mapped, Run, kept_on_device, offmate
 
@@ -46,3 +51,28 @@ def test_both_budgets_are_kept(name, budget, in_backward, accumulation):
     assert memory.peak_nbytes <= host_nbytes
     assert len(set(readings[2:])) == 1, "what a step takes changes"
     assert module.host.peak_nbytes <= module.plan.host_peak_nbytes <= host_nbytes
+
+
+class Mean(nn.Module):
+    """A step that takes little beside its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.mean(1)).square().mean()
+
+
+@pytest.mark.parametrize("budget", ["20KiB", "150%"])
+def test_inputs_of_a_later_call_are_taken_off_the_budget(budget):
+    """A percentage is of the sample's step; what has no room is refused, and training goes on."""
+    model = Mean()
+    module = offmate(model, (torch.ones(8, 2, 32),), budget, optimizer=SGD(model.parameters(), lr=0.1))
+    with pytest.raises((NoRoom, BadBudget)):
+        module(torch.ones(8, 200, 32))
+    module(torch.ones(8, 2, 32)).backward()
+    module.optimizer.step()
+    plain = Mean()
+    plain.load_state_dict(module.state_dict())
+    assert torch.equal(module(torch.ones(8, 2, 32)), plain(torch.ones(8, 2, 32)))

@@ -159,7 +159,7 @@ class Offmate(Rockmate):
             links = links_from(chosen.links) if chosen.links else links_of(platform)
         planner = _Planner(
             budget=budget,
-            reserve_nbytes=reserve_nbytes + _lent_nbytes(model, (args, kwargs), machine.device),
+            reserve_nbytes=reserve_nbytes,
             host_budget_nbytes=pool.statistics.capacity_nbytes,
             host_budget_given=host_given,
             links=links or measure_links(machine, pool),
@@ -312,6 +312,7 @@ class _Planner:
     platform: str
     on_progress: Progress
     zoo: Zoo | None
+    asked_nbytes: int | None = attrs.field(default=None, init=False)
 
     def __call__(self, graph: Graph) -> Plan:
         """Plan.
@@ -321,9 +322,12 @@ class _Planner:
             BadBudget: the budget means nothing, or the reserve leaves nothing of it.
         """
         began_s = time.perf_counter()
-        budget_nbytes = resolve_budget(self.budget, at_home(graph, ())) - self.reserve_nbytes
+        if self.asked_nbytes is None:  # a percentage is of the sample's step, whatever comes later
+            self.asked_nbytes = resolve_budget(self.budget, at_home(graph, ()))
+        taken_nbytes = self.reserve_nbytes + self.training.lent_nbytes
+        budget_nbytes = self.asked_nbytes - taken_nbytes
         if budget_nbytes <= 0:
-            taken = f"buffers, inputs and reserve_nbytes take {self.reserve_nbytes} bytes, all of it"
+            taken = f"buffers, inputs and reserve_nbytes take {taken_nbytes} bytes, all of it"
             raise BadBudget(budget=str(self.budget), problem=taken)
         method = self._method()
         found = None if self.zoo is None else self.zoo.find(graph, budget_nbytes, method)
@@ -347,9 +351,9 @@ class _Planner:
         if solution.schedule is None:
             least_host_nbytes = int(solution.stats["least_host_nbytes"])
             raise NoRoom(
-                budget_nbytes=budget_nbytes + self.reserve_nbytes,
+                budget_nbytes=self.asked_nbytes,
                 host_budget_nbytes=self.host_budget_nbytes,
-                least_nbytes=int(solution.stats["least_nbytes"]) + self.reserve_nbytes,
+                least_nbytes=int(solution.stats["least_nbytes"]) + taken_nbytes,
                 least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
             )
         settled = at_home(graph, solution.on_host)
@@ -462,13 +466,3 @@ def _host_nbytes(host_budget: int | str | None) -> int:
     if host_budget is not None:
         return parse_nbytes(host_budget)
     return int(HOST_SHARE * (free_on(torch.device("cpu")) or 0))
-
-
-def _lent_nbytes(model: nn.Module, call: Any, device: torch.device) -> int:
-    """Bytes of buffers, which are brought to the device, and of inputs there, each storage once."""
-    inputs = (tensor for tensor in tensors_of(call) if tensor.device == device)
-    found = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in (*model.buffers(), *inputs)
-    }
-    return sum(found.values())

@@ -40,6 +40,10 @@ class Training:
         master_weights: whether parameters in 16 bits are stepped in 32.
         accumulation: micro-batches to a step that plans are made for.
 
+    Attributes:
+        homes: names of what is at home on the host; None until that is settled.
+        lent_nbytes: what buffers and inputs of the latest captured call take on the device.
+
     Raises:
         RefusedOptimizer: its results would not be those of one step.
     """
@@ -58,12 +62,14 @@ class Training:
         self.accumulation = accumulation
         self.states = States(optimizer, machine.device, master_weights=master_weights)
         self.engine = Engine(machine, pool, self.states)
-        self.homes: frozenset[str] | None = None  # names of what is at home on the host, once settled
+        self.homes: frozenset[str] | None = None
+        self.lent_nbytes = 0
 
     # -- for the planner and the executor: `Handlers`
 
     def extended(self, graph: Graph, tensors: Tensors) -> Graph:
         """The captured graph with parameters, states and updates; see `Handlers`."""
+        self.lent_nbytes = _lent_nbytes(tensors, self.machine.device)
         known = {id(param): param for param in self._parameters()}
         optimized = []
         for index, (names, param) in enumerate(tensors.parameters):
@@ -262,3 +268,13 @@ class Training:
         torch_private.replace_step(original, step)
         for function in (zero_grad, state_dict, load_state_dict, add_param_group):
             setattr(original, function.__name__, MethodType(function, original))
+
+
+def _lent_nbytes(tensors: Tensors, device: torch.device) -> int:
+    """Bytes of buffers, which are brought to the device, and of inputs there, each storage once."""
+    inputs = (tensor for tensor in tensors.inputs if tensor.device == device)
+    found = {
+        tensor.untyped_storage().data_ptr() or id(tensor): tensor.untyped_storage().nbytes()
+        for tensor in (*(buffer for _, buffer in tensors.buffers), *inputs)
+    }
+    return sum(found.values())
