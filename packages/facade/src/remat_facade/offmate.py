@@ -322,9 +322,11 @@ class _Planner:
             BadBudget: the budget means nothing, or the reserve leaves nothing of it.
         """
         began_s = time.perf_counter()
+        lent_nbytes = self.training.lent_nbytes
         if self.asked_nbytes is None:  # a percentage is of the sample's step, whatever comes later
-            self.asked_nbytes = resolve_budget(self.budget, at_home(graph, ()))
-        taken_nbytes = self.reserve_nbytes + self.training.lent_nbytes
+            share = isinstance(self.budget, str) and self.budget.rstrip().endswith("%")
+            self.asked_nbytes = resolve_budget(self.budget, at_home(graph, ())) + share * lent_nbytes
+        taken_nbytes = self.reserve_nbytes + lent_nbytes
         budget_nbytes = self.asked_nbytes - taken_nbytes
         if budget_nbytes <= 0:
             taken = f"buffers, inputs and reserve_nbytes take {taken_nbytes} bytes, all of it"
