@@ -63,7 +63,7 @@ class Offmate(Rockmate):
         sample: as for `Rockmate`.
         budget: device bytes of all that training holds there: parameters, gradients, optimizer states,
             buffers, inputs and what a step makes; an int, a text such as ``"22GiB"``, or a percentage of
-            what unplanned training holds beyond its gradients.
+            what unplanned training of the sample holds beyond gradients, buffers and inputs.
         host_budget: host bytes for what moves; None for 80 % of the memory that is free.
         optimizer: over the model's parameters; None for the one that the config names, or for Adam, which
             steps during the backward.
