@@ -81,6 +81,61 @@ def test_every_gradient_is_stepped_by(backwards, budget):
     assert [] == [name for name in found[0] if not torch.equal(found[0][name], found[1][name])]
 
 
+def penalized(model):
+    """Some of the loss is of the parameters themselves."""
+    return model(batch(0)).mean() + 1e-2 * sum(p.square().sum() for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*called in another way:remat_executor.errors.RematWarning")
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda ours: ours(batch(1)),
+        lambda ours: ours.synchronize(),
+        lambda ours: ours.state_dict(),
+        lambda ours: ours.optimizer.state_dict(),
+    ],
+)
+@pytest.mark.parametrize("loss", [penalized, lambda model: model(batch(0)).mean() * model.scale.exp()])
+def test_gradients_that_a_backward_cannot_step_by(loss, meet):
+    """They come when it has stepped: told, and training goes on without them."""
+    ours = offmate(Heads(), batch(0), "60%", accumulation=2)
+    loss(ours).backward()
+    with pytest.raises(OffloadMisuse, match=r"left in \.grad; call zero_grad\(\)") as caught:
+        meet(ours)
+    assert "\n" not in str(caught.value)
+    for p in ours.parameters():  # a way to drop them, too
+        p.grad = None
+    meet(ours)
+    with ours.accumulating():  # in a step of several backwards, the last one's come late
+        loss(ours).backward()
+        meet(ours)
+    meet(ours)
+    loss(ours).backward()
+    with pytest.raises(OffloadMisuse, match=r"left in \.grad"):
+        meet(ours)
+    ours.zero_grad()
+    meet(ours)
+    ours(batch(1)).mean().backward()
+    for p in ours.parameters():
+        p.grad = torch.zeros_like(p)
+    meet(ours)
+
+
+@pytest.mark.filterwarnings("ignore:.*called in another way:remat_executor.errors.RematWarning")
+def test_what_was_added_up_and_not_stepped_by():
+    """The other head has a gradient of before, and the backward that steps is not of its forward."""
+    ours = offmate(Heads(), {"x": batch(0), "head": "a"}, "60%", accumulation=2)
+    with ours.accumulating():
+        ours(batch(0), "b").mean().backward()
+    for p in ours.parameters():
+        if p.grad is not None:
+            p.grad = p.grad * 0.5  # whoever scales them may
+    ours(batch(1), "a").mean().backward()
+    with pytest.raises(OffloadMisuse, match=r"heads\.b\.weight, heads\.b\.bias got others"):
+        ours(batch(2), "a")
+
+
 def test_parameters_of_another_module():
     """Nothing would step them."""
     model, other = Heads(), nn.Parameter(torch.ones(3))

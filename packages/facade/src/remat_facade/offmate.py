@@ -212,9 +212,11 @@ class Offmate(Rockmate):
 
         Raises:
             LaneFailed: one could not be carried out.
+            OffloadMisuse: each backward steps, and gradients are left that none stepped by.
         """
+        self._wait()
         if "_training" in self.__dict__:
-            self.__dict__["_training"].wait()
+            self.__dict__["_training"].check_gradients()
 
     def clip_grad_norm_(
         self,
@@ -277,9 +279,13 @@ class Offmate(Rockmate):
 
     # -- what must wait for updates that are under way
 
+    def _wait(self) -> None:
+        if "_training" in self.__dict__:
+            self.__dict__["_training"].wait()
+
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """The original's, up to date."""
-        self.synchronize()
+        self._wait()
         return super().named_parameters(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -289,7 +295,7 @@ class Offmate(Rockmate):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The original's, into the tensors where they are."""
-        self.synchronize()
+        self._wait()
         return super().load_state_dict(*args, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

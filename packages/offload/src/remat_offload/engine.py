@@ -117,6 +117,7 @@ class Engine:
         residents: what is at home on the host, by the names of its values.
         clipping: norms and scales of gradients.
         accumulating: whether updates within a backward add their gradients up instead.
+        added_up: parameters with gradients that the next backward that steps shall step by.
     """
 
     def __init__(self, machine: Machine, pool: HostPool, updates: Updates) -> None:
@@ -130,6 +131,7 @@ class Engine:
         self._in_flight: list[nn.Parameter] = []
         self.clipping = Clipping(machine, self.let_wait)
         self.accumulating = False
+        self.added_up: set[nn.Parameter] = set()
         self._latest: PlannedStep | None = None
 
     # -- between calls
@@ -276,6 +278,11 @@ class Engine:
     def at_home_on_host(self) -> list[nn.Parameter]:
         """The parameters that are."""
         return [param for name, param in self._homes if name in self.residents]
+
+    def names_of(self, params: Iterable[nn.Parameter]) -> list[str]:
+        """Names of parameters, in the model's order."""
+        among = set(params)
+        return [name for name, param in self._homes if param in among]
 
     def step(self) -> None:
         """Carry out what the schedule of the latest call has after its backward: the optimizer's step.
@@ -438,6 +445,7 @@ class Transfers:
 
     def update(self, step: OptimizerStep, live: dict[int, Tensor]) -> None:
         """Update a parameter: in the backward by the gradient just made, afterwards by its ``.grad``."""
+        self.engine.added_up.clear()
         self.update_by(self.step.updates[step.value], step.lane, live)
 
     def update_unplanned(self, update: Update, live: dict[int, Tensor]) -> None:

@@ -122,12 +122,18 @@ class Training:
                 self.states.house(param, name, self.engine.house(value.name, layout).whole)
         self.states.settle()
         self.homes = frozenset(v.name for v in settled.values if v.home is Home.HOST)
+        self.engine.added_up = self._with_gradients()
         self._attach()
         return settled
 
     def enter(self) -> None:
-        """A call begins; see `Handlers`."""
+        """A call begins; see `Handlers`.
+
+        Raises:
+            OffloadMisuse: a parameter has another layout or place now, or a gradient that nothing steps by.
+        """
         self.engine.take_back()
+        self.check_gradients()
         self.engine.clipping.scale_all()
 
     def begin(self, step: PlannedStep) -> Transfers:
@@ -151,6 +157,31 @@ class Training:
         """
         self.engine.wait()
         self.engine.clipping.scale_all()
+
+    def check_gradients(self) -> None:
+        """See that no gradient is left, where each backward steps: nothing would step by it, or not in time.
+
+        Zeros are left alone, and so is what `accumulating` added up for the next backward that steps.
+
+        Raises:
+            OffloadMisuse: one is.
+        """
+        if not self.in_backward or self.engine.accumulating:
+            return
+        with torch_private.past_torch_function():
+            left = self.engine.names_of(
+                param
+                for param in self._with_gradients() - self.engine.added_up
+                if param.grad is not None and param.grad.any()
+            )
+        if left:
+            more = f" and {len(left) - 3} more" if left[3:] else ""
+            raise OffloadMisuse(
+                problem=f"each backward steps by what its forward's gradients are, and {', '.join(left[:3])}"
+                f"{more} got others, which are left in .grad",
+                advice="call zero_grad(), and let the loss use only what the model returns; or build with "
+                "optimizer_in_backward=False",
+            )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """What ``optimizer.step`` does: updates on the CPU go on when it returns.
@@ -223,11 +254,14 @@ class Training:
             yield
         finally:
             self.engine.accumulating = before
+            self.engine.added_up |= self._with_gradients()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """What ``optimizer.zero_grad`` does, without waiting for updates where that is safe."""
         self.engine.clipping.forget()
-        if not set_to_none:
+        if set_to_none:
+            self.engine.added_up.clear()
+        else:
             self.wait()
         for param in self._parameters():
             if set_to_none:
@@ -238,6 +272,10 @@ class Training:
 
     def _parameters(self) -> Iterable[nn.Parameter]:
         return [param for group in self.optimizer.param_groups for param in group["params"]]
+
+    def _with_gradients(self) -> set[nn.Parameter]:
+        with torch_private.past_torch_function():
+            return {param for param in self._parameters() if param.grad is not None}
 
     def _attach(self) -> None:
         """Take the place of some methods of the user's object; of the object alone, not of its class."""
@@ -252,6 +290,7 @@ class Training:
 
         def state_dict(_: Optimizer) -> Any:
             self.wait()
+            self.check_gradients()
             return self.states.into(kept["state_dict"]())
 
         def load_state_dict(_: Optimizer, state_dict: Any) -> None:
