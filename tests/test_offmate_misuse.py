@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from remat_executor.errors import UnplannedUse
-from remat_facade.errors import NoRoom
+from remat_facade.errors import BadModel, NoRoom
 from remat_graph import Lane
+from remat_graph.errors import BadBudget
 from remat_offload import CannotPin, HostPool, LaneFailed, RefusedOptimizer, SimulatedMachine
-from remat_offload.errors import OffloadMisuse
+from remat_offload.errors import BadWeights, OffloadMisuse
 from remat_offload.memory import RegisteredMemory
 from tests.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
@@ -80,6 +81,28 @@ def test_groups_and_steps_out_of_turn():
     plain.train(3)
     ours.train(2)
     assert [] == differences(plain, ours)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"links": {"to_host_nbytes_per_s": 1e9}}, OffloadMisuse, ("links is a dict", "Links(...)")),
+        ({"machine": "cuda"}, OffloadMisuse, ("machine is a str", "CudaMachine")),
+        ({"pool": 123}, OffloadMisuse, ("pool is a int", "HostPool")),
+        ({"weights": [1]}, BadWeights, ("they are a list", "safetensors", "mapping")),
+        ({"host_budget": "50%"}, BadBudget, ("'50%'", 'a size such as "2GiB"')),
+    ],
+)
+def test_arguments_of_another_kind(options, kind, words):
+    """What came, and what to give."""
+    line = fails(kind, lambda: offmate(MAKE(), BATCHES(0), "60%", **options), *words)
+    assert "share" not in line
+
+
+def test_what_is_planned_already():
+    """Refused in the words of the other entry points."""
+    ours = run()
+    fails(BadModel, lambda: offmate(ours.model, BATCHES(0), "60%"), "planned already", "its `module`")
 
 
 def test_stepping_what_steps_by_itself():

@@ -21,7 +21,7 @@ from remat_executor import Buckets, PlannedModule
 from remat_executor.plans import MOST_PLANS
 from remat_facade.config import Config, OffmateConfig, links_from
 from remat_facade.entrypoints import AnyPath, Rockmate, folder, stages, zoo_of
-from remat_facade.errors import BadConfig, NoRoom
+from remat_facade.errors import BadConfig, BadModel, NoRoom
 from remat_facade.fit import Fit, free_on
 from remat_facade.inputs import as_call, check_model, tensors_of
 from remat_facade.method import Method, as_config
@@ -83,7 +83,8 @@ class Offmate(Rockmate):
         NoRoom: no plan keeps both budgets.
         BadConfig: an option means nothing, or the config names no optimizer that there is.
         RefusedOptimizer: the optimizer cannot be stepped in parts.
-        OffloadMisuse: the optimizer does not fit the model.
+        BadModel: there is nothing to plan, or it is planned already.
+        OffloadMisuse: the optimizer does not fit the model, or an argument is of another kind.
         BadWeights: the weights do not fill the model.
     """
 
@@ -129,17 +130,18 @@ class Offmate(Rockmate):
             master_weights=master_weights,
             accumulation=accumulation,
         )
+        if isinstance(model, PlannedModule):
+            raise BadModel(problem="is planned already: give the original, which is its `module`")
+        _check("links", links, Links, "give remat_graph.Links(...), or leave it out to measure them")
+        _check("machine", machine, Machine, "give a remat_offload.CudaMachine, or leave it out")
+        _check("pool", pool, HostPool, "give a remat_offload.HostPool, or leave it out")
+        _check("optimizer", optimizer, Optimizer, "give the optimizer itself, over the model's parameters")
         args, kwargs = as_call(sample, sample_kwargs)
         weights = chosen.weights if weights is None else weights
         if weights is not None and isinstance(model, nn.Module):
             fill(model, weights)
         given = next((tensor.device for tensor in tensors_of((args, kwargs)) if tensor.dim()), None)
         device = check_model(model, args, kwargs, given if machine is None else machine.device)
-        if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise OffloadMisuse(
-                problem=f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer",
-                advice="give the optimizer itself, over the model's parameters",
-            )
         in_backward = chosen.optimizer_in_backward
         if in_backward is None:
             in_backward = optimizer is None and chosen.optimizer is None
@@ -468,6 +470,14 @@ def named_optimizer(config: OffmateConfig, model: nn.Module) -> Optimizer:
     except Exception as error:  # whatever the class raises
         problem = f"{name} refuses {options}: {error}"
         raise BadConfig(field="optimizer_options", problem=" ".join(problem.split())) from error
+
+
+def _check(name: str, given: object, wanted: type, advice: str) -> None:
+    """See that an argument, if it is given, is what it can be."""
+    if given is not None and not isinstance(given, wanted):
+        raise OffloadMisuse(
+            problem=f"{name} is a {type(given).__name__}, not a {wanted.__name__}", advice=advice
+        )
 
 
 def _host_nbytes(host_budget: int | str | None) -> int:

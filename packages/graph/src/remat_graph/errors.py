@@ -128,16 +128,18 @@ class BadBudget(RematError):
     Attributes:
         budget: what came, as text.
         problem: what is wrong with it.
+        share: whether a share of a step's peak would be one.
     """
 
     budget: str
     problem: str
+    share: bool = True
 
     def __str__(self) -> str:
-        return (
-            f"budget {self.budget}: {self.problem}; give whole bytes such as 2147483648, "
-            'a size such as "2GiB" or "800MB", or a share of the unplanned peak such as "40%"'
-        )
+        wanted = ["whole bytes such as 2147483648", 'a size such as "2GiB" or "800MB"']
+        if self.share:
+            wanted.append('a share of the unplanned peak such as "40%"')
+        return f"budget {self.budget}: {self.problem}; give {', '.join(wanted[:-1])}, or {wanted[-1]}"
 
 
 @attrs.frozen(kw_only=True, str=False)

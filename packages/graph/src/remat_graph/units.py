@@ -5,6 +5,8 @@ import re
 from operator import index
 from typing import SupportsIndex
 
+import attrs
+
 from remat_graph.errors import BadBudget
 from remat_graph.ir import Graph
 from remat_graph.schedule import Schedule
@@ -60,10 +62,13 @@ def parse_nbytes(amount: Budget) -> int:
     Raises:
         BadBudget: anything else.
     """
-    number, unit, shown = _split(amount)
-    if unit == "%":
-        raise BadBudget(budget=shown, problem="a percentage says no number of bytes without a graph")
-    return _as_nbytes(number, unit, shown)
+    try:
+        number, unit, shown = _split(amount)
+        if unit == "%":
+            raise BadBudget(budget=shown, problem="a percentage says no number of bytes here")
+        return _as_nbytes(number, unit, shown)
+    except BadBudget as error:
+        raise attrs.evolve(error, share=False) from None
 
 
 def resolve_budget(budget: Budget, graph: Graph) -> int:

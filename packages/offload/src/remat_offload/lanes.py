@@ -10,7 +10,7 @@ machines.
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 
@@ -38,6 +38,7 @@ class Ticket(Protocol):
         ...
 
 
+@runtime_checkable
 class Machine(Protocol):
     """A device that computes, the host, and what runs beside the computing.
 

@@ -24,7 +24,7 @@ def fill(model: nn.Module, weights: Weights) -> None:
             buffers that are not saved with a model may be named too.
 
     Raises:
-        BadWeights: something is missing, or has another shape; nothing was changed.
+        BadWeights: something is missing, or has another shape, or they are none; nothing was changed.
     """
     names: dict[int, list[str]] = {}
     empty: dict[int, Tensor] = {}
@@ -69,6 +69,11 @@ def _reader(weights: Weights) -> tuple[Iterable[str], Callable[[str], Tensor]]:
     """The names that there are, and what reads one of them."""
     if isinstance(weights, Mapping):
         return weights.keys(), weights.__getitem__
+    if not isinstance(weights, str | PathLike):
+        raise BadWeights(
+            problem=f"they are a {type(weights).__name__}",
+            advice="give the path of a safetensors file, or a mapping from names to tensors",
+        )
     path = fspath(weights)
     try:
         from safetensors import safe_open
