@@ -1,5 +1,8 @@
 """A model trained by `Offmate` has the bits of one trained plainly: losses, parameters, buffers, states."""
 
+import copy
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -108,6 +111,42 @@ class Masters:
         with torch.no_grad():
             for wide, narrow in zip(self.wide, self.model.parameters(), strict=True):
                 narrow.copy_(wide)
+
+
+@pytest.mark.parametrize("budgets", [("45%", "150%"), ("150%", "45%")])
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_master_weights_are_gone_on_from(budgets, in_backward):
+    """By a module that is built anew with the same optimizer, with updates under way, in other places."""
+    make, batches = MODELS["llama"]
+    found = []
+    for anew in (False, True):
+        model = make().bfloat16()
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
+        build = functools.partial(
+            offmate,
+            model,
+            batches(0),
+            optimizer=optimizer,
+            optimizer_in_backward=in_backward,
+            master_weights=True,
+        )
+        called = build(budgets[0])
+        for step in range(6):
+            if anew and step in (2, 4):
+                called = build(budgets[step // 2 % 2])
+            torch.manual_seed(step)
+            called(**batches(step)).loss.backward()
+            if not in_backward:
+                optimizer.step()
+            optimizer.zero_grad()
+            if step == 4:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        states = optimizer.state_dict()["state"].items()
+        kept = {f"{i}.{name}": torch.as_tensor(t) for i, state in states for name, t in state.items()}
+        assert sum(name.endswith("master") for name in kept) == len(list(model.parameters()))
+        found.append({name: t.clone() for name, t in (called.state_dict() | kept).items()})
+    assert found[0].keys() == found[1].keys()
+    assert [] == [name for name in found[0] if not torch.equal(found[0][name], found[1][name])]
 
 
 @pytest.mark.parametrize(("budget", "in_backward"), [("150%", False), ("45%", True)])

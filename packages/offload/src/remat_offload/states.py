@@ -84,8 +84,12 @@ class States:
         """Give a state its bytes on the host; before `settle`."""
         self._places[param, name] = whole
 
-    def settle(self) -> None:
-        """Bring what there is to its place, once every state that is at home on the host has one."""
+    def settle(self, before: "States | None" = None) -> None:
+        """Bring what there is to its place, once every state that is at home on the host has one.
+
+        Args:
+            before: what kept the same optimizer's states until now; its masters are gone on from.
+        """
         self._stepper = Stepper(self.optimizer, memory=self._memory)
         for group in self.optimizer.param_groups:
             for param in group["params"]:
@@ -94,7 +98,7 @@ class States:
                     self._masters[param] = (
                         self._memory(param, like).view(-1).as_strided(param.shape, param.stride())
                     )
-                    self._read(param)
+                    self._read(param, None if before is None else before._master(param))
                     self._stepper.kind(param, self._masters[param])  # tried out now, not in the first step
 
     def _memory(self, param: Tensor, state: StateTensor) -> Tensor:
@@ -103,10 +107,10 @@ class States:
             return torch.empty(state.shape, dtype=state.dtype, device=self.device)
         return whole.view(state.dtype)
 
-    def _read(self, param: Tensor) -> None:
-        """Let the master be what the parameter is."""
+    def _read(self, param: Tensor, master: Tensor | None = None) -> None:
+        """Let the master be what the parameter is, or what another master of it is."""
         with torch.no_grad():
-            self._masters[param].copy_(param)
+            self._masters[param].copy_(param if master is None else master)
         self._versions[param] = param._version
 
     def _master(self, param: Tensor) -> Tensor | None:

@@ -28,6 +28,9 @@ from remat_offload.lending import Lending
 from remat_offload.pool import HostPool
 from remat_offload.states import States
 
+_ATTACHED = "_remat_training"
+"""The attribute of an optimizer under which the `Training` is found that steps it."""
+
 
 class Training:
     """What moves between device and host for one model, and the optimizer that updates it.
@@ -60,10 +63,17 @@ class Training:
     ) -> None:
         self.machine, self.pool, self.optimizer, self.in_backward = machine, pool, optimizer, in_backward
         self.accumulation = accumulation
+        self._before: Training | None = getattr(optimizer, _ATTACHED, None)
+        if self._before is not None:
+            self._before.wait()
         self.states = States(optimizer, machine.device, master_weights=master_weights)
         self.engine = Engine(machine, pool, self.states)
         self.homes: frozenset[str] | None = None
         self.lent_nbytes = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Training":
+        """Itself: an optimizer that is copied, to be tried out, is stepped by nobody else."""
+        return self
 
     # -- for the planner and the executor: `Handlers`
 
@@ -120,7 +130,7 @@ class Training:
                 like = param if state.shape == tuple(param.shape) else torch.empty(state.shape, device="meta")
                 layout = Layout(state.shape, like.stride(), 0, state.dtype)
                 self.states.house(param, name, self.engine.house(value.name, layout).whole)
-        self.states.settle()
+        self.states.settle(None if self._before is None else self._before.states)
         self.homes = frozenset(v.name for v in settled.values if v.home is Home.HOST)
         self.engine.added_up = self._with_gradients()
         self._attach()
@@ -280,7 +290,12 @@ class Training:
     def _attach(self) -> None:
         """Take the place of some methods of the user's object; of the object alone, not of its class."""
         original = self.optimizer
-        kept = {name: getattr(original, name) for name in ("state_dict", "load_state_dict")}
+        self._kept: dict[str, Callable[..., Any]] = {
+            name: getattr(original, name) for name in ("state_dict", "load_state_dict")
+        }
+        if self._before is not None:  # its methods would bring states to places that are no homes any more
+            self._kept, self._before = self._before._kept, None
+        kept = self._kept
 
         def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             return self.step(closure)
@@ -304,6 +319,7 @@ class Training:
                 advice="add it before the module is built",
             )
 
+        setattr(original, _ATTACHED, self)
         torch_private.replace_step(original, step)
         for function in (zero_grad, state_dict, load_state_dict, add_param_group):
             setattr(original, function.__name__, MethodType(function, original))
