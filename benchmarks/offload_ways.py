@@ -94,8 +94,8 @@ class Values(Mapping[str, Tensor]):
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:
-        torch.manual_seed(0)
         self._like = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self._seeds = {name: seed for seed, name in enumerate(self._like)}  # in whatever order they are read
         rotary = model.model.rotary_emb
         buffers = type(rotary)(model.config).named_buffers()
         self._buffers = {f"model.rotary_emb.{name}": buffer for name, buffer in buffers}
@@ -106,7 +106,10 @@ class Values(Mapping[str, Tensor]):
             return self._buffers[name]
         like = self._like[name]
         made = torch.empty(like.shape, dtype=like.dtype, device=self._device)
-        return made.fill_(1.0) if "norm" in name else made.normal_(std=0.02)
+        if "norm" in name:
+            return made.fill_(1.0)
+        generator = torch.Generator(self._device).manual_seed(self._seeds[name])
+        return made.normal_(std=0.02, generator=generator)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._like)

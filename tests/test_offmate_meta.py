@@ -1,6 +1,8 @@
 """A model on the meta device is planned by its shapes, and filled straight into memory of the host."""
 
 import sys
+import weakref
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -8,8 +10,10 @@ from safetensors.torch import save_file
 
 from remat_executor import plan_graph
 from remat_executor.estimate import estimated_graph
-from remat_offload.errors import BadWeights
-from tests.offmates import MODELS, OPTIMIZERS, PLATFORM, Run, differences, offmate
+from remat_facade.errors import NoRoom
+from remat_offload import HostPool
+from remat_offload.errors import BadWeights, OffloadMisuse
+from tests.offmates import MODELS, OPTIMIZERS, PLATFORM, Mapped, Run, differences, offmate
 
 MAKE, BATCHES = MODELS["llama"]
 
@@ -53,6 +57,94 @@ def test_weights_that_do_not_fill_it(tmp_path):
     ):
         with pytest.raises(BadWeights, match=said):
             offmate(model, BATCHES(0), "45%", weights=weights)
+    assert all(p.is_meta for p in model.parameters())
+
+
+class MadeWhenRead(Mapping):
+    """Values that nobody keeps, and how many of them there were at once."""
+
+    def __init__(self, values):
+        self.values_, self.alive, self.most = values, weakref.WeakSet(), 0
+
+    def __getitem__(self, name):
+        made = self.values_[name].clone()
+        self.alive.add(made)
+        self.most = max(self.most, len(self.alive))
+        return made
+
+    def __iter__(self):
+        return iter(self.values_)
+
+    def __len__(self):
+        return len(self.values_)
+
+
+def test_each_is_read_straight_to_its_home():
+    """One at a time, in whatever dtype; the host lends what is planned, which all of it is for."""
+    model, values = without_values()
+    next(iter(model.parameters())).tag = "a user's"
+    weights = MadeWhenRead({name: v.double() if v.is_floating_point() else v for name, v in values.items()})
+    memory = Mapped()
+    module = offmate(model, BATCHES(0), "45%", weights=weights, pool=HostPool(20 << 20, memory=memory))
+    assert weights.most == 1
+    moved = [p for p in module.parameters() if p.untyped_storage().data_ptr() in memory.addresses]
+    assert 0 < sum(p.nbytes for p in moved) <= module.host.peak_nbytes <= module.plan.host_peak_nbytes
+    assert all(torch.equal(values[name], tensor) for name, tensor in module.named_parameters())
+    assert all(torch.equal(values[name], tensor) for name, tensor in module.named_buffers())
+    assert next(iter(module.parameters())).tag == "a user's"
+    Run(module, module.optimizer, BATCHES, in_backward=True).train(2)
+    assert module.host.peak_nbytes <= module.plan.host_peak_nbytes
+
+
+@pytest.mark.parametrize("budgets", [("1KiB", "20MiB"), ("45%", "1KiB")])
+def test_a_shortage_leaves_it_without_values(budgets):
+    """Nothing was read beyond shapes, nothing was taken on the host, and the model serves with more room."""
+    model, values = without_values()
+    before = [*model.parameters(), *model.buffers()]
+    pool = HostPool(20 << 20 if budgets[1] == "20MiB" else 1 << 10, memory=Mapped())
+    with pytest.raises(NoRoom) as caught:
+        offmate(model, BATCHES(0), budgets[0], weights=values, pool=pool)
+    after = [*model.parameters(), *model.buffers()]
+    assert all(a is b and b.is_meta for a, b in zip(before, after, strict=True))
+    assert pool.statistics.peak_nbytes == 0
+    room = caught.value
+    least = {"host_budget": room.least_host_nbytes or 1}
+    module = offmate(model, BATCHES(0), room.least_nbytes, weights=values, **least)
+    assert not any(t.is_meta for t in (*module.parameters(), *module.buffers()))
+
+
+def test_a_model_that_has_values():
+    """It gets those that are named and keeps the others; weights that name nothing of it are refused."""
+    model, (first, *_) = MAKE(), dict(MAKE().named_parameters())
+    values = {first: model.get_parameter(first).detach() + 1}
+    kept = {name: p.detach().clone() for name, p in model.named_parameters() if name != first}
+    module = offmate(model, BATCHES(0), "45%", weights=values)
+    assert all(torch.equal(p, (kept | values)[name]) for name, p in module.named_parameters())
+    with pytest.raises(BadWeights, match="name nothing"):
+        offmate(MAKE(), BATCHES(0), "45%", weights={"another": values[first]})
+
+
+def test_a_model_with_buffers_of_its_own():
+    """Statistics that were made with values are loaded too, as those of a checkpoint."""
+    make, batches = MODELS["convolutions"]
+    trained = make()
+    for _, buffer in trained.named_buffers():
+        buffer.add_(1)
+    with torch.device("meta"):
+        model = make()
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = torch.zeros_like(buffer, device="cpu")
+    found = offmate(model, batches(0), "60%", weights=trained.state_dict()).state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in trained.state_dict().items())
+
+
+def test_an_optimizer_that_made_its_states_at_once():
+    """Adagrad's have values from the start, which those on the meta device are not."""
+    model, values = without_values()
+    optimizer = torch.optim.Adagrad(model.parameters())
+    with pytest.raises(OffloadMisuse, match="without values"):
+        offmate(model, BATCHES(0), "45%", optimizer=optimizer, weights=values)
     assert all(p.is_meta for p in model.parameters())
 
 

@@ -205,8 +205,8 @@ def reason_for_original(tensors: Tensors) -> str | None:
     return odd(tensors.inputs, "it was given")
 
 
-def odd(tensors: Iterable[Tensor], whose: str) -> str | None:
-    """What is no plain tensor, which alone a plan can handle."""
+def odd(tensors: Iterable[Tensor], whose: str, *, empty: bool = False) -> str | None:
+    """What is no plain tensor, which alone a plan can handle; `empty`: it may yet have to get its values."""
     for tensor in tensors:
         kind = type(tensor)
         if kind.__name__ == "DTensor":
@@ -217,7 +217,7 @@ def odd(tensors: Iterable[Tensor], whose: str) -> str | None:
             return f"{whose} a tensor of layout {'nested' if tensor.is_nested else tensor.layout}"
         if tensor.is_quantized:
             return f"{whose} a quantized tensor"
-        if tensor.is_meta:
+        if tensor.is_meta and not empty:
             return f"{whose} a tensor without values, on the device meta"
     return None
 

@@ -47,7 +47,7 @@ class Handlers(Protocol):
         ...
 
     def settle(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
-        """Bring what is at home on the host there; the graph with everything at its home.
+        """Bring everything to its home, with its values; the graph with everything there.
 
         Args:
             graph: what `extended` gave.

@@ -91,7 +91,8 @@ class PlannedModule(nn.Module):
             part_nbytes: bytes of gradients that wait together at most before the backward hands them over;
                 0 for each by itself, None for as many parts as cost a hundredth of the step.
             handlers: carry out what plans do beside computing; None if they only compute.
-            device: where plans run; None: where the model is.
+            device: where plans run; None: where the model is. With it, the model may be on the meta device if
+                `handlers` give it values as they bring it to its homes.
 
         Raises:
             BadInput: the model or the sample cannot be planned, or max_plans, buckets or part_nbytes mean

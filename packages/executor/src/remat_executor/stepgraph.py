@@ -149,7 +149,7 @@ def check_input(
         model: the module.
         args: positional inputs.
         kwargs: keyword inputs.
-        device: where it will run; None: where the model is.
+        device: where it will run, and the model be brought with its values; None: where the model is.
 
     Raises:
         BadInput: with what came and what to do.
@@ -160,7 +160,7 @@ def check_input(
         )
     tensors = collect(model, args, kwargs)
     strange = odd(tensors.arguments, "the sample holds") or odd(
-        (*tensors.owned.tensors, *tensors.held), "the model has"
+        (*tensors.owned.tensors, *tensors.held), "the model has", empty=device is not None
     )
     if strange is not None:
         raise BadInput(problem=strange, advice="plan the parts of the model that have plain, dense tensors")

@@ -348,7 +348,7 @@ class OffmateConfig(Config):
         optimizer_options: its keyword arguments.
         optimizer_in_backward: whether it steps during the backward.
         master_weights: whether parameters in 16 bits are stepped in 32.
-        weights: the path of a safetensors file for a model on the meta device.
+        weights: the path of a safetensors file with the model's values.
         accumulation: micro-batches to a step.
         links: bandwidths by the names of `remat_graph.Links`, instead of measuring them.
     """
@@ -378,7 +378,9 @@ class OffmateConfig(Config):
         False, "Whether parameters in 16 bits are stepped in 32: a master of each is kept.", _flag
     )
     weights: str | None = _option(
-        None, "A safetensors file that fills a model on the meta device; null for none.", _path_or_none
+        None,
+        "A safetensors file with the values of the model, which may be on the meta device; null for none.",
+        _path_or_none,
     )
     accumulation: int = _option(
         1, "Micro-batches to a step, which the plan is made for; any other number works too.", _one_or_more

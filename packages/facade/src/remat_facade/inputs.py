@@ -46,6 +46,8 @@ def check_model(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     device: torch.device | None = None,
+    *,
+    filled: bool = False,
 ) -> torch.device:
     """Check that a backward can be planned for this call.
 
@@ -54,6 +56,7 @@ def check_model(
         args: positional inputs.
         kwargs: keyword inputs.
         device: where it will run; None: where the model is.
+        filled: whether what is on the meta device will be given values.
 
     Returns:
         The device that it will run on.
@@ -69,14 +72,14 @@ def check_model(
     for name, tensor in tensors:
         if nn.parameter.is_lazy(tensor):
             raise BadModel(problem=f"{name} has no shape yet: call the model once on a sample first")
-        if tensor.is_meta:
+        if tensor.is_meta and not filled:
             raise BadModel(problem=f"{name} is on the meta device: give it memory first, with model.to_empty")
     inputs = list(_named_tensors("sample", (*args, kwargs) if kwargs else args))
     if not any(tensor.requires_grad for _, tensor in [*model.named_parameters(), *inputs]):
         raise BadModel(
             problem="has no trainable parameter, so there is no backward to plan: call requires_grad_()"
         )
-    devices = sorted({str(tensor.device) for _, tensor in tensors}) or ["cpu"]
+    devices = sorted({str(tensor.device) for _, tensor in tensors if not tensor.is_meta}) or ["cpu"]
     if len(devices) > 1:
         raise BadModel(
             problem=f"lies on several devices ({', '.join(devices)}): move it to one, or plan its parts"

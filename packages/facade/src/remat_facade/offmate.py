@@ -37,7 +37,7 @@ from remat_offload import CudaMachine, HostPool, HostPoolStatistics, Machine, Si
 from remat_offload.errors import OffloadMisuse
 from remat_offload.rates import measure_links
 from remat_offload.training import Training
-from remat_offload.weights import Weights, fill
+from remat_offload.weights import Filler, Weights
 from remat_solvers import Deadline, Problem
 from remat_solvers.offload import PERIODS, Offload
 
@@ -70,7 +70,9 @@ class Offmate(Rockmate):
         optimizer_in_backward: whether parameters are updated as soon as their gradients are there; None if
             no optimizer is given or named.
         master_weights: whether parameters in 16 bits are stepped in 32: the optimizer keeps a master of each.
-        weights: a safetensors file or a mapping, for a model on the meta device.
+        weights: a safetensors file, or a mapping from names to tensors. The model may be on the meta device:
+            what they name is read once there is a plan, each tensor straight to its home. What they do not
+            name keeps the values that it has.
         accumulation: micro-batches to a step of the optimizer, 1 by default. The plan is made for so many; a
             loop may have any other number, and the bits of plain training, in another time.
         machine: the device and its links; None for the sample's device, simulated if that is the CPU.
@@ -85,7 +87,7 @@ class Offmate(Rockmate):
         RefusedOptimizer: the optimizer cannot be stepped in parts.
         BadModel: there is nothing to plan, or it is planned already.
         OffloadMisuse: the optimizer does not fit the model, or an argument is of another kind.
-        BadWeights: the weights do not fill the model.
+        BadWeights: the weights do not fit the model, or leave some of it without values.
     """
 
     _method = "offmate"
@@ -138,10 +140,11 @@ class Offmate(Rockmate):
         _check("optimizer", optimizer, Optimizer, "give the optimizer itself, over the model's parameters")
         args, kwargs = as_call(sample, sample_kwargs)
         weights = chosen.weights if weights is None else weights
-        if weights is not None and isinstance(model, nn.Module):
-            fill(model, weights)
         given = next((tensor.device for tensor in tensors_of((args, kwargs)) if tensor.dim()), None)
-        device = check_model(model, args, kwargs, given if machine is None else machine.device)
+        device = check_model(
+            model, args, kwargs, given if machine is None else machine.device, filled=weights is not None
+        )
+        filler = None if weights is None else Filler(model, weights)
         in_backward = chosen.optimizer_in_backward
         if in_backward is None:
             in_backward = optimizer is None and chosen.optimizer is None
@@ -156,6 +159,7 @@ class Offmate(Rockmate):
             in_backward=in_backward,
             master_weights=chosen.master_weights,
             accumulation=chosen.accumulation,
+            filler=filler,
         )
         if links is None:
             links = links_from(chosen.links) if chosen.links else links_of(platform)

@@ -36,6 +36,7 @@ from remat_offload.errors import OffloadMisuse
 from remat_offload.inflight import land, take_off
 from remat_offload.lanes import Machine, Ticket
 from remat_offload.pool import HostPool
+from remat_offload.weights import Filler, let_lie
 
 
 @attrs.frozen
@@ -136,13 +137,20 @@ class Engine:
 
     # -- between calls
 
-    def settle(self, graph: Graph, params: Sequence[nn.Parameter], buffers: Iterable[Tensor] = ()) -> None:
+    def settle(
+        self,
+        graph: Graph,
+        params: Sequence[nn.Parameter],
+        buffers: Iterable[Tensor] = (),
+        filler: Filler | None = None,
+    ) -> None:
         """Bring every parameter to its home, and buffers to the device.
 
         Args:
             graph: a training step; parameters come first among its values, in the order of `params`.
             params: the distinct parameters of the model.
             buffers: its buffers.
+            filler: gives values to those that it has some for, in their new places.
 
         Raises:
             HostPoolExhausted: the host budget is spent; nothing was changed.
@@ -150,22 +158,35 @@ class Engine:
         """
         self._places = self._reserved(graph, params)
         for buffer in buffers:
-            buffer.data = buffer.data.to(self.machine.device)
+            self._bring_there(buffer, filler)
         self.params = tuple(params)
         values = graph.values[: len(self.params)]
         self._homes = [(value.name, param) for value, param in zip(values, self.params, strict=True)]
         for value, param in zip(graph.values, self.params, strict=False):
             if value.home is not Home.HOST:
-                if param.device != self.machine.device:
-                    param.data = param.data.to(self.machine.device)
+                self._bring_there(param, filler)
                 self._device_layouts[value.name] = Layout.of(param)
                 continue
             resident = self.house(value.name, Layout.of(param))
-            resident.whole.copy_(_bytes_of(param.data))
-            param.data = resident.tensor
+            if filler is not None and filler.has(param):
+                filler.read(param, resident.tensor)
+            else:
+                resident.whole.copy_(_bytes_of(param.data))
+            let_lie(param, resident.tensor)
             self._moved[param] = value.name
             if param.grad is not None:
                 param.grad = param.grad.to("cpu")
+
+    def _bring_there(self, tensor: Tensor, filler: Filler | None) -> None:
+        """Bring a parameter or buffer to the device, with the values that it is to have."""
+        there = tensor.data
+        if filler is not None and filler.has(tensor):
+            if tensor.device != self.machine.device:
+                there = self.machine.allocate(tensor.shape, tensor.stride(), tensor.dtype)
+            filler.read(tensor, there)
+        elif tensor.device != self.machine.device:
+            there = there.to(self.machine.device)
+        let_lie(tensor, there)
 
     def house(self, name: str, layout: Layout) -> Resident:
         """Give a value that is at home on the host the place there that is reserved for it."""

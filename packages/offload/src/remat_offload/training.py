@@ -27,6 +27,7 @@ from remat_offload.lanes import Machine
 from remat_offload.lending import Lending
 from remat_offload.pool import HostPool
 from remat_offload.states import States
+from remat_offload.weights import Filler
 
 _ATTACHED = "_remat_training"
 """The attribute of an optimizer under which the `Training` is found that steps it."""
@@ -42,6 +43,7 @@ class Training:
         in_backward: whether parameters are updated during the backward.
         master_weights: whether parameters in 16 bits are stepped in 32.
         accumulation: micro-batches to a step that plans are made for.
+        filler: gives parameters and buffers their values as they are brought to their homes.
 
     Attributes:
         homes: names of what is at home on the host; None until that is settled.
@@ -49,6 +51,7 @@ class Training:
 
     Raises:
         RefusedOptimizer: its results would not be those of one step.
+        OffloadMisuse: it has made states on the meta device already.
     """
 
     def __init__(
@@ -60,9 +63,17 @@ class Training:
         in_backward: bool,
         master_weights: bool = False,
         accumulation: int = 1,
+        filler: Filler | None = None,
     ) -> None:
+        states = (value for state in optimizer.state.values() for value in state.values())
+        if any(isinstance(value, Tensor) and value.is_meta for value in states):
+            raise OffloadMisuse(
+                problem=f"{type(optimizer).__name__} was made on the meta device, with states without values",
+                advice="give the model its values first, and then make the optimizer",
+            )
         self.machine, self.pool, self.optimizer, self.in_backward = machine, pool, optimizer, in_backward
         self.accumulation = accumulation
+        self._filler = filler
         self._before: Training | None = getattr(optimizer, _ATTACHED, None)
         if self._before is not None:
             self._before.wait()
@@ -121,7 +132,8 @@ class Training:
         if self.homes is not None:
             return settled
         params = [param for _, param in tensors.parameters]
-        self.engine.settle(settled, params, [buffer for _, buffer in tensors.buffers])
+        self.engine.settle(settled, params, [buffer for _, buffer in tensors.buffers], self._filler)
+        self._filler = None  # nor the weights that it reads
         for value in settled.values:
             if value.role is Role.OPTIMIZER_STATE and value.home is Home.HOST and value.of is not None:
                 owner, param = settled.values[value.of].name, params[value.of]
@@ -329,7 +341,7 @@ def _lent_nbytes(tensors: Tensors, device: torch.device) -> int:
     """Bytes of buffers, which are brought to the device, and of inputs there, each storage once."""
     inputs = (tensor for tensor in tensors.inputs if tensor.device == device)
     found = {
-        tensor.untyped_storage().data_ptr() or id(tensor): tensor.untyped_storage().nbytes()
+        torch_private.storage_id(tensor): tensor.untyped_storage().nbytes()
         for tensor in (*(buffer for _, buffer in tensors.buffers), *inputs)
     }
     return sum(found.values())
