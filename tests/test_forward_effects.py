@@ -344,10 +344,30 @@ def test_a_setting_that_nothing_reads_keeps_the_plan(cache: Path) -> None:
         module(x)
 
 
-def test_a_method_that_calls_the_original_is_counted(cache: Path) -> None:
-    """It runs without a plan, so its memory has no bound: said once and counted."""
+def test_a_method_that_calls_its_module_is_planned(cache: Path) -> None:
+    """A method of the original's class runs on the planned module, so what it calls is the plan."""
     x = torch.randn(8, 16)
     module = planned(Small(lambda m, x: m.middle(x).sum()), cache, x)
+    result = module.twice(x)
+    assert torch.equal(result, module.module(x) * 2)
+    assert module.runs == {"planned": 1}
+
+
+class Clashing(Small):
+    """A model with an attribute of a name that planned modules have."""
+
+    plan = "mine"
+
+    def named(self) -> str:
+        return self.plan
+
+
+def test_a_method_of_a_model_with_a_name_of_ours_is_counted(cache: Path) -> None:
+    """It is the original's, which finds its own attributes and runs without a plan: said once and counted."""
+    x = torch.randn(8, 16)
+    module = planned(Clashing(lambda m, x: m.middle(x).sum()), cache, x)
+    assert isinstance(module, Clashing)
+    assert (module.named(), module.module.plan, type(module).named(module.module)) == ("mine",) * 3
     with pytest.warns(RematWarning, match="its method twice calls it"):
         result = module.twice(x)
     assert torch.equal(result, module.module(x) * 2)

@@ -784,16 +784,35 @@ def test_a_parameter_of_a_subclass_is_refused(cache: Path) -> None:
 
 
 def test_compile_on_the_planned_module_itself(cache: Path) -> None:
-    """`planned.compile()`: the plan runs, the original is as before, and copies are not compiled."""
+    """`planned.compile()`: said to change nothing; the plan runs, the original is as before."""
     x = torch.randn(5, 6)
     original, planned = pair(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)), cache, x)
-    planned.compile(backend="eager")
+    with pytest.warns(RematWarning, match="torch.compile changes nothing"):
+        planned.compile(backend="eager")
     assert_same_step(original, planned, x)
     assert planned.runs["planned"] == 1
     assert torch.equal(original(x), planned.module(x))
     copied = copy.deepcopy(planned)
     assert_same_step(original, copied, x)
     assert copied.runs["planned"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("compiled", [torch.jit.script, lambda m: torch.jit.trace(m, torch.randn(5, 6))])
+@pytest.mark.parametrize("inner", [False, True])
+def test_torchscript_is_refused_by_name(compiled: Any, inner: bool, cache: Path) -> None:
+    """One line that says which module it is; a scripted submodule alone can be planned."""
+    model = compiled(nn.Linear(6, 6))
+    if inner:
+        model = nn.Sequential(model)
+    if inner and compiled is torch.jit.script:
+        x = torch.randn(5, 6)
+        assert torch.equal(PlannedModule(model, (x,), {}, repeat_at_random(1), cache_dir=cache)(x), model(x))
+        return
+    with pytest.raises(
+        BadInput, match="submodule '0' is TorchScript" if inner else "the model is TorchScript"
+    ):
+        PlannedModule(model, (torch.randn(5, 6),), {}, repeat_at_random(1), cache_dir=cache)
 
 
 def test_an_index_reaches_the_originals_submodules(cache: Path) -> None:

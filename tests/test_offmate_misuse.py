@@ -114,7 +114,7 @@ def test_stepping_what_steps_by_itself():
 def test_an_error_in_a_lane_is_told():
     """Whatever fails there is raised at the next wait, by name and with its cause."""
     ours = run("60%").train(1)
-    machine = ours.model.__dict__["_training"].machine
+    machine = ours.model._remat_training.machine
 
     def broken():
         raise ZeroDivisionError("planted")

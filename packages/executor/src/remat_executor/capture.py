@@ -6,7 +6,7 @@ constant that the module's guards compare at each call.
 """
 
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,14 @@ class Captured:
 class _Step(nn.Module):
     """The module as a function of flat tensors; notes the structure of what it returned."""
 
-    def __init__(self, module: nn.Module, tensors: Tensors, differentiate: Iterable[int] | None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        tensors: Tensors,
+        differentiate: Iterable[int] | None,
+        call: Callable[..., Any],
+        usual: Any,
+    ) -> None:
         super().__init__()
         self.parameters_ = nn.ParameterList()
         for _, parameter in tensors.parameters:
@@ -83,6 +90,8 @@ class _Step(nn.Module):
         # In the instance's dict, hidden from nn.Module: its parameters are those above.
         self.__dict__["_original"] = module
         self.__dict__["_tensors"] = tensors
+        self.__dict__["_call"] = call
+        self.__dict__["_usual"] = usual
         self.__dict__["_differentiate"] = None if differentiate is None else set(differentiate)
         self.found: dict[str, Any] = {}
 
@@ -100,7 +109,8 @@ class _Step(nn.Module):
             for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
         ]
         args, kwargs = torch_private.unflatten(leaves, tensors.spec)
-        watched = Watched(self.__dict__["_original"], swapped, [flat[slot.place] for slot in tensors.slots])
+        held = [flat[slot.place] for slot in tensors.slots]
+        watched = Watched(self.__dict__["_original"], swapped, held, self.__dict__["_call"])
         named = {f"original.{name}": tensor for name, tensor in swapped.items()}
         output = torch.func.functional_call(watched, named, (tensors, *args), kwargs, tie_weights=False)
         leaves, spec = torch_private.flatten(output)
@@ -108,7 +118,8 @@ class _Step(nn.Module):
         requires = [leaf.requires_grad for leaf in found]
         wanted: set[int] | None = self.__dict__["_differentiate"]
         _check_choice(wanted, requires, (leaf for leaf in leaves if not isinstance(leaf, Tensor)))
-        chosen = default_choice(found) if wanted is None else wanted
+        usual = self.__dict__["_usual"] in (None, spec)
+        chosen = default_choice(found, usual) if wanted is None else wanted
         self.found.update(
             spec=spec,
             requires=requires,
@@ -165,10 +176,15 @@ def _check_choice(wanted: set[int] | None, requires: list[bool], others: Iterabl
         raise CaptureError(problem="differentiate=[] names no output", advice="name one, or leave it out")
 
 
-def default_choice(outputs: list[Tensor]) -> set[int]:
-    """Which outputs a caller will differentiate: a lone scalar in front is a loss, otherwise all."""
+def default_choice(outputs: list[Tensor], usual: bool = True) -> set[int]:
+    """Which outputs a caller will differentiate: a lone scalar in front is a loss, otherwise all.
+
+    Args:
+        outputs: the tensors among them.
+        usual: whether they come as the model's do. What a trainer returns instead it may use otherwise.
+    """
     differentiable = [i for i, output in enumerate(outputs) if output.requires_grad]
-    if differentiable and outputs[differentiable[0]].ndim == 0:
+    if usual and differentiable and outputs[differentiable[0]].ndim == 0:
         return {differentiable[0]}
     return set(differentiable)
 
@@ -178,6 +194,8 @@ def capture(
     tensors: Tensors,
     *,
     differentiate: Iterable[int] | None = None,
+    call: Callable[..., Any] | None = None,
+    usual: Any = None,
 ) -> Captured:
     """Trace one training step; leaves the module, its buffers and every random generator as they were.
 
@@ -185,11 +203,13 @@ def capture(
         module: the user's module, in the mode to capture.
         tensors: what `collect` found of it and the sample.
         differentiate: indices among the output tensors that get gradients; None: see `default_choice`.
+        call: what to trace instead of the module's forward.
+        usual: structure of what the module's own forward returns; None: that of what is traced.
 
     Raises:
         CaptureError: the step is not one graph, with the line where it stops and what to do.
     """
-    step = _Step(module, tensors, differentiate)
+    step = _Step(module, tensors, differentiate, call or module.forward, usual)
     step.train(module.training)
     # What another graph made is a leaf of this one; torch looks for the .grad of each.
     inputs = tuple(t if t.is_leaf else t.detach().requires_grad_(t.requires_grad) for t in tensors.inputs)

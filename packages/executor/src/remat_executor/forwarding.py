@@ -1,34 +1,103 @@
-"""`forward` of a planned module: a bound method with the signature of the original's."""
+"""`forward` of a planned module: what it stands for is planned, and what is assigned to it as well.
+
+Programs replace the `forward` of a module that they are given: mixed precision is put around it, a trainer
+puts a function of its own in its place. So a planned module plans what its `forward` is now. A function that
+was taken from it before, and is called inside what replaced it, runs as it is there; called by itself, it is
+planned.
+"""
 
 import functools
 import inspect
 from collections.abc import Callable
+from types import CellType, FunctionType, MethodType
 from typing import Any
+
+from remat_executor.contents import DEEPEST, Itself
+from remat_executor.settings import key_of
+
+Called = Callable[..., Any] | None
+"""What a `forward` stands for: a function, or None for the method of the original's class."""
 
 
 class Forward:
-    """A `forward` that trainers can ask for the inputs that it names: they drop the others."""
+    """The descriptor of `forward`; its functions take the planned module first."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
     def __get__(self, module: Any, owner: Any) -> Any:
         if module is None:
-            return self.function
-        return BoundForward(module.__dict__["_remat"].forward or self.function, module)
+            return self._of_class(owner)
+        planning = module._remat
+        return BoundForward(planning.runner, module, planning.called())
+
+    def __set__(self, module: Any, forward: Callable[..., Any]) -> None:
+        planning = module._remat
+        if isinstance(forward, BoundForward) and forward.__self__ is module:
+            planning.assign(forward.called)
+        elif isinstance(forward, MethodType) and planning.is_first(forward):
+            planning.assign(planning.first)
+        else:
+            planning.assign(forward)
+
+    def __delete__(self, module: Any) -> None:
+        module._remat.assign(None)
+
+    def _of_class(self, owner: Any) -> Any:
+        """With the signature of the original's class: trainers ask it for the inputs that it names."""
+        holders = [vars(kind)["forward"] for kind in owner.__mro__ if "forward" in vars(kind)]
+        after = holders[holders.index(self) + 1]
+
+        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.function(module, *args, **kwargs)
+
+        return functools.update_wrapper(forward, after)
 
 
 class BoundForward(functools.partial[Any]):
     """As a bound method, which cannot have a signature of its own."""
 
     @property
-    def __func__(self) -> Callable[..., Any]:
-        return self.func
-
-    @property
     def __self__(self) -> Any:
         return self.args[0]
 
     @property
+    def called(self) -> Called:
+        """What it stands for."""
+        called: Called = self.args[1]
+        return called
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(self.called, "__func__", self.__self__._remat.forward)
+        return function
+
+    @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__self__.module.forward)
+        return inspect.signature(self.__self__._remat.resolved(self.called))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__self__._remat.resolved(self.called), name)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BoundForward):
+            return NotImplemented
+        return self.__self__ is other.__self__ and self.called == other.called
+
+    def __hash__(self) -> int:
+        return hash((id(self.__self__), self.called))
+
+
+def forward_key(function: Any, levels: int = DEEPEST) -> Any:
+    """A key that functions share while they are of one code and hold the same things; hashable.
+
+    A trainer may make its replacement anew at each step.
+    """
+    if isinstance(function, BoundForward):
+        return (Itself(function.__self__), forward_key(function.called, levels - 1))
+    if isinstance(function, MethodType):
+        return (Itself(function.__self__), forward_key(function.__func__, levels))
+    if isinstance(function, FunctionType) and levels:
+        cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+        return (function.__code__, *(forward_key(content, levels - 1) for content in cells))
+    return key_of(function)

@@ -12,6 +12,7 @@ from remat_executor import torch_private
 from remat_executor.contents import PLAIN, Room
 from remat_executor.flags import unusual_flags
 from remat_executor.settings import exactly, settings
+from remat_executor.surroundings import Surroundings
 from remat_executor.tensors import Owned, Tensors
 
 SHARD_LATER = "plan the parts first and shard them then, as in fully_shard(Hiremate(block, ...))"
@@ -24,6 +25,7 @@ class OwnSignature:
     Attributes:
         modules: of every submodule its name, its class, whether it trains, and which ones it holds where.
         settings: plain attributes of every submodule.
+        surroundings: what else its forwards can read: globals, attributes of classes, closures.
         sharing: for each tensor the first one that shares its storage.
         parameters: layout and requires_grad of each parameter, and which names share one.
         buffers: the same of each buffer.
@@ -31,6 +33,7 @@ class OwnSignature:
 
     modules: tuple[tuple[str, type, bool, tuple[Any, ...]], ...]
     settings: tuple[Any, ...]
+    surroundings: tuple[Any, ...]
     sharing: tuple[int, ...]
     parameters: tuple[Any, ...]
     buffers: tuple[Any, ...]
@@ -48,6 +51,7 @@ class Signature:
         constants: the arguments that are not tensors.
         spec: structure of the arguments, as text.
         flags: (name, value) of the global state that changes kernels.
+        forward: what the call runs, where that is not the forward of the module as it is.
     """
 
     own: OwnSignature
@@ -56,6 +60,7 @@ class Signature:
     constants: tuple[Any, ...]
     spec: str
     flags: tuple[tuple[str, str], ...]
+    forward: Any = None
 
     def changes(self, other: "Signature") -> str:
         """In which respects another call differs from this one."""
@@ -63,9 +68,11 @@ class Signature:
         for mine, theirs in ((self.own, other.own), (self, other)):
             names = [field.name for field in attrs.fields(type(mine)) if field.name != "own"]
             changed |= {name: name for name in names if getattr(mine, name) != getattr(theirs, name)}
-        if "settings" in changed:
-            differing = {entry[0] for entry in {*self.own.settings} ^ {*other.own.settings}}
-            changed["settings"] += f" ({', '.join(sorted(differing))})" if differing else ""
+        for name in ("settings", "surroundings"):
+            if name in changed:
+                entries = {*getattr(self.own, name)} ^ {*getattr(other.own, name)}
+                differing = ", ".join(sorted({entry[0] for entry in entries}))
+                changed[name] = f"{name} ({differing})" if differing else name
         return ", ".join(changed.values())
 
     def conditions(self) -> tuple[tuple[str, str], ...]:
@@ -77,17 +84,21 @@ class Signature:
         return (("mode", mode), *flags)
 
 
-def own_signature(owned: Owned, first: Mapping[int, int], room: Room) -> OwnSignature:
+def own_signature(
+    owned: Owned, first: Mapping[int, int], room: Room, surroundings: Surroundings
+) -> OwnSignature:
     """Read the module's share of a signature.
 
     Args:
         owned: its tensors.
         first: what `storages` says of them.
         room: notes what was looked into.
+        surroundings: what its forwards can read beside it.
     """
     return OwnSignature(
         modules=_structure(owned.modules),
         settings=settings((m for _, m in owned.modules), room),
+        surroundings=surroundings.keys(room),
         sharing=tuple(first[torch_private.storage_id(t)] for t in owned.tensors),
         parameters=tuple((names, _layout(p), p.requires_grad) for names, p in owned.parameters),
         buffers=tuple((names, _layout(b), b.requires_grad) for names, b in owned.buffers),
@@ -179,8 +190,11 @@ def hooked(modules: Iterable[tuple[str, nn.Module]]) -> str | None:
 
 
 def objection(owned: Owned) -> str | None:
-    """Why the module as it is must run without a plan, whatever it is called with; None if it need not."""
-    return odd(owned.tensors, "it has") or hooked(owned.modules)
+    """Why the module as it is must run without a plan, whatever it is called with; None if it need not.
+
+    Hooks of the module itself are called around its plan.
+    """
+    return odd(owned.tensors, "it has") or hooked(owned.modules[1:])
 
 
 def reason_in_force() -> str | None:

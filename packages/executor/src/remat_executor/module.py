@@ -1,9 +1,7 @@
 """The planned module: runs plans in the place of the original, and is it in all else."""
 
-import contextlib
 import copy
-import functools
-import inspect
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,10 @@ from torch import nn
 
 from remat_executor import torch_private
 from remat_executor.buckets import Buckets
+from remat_executor.combined import attribute_of, class_for
 from remat_executor.cost_cache import CostCache
-from remat_executor.errors import UnplannedUse
-from remat_executor.forwarding import BoundForward, Forward
+from remat_executor.errors import CaptureError, UnplannedUse
+from remat_executor.forwarding import Called, Forward
 from remat_executor.guards import Signature, reason_for_original, reason_in_force
 from remat_executor.handler import Handlers
 from remat_executor.parts import check_part_nbytes
@@ -24,33 +23,33 @@ from remat_executor.plans import MOST_PLANS, Plans
 from remat_executor.runtime.choose import check_runtime
 from remat_executor.step import PlannedStep
 from remat_executor.stepgraph import Progress, check_input, output_indices
-from remat_executor.tensors import REGISTRIES, called_with
+from remat_executor.tensors import called_with
 from remat_executor.translate import work_device
 from remat_graph import Graph
 from remat_graph.measured import Measurement
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform
 
-_SHARED = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"} | {
-    name for name in REGISTRIES if "state_dict" in name
-}
-# `fully_shard` gives what it wraps a class of its own; mixed precision is put around `forward` by assignment.
-_COMPILED = "_compiled_call_impl"  # what `compile()` leaves, to be called instead
-_OWN = REGISTRIES - {"training"} | {"__class__", "forward", _COMPILED}
-
 
 class PlannedModule(nn.Module):
     """An `nn.Module` equivalent to the one given, whose training step keeps to its plan.
 
-    It shares parameters, buffers and submodules with the original: `state_dict`, `parameters`, `to`, `train`
-    and optimizers see the same objects under the same names. A call in another mode, with other shapes,
-    dtypes or trainable parameters is planned anew, once each; where no plan can serve (gradients off, hooks),
-    the original runs and that is counted.
-
-    Attributes:
-        runs: how often a plan ran (``planned``), a new one was made (``replanned``), the original ran
-            (``original``), and how many plans were dropped to make room (``dropped``).
+    It is of the original's class too, and shares the original's attributes: parameters, buffers, submodules,
+    hooks and whatever else is set on one of the two is there on the other. Only what is assigned to its
+    `forward` is its own. A call in another mode, with other shapes, dtypes or trainable parameters is planned
+    anew, once each; where no plan can serve (gradients off, hooks on submodules), the original runs and that
+    is counted.
     """
+
+    # Beside the attributes that are shared. Names that are not for users begin with `_remat`: methods of the
+    # original's class find theirs on this object.
+    __slots__ = ("_remat",)
+
+    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> "PlannedModule":
+        """An object of a class that is the model's too."""
+        plannable = isinstance(model, nn.Module) and not isinstance(model, PlannedModule)
+        made: PlannedModule = object.__new__(class_for(cls, model) if plannable else cls)
+        return made
 
     def __init__(
         self,
@@ -100,7 +99,6 @@ class PlannedModule(nn.Module):
             CaptureError: the step is not one graph.
             OverCompiled: the runtime takes more than the budget, however it is planned.
         """
-        super().__init__()
         steps: Plans[Signature, PlannedStep] = Plans(max_plans)
         if buckets is not None and isinstance(model, nn.Module):
             args, kwargs, _ = buckets.padded(model, args, kwargs)
@@ -109,6 +107,7 @@ class PlannedModule(nn.Module):
         check_runtime(runtime, device)
         check_part_nbytes(part_nbytes)
         planning = Planning(
+            original=model,
             planner=planner,
             platform=platform,
             cache=CostCache(device, cache_dir),
@@ -121,17 +120,33 @@ class PlannedModule(nn.Module):
             device=device,
             steps=steps,
         )
-        self._attach(model, planning)
+        called = planning.called()
         with torch.enable_grad():
-            seen = planning.seen(planning.look_at(model), tensors)
-            planning.plan(model, tensors, seen)
-        planning.forward = torch_private.unseen_by_dynamo(PlannedModule.forward)
+            planning.plan(tensors, planning.seen(planning.look_at(), tensors, called), called)
+        planning.forward = torch_private.unseen_by_dynamo(vars(PlannedModule)["forward"].function)
+        planning.runner = torch_private.unseen_by_dynamo(PlannedModule._remat_run)
+        self._remat_attach(planning)
 
-    def _attach(self, model: nn.Module, planning: Planning) -> None:
-        """Share the original's registries; everything of our own is in three fields."""
-        self.__dict__.update(module=model, runs=planning.runs, _remat=planning)
-        for registry in _SHARED:
-            self.__dict__[registry] = model.__dict__[registry]
+    def _remat_attach(self, planning: Planning) -> None:
+        """Share the original's attributes."""
+        object.__setattr__(self, "__dict__", planning.original.__dict__)
+        object.__setattr__(self, "_remat", planning)
+
+    @property
+    def module(self) -> nn.Module:
+        """The original."""
+        original: nn.Module = self._remat.original
+        return original
+
+    @property
+    def runs(self) -> Counter[str]:
+        """How often a plan ran and what else happened.
+
+        ``planned``: a plan ran; ``replanned``: a new one was made; ``original``: the original ran;
+        ``dropped``: a plan was dropped to make room.
+        """
+        runs: Counter[str] = self._remat.runs
+        return runs
 
     @property
     def plan(self) -> Plan:
@@ -173,8 +188,13 @@ class PlannedModule(nn.Module):
     @Forward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, run by a plan."""
-        module: nn.Module = self.module
+        return self._remat_run(self._remat.first, *args, **kwargs)
+
+    def _remat_run(self, called: Called, *args: Any, **kwargs: Any) -> Any:
+        """Run what a forward stands for, by a plan."""
         planning: Planning = self._remat
+        if planning.within.forwards:
+            return planning.resolved(called)(*args, **kwargs)
         if planning.handlers is not None:
             planning.handlers.enter()
         padded, cut = args, None
@@ -182,98 +202,55 @@ class PlannedModule(nn.Module):
         reason = reason_in_force()
         if reason is None:
             if planning.buckets is not None:
-                padded, named, cut = planning.buckets.padded(module, args, kwargs)
-            snapshot = planning.look_at(module)
+                padded, named, cut = planning.buckets.padded(planning.original, args, kwargs)
+            snapshot = planning.look_at()
             tensors = called_with(snapshot.owned, padded, named)
             reason = reason_for_original(tensors) or snapshot.objection
         if reason is not None:
-            return planning.run_original(module, args, kwargs, reason)
-        step = planning.step_for(module, tensors, planning.seen(snapshot, tensors))
+            return planning.run_original(called, args, kwargs, reason)
+        seen = planning.seen(snapshot, tensors, called)
+        try:
+            if seen.forward in planning.outside:
+                raise planning.outside[seen.forward]
+            step = planning.step_for(tensors, seen, called)
+        except CaptureError as error:
+            if seen.forward is None:
+                raise
+            return planning.run_outside(called, args, kwargs, seen.forward, error)
         if step is None:
-            return planning.run_original(module, args, kwargs, "nothing that it returns requires a gradient")
-        self.runs["planned"] += 1
-        output = step.run(tensors)
+            reason = "nothing that it returns requires a gradient"
+            return planning.run_original(called, args, kwargs, reason)
+        planning.runs["planned"] += 1
+        output = step.run(tensors, planning.begins)
         return output if cut is None else cut(output)
 
     # -- what is not ours is the original's
 
-    @property
-    def training(self) -> bool:
-        """The original's mode."""
-        module = self.__dict__.get("module")
-        return True if module is None else bool(module.training)
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        if "module" in self.__dict__:
-            self.module.training = mode
-
     def __getattr__(self, name: str) -> Any:
-        """What this module lacks, the original may have: `config`, `generate`, ..."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "module" not in self.__dict__:
-                raise
-            found = getattr(self.__dict__["module"], name)
-        return self._watching(found) if inspect.ismethod(found) else found
+        """What this module lacks, the original may have."""
+        if name == "_remat":  # not attached yet
+            raise AttributeError(name)
+        return attribute_of(self._remat, name)
 
-    def __getitem__(self, key: Any) -> Any:
-        """The original's, as of an `nn.Sequential`."""
-        return self.module[key]
+    @property
+    def _compiled_call_impl(self) -> None:  # type: ignore[override]
+        """None: what `compile` left on the original would be called in the place of a plan."""
 
-    def _watching(self, method: Any) -> Any:
-        """A method of the original's, which calls the original: without a plan, so that is counted."""
-        under_way: list[contextlib.ExitStack] = []
-
-        def begin(module: nn.Module, args: Any) -> None:
-            if torch.is_grad_enabled():
-                self._remat.count_original(f"its method {method.__name__} calls it")
-            under_way.append(contextlib.ExitStack())
-            under_way[-1].enter_context(self._remat.original())
-
-        def end(module: nn.Module, args: Any, output: Any) -> None:
-            under_way.pop().close()
-
-        @functools.wraps(method)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            hooks = [
-                self.module.register_forward_pre_hook(begin),
-                self.module.register_forward_hook(end, always_call=True),
-            ]
-            try:
-                return method(*args, **kwargs)
-            finally:
-                for hook in hooks:
-                    hook.remove()
-                while under_way:  # a hook of somebody's may have raised in between
-                    under_way.pop().close()
-
-        return watched
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Attributes are the original's; what every module keeps for itself, such as its hooks, is ours."""
-        ours = name in _OWN or isinstance(value, BoundForward)
-        if "module" in self.__dict__ and not ours:
-            setattr(self.__dict__["module"], name, value)
-        else:
-            super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        """Attributes are the original's, but for those of our own."""
-        if name in self.__dict__:
-            super().__delattr__(name)
-        else:
-            delattr(self.__dict__["module"], name)
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing, and say so."""
+        self._remat.say_compiled()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedModule":
         """A copy of the original, and of what is our own, that shares the plans."""
-        copied = self.__class__.__new__(self.__class__)
+        copied: PlannedModule = object.__new__(type(self))
         memo[id(self)] = copied
-        nn.Module.__init__(copied)
-        copied._attach(copy.deepcopy(self.module, memo), self._remat.copied())
-        for name in self.__dict__.keys() - _SHARED - {"module", "runs", "_remat", _COMPILED}:
-            copied.__dict__[name] = copy.deepcopy(self.__dict__[name], memo)
+        planning: Planning = self._remat
+        copied._remat_attach(planning.copied(copy.deepcopy(planning.original, memo)))
+        copied._remat.assigned = copy.deepcopy(planning.assigned, memo)
+        for kind in type(self).__mro__:
+            for name in vars(kind).get("__slots__", ()):
+                if name != "_remat":
+                    object.__setattr__(copied, name, copy.deepcopy(getattr(self, name), memo))
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:

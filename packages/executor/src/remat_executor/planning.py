@@ -3,8 +3,9 @@
 import contextlib
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
 import attrs
@@ -13,8 +14,10 @@ from torch import nn
 
 from remat_executor import torch_private
 from remat_executor.buckets import Buckets
+from remat_executor.chain import Call
 from remat_executor.cost_cache import CostCache
-from remat_executor.errors import NothingToDifferentiate, UntruePlan, warn
+from remat_executor.errors import CaptureError, NothingToDifferentiate, UntruePlan, warn
+from remat_executor.forwarding import BoundForward, Called, forward_key
 from remat_executor.garbage import rare_collections
 from remat_executor.guards import Signature
 from remat_executor.handler import Handlers
@@ -39,11 +42,24 @@ class Planner(Protocol):
         ...
 
 
+class _Within(threading.local):
+    """What is under way in a thread.
+
+    Attributes:
+        forwards: how many of the original's forwards.
+        tracing: whether one is being captured.
+    """
+
+    forwards = 0
+    tracing = False
+
+
 @attrs.define(kw_only=True, eq=False)
 class Planning:
     """How a planned module plans, and what it has planned.
 
     Attributes:
+        original: the module that is planned.
         handlers: for what plans do beside computing.
         device: where plans run.
         steps: the planned steps by how the module was called; `latest` is the one that ran last, for
@@ -52,12 +68,20 @@ class Planning:
         lock: held while the module is captured, when it holds stand-ins for its tensors.
         runs: see `PlannedModule`.
         said: what has been said, which is said once.
+        usual: structure of what the first captured step returned.
+        last_call: a weak reference to the call that began last.
         in_vain: calls in a row that were captured anew and found the plan they had.
-        forward: the module's, as Dynamo leaves it alone; made late, since Dynamo takes seconds to import.
+        first: what the original's forward was when the module was planned.
+        assigned: what has been assigned to the planned module's forward since; None: the original's serves.
+        outside: what was assigned and cannot be captured, by its key, and why: it runs as it is, around
+            planned calls.
+        forward: the planned module's, as Dynamo leaves it alone, and
+        runner: the same for any of its forwards; made late, since Dynamo takes seconds to import.
     """
 
     ENOUGH: ClassVar[int] = 3
 
+    original: nn.Module
     planner: Planner
     platform: Platform | None
     cache: CostCache
@@ -77,46 +101,124 @@ class Planning:
     snapshot: Snapshot | None = None
     latest: Any = None
     latest_signature: Any = None
+    last_call: Any = None
+    usual: Any = None
+    first: Called = None
+    assigned: Called = None
+    outside: dict[Any, CaptureError] = attrs.field(factory=dict)
     forward: Any = None
+    runner: Any = None
+    within: _Within = attrs.field(factory=_Within, init=False)
 
-    def copied(self) -> "Planning":
+    def __attrs_post_init__(self) -> None:
+        self.first = self.called()
+
+    def copied(self, original: nn.Module) -> "Planning":
         """For a copy of the module: the same plans, nothing that it has seen or run."""
-        return attrs.evolve(self, snapshot=None, steps=self.steps.copy(), said=set(self.said), runs=Counter())
+        return attrs.evolve(
+            self,
+            original=original,
+            snapshot=None,
+            steps=self.steps.copy(),
+            said=set(self.said),
+            runs=Counter(),
+            last_call=None,
+            assigned=None,
+        )
 
-    def look_at(self, module: nn.Module) -> Snapshot:
+    # -- which function is planned
+
+    def called(self) -> Called:
+        """What the planned module's forward stands for now; None: the method of the original's class."""
+        if self.assigned is not None:
+            return self.assigned
+        own: Called = self.original.__dict__.get("forward")
+        mine = isinstance(own, BoundForward) and own.__self__._remat is self
+        return own.called if mine else own  # type: ignore[union-attr]
+
+    def resolved(self, called: Called) -> Callable[..., Any]:
+        """The function itself."""
+        if called is not None:
+            return called
+        if "forward" not in self.original.__dict__:
+            return self.original.forward
+        method: Callable[..., Any] = type(self.original).forward.__get__(self.original)
+        return method
+
+    def assign(self, forward: Called) -> None:
+        """Let something else be what the planned module's forward stands for; None: the original's."""
+        if self.within.tracing:
+            raise CaptureError(
+                problem="the forward puts another forward in its place, which a captured graph would not do",
+                advice="do it outside of the forward",
+            )
+        self.assigned = None if forward is self.original.__dict__.get("forward") else forward
+
+    def is_first(self, method: Any) -> bool:
+        """Whether a method is what `forward.__func__` gave before anything was assigned."""
+        planned = method.__self__.__dict__ is self.original.__dict__
+        return planned and method.__func__ in (self.forward, getattr(self.forward, "__wrapped__", None))
+
+    @contextlib.contextmanager
+    def inside(self, tracing: bool = False) -> Iterator[None]:
+        """In it a forward of the original's is under way in this thread: those inside run as they are."""
+        before = self.within.tracing
+        self.within.forwards += 1
+        self.within.tracing = tracing or before
+        try:
+            yield
+        finally:
+            self.within.forwards -= 1
+            self.within.tracing = before
+
+    def traced(self, called: Called) -> Callable[..., Any]:
+        """A function for capture to trace."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.inside(tracing=True):
+                return self.resolved(called)(*args, **kwargs)
+
+        return call
+
+    # -- plans
+
+    def look_at(self) -> Snapshot:
         """The module as it is now."""
         snapshot = self.snapshot
         if snapshot is None or not snapshot.holds():
             with self.lock:
-                snapshot = self.snapshot = Snapshot.take(module)
+                snapshot = self.snapshot = Snapshot.take(self.original)
         return snapshot
 
-    def seen(self, snapshot: Snapshot, tensors: Tensors) -> Signature:
+    def seen(self, snapshot: Snapshot, tensors: Tensors, called: Called = None) -> Signature:
         """The signature of a call; what moves does not run where it is."""
-        return snapshot.signature(tensors, None if self.handlers is None else self.device)
+        found = snapshot.signature(tensors, None if self.handlers is None else self.device)
+        if called is self.original.__dict__.get("forward"):  # an attribute like others
+            return found
+        return attrs.evolve(found, forward=(called is None, forward_key(called)))
 
-    def step_for(self, module: nn.Module, tensors: Tensors, seen: Signature) -> PlannedStep | None:
+    def step_for(self, tensors: Tensors, seen: Signature, called: Called) -> PlannedStep | None:
         """The step for a call of this kind, or None; the first one is planned, and that is said."""
         step: PlannedStep | None = self.steps.get(seen)
         if step is not None:
             self.in_vain = 0
         elif not self.undifferentiable.get(seen):
             try:
-                step = self._plan_anew(module, tensors, seen)
+                step = self._plan_anew(tensors, seen, called)
             except NothingToDifferentiate:
                 self.undifferentiable[seen] = True
         if step is not None:
             self.latest, self.latest_signature = step, seen
         return step
 
-    def _plan_anew(self, module: nn.Module, tensors: Tensors, seen: Signature) -> PlannedStep:
+    def _plan_anew(self, tensors: Tensors, seen: Signature, called: Called) -> PlannedStep:
         with self.lock:
             step: PlannedStep | None = self.steps.get(seen)
             if step is not None:  # by another thread, meanwhile
                 return step
             changes = seen.changes(self.latest_signature)
             began_s = time.perf_counter()
-            step = self.plan(module, tensors, seen)
+            step = self.plan(tensors, seen, called)
             took = format_seconds(time.perf_counter() - began_s)
             self._say_once(
                 "replanned",
@@ -133,22 +235,29 @@ class Planning:
             return step
 
     @rare_collections()
-    def plan(self, module: nn.Module, tensors: Tensors, seen: Signature) -> PlannedStep:
+    def plan(self, tensors: Tensors, seen: Signature, called: Called) -> PlannedStep:
         """Capture, measure, plan and lower the step of a call; the plan for the same work serves again."""
         if self.handlers is not None:
             # Capture sets flags for the whole process: an optimizer that steps meanwhile, in a lane's thread,
             # takes itself to be compiled, and rounds otherwise.
             self.handlers.wait()
+        before = self.look_at()
         captured, translation, graph = capture_graph(
-            module,
+            self.original,
             tensors,
             seen,
+            call=self.traced(called),
+            usual=None if called == self.first else self.usual,
             cache=self.cache,
             platform=self.platform,
             differentiate=self.differentiate,
             on_progress=self.on_progress,
             device=self.device,
         )
+        if self.usual is None:
+            self.usual = captured.out_spec
+        if self._tell_surroundings(before):
+            seen = attrs.evolve(seen, own=self.look_at().own)  # or each call would find it changed
         if self.handlers is not None:
             graph = self.handlers.extended(graph, tensors)
         same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
@@ -156,7 +265,7 @@ class Planning:
         plan = same or self.planner(graph)
         if self.handlers is not None:
             graph = self.handlers.settle(graph, frozenset(plan.on_host), tensors)
-            seen = self.seen(self.look_at(module), tensors)  # some of its tensors are elsewhere now
+            seen = self.seen(self.look_at(), tensors, called)  # some of its tensors are elsewhere now
 
         def build(plan: Plan) -> PlannedStep:
             _believe(graph, plan)
@@ -173,23 +282,86 @@ class Planning:
         self.latest_signature = seen
         return step
 
+    def begins(self, call: Call) -> None:
+        """Note a call; say once that the one before it is in flight still."""
+        last = None if self.last_call is None else self.last_call()
+        if last is not None and last.saved is not None:
+            self._say_once(
+                "in flight",
+                "called again before the backward of the call before, which is held as well: each call in "
+                "flight takes a budget of its own; call backward first, or give that much less as budget",
+            )
+        self.last_call = weakref.ref(call)
+        # Asked ever more rarely: a walk up the stack costs some microseconds.
+        count = self.runs["planned"]
+        if not count & (count - 1) and "compiled" not in self.said and torch_private.under_dynamo():
+            self.say_compiled()
+
     def count_original(self, reason: str) -> None:
         """Note that the original runs, and why."""
         self.runs["original"] += 1
         if torch.is_grad_enabled():  # otherwise there is nothing to plan, and that is no news
             self._say_once("original", f"the original module runs without a plan: {reason}")
 
-    def original(self) -> contextlib.AbstractContextManager[object]:
+    def original_runs(self) -> contextlib.AbstractContextManager[object]:
         """In it the original can run."""
         return contextlib.nullcontext() if self.handlers is None else self.handlers.original()
 
     def run_original(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
+        self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
     ) -> Any:
         """Run it in the place of a plan, and note why."""
         self.count_original(reason)
-        with self.original():
-            return module(*args, **kwargs)
+        with self.original_runs(), self.inside():
+            return self.resolved(called)(*args, **kwargs)
+
+    def run_outside(
+        self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any, error: CaptureError
+    ) -> Any:
+        """Run what was assigned and cannot be captured: the forwards that it calls are planned."""
+        self.outside[key] = error
+        before = self.runs["planned"], self.runs["original"]
+        result = self.resolved(called)(*args, **kwargs)
+        if before == (self.runs["planned"], self.runs["original"]):
+            self.count_original(f"what was assigned to its forward cannot be captured ({error.problem})")
+        else:
+            self._say_once(
+                "outside",
+                f"what was assigned to its forward lies outside of the plan and the budget ({error.problem})",
+            )
+        return result
+
+    def _tell_surroundings(self, before: Snapshot) -> bool:
+        """Say what a forward reads or changes outside of its module that a plan does not.
+
+        Args:
+            before: the module when its capture began.
+
+        Returns:
+            whether the capture changed it.
+        """
+        if before.clocks:
+            self._say_once(
+                "clock",
+                f"the forward reads the clock ({', '.join(before.clocks)}): a planned module keeps what it "
+                "read when it was planned; pass the time as an argument",
+            )
+        changed = {name for name, _ in {*before.own.surroundings} ^ {*self.look_at().own.surroundings}}
+        if changed:
+            self._say_once(
+                "globals",
+                f"the forward changes {', '.join(sorted(changed)[:3])} outside of its module: a planned "
+                "module does not do that",
+            )
+        return bool(changed)
+
+    def say_compiled(self) -> None:
+        """Tell whoever compiles the planned module that it changes nothing."""
+        self._say_once(
+            "compiled",
+            "torch.compile changes nothing of a planned module, whose plan runs as it is: give "
+            'runtime="inductor" to compile the plan',
+        )
 
     def _note_dropped(self) -> None:
         if self.steps.dropped > self.runs["dropped"]:

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from remat_executor.contents import DEEPEST, PLAIN, Itself, Room, contents
 from remat_executor.tensors import REGISTRIES
 
-MARKS = frozenset({"_is_fsdp_managed_module", "_fsdp_use_orig_params"})
-"""Attributes that `fully_shard` sets on every submodule for a compiler to see; no forward reads them."""
+MARKS = frozenset(
+    {"_is_fsdp_managed_module", "_fsdp_use_orig_params", "_is_torch_compile", "_compiled_call_impl"}
+)
+"""Attributes that `fully_shard` and `torch.compile` set on modules for themselves; no forward reads them."""
 
 _SIMPLE = frozenset((type(None), bool, int, str))  # those of PLAIN that `==` tells apart within one type
 
@@ -39,14 +41,22 @@ def settings(modules: Iterable[nn.Module], room: Room | None = None) -> tuple[An
     """
     room = room or Room()
     return tuple(
-        (name, _key(value, DEEPEST, room))
+        (name, key_of(value, room))
         for module in modules
         for name, value in module.__dict__.items()
         if name not in REGISTRIES and name not in MARKS and not issubclass(type(value), Tensor)
     )
 
 
-def _key(value: Any, levels: int, room: Room) -> Any:
+def key_of(value: Any, room: Room | None = None, levels: int = DEEPEST) -> Any:
+    """A hashable key that changes when a reader of the value could notice.
+
+    Args:
+        value: anything.
+        room: limits what is looked into, and notes it; None for a new one.
+        levels: how deep.
+    """
+    room = room or Room()
     kind = type(value)
     if kind in _SIMPLE:
         return (kind, value)
@@ -69,7 +79,7 @@ def _key(value: Any, levels: int, room: Room) -> Any:
     mark = Itself(value) if callable(value) else kind
     if found.kind == "numbers":
         return (mark, found.parts[0][1])
-    keys = ((_name(name), _key(inner, levels - 1, room)) for name, inner in found.parts)
+    keys = ((_name(name), key_of(inner, room, levels - 1)) for name, inner in found.parts)
     return (mark, frozenset(keys)) if issubclass(kind, Set) else (mark, *keys)
 
 

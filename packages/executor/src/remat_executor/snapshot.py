@@ -8,7 +8,8 @@ again.
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from operator import call, is_, itemgetter
+from operator import attrgetter, call, getitem, is_, itemgetter
+from types import CellType
 from typing import Any
 
 import attrs
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from remat_executor import torch_private
 from remat_executor.contents import Contents, Room, contents
 from remat_executor.guards import OwnSignature, Signature, objection, own_signature, signature, storages
+from remat_executor.surroundings import Surroundings
 from remat_executor.tensors import REGISTRIES, Owned, Tensors, owned_by
 
+_ENCLOSED = attrgetter("cell_contents")
 _NEEDED = frozenset(("training", *torch_private.READ_REGISTRIES))
 
 
@@ -32,6 +35,7 @@ class Snapshot:
         own: its share of the signature of a call.
         storages: the place of its first tensor with each storage.
         objection: why it must run without a plan; None if it need not.
+        clocks: names of those that its forwards read.
         holds: whether it is still what it was.
     """
 
@@ -39,6 +43,7 @@ class Snapshot:
     own: OwnSignature
     storages: dict[int, int]
     objection: str | None
+    clocks: tuple[str, ...]
     holds: Callable[[], bool]
 
     @classmethod
@@ -48,13 +53,15 @@ class Snapshot:
         first = storages(owned)
         # A scripted module keeps what others have in their dict elsewhere: it is read anew each time.
         readable = all(m.__dict__.keys() >= _NEEDED for _, m in owned.modules)
-        own = own_signature(owned, first, room)  # notes in `room` what it looked into
+        around = Surroundings.of((m for _, m in owned.modules), module.forward)
+        own = own_signature(owned, first, room, around)  # notes in `room` what it looked into
         return cls(
             owned=owned,
             own=own,
             storages=first,
             objection=objection(owned),
-            holds=_Unchanged(owned, room).look if readable else bool,
+            clocks=around.clocks,
+            holds=_Unchanged(owned, room, around).look if readable else bool,
         )
 
     def signature(self, tensors: Tensors, device: torch.device | None = None) -> Signature:
@@ -65,7 +72,13 @@ class Snapshot:
 class _Unchanged:
     """Everything that was looked at, flat, so that looking again is a few loops in C."""
 
-    def __init__(self, owned: Owned, room: Room) -> None:
+    def __init__(self, owned: Owned, room: Room, around: Surroundings) -> None:
+        cells = [place.holder for place in around.places if isinstance(place.holder, CellType)]
+        named = [(p.holder, p.name) for p in around.places if not isinstance(p.holder, CellType)]
+        self.cells = cells
+        self.enclosed = [cell.cell_contents for cell in cells]
+        self.holders, self.names = [holder for holder, _ in named], [name for _, name in named]
+        self.around = list(map(getitem, self.holders, self.names))
         modules = [module for _, module in owned.modules]
         self.attributes = [module.__dict__ for module in modules]
         self.counts = list(map(len, self.attributes))
@@ -123,13 +136,15 @@ class _Unchanged:
                 and list(map(len, self.lists)) == self.lengths
                 and _same(chain.from_iterable(self.lists), self.items)
                 and _same(map(type, self.typed), self.types)
+                and _same(map(getitem, self.holders, self.names), self.around)
+                and _same(map(_ENCLOSED, self.cells), self.enclosed)
                 and not any(self.empty)
                 and self.laid_out()
                 and list(map(Tensor.data_ptr, self.tensors)) == self.addresses
                 and all(len(thing) == length for thing, length in self.counted)
                 and all(_unchanged(thing, found) for thing, found in self.others)
             )
-        except (KeyError, RuntimeError):  # an attribute is gone; another thread changes a container meanwhile
+        except (KeyError, ValueError, RuntimeError):  # something is gone; another thread changes a container
             return False
 
 

@@ -1,7 +1,7 @@
 """A captured step with its plan, ready to run."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -131,10 +131,17 @@ class PlannedStep:
                 )
         return list(costs.values())
 
-    def run(self, tensors: Tensors) -> Any:
-        """Run the forward under autograd and put the outputs into their containers."""
+    def run(self, tensors: Tensors, begins: Callable[[Call], None] | None = None) -> Any:
+        """Run the forward under autograd and put the outputs into their containers.
+
+        Args:
+            tensors: the module's and the call's.
+            begins: told of the call.
+        """
         captured, flat = self.captured, tensors.flat
         call = self.call(flat)
+        if begins is not None:
+            begins(call)
         owners = [flat[place] for place in self.owners]
         with without_autocast(self.wiring.device):
             visible = apply(call, owners)

@@ -34,6 +34,8 @@ def capture_graph(
     differentiate: Iterable[int] | None = None,
     on_progress: Progress | None = None,
     device: torch.device | None = None,
+    call: Callable[..., Any] | None = None,
+    usual: Any = None,
 ) -> tuple[Captured, Translation, Graph]:
     """Capture, translate and measure one training step.
 
@@ -46,13 +48,15 @@ def capture_graph(
         differentiate: indices among the output tensors that get gradients.
         on_progress: called with (what, done, total).
         device: where it will run, if not where the model is.
+        call: what to capture instead of the module's forward.
+        usual: structure of what the module's own forward returns, if that is not captured.
     """
     report = on_progress or (lambda what, done, total: None)
     report("capture", 0, 1)
     elsewhere = device is not None and any(t.device != device for t in tensors.owned.tensors)
     try:
         with _as_on(device, model, tensors) if elsewhere else contextlib.nullcontext(tensors) as traced:
-            captured = capture(model, traced, differentiate=differentiate)
+            captured = capture(model, traced, differentiate=differentiate, call=call, usual=usual)
             report("capture", 1, 1)
             translation = translate(captured, traced, name=type(model).__name__, conditions=seen.conditions())
     except (KeyError, IndexError, AttributeError, NotImplementedError) as error:
@@ -158,6 +162,14 @@ def check_input(
         raise BadInput(
             problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it in one"
         )
+    for name, submodule in model.named_modules():
+        traced = "_parameters" not in vars(submodule)  # TorchScript keeps them out of sight
+        if traced or (submodule is model and isinstance(submodule, torch.jit.ScriptModule)):
+            which = f"submodule {name!r}" if name else "the model"
+            raise BadInput(
+                problem=f"{which} is TorchScript, which cannot be captured",
+                advice="give the module that was scripted or traced",
+            )
     tensors = collect(model, args, kwargs)
     strange = odd(tensors.arguments, "the sample holds") or odd(
         (*tensors.owned.tensors, *tensors.held), "the model has", empty=device is not None

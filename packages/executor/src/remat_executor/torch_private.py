@@ -416,6 +416,17 @@ def unseen_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     return unseen
 
 
+def under_dynamo() -> bool:
+    """Whether this was called from a region that `torch.compile` compiles."""
+    compiled = _private("torch._dynamo.eval_frame", "__file__")
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename == compiled:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 def bare(operator: Any) -> Any:
     """An operator's overload without the Python frame around it, named so that fx can print it."""
     if not hasattr(operator, "_op"):

@@ -6,7 +6,7 @@ Each such effect is refused where it happens, with what to do instead; effects t
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,20 +34,28 @@ class Watched(nn.Module):
     original: nn.Module
     swapped: Mapping[str, Tensor]
     held: list[Tensor]
+    call: Callable[..., Any]
     replaced: set[int]
     changes: Changes
 
-    def __init__(self, original: nn.Module, swapped: Mapping[str, Tensor], held: list[Tensor]) -> None:
+    def __init__(
+        self,
+        original: nn.Module,
+        swapped: Mapping[str, Tensor],
+        held: list[Tensor],
+        call: Callable[..., Any],
+    ) -> None:
         """Watch a forward.
 
         Args:
             original: the user's module.
             swapped: by name what stands for parameters and buffers; the caller puts it there.
             held: what stands for each of `Tensors.slots`.
+            call: its forward, or what is planned in its place.
         """
         super().__init__()
         self.original = original
-        self.__dict__.update(swapped=swapped, held=held, replaced=set(), changes=Changes())
+        self.__dict__.update(swapped=swapped, held=held, call=call, replaced=set(), changes=Changes())
 
     def forward(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
         """Call the original.
@@ -64,7 +72,7 @@ class Watched(nn.Module):
                 no_collectives(),
                 straight_checkpoints(),
             ):
-                output = self.original(*args, **kwargs)
+                output = self.call(*args, **kwargs)
             for name, tensor in self.swapped.items():
                 path, _, attribute = name.rpartition(".")
                 if getattr(self.original.get_submodule(path), attribute) is not tensor:

@@ -112,7 +112,9 @@ class Rockmate(PlannedModule):
         OverCompiled: the runtime takes more than the budget, however it is planned.
     """
 
-    _method: ClassVar[str] = "auto"
+    _remat_method: ClassVar[str] = "auto"
+
+    __slots__ = ("_remat_optimizer",)
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class Rockmate(PlannedModule):
         part_nbytes: int | None = None,
     ) -> None:
         with planning(ranks) as together:
-            method = choose_method(self._method, config, solver, seed, time_limit_s)
+            method = choose_method(self._remat_method, config, solver, seed, time_limit_s)
             args, kwargs, own = prepare(
                 model,
                 sample,
@@ -179,7 +181,7 @@ class Rockmate(PlannedModule):
                 buckets=buckets,
                 part_nbytes=part_nbytes,
             )
-        self.__dict__["_optimizer"] = optimizer
+        object.__setattr__(self, "_remat_optimizer", optimizer)
 
     def will_it_fit(
         self, optimizer: Optimizer | None = None, *, device_nbytes: int | str | None = None
@@ -197,7 +199,7 @@ class Rockmate(PlannedModule):
         return fit_of(
             self.module,
             self.plan.budget_nbytes,
-            self.__dict__.get("_optimizer", "adamw") if optimizer is None else optimizer,
+            self._remat_optimizer if optimizer is None else optimizer,
             device=device_of(self.module),
             device_nbytes=None if device_nbytes is None else parse_nbytes(device_nbytes),
         )
@@ -210,31 +212,31 @@ class Hiremate(Rockmate):
 class PureRotor(Rockmate):
     """`Rockmate` by rotor alone."""
 
-    _method = "rotor"
+    _remat_method = "rotor"
 
 
 class PureCheckmate(Rockmate):
     """`Rockmate` by Checkmate's integer linear program alone."""
 
-    _method = "checkmate"
+    _remat_method = "checkmate"
 
 
 class PureRockmate(Rockmate):
     """`Rockmate` by the method of its paper alone."""
 
-    _method = "rockmate"
+    _remat_method = "rockmate"
 
 
 class PureHiremate(Rockmate):
     """`Rockmate` by the method of the HiRemate paper alone."""
 
-    _method = "hiremate"
+    _remat_method = "hiremate"
 
 
 class Offmate(Rockmate):
     """`Rockmate` that also moves values to the host."""
 
-    _method = "offmate"
+    _remat_method = "offmate"
 
 
 def from_config(

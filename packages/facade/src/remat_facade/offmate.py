@@ -90,7 +90,9 @@ class Offmate(Rockmate):
         BadWeights: the weights do not fit the model, or leave some of it without values.
     """
 
-    _method = "offmate"
+    _remat_method = "offmate"
+
+    __slots__ = ("_remat_training",)
 
     def __init__(
         self,
@@ -177,6 +179,7 @@ class Offmate(Rockmate):
             zoo=zoo_of(folder(cache_dir), machine.device, platform) if zoo else None,
         )
         pool.trim()
+        object.__setattr__(self, "_remat_training", training)
         PlannedModule.__init__(
             self,
             model,
@@ -193,24 +196,23 @@ class Offmate(Rockmate):
             handlers=training,
             device=machine.device,
         )
-        self.__dict__["_training"] = training
 
     @property
     def optimizer(self) -> Optimizer:
         """The user's optimizer, or the one made for want of one."""
-        optimizer: Optimizer = self.__dict__["_training"].optimizer
+        optimizer: Optimizer = self._remat_training.optimizer
         return optimizer
 
     @property
     def optimizer_in_backward(self) -> bool:
         """Whether each backward steps the optimizer by itself."""
-        in_backward: bool = self.__dict__["_training"].in_backward
+        in_backward: bool = self._remat_training.in_backward
         return in_backward
 
     @property
     def host(self) -> HostPoolStatistics:
         """What the host holds of it."""
-        statistics: HostPoolStatistics = self.__dict__["_training"].pool.statistics
+        statistics: HostPoolStatistics = self._remat_training.pool.statistics
         return statistics
 
     def synchronize(self) -> None:
@@ -220,9 +222,8 @@ class Offmate(Rockmate):
             LaneFailed: one could not be carried out.
             OffloadMisuse: each backward steps, and gradients are left that none stepped by.
         """
-        self._wait()
-        if "_training" in self.__dict__:
-            self.__dict__["_training"].check_gradients()
+        self._remat_training.wait()
+        self._remat_training.check_gradients()
 
     def clip_grad_norm_(
         self,
@@ -250,7 +251,7 @@ class Offmate(Rockmate):
             OffloadMisuse: each backward steps the optimizer by itself.
             RuntimeError: torch's, for a norm that is not finite.
         """
-        training: Training = self.__dict__["_training"]
+        training: Training = self._remat_training
         return training.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
     def accumulating(self) -> AbstractContextManager[None]:
@@ -266,7 +267,7 @@ class Offmate(Rockmate):
         Raises:
             OffloadMisuse: the model was planned with ``accumulation=1``: there is no room for gradients.
         """
-        training: Training = self.__dict__["_training"]
+        training: Training = self._remat_training
         return training.accumulating()
 
     def will_it_fit(
@@ -285,13 +286,9 @@ class Offmate(Rockmate):
 
     # -- what must wait for updates that are under way
 
-    def _wait(self) -> None:
-        if "_training" in self.__dict__:
-            self.__dict__["_training"].wait()
-
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """The original's, up to date."""
-        self._wait()
+        self._remat_training.wait()
         return super().named_parameters(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -301,12 +298,12 @@ class Offmate(Rockmate):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The original's, into the tensors where they are."""
-        self._wait()
+        self._remat_training.wait()
         return super().load_state_dict(*args, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, or set them to zero."""
-        self.__dict__["_training"].zero_grad(set_to_none)
+        self._remat_training.zero_grad(set_to_none)
 
 
 @attrs.define(kw_only=True)

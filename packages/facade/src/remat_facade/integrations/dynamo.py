@@ -67,6 +67,7 @@ class _Planned:
         if self.planned is None and self.differentiable:
             try:
                 self.planned = Rockmate(self.module, args, **chosen)
+                self.planned._remat.said.add("compiled")  # it is Dynamo that calls it
             except NothingToDifferentiate:  # a piece between two breaks, an argmax for example
                 self.differentiable = False
         if self.planned is None:

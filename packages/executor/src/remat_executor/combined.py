@@ -1,0 +1,103 @@
+"""The class of a planned module: ours and the original's in one.
+
+Programs ask a model for its class: whether it is a `PreTrainedModel`, what it is called, which inputs its
+forward names. So a planned module is of a class that has both, as `fully_shard` makes one, and methods of the
+original's class run on the planned module.
+
+Where the original has an attribute of a name that is ours, `plan` say, its methods would find ours: then
+they are the original's own, bound to it. They call it without a plan, which is counted and said.
+"""
+
+import contextlib
+import functools
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat_executor.errors import warn
+
+
+def class_for(cls: type, model: nn.Module) -> type:
+    """A class that is `cls` and the model's; `cls` alone where the model's cannot be a base."""
+    kind = type(model)
+    body: dict[str, Any] = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        # What the class is called for makes another of the original's: a slice of a `Sequential`, say.
+        "__new__": staticmethod(lambda _, *args, **kwargs: kind(*args, **kwargs)),
+    }
+    ours = _own_names(cls.__mro__[: cls.__mro__.index(nn.Module)])
+    theirs = _own_names(kind.__mro__[: kind.__mro__.index(nn.Module)])
+    held = {*model.__dict__, *dir(model)}
+    if ours & (theirs | held):
+        body |= {name: _Original(kind, name) for name in theirs - ours}
+    try:
+        return types.new_class(kind.__name__, (cls, kind), exec_body=lambda namespace: namespace.update(body))
+    except Exception as error:  # noqa: BLE001 - whatever a metaclass or `__init_subclass__` raises
+        warn(f"the planned module is no {kind.__name__}: that class cannot be a base of another ({error})")
+        return cls
+
+
+def _own_names(kinds: Iterable[type]) -> set[str]:
+    """What these classes have that every module has not, but for methods that Python calls by itself."""
+    found = {name for kind in kinds for name in vars(kind) if not name.startswith("__")}
+    return found - set(dir(nn.Module))
+
+
+class _Original:
+    """An attribute of the original's class, as the original has it."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self.kind, self.name = kind, name
+
+    def __get__(self, module: Any, owner: Any) -> Any:
+        return getattr(self.kind, self.name) if module is None else attribute_of(module._remat, self.name)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        setattr(module._remat.original, self.name, value)
+
+    def __delete__(self, module: Any) -> None:
+        delattr(module._remat.original, self.name)
+
+
+def attribute_of(planning: Any, name: str) -> Any:
+    """An attribute of the original; its methods tell when they call it."""
+    found = getattr(planning.original, name)
+    if isinstance(found, types.MethodType) and found.__self__ is planning.original:
+        return _watched(planning, found)
+    return found
+
+
+def _watched(planning: Any, method: Any) -> Any:
+    """A method of the original's, which calls the original: without a plan, so that is counted."""
+    original: nn.Module = planning.original
+    under_way: list[contextlib.ExitStack] = []
+
+    def begin(module: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled():
+            planning.count_original(f"its method {method.__name__} calls it")
+        under_way.append(contextlib.ExitStack())
+        under_way[-1].enter_context(planning.original_runs())
+
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        under_way.pop().close()
+
+    @functools.wraps(method)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        hooks = [
+            original.register_forward_pre_hook(begin),
+            original.register_forward_hook(end, always_call=True),
+        ]
+        try:
+            return method(*args, **kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+            while under_way:  # a hook of somebody's may have raised in between
+                under_way.pop().close()
+
+    return watched
