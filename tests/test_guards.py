@@ -554,6 +554,19 @@ def test_hooks_there_at_the_start_are_refused(cache: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::remat_executor.RematWarning")
+def test_the_modules_own_hooks_are_called_around_its_plan(cache: Path) -> None:
+    """There at the start or added to either; the plan runs between them."""
+    x = torch.randn(5, 6)
+    model = nn.Linear(6, 6)
+    expected = 3 * model(2 * x)
+    model.register_forward_pre_hook(lambda _, args: (2 * args[0],))
+    planned = PlannedModule(model, (x,), {}, repeat_at_random(1), cache_dir=cache)
+    planned.register_forward_hook(lambda _, args, output: 3 * output)
+    for module in (planned, model):
+        assert torch.equal(expected, module(x))
+    assert planned.runs == {"planned": 1}
+
+
 def test_hooks_added_later_are_called(cache: Path) -> None:
     """The original runs, and so the hook does."""
     x = torch.randn(5, 6)

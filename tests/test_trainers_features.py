@@ -323,7 +323,10 @@ def test_private_names_of_planned_modules_are_marked() -> None:
         for kind in entry.__mro__[: entry.__mro__.index(nn.Module)]
     }
     private = {name for kind in kinds for name in vars(kind) if name[0] == "_" and name[:2] != "__"}
-    assert {name for name in private if not name.startswith("_remat")} == {"_compiled_call_impl"}
+    assert {name for name in private if not name.startswith("_remat")} == {
+        "_compiled_call_impl",
+        "_replicate_for_data_parallel",
+    }
     assert kinds
 
 

@@ -260,6 +260,13 @@ class PlannedModule(nn.Module):
             advice="save its state_dict() and its plan, and plan the loaded model with that plan",
         )
 
+    def _replicate_for_data_parallel(self) -> Any:
+        """One plan is for one device."""
+        raise UnplannedUse(
+            problem="a planned module cannot be copied to several devices by DataParallel",
+            advice="use DistributedDataParallel, a process for each device",
+        )
+
     # While another thread captures, the module holds stand-ins for its tensors: these wait for it.
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:

@@ -195,7 +195,7 @@ def check_input(
             advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
         )
     all_hooked = "every module (global hooks) has hooks" if torch_private.global_module_hooks() else None
-    hook = all_hooked or hooked(tensors.modules)
+    hook = all_hooked or hooked(tensors.modules[1:])  # the module's own are called around its plan
     if hook is not None:
         raise BadInput(
             problem=f"{hook}, which a planned module would not call",
