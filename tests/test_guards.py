@@ -553,7 +553,6 @@ def test_hooks_there_at_the_start_are_refused(cache: Path) -> None:
         pair(model, cache, torch.randn(5, 6))
 
 
-@pytest.mark.filterwarnings("ignore::remat_executor.RematWarning")
 def test_the_modules_own_hooks_are_called_around_its_plan(cache: Path) -> None:
     """There at the start or added to either; the plan runs between them."""
     x = torch.randn(5, 6)
@@ -567,6 +566,7 @@ def test_the_modules_own_hooks_are_called_around_its_plan(cache: Path) -> None:
     assert planned.runs == {"planned": 1}
 
 
+@pytest.mark.filterwarnings("ignore::remat_executor.RematWarning")
 def test_hooks_added_later_are_called(cache: Path) -> None:
     """The original runs, and so the hook does."""
     x = torch.randn(5, 6)
@@ -647,6 +647,7 @@ def test_a_dropped_output_frees_what_was_saved(cache: Path) -> None:
         assert meter.live_nbytes == 0
 
 
+@pytest.mark.filterwarnings("ignore:called again before:remat_executor.RematWarning")
 def test_two_forwards_before_two_backwards(cache: Path) -> None:
     """Calls do not share state."""
     x, y = torch.randn(5, 4), torch.randn(5, 4)

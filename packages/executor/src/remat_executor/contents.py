@@ -32,7 +32,7 @@ MOST = 5_000
 _MOST_NBYTES = 1 << 20  # of an array or the like
 _MACHINERY = {
     *("torch.optim", "torch.utils.data", "torch.utils.tensorboard", "torch.distributed", "torch.jit"),
-    "torch.amp",
+    *("torch.amp", "torch.library", "torch._library", "torch._ops"),
     *("logging", "threading", "_thread", "queue", "_queue", "multiprocessing", "concurrent", "asyncio"),
     *("weakref", "_weakref", "io", "_io", "socket", "subprocess", "unittest.mock"),
 }
