@@ -209,14 +209,16 @@ class PlannedModule(nn.Module):
         if reason is not None:
             return planning.run_original(called, args, kwargs, reason)
         seen = planning.seen(snapshot, tensors, called)
+        why = planning.outside.get(seen.forward)
+        if why is not None:
+            return planning.run_outside(called, args, kwargs, why)
         try:
-            if seen.forward in planning.outside:
-                raise planning.outside[seen.forward]
             step = planning.step_for(tensors, seen, called)
         except CaptureError as error:
             if seen.forward is None:
                 raise
-            return planning.run_outside(called, args, kwargs, seen.forward, error)
+            planning.outside[seen.forward] = error.problem
+            return planning.run_outside(called, args, kwargs, error.problem)
         if step is None:
             reason = "nothing that it returns requires a gradient"
             return planning.run_original(called, args, kwargs, reason)

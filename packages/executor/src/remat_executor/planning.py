@@ -105,7 +105,7 @@ class Planning:
     usual: Any = None
     first: Called = None
     assigned: Called = None
-    outside: dict[Any, CaptureError] = attrs.field(factory=dict)
+    outside: Plans[Any, str] = attrs.field(factory=Plans)
     forward: Any = None
     runner: Any = None
     within: _Within = attrs.field(factory=_Within, init=False)
@@ -315,19 +315,16 @@ class Planning:
         with self.original_runs(), self.inside():
             return self.resolved(called)(*args, **kwargs)
 
-    def run_outside(
-        self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any, error: CaptureError
-    ) -> Any:
+    def run_outside(self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: str) -> Any:
         """Run what was assigned and cannot be captured: the forwards that it calls are planned."""
-        self.outside[key] = error
         before = self.runs["planned"], self.runs["original"]
         result = self.resolved(called)(*args, **kwargs)
         if before == (self.runs["planned"], self.runs["original"]):
-            self.count_original(f"what was assigned to its forward cannot be captured ({error.problem})")
+            self.count_original(f"what was assigned to its forward cannot be captured ({why})")
         else:
             self._say_once(
                 "outside",
-                f"what was assigned to its forward lies outside of the plan and the budget ({error.problem})",
+                f"what was assigned to its forward lies outside of the plan and the budget ({why})",
             )
         return result
 
