@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_executor import PlannedModule, RematWarning
+from remat_executor import MemoryMeter, PlannedModule, RematWarning
 from tests.models import import_transformers
 from tests.planners import repeat_at_random
 
@@ -367,3 +367,43 @@ def test_two_calls_in_flight_are_said_once(tmp_path: Path) -> None:
         losses = [ours(x).sum() for _ in range(3)]
     torch.stack(losses).sum().backward()
     assert len(caught) == 1
+
+
+class Residual(nn.Module):
+    """Blocks and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+            for _ in range(6)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x.square().mean()
+
+
+def test_a_forward_in_the_place_of_the_models_keeps_to_its_budget(tmp_path: Path) -> None:
+    """The meter's peak of a step, the first one after it was put there included."""
+    facade = pytest.importorskip("remat_facade")
+    torch.manual_seed(0)
+    x = torch.randn(64, 32)
+    ours = facade.Hiremate(Residual(), x, "40%", cache_dir=tmp_path)
+
+    def replaced(x: Tensor) -> Tensor:
+        for block in ours.blocks:
+            x = x + 2 * block(x)
+        return x.square().mean()
+
+    model = copy.deepcopy(ours.module)
+    with MemoryMeter(model, x) as unplanned:
+        Residual.forward(model, x).backward()
+    ours.forward = replaced
+    for _ in range(2):
+        ours.zero_grad()
+        with MemoryMeter(ours.module, x) as meter:
+            ours(x).backward()
+        assert meter.peak_nbytes <= ours.plan.budget_nbytes < unplanned.peak_nbytes
+    assert ours.runs == {"planned": 2, "replanned": 1}
