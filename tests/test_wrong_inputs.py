@@ -198,10 +198,14 @@ class OnlyTraced(nn.Module):
             (x,) = torch.autograd.grad(self.linear(x).pow(2).sum(), self.linear.bias)
             if type(x) is not Tensor:
                 raise TypeError("wanted a tensor")
+        elif self.how == "functional":
+            x = x + torch.func.grad(lambda w: (x @ w).sum())(self.linear.weight).sum()
+            if type(x) is not Tensor:
+                raise TypeError("wanted a tensor")
         return self.linear(x)
 
 
-@pytest.mark.parametrize("how", ["numpy", "type", "written", "backward"])
+@pytest.mark.parametrize("how", ["numpy", "type", "written", "backward", "functional"])
 def test_what_only_a_trace_raises_is_said_as_that(how: str, tmp_path: Path) -> None:
     """An error that the original does not raise is never passed off as its own."""
     model = OnlyTraced(how)
