@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import weakref
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,38 @@ def test_what_only_a_trace_raises_is_said_as_that(how: str, tmp_path: Path) -> N
         PlannedModule(model, (X,), {}, save_all, cache_dir=tmp_path)
     assert ("though OnlyTraced alone takes this call" in str(caught.value)) == (how in ("numpy", "type"))
     assert all(torch.equal(t, model.state_dict()[name]) for name, t in before.items())
+
+
+class Refused(nn.Module):
+    """Does what no graph would do again."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.linear, self.how = nn.Linear(6, 6), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "seeds":
+            torch.manual_seed(0)
+        elif self.how == "assigns":
+            self.linear.weight.data = self.linear.weight.detach() * 1
+        elif self.how == "selects":
+            x = x[x[:, 0] > 0]
+        return self.linear(x)
+
+
+REFUSED = {
+    "seeds": "random generator",
+    "assigns": r"\.data",
+    "selects": "a shape depends on the values",
+}
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_a_refusal_names_module_and_line(how: str, tmp_path: Path) -> None:
+    """Whatever stops the trace, it is said where."""
+    place = r".* in 'inner' \(Refused\), at .*test_wrong_inputs\.py:\d+ \("
+    with pytest.raises(CaptureError, match=REFUSED[how] + place):
+        PlannedModule(nn.Sequential(OrderedDict(inner=Refused(how))), (X,), {}, save_all, cache_dir=tmp_path)
 
 
 def test_memory_that_runs_out_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

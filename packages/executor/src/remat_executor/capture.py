@@ -198,8 +198,11 @@ def capture(
     try:
         with no_other_randomness(tensors):
             joint = torch_private.export_joint(step, inputs)
-    except CaptureError:
-        raise
+    except CaptureError as refused:
+        place = where(refused, module)
+        if not place:
+            raise
+        raise attrs.evolve(refused, problem=refused.problem + place) from refused
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises, on fake tensors
         stopped = error
     if stopped is not None:  # not where it is handled: it is no context of the user's error
@@ -337,9 +340,9 @@ def _check_effects(
         CaptureError: a tensor is read and then replaced, a generator is passed, a gradient is sparse, other
             ranks are spoken to.
     """
-    for place in sorted(replaced):
-        if externals[place].users:
-            name = tensors.names[place]
+    for index in sorted(replaced):
+        if externals[index].users:
+            name = tensors.names[index]
             raise CaptureError(
                 problem=f"the forward reads {name!r} and puts a new tensor in its place, which a captured "
                 "graph would not do again",

@@ -28,13 +28,14 @@ def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureErro
                 problem=f"the factor of momentum=None is computed from a tensor's value{place}",
                 advice="give it a momentum, such as 0.1, or call it in eval mode",
             )
+        what = "a shape" if torch_private.has_dynamic_shape(error) else "a branch"
         return CaptureError(
-            problem=f"a branch depends on the values of a tensor{place}",
+            problem=f"{what} depends on the values of a tensor{place}",
             advice="wrap the submodules on either side of it instead of the whole model",
         )
     first_line = (str(error).splitlines() or [""])[0][:300]
     if "_WatchedGenerator" in first_line or "torch._C.Generator" in first_line:
-        return foreign_generator()
+        return foreign_generator(place)
     if "Unexpected fake buffer" in first_line:
         return CaptureError(
             problem=f"the forward keeps a tensor, in its module or a cache, for its next call{place}",
@@ -57,10 +58,10 @@ def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureErro
     return CaptureError(problem=f"{problem}, though {kind} alone takes this call", advice=f"wrap {line}")
 
 
-def foreign_generator() -> CaptureError:
+def foreign_generator(place: str = "") -> CaptureError:
     """What to say of ``torch.rand(..., generator=...)``."""
     return CaptureError(
-        problem="the forward draws from a generator that it names, which is not handled yet",
+        problem=f"the forward draws from a generator that it names, which is not handled yet{place}",
         advice="leave generator= out to draw from the default one, or pass the numbers drawn as an input",
     )
 
