@@ -49,7 +49,7 @@ def test_operators_of_onednn_are_counted(case: str, tmp_path: Path) -> None:
     make, x, kinds = CASES[case]
     graph = plan_graph(make(), (x,), platform=Flops(), cache_dir=tmp_path)
     said = " ".join(scratch_note(graph))
-    assert (kinds > 0) == (f"that {kinds} kinds of operators" in said)
+    assert (kinds > 0) == (f"for {kinds} kinds of operators" in said)
     assert (kinds > 0) == bool(said)
 
 
