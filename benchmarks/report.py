@@ -250,6 +250,35 @@ def distributed(data: dict[str, Any]) -> Iterator[str]:
     )
 
 
+def scratch(data: dict[str, Any]) -> Iterator[str]:
+    """What a process takes beside torch's allocator."""
+    yield "## What a process takes on the CPU\n"
+    yield (
+        "`hatch run bench-scratch`: the budget of a planned step, and in percent of it what the meter reads "
+        "and what the whole process takes from the C library in blocks of 4 KiB and more: in its first step, "
+        "in later ones, and what it goes on to hold after the first (*kept*). *code* is what compiled "
+        "kernels reserve beside that; few of its pages are touched. What the process takes beyond the meter "
+        "is the libraries' own; *gpt2*, the control, runs nothing in oneDNN. *cache0* is the same plan with "
+        "`ONEDNN_PRIMITIVE_CACHE_CAPACITY=0` in the environment.\n"
+    )
+    yield made_with(data)
+    shares = ("metered", "first", "later", "kept", "code")
+    yield from table(
+        ("model", "budget", "way", "MiB", *(f"{share} %" for share in shares), "step ms"),
+        (
+            [
+                row["model"],
+                row["budget"],
+                row["way"],
+                mib(row["budget_nbytes"]),
+                *(f"{100 * row[f'{share}_nbytes'] / row['budget_nbytes']:.0f}" for share in shares),
+                f"{1e3 * row['step_s']:.0f}",
+            ]
+            for row in data["rows"]
+        ),
+    )
+
+
 def device(data: dict[str, Any]) -> Iterator[str]:
     """What an accelerator measured; see gpu.py for the goals."""
     yield f"## {data['device']}\n"
@@ -303,7 +332,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
     ),
     "benchmarks": (
         "# Benchmarks\n\nEvery figure here was printed by the command that stands above it.\n",
-        {"runtime": runtime, "startup": startup, "distributed": distributed},
+        {"runtime": runtime, "startup": startup, "distributed": distributed, "scratch": scratch},
     ),
     "offmate_results": (
         "# Offmate: results\n\nEvery figure here was printed by a command of this repository: "

@@ -63,3 +63,13 @@ def test_training_that_moves_on_a_tiny_model(tmp_path: Path) -> None:
             assert row["on_host_nbytes"] > 0
             assert row["budget_nbytes"] >= row["peak_nbytes"] > 0
             assert row["host_budget_nbytes"] >= row["host_nbytes"] > 0
+
+
+def test_memory_beside_the_allocator(tmp_path: Path) -> None:
+    """A process that counts what its C library hands out sees all that the meter sees."""
+    file = tmp_path / "rows.json"
+    run("scratch.py", "sequential", "--budgets", "100%", "--json", str(file))
+    (row,) = json.loads(file.read_text())["rows"]
+    assert 0 < row["metered_nbytes"] <= row["budget_nbytes"]
+    assert row["metered_nbytes"] < row["first_nbytes"]
+    assert row["code_nbytes"] > 0

@@ -32,6 +32,9 @@ def alone():
 def frozen():
     return Model().requires_grad_(False), torch.randn(32, 8)
 
+def narrow():
+    return Model(), torch.randn(32, 7)
+
 def broken():
     return Model(), undefined
 
@@ -90,6 +93,8 @@ def test_a_model_of_the_users_is_planned(
         ("user_factories.py:alone", "wanted (model, sample)"),
         ("user_factories.py:broken", "NameError: name 'undefined' is not defined (user_factories.py, line"),
         ("user_factories.py:frozen", "trainable"),
+        ("user_factories.py:narrow", "cannot be multiplied (32x7 and 8x"),
+        ("user_factories.py:narrow", "(return (self.layers(x) * scale)"),
     ],
 )
 def test_a_wrong_target_is_one_line(target: str, said: str, complaint: Callable[[str], str]) -> None:

@@ -5,10 +5,8 @@ distinct tensors of the sample and those that it holds in plain attributes. Ever
 constant that the module's guards compare at each call.
 """
 
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,8 +17,10 @@ from remat_executor import torch_private
 from remat_executor.attributes import Changes
 from remat_executor.collectives import refuse_collective
 from remat_executor.dropout import use_eager_rounding
-from remat_executor.errors import CaptureError, NothingToDifferentiate, UnplannedUse, warn
+from remat_executor.errors import CaptureError, NothingToDifferentiate, UnplannedUse, add_note, warn
+from remat_executor.explain import explained, foreign_generator, where
 from remat_executor.nodes import args_of
+from remat_executor.original import ask
 from remat_executor.recurrent import keep_workspaces
 from remat_executor.tensors import Tensors
 from remat_executor.watch import Watched, no_other_randomness
@@ -208,18 +208,30 @@ def capture(
 
     Raises:
         CaptureError: the step is not one graph, with the line where it stops and what to do.
+        Exception: whatever the original raises when it is called in this way, with a note.
     """
-    step = _Step(module, tensors, differentiate, call or module.forward, usual)
+    call = call or module.forward
+    step = _Step(module, tensors, differentiate, call, usual)
     step.train(module.training)
     # What another graph made is a leaf of this one; torch looks for the .grad of each.
     inputs = tuple(t if t.is_leaf else t.detach().requires_grad_(t.requires_grad) for t in tensors.inputs)
-    with no_other_randomness(tensors):
-        try:
+    stopped: Exception | None = None
+    try:
+        with no_other_randomness(tensors):
             joint = torch_private.export_joint(step, inputs)
-        except CaptureError:
+    except CaptureError as refused:
+        place = where(refused, module)
+        if not place:
             raise
-        except Exception as error:
-            raise _explained(error, module) from error
+        raise attrs.evolve(refused, problem=refused.problem + place) from refused
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises, on fake tensors
+        stopped = error
+    if stopped is not None:  # not where it is handled: it is no context of the user's error
+        try:
+            runs = raise_as_original(module, tensors, call)
+            raise explained(stopped, module, runs=runs) from stopped
+        finally:
+            del stopped
     changes: Changes = step.found["changes"]
     if changes.state:
         names = ", ".join(changes.state[:3])
@@ -234,51 +246,36 @@ def capture(
     return captured
 
 
-def _foreign_generator() -> CaptureError:
-    """What to say of ``torch.rand(..., generator=...)``."""
-    return CaptureError(
-        problem="the forward draws from a generator that it names, which is not handled yet",
-        advice="leave generator= out to draw from the default one, or pass the numbers drawn as an input",
-    )
+def raise_as_original(module: nn.Module, tensors: Tensors, call: Callable[..., Any]) -> bool:
+    """Raise what the original raises when it is called in this way.
 
+    Args:
+        module: the original.
+        tensors: its tensors and the call's.
+        call: its forward, or what is planned in its place.
 
-def _explained(error: Exception, module: nn.Module) -> CaptureError:
-    """Turn what the trace raised into one line with the user's line in it."""
-    library = torch.__path__[0]
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(library)]
-    frames = [f for f in frames if not f.filename.startswith(str(Path(__file__).parent))]
-    where = f" at {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
-    if torch_private.is_data_dependent(error):
-        return CaptureError(
-            problem=f"a branch depends on the values of a tensor{where}",
-            advice="wrap the submodules on either side of it instead of the whole model",
-        )
-    if isinstance(error, TypeError) and not frames:
-        # Nobody's code but torch's was reached: the call itself does not fit.
-        return CaptureError(
-            problem=f"{type(module).__name__} cannot be called with this sample: {error}",
-            advice="give a sample that it takes",
-        )
-    first_line = (str(error).splitlines() or [""])[0][:300]
-    if "_WatchedGenerator" in first_line or "torch._C.Generator" in first_line:
-        return _foreign_generator()
-    if "Unexpected fake buffer" in first_line:
-        return CaptureError(
-            problem="the forward keeps a tensor, on its module or in a cache, and reads it at its next call",
-            advice="register it as a buffer before and write it in place; clear the cache, which holds a "
-            "tensor of the trace now",
-        )
-    if "convert all Tensors to FakeTensors" in first_line:
-        return CaptureError(
-            problem=f"the forward reads a tensor from elsewhere than its module and its arguments{where}",
-            advice="register it with register_buffer, or its module in an nn.ModuleList; hold it in an "
-            "attribute, a list or a dict; or pass it as an argument",
-        )
-    advice = f"wrap a submodule of {type(module).__name__} that does not contain this line"
-    return CaptureError(
-        problem=f"{type(error).__name__}: {first_line}{where}",
-        advice=advice if where else "check that the sample's shapes and dtypes are what the model takes",
+    Returns:
+        Whether the original is known to raise nothing.
+
+    Raises:
+        Exception: the original's, with a note that says so and where.
+    """
+
+    def forward(copies: Tensors) -> object:
+        return _Step(module, copies, None, call, None).train(module.training)(*copies.inputs)
+
+    answer = ask(forward, tensors)
+    if answer.error is None:
+        return answer.runs
+    add_note(
+        answer.error,
+        f"raised{where(answer.error, module)} while this call was planned; the original raises the same when "
+        "it is called alone: give inputs that it takes",
     )
+    try:
+        raise answer.error
+    finally:
+        del answer  # or its traceback would lead to itself, and hold the user's tensors
 
 
 def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -> Captured:
@@ -369,9 +366,9 @@ def _check_effects(
         CaptureError: a tensor is read and then replaced, a generator is passed, a gradient is sparse, other
             ranks are spoken to.
     """
-    for place in sorted(replaced):
-        if externals[place].users:
-            name = tensors.names[place]
+    for index in sorted(replaced):
+        if externals[index].users:
+            name = tensors.names[index]
             raise CaptureError(
                 problem=f"the forward reads {name!r} and puts a new tensor in its place, which a captured "
                 "graph would not do again",
@@ -382,7 +379,7 @@ def _check_effects(
         constant = getattr(graph_module, node.target) if node.op == "get_attr" else None
         given = (*node.args, *node.kwargs.values(), constant)
         if any(isinstance(argument, torch.Generator) for argument in given):
-            raise _foreign_generator()
+            raise foreign_generator()
         value = node.meta.get("val")
         if isinstance(value, Tensor) and value.layout is not torch.strided:
             raise CaptureError(

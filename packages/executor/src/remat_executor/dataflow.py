@@ -108,6 +108,7 @@ class Dataflow:
         """Train-mode batch norms whose new statistics do nothing but replace a buffer of the caller."""
         found: dict[Node, tuple[Node, Node]] = {}
         latest: dict[Node, Node] = {}  # new statistic -> buffer, through repeated use of one norm
+        casts: dict[Node, Node] = {}
         for node in self.captured.graph_module.graph.nodes:
             if node.target is not torch.ops.aten._native_batch_norm_legit_functional.default:
                 continue
@@ -115,14 +116,22 @@ class Dataflow:
             for place, argument in ((3, args_of(node)[3]), (4, args_of(node)[4])):
                 buffer = latest.get(argument, argument if argument.op == "placeholder" else None)
                 news = [u for u in node.users if is_item(u) and u.args[1] == place]
-                if buffer is None or len(news) != 1 or not _only_statistic(news[0]):
+                if buffer is None or len(news) != 1:
                     break
-                buffers.append((buffer, news[0]))
+                new = _cast_back(news[0], buffer)
+                if not _only_statistic(new):
+                    break
+                buffers.append((buffer, new))
+                casts[new] = news[0]
             if len(buffers) == 2 and node.args[5] is True:
                 found[node] = (buffers[0][0], buffers[1][0])
                 latest.update({new: buffer for buffer, new in buffers})
         written = {target for target, _ in self.captured.mutations}
-        return found if all({m, v} <= written for m, v in found.values()) else {}
+        if not all({m, v} <= written for m, v in found.values()):
+            return {}
+        # The kernel writes buffers of any dtype itself: a cast on the way back is no op.
+        self.base_of.update((new, self.base_of[casts[new]]) for new in latest)
+        return found
 
     def reads(self, node: Node) -> Iterator[Node]:
         """The nodes whose storages a node reads, views resolved to what made them."""
@@ -204,6 +213,16 @@ class Dataflow:
 def _storage(node: Node) -> int | None:
     value = node.meta.get("val")
     return torch_private.storage_id(value) if isinstance(value, Tensor) else None
+
+
+def _cast_back(new: Node, buffer: Node) -> Node:
+    """A new statistic as its buffer gets it: torch infers float32 for it, whatever the buffer's dtype."""
+    users = list(new.users)
+    cast = users[0] if len(users) == 1 else new
+    back = (
+        cast.target is torch.ops.aten._to_copy.default and cast.meta["val"].dtype == buffer.meta["val"].dtype
+    )
+    return cast if back else new
 
 
 def _only_statistic(new: Node) -> bool:

@@ -1,5 +1,6 @@
 """What can go wrong between a model and its planned module: one small class a mistake."""
 
+import contextlib
 import inspect
 import warnings
 
@@ -7,6 +8,7 @@ import attrs
 
 from remat_graph import RematError
 
+_OURS = "remat: "
 _BETWEEN = ("remat_executor", "remat_facade", "torch", "contextlib")
 
 
@@ -20,6 +22,19 @@ def warn(message: str) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, RematWarning, stacklevel=level + 1)
+
+
+def add_note(error: Exception, note: str) -> None:
+    """Add a line to a user's exception that is passed on, if its class lets us; once."""
+    if note_on(error) is None:
+        with contextlib.suppress(AttributeError, TypeError):
+            error.add_note(_OURS + note)
+
+
+def note_on(error: BaseException) -> str | None:
+    """What remat says of a user's exception that it passes on; None if it says nothing."""
+    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(_OURS))
+    return next((note.removeprefix(_OURS) for note in notes), None)
 
 
 @attrs.frozen(kw_only=True, str=False)

@@ -47,7 +47,7 @@ class MeasureError(RematError):
     problem: str
 
     def __str__(self) -> str:
-        advice = "check that the sample's shapes and dtypes are what the model takes"
+        advice = "if the model alone takes these inputs, plan the parts around this operator and report it"
         return f"cannot measure {self.key}: {self.problem}; {advice}"
 
 

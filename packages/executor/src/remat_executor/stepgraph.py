@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from remat_executor import torch_private
-from remat_executor.capture import Captured, capture
+from remat_executor.capture import Captured, capture, raise_as_original
 from remat_executor.cost_cache import CostCache
 from remat_executor.costs import with_costs
-from remat_executor.errors import BadInput, CaptureError
+from remat_executor.errors import BadInput, CaptureError, note_on
 from remat_executor.guards import Signature, hooked, odd, unseen_change
+from remat_executor.measure import MeasureError
 from remat_executor.snapshot import Snapshot
 from remat_executor.standins import stand_ins
 from remat_executor.tensors import Tensors, collect
@@ -50,6 +51,11 @@ def capture_graph(
         device: where it will run, if not where the model is.
         call: what to capture instead of the module's forward.
         usual: structure of what the module's own forward returns, if that is not captured.
+
+    Raises:
+        CaptureError: the step is not one graph.
+        MeasureError: one of its operators does not run.
+        Exception: whatever the original raises when it is called in this way, with a note.
     """
     report = on_progress or (lambda what, done, total: None)
     report("capture", 0, 1)
@@ -60,19 +66,32 @@ def capture_graph(
             report("capture", 1, 1)
             translation = translate(captured, traced, name=type(model).__name__, conditions=seen.conditions())
     except (KeyError, IndexError, AttributeError, NotImplementedError) as error:
+        if note_on(error) is not None:
+            raise  # the user's own
         raise CaptureError(
             problem=f"it has something that is not handled yet ({type(error).__name__}: {error})",
             advice="wrap a submodule without it, and please report it",
         ) from error
-    graph = with_costs(
-        captured,
-        translation,
-        tensors,
-        cache=cache,
-        platform=platform,
-        on_progress=lambda done, total: report("measure", done, total),
-    )
-    return captured, translation, graph
+    failed: MeasureError | None = None
+    try:
+        graph = with_costs(
+            captured,
+            translation,
+            tensors,
+            cache=cache,
+            platform=platform,
+            on_progress=lambda done, total: report("measure", done, total),
+        )
+    except MeasureError as error:
+        failed = error
+    if failed is None:
+        return captured, translation, graph
+    try:
+        # Fake tensors let some calls pass that no kernel takes, such as a product of two dtypes.
+        raise_as_original(model, traced, call or model.forward)
+        raise failed
+    finally:
+        del failed
 
 
 def _as_on(

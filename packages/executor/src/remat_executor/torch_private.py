@@ -387,6 +387,21 @@ def is_data_dependent(error: Exception) -> bool:
     return any(name in (type(error).__name__, *(c.__name__ for c in type(error).__mro__)) for name in names)
 
 
+def has_dynamic_shape(error: Exception) -> bool:
+    """Whether that is since the size of a result depends on a tensor's values."""
+    return any(c.__name__ == "DynamicOutputShapeException" for c in type(error).__mro__)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocator, of the CPU or of a device, had nothing left."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def has_no_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor only has a layout: on the meta device, or fake."""
+    return tensor.is_meta or isinstance(tensor, _private("torch._subclasses.fake_tensor", "FakeTensor"))
+
+
 def profiler_running() -> bool:
     """Whether a profiler records in this process; starting a second one silently ends the first."""
     return bool(_private("torch.autograd.profiler", "_is_profiler_enabled"))

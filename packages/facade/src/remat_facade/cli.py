@@ -363,6 +363,14 @@ def _run(words: list[str]) -> int:
     except RematError as error:
         complain(str(error))
         return USER_ERROR
+    except Exception as error:
+        from remat_executor.errors import note_on
+
+        note = note_on(error)
+        if note is None:
+            raise
+        complain(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}; {note}")
+        return USER_ERROR
     return code if isinstance(code, int) else 0
 
 

@@ -67,7 +67,9 @@ class Rockmate(PlannedModule):
             only input is a list takes `[that list]`.
         budget: bytes as an int, a text such as ``"2GiB"`` (binary) or ``"800MB"`` (decimal), ``"40%"`` of
             what the unplanned step holds beyond its gradients, or ``"auto"``: what the device has left now,
-            less gradients, the optimizer's states and a reserve of 5 %.
+            less gradients, the optimizer's states and a reserve of 5 %. On the CPU the budget is of what
+            torch hands out; what oneDNN keeps past it (about 0.1 MiB for each kind of convolution, LSTM layer
+            or product in 16 bits, whatever the batch) lies beside it, and the plan's notes say so.
         sample_kwargs: keyword inputs beside positional ones.
         reserve_nbytes: bytes of the budget left to what lies outside the model, such as the caller's loss.
         config: a `Config`, the path of one, or a type's name; who plans, and how.
@@ -104,7 +106,8 @@ class Rockmate(PlannedModule):
         NothingLeft: the budget is ``"auto"`` and nothing is left.
         UnknownOptimizer: the optimizer's states cannot be counted.
         BadModel: there is nothing to plan.
-        BadSample: the model cannot be called with it.
+        BadSample: it is no sample, or on another device.
+        Exception: whatever the model itself raises when it is called with the sample, with a note.
         MethodNotAvailable: the named method is not in this version.
         RanksDiffer: ranks that plan together have different graphs or budgets; raised on every rank.
         RankFailed: something went wrong on another rank that plans together with this one.

@@ -13,6 +13,7 @@ import attrs
 
 from remat_facade.errors import BudgetAboveDevice, NotFound
 from remat_facade.method import Method
+from remat_facade.scratch import scratch_note
 from remat_facade.zoo import Zoo
 from remat_graph import Graph, Implementation, Op, Schedule, Value
 from remat_graph.errors import BadBudget, OverBudget
@@ -222,7 +223,7 @@ class Noted:
 
     Attributes:
         planner: plans.
-        note: what to say of a plan, in lines.
+        note: what to say of a plan, in lines; what its budget does not count is said as well.
     """
 
     planner: Any
@@ -240,4 +241,4 @@ class Noted:
     def __call__(self, graph: Graph) -> Plan:
         """The planner's plan, with notes."""
         plan: Plan = self.planner(graph)
-        return attrs.evolve(plan, notes=self.note(plan))
+        return attrs.evolve(plan, notes=(*self.note(plan), *scratch_note(graph)))
