@@ -176,6 +176,7 @@ def test_replays_are_exact(pair: tuple[Hiremate, Network], tape: list[Tape]) -> 
     assert len(tape) == 1
 
 
+@pytest.mark.filterwarnings("ignore:called again before:remat_executor.RematWarning")
 def test_a_second_call_in_flight(pair: tuple[Hiremate, Network], tape: list[Tape]) -> None:
     """Runs unrecorded beside the first: both are exact, in any order of their backwards."""
     planned, original = pair

@@ -20,6 +20,9 @@ MARKS = frozenset(
 )
 """Attributes that `fully_shard` and `torch.compile` set on modules for themselves; no forward reads them."""
 
+MARK = "__composable_api_state_key"
+"""What the names of the attributes begin with that `fully_shard` keeps its own state under."""
+
 _SIMPLE = frozenset((type(None), bool, int, str))  # those of PLAIN that `==` tells apart within one type
 
 
@@ -44,7 +47,8 @@ def settings(modules: Iterable[nn.Module], room: Room | None = None) -> tuple[An
         (name, key_of(value, room))
         for module in modules
         for name, value in module.__dict__.items()
-        if name not in REGISTRIES and name not in MARKS and not issubclass(type(value), Tensor)
+        if not (name in REGISTRIES or name in MARKS or name.startswith(MARK))
+        and not issubclass(type(value), Tensor)
     )
 
 

@@ -106,7 +106,8 @@ class _Reader:
         if (code, kind) in self._seen or len(self._seen) >= MOST or _is_theirs(function.__module__):
             return
         self._seen.add((code, kind))
-        names = frozenset(name for each in _codes(code) for name in each.co_names)
+        # What is no identifier nobody wrote: pytest puts such names into tests.
+        names = frozenset(n for each in _codes(code) for n in each.co_names if n.isidentifier())
         for name in sorted(names & function.__globals__.keys()):
             self.meet(function.__globals__[name], name, names, function.__globals__)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
