@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from remat_facade.errors import CannotWrite
+from remat_graph import wholefile
 
 
 def check_place(*paths: Path | None) -> None:
@@ -41,25 +42,16 @@ def save_to(path: Path, save: Callable[[Path], None]) -> Path:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
-    """Write `content` beside `path`, then move it there in one step.
+    """Write a file in one step (`remat_graph.wholefile`), in a folder that is made if it is missing.
 
     Args:
-        path: the file; its folder is made if it is missing.
+        path: the file.
         content: text is written as UTF-8.
 
     Raises:
         CannotWrite: the folder or the file cannot be written.
     """
-
-    def write(path: Path) -> None:
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            part.write_bytes(content.encode() if isinstance(content, str) else content)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-
-    return save_to(Path(path), write)
+    return save_to(Path(path), lambda path: wholefile.write_whole(path, content))
 
 
 def _reason(error: OSError) -> str:
