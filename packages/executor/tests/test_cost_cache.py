@@ -122,7 +122,8 @@ def test_corrupt_file_is_ignored(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("was", "now"), [("0.001,8,64", "0.001,0,64"), ("0.001,8,64", "0.001,8,0"), ("0.001", "0.01"), ('"a"', '"b"')]
+    ("was", "now"),
+    [("0.001,8,64", "0.001,0,64"), ("0.001,8,64", "0.001,8,0"), ("0.001", "0.01"), ('"a"', '"b"')],
 )
 def test_an_edited_file_is_ignored(tmp_path: Path, was: str, now: str) -> None:
     """Numbers that could be true are not believed either, once somebody has changed them."""

@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar, final
 
 from remat_graph.errors import BadFile

@@ -1,9 +1,9 @@
 """Write files whole or not at all, and leave nothing of a process that was killed while it wrote.
 
-What is written goes to a temporary file beside the target, which then takes the target's place in one step: so
-a crash or Ctrl-C leaves the old file or the new one. A kill leaves the temporary file. Its writer holds a lock
-on it, which ends with the process however that ends; so the next writer in that folder knows which temporary
-files are nobody's, and removes them.
+What is written goes to a temporary file beside the target, which then takes the target's place in one step:
+so a crash or Ctrl-C leaves the old file or the new one. A kill leaves the temporary file. Its writer holds a
+lock on it, which ends with the process however that ends; so the next writer in that folder knows which
+temporary files are nobody's, and removes them.
 """
 
 import os
