@@ -6,6 +6,7 @@ import warnings
 import attrs
 
 from remat_graph import RematError
+from remat_graph.errors import cut
 
 _BETWEEN = ("remat_executor", "remat_facade", "torch", "contextlib")
 
@@ -19,7 +20,7 @@ def warn(message: str) -> None:
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, RematWarning, stacklevel=level + 1)
+    warnings.warn(cut(message), RematWarning, stacklevel=level + 1)
 
 
 @attrs.frozen(kw_only=True, str=False)

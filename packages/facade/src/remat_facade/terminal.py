@@ -10,6 +10,7 @@ from rich.text import Text
 
 from remat_facade.planner import Progress
 from remat_facade.report.table import Table
+from remat_graph.errors import cut
 
 
 def show(table: Table) -> None:
@@ -32,8 +33,8 @@ def say(line: str) -> None:
 
 
 def complain(line: str) -> None:
-    """Print one line on stderr; what would break it into several is folded."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"remat: {' '.join(line.split())}"))
+    """Print one line on stderr; what would break it into several is folded, and a long one cut."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"remat: {cut(' '.join(line.split()))}"))
 
 
 @contextmanager

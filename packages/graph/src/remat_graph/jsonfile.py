@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NoReturn, TypeVar, final
 
-from remat_graph.errors import BadFile
+from remat_graph.errors import BadFile, shown
 from remat_graph.wholefile import write_whole
 
 T = TypeVar("T")
@@ -140,8 +140,8 @@ class Reader:
         raise BadFile(path=self.source, problem=f"{self.place}: {problem}" if self.place else problem)
 
     def _wanted(self, wanted: str) -> NoReturn:
-        came = "null" if self.data is None else f"{type(self.data).__name__} {self.data!r}"
-        self.fail(f"{wanted} was wanted, but it is {came[:80]}")
+        came = "null" if self.data is None else f"{type(self.data).__name__} {shown(self.data)}"
+        self.fail(f"{wanted} was wanted, but it is {came}")
 
     def get(self, key: str) -> "Reader":
         """The member of an object; it must be there."""
@@ -179,7 +179,7 @@ class Reader:
     def known(self, keys: frozenset[str]) -> None:
         """An object without any key that the reader would ignore, which would lose what the writer meant."""
         if unknown := sorted(set(self.mapping()) - keys):
-            self.fail(f"unknown key {unknown[0]!r}; it wants one of {', '.join(sorted(keys))}")
+            self.fail(f"unknown key {shown(unknown[0])}; it wants one of {', '.join(sorted(keys))}")
 
     def header(self, kind: str, newest: int, word: str) -> None:
         """An object that begins as our files do: with its format, and a version that we know."""
@@ -239,4 +239,4 @@ class Reader:
         try:
             return kinds(word)
         except ValueError:
-            self.fail(f"{word!r} is none of {', '.join(kinds)}")
+            self.fail(f"{shown(word)} is none of {', '.join(kinds)}")

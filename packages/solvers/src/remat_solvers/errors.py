@@ -5,6 +5,7 @@ import difflib
 import attrs
 
 from remat_graph import RematError
+from remat_graph.errors import shown
 from remat_graph.units import format_nbytes
 
 
@@ -27,7 +28,7 @@ class UnknownSolver(RematError):
     def __str__(self) -> str:
         close = difflib.get_close_matches(self.name, self.known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        return f"unknown solver {self.name!r}{hint} (known: {', '.join(self.known)})"
+        return f"unknown solver {shown(self.name)}{hint} (known: {', '.join(self.known)})"
 
 
 @attrs.frozen(kw_only=True, str=False)
