@@ -368,7 +368,7 @@ class OffmateConfig(Config):
     )
     optimizer: str | None = _option(
         None,
-        'A class of torch.optim such as "AdamW", or "module:Class"; null for Adam during the backward.',
+        'A class of torch.optim, or "module:Class" of a module imported before; null: Adam in the backward.',
         _class_or_none,
     )
     optimizer_options: Mapping[str, Any] = _option(
