@@ -1,5 +1,6 @@
 """Who plans, and how: a config, a type's name or a solver's name becomes one `Method`. No torch here."""
 
+import os
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -97,7 +98,7 @@ def as_config(config: Config | _Path) -> Config:
     if not isinstance(config, str | PathLike):
         problem = f"wants a Config, a path or a type's name, got a {type(config).__name__}"
         raise BadConfig(field="config", problem=problem)
-    looks_like_path = isinstance(config, PathLike) or Path(config).suffix or Path(config).exists()
+    looks_like_path = isinstance(config, PathLike) or Path(config).suffix or os.path.exists(config)
     if looks_like_path and config not in config_types():
         return load_config(Path(config))
     return generate_config(str(config))
