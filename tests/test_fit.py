@@ -189,8 +189,8 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_command(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`remat plan` sums up for the optimizer and the device named; its second run takes the saved plan."""
-    words = ["plan", target, "--budget", "50%", "--optimizer", "adafactor", "--device-memory"]
+    """`remat plan` sums up for the optimizer and the device named."""
+    words = ["plan", target, "--budget", "auto", "--optimizer", "adafactor", "--device-memory"]
     assert main([*words, "80GiB"]) == 0
     out = capsys.readouterr().out
     assert "states of adafactor" in out
@@ -208,7 +208,7 @@ def test_the_command_where_it_does_not_fit(target: str, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("size", ["20KiB", "80GiB", "4096PiB"])
 def test_auto_is_of_the_memory_named(size: str, target: str, tmp_path: Path) -> None:
-    """Not of this machine's, which may have more or less: what the model takes there, and a reserve, is off."""
+    """Not of this machine's, which may have more or less: what the model and a reserve take is off."""
     words = ["plan", target, "--budget", "auto", "--optimizer", "adam", "--device-memory", size]
     assert main([*words, "--out", str(tmp_path / "plan.json")]) == 0
     model = Net()
