@@ -144,7 +144,8 @@ def _expanded(path: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        there = Path(tempfile.gettempdir(), "remat")
+        user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
+        there = Path(tempfile.gettempdir(), f"remat{user}")
         warn(f"nobody knows what {path[:80]} is: costs and plans are kept in {there}; set REMAT_CACHE_DIR")
         return there
 
