@@ -1,5 +1,6 @@
 """Configs survive a file and back; whatever is wrong with one is a single line that names it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from remat_facade.config import (
+    AutoConfig,
     OffmateConfig,
     config_text,
     config_types,
@@ -16,7 +18,9 @@ from remat_facade.config import (
     save_config,
 )
 from remat_facade.errors import BadConfig, CannotWrite
+from remat_facade.fit import states_nbytes
 from remat_facade.method import Method, choose_method
+from remat_facade.planner import Planner
 from remat_graph import BadFile, Links, RematError
 from remat_solvers import get_solver
 
@@ -199,3 +203,37 @@ def test_a_failed_save_leaves_no_trace(tmp_path: Path) -> None:
         save_config(generate_config(), tmp_path / "folder")
     assert {"file", "folder"} == {path.name for path in tmp_path.iterdir()}
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def bomb() -> object:
+    """What takes longer to print than there is time."""
+    made: object = "x"
+    for _ in range(40):
+        made = [made] * 9
+    return made
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 10**6, 10**5000, bomb(), ("x" * 10**6,)], ids=["text", "int", "list", "tuple"]
+)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        generate_config,
+        lambda value: AutoConfig(seed=value),
+        lambda value: AutoConfig(time_limit_s=value),
+        lambda value: OffmateConfig(links=value),
+        lambda value: OffmateConfig(links={"to_host_nbytes_per_s": value}),
+        lambda value: OffmateConfig(master_weights=value),
+        lambda value: choose_method("rotor", None, value, 0, None),
+        lambda value: states_nbytes((), value),
+        lambda value: Planner(budget="50%", reserve_nbytes=value if value != 10**5000 else -value),
+        lambda value: Planner(budget=value).check(),
+    ],
+)
+def test_what_code_gives_is_told_briefly_too(wrong: Callable[[object], object], value: object) -> None:
+    """However long or deep it is: one of our errors, in a line that can be read."""
+    with pytest.raises(RematError) as caught:
+        wrong(value)
+    assert len(str(caught.value)) <= 2000
+    assert "\n" not in str(caught.value)

@@ -130,9 +130,7 @@ def _rates(value: object) -> str | None:
     known = [field.name for field in attrs.fields(Links)]
     for name in value:
         if name not in known:
-            return (
-                f"there is no rate {cut(str(name), 80)}{_suggest(name, known)}; there are {', '.join(known)}"
-            )
+            return f"there is no rate {_told(name)}{_suggest(name, known)}; there are {', '.join(known)}"
     try:
         links_from(value)
     except (BadBudget, OverflowError, TypeError, ValueError):
@@ -147,8 +145,8 @@ def links_from(rates: Mapping[str, Any]) -> Links:
         BadBudget: a text is no amount of bytes.
         ValueError: a rate is none.
     """
-    if bool in map(type, rates.values()):
-        raise ValueError("a rate is a number of bytes a second, not true or false")
+    if not all(type(rate) in (int, float, str, type(None)) for rate in rates.values()):
+        raise ValueError("a rate is a number of bytes a second, or a text that says one")
     given = {name: _number(rate) for name, rate in rates.items() if rate is not None}
     return Links(**{n: float(parse_nbytes(r) if isinstance(r, str) else r) for n, r in given.items()})
 
@@ -183,7 +181,7 @@ class Config:
         for name in fields:
             if name not in known:
                 raise BadConfig(
-                    field=cut(str(name), 80), problem=f"{cls.type} has no such field{_suggest(name, known)}"
+                    field=_told(name), problem=f"{cls.type} has no such field{_suggest(name, known)}"
                 )
         return cls(**fields)
 
@@ -504,7 +502,9 @@ def _class_of(type: object) -> type[Config]:
 
 
 def _suggest(name: object, known: list[str]) -> str:
-    close = difflib.get_close_matches(str(name), known, n=1)
-    if close:
-        return f": did you mean {close[0]}?"
-    return ""
+    close = difflib.get_close_matches(name, known, n=1) if isinstance(name, str) else ()
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def _told(name: object) -> str:
+    return cut(name, 80) if isinstance(name, str) else shown(name)

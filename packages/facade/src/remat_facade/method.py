@@ -10,6 +10,7 @@ import attrs
 
 from remat_facade.config import Config, OffmateConfig, config_types, generate_config, load_config
 from remat_facade.errors import BadConfig, MethodNotAvailable
+from remat_graph.errors import shown
 from remat_solvers import solver_names, solver_parameters
 
 _Path = str | PathLike[str]
@@ -68,6 +69,8 @@ def choose_method(
         BadConfig: the choices contradict each other.
         MethodNotAvailable: the method is not in this version.
     """
+    if not isinstance(solver, str | None):
+        raise BadConfig(field="solver", problem=f"wants the name of a solver, got {shown(solver)}")
     if default != "auto" and (config is not None or solver is not None):
         named = as_config(config).type if config is not None else solver
         if named != default:

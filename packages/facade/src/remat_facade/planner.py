@@ -67,9 +67,10 @@ class Planner:
 
     @reserve_nbytes.validator
     def _check_reserve(self, _: "attrs.Attribute[int]", value: object) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
             raise BadBudget(
-                budget=str(self.budget), problem=f"reserve_nbytes {shown(value)} is no number of bytes"
+                budget=self.budget if isinstance(self.budget, str) else shown(self.budget),
+                problem=f"reserve_nbytes {shown(value)} is no number of bytes",
             )
 
     def check(self) -> None:

@@ -26,7 +26,7 @@ class UnknownSolver(RematError):
     known: tuple[str, ...]
 
     def __str__(self) -> str:
-        close = difflib.get_close_matches(self.name, self.known, n=1)
+        close = difflib.get_close_matches(shown(self.name).strip("'"), self.known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         return f"unknown solver {shown(self.name)}{hint} (known: {', '.join(self.known)})"
 
