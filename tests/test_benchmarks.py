@@ -1,11 +1,14 @@
 """The benchmarks start, explain themselves, and write what the report reads: nothing else runs them in CI."""
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from remat_graph.testing import random_graph
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 HELPERS = {"offload_ways", "peer_models", "record", "report", "report_offload", "report_parts"}
@@ -73,3 +76,27 @@ def test_memory_beside_the_allocator(tmp_path: Path) -> None:
     assert 0 < row["metered_nbytes"] <= row["budget_nbytes"]
     assert row["metered_nbytes"] < row["first_nbytes"]
     assert row["code_nbytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "drawn"), [(0.49, False), (0.51, True), (1, True), (1.99, True), (2.01, False), (47, False)]
+)
+def test_no_picture_of_a_busy_machine(
+    ratio: float,
+    drawn: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is drawn where the ops together take about as long as the step, and else the old one stays."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    picture, graph = importlib.import_module("picture"), random_graph(1)
+    monkeypatch.setattr(picture, "get_task", lambda name: None)
+    monkeypatch.setattr(picture, "BUDGET", "100%")
+    monkeypatch.setattr(picture, "measured", lambda task, rounds: (graph, graph.time_s * ratio))
+    out = tmp_path / "memory.png"
+    out.write_text("old")
+    monkeypatch.setattr(sys, "argv", ["picture", "--out", str(out)])
+    assert (0 if drawn else 1) == picture.main()
+    assert drawn == (b"old" != out.read_bytes())
+    assert drawn == ("nothing else to do" not in capsys.readouterr().err)

@@ -154,7 +154,7 @@ def test_plans_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
         (["plan.json", "--graph", str(DATA / "vgg16.json")], "another graph"),
         (["plan.json", "--png", "picture.png"], "--graph"),
         (["plan.json", "--matrix", "picture.png"], "--graph"),
-        (["plan.json", "--graph", str(UNET), "--png", "a.png", "--matrix", "a.png"], "name one file"),
+        (["plan.json", "--graph", str(UNET), "--png", "a.png", "--matrix", "a.png"], "names the same file"),
     ):
         assert main(["show", str(tmp_path / words[0]), *words[1:]]) == 2
         assert said in complaint(capsys)

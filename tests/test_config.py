@@ -1,5 +1,6 @@
 """Configs survive a file and back; whatever is wrong with one is a single line that names it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from remat_facade.config import (
+    AutoConfig,
     OffmateConfig,
     config_text,
     config_types,
@@ -16,11 +18,19 @@ from remat_facade.config import (
     save_config,
 )
 from remat_facade.errors import BadConfig, CannotWrite
+from remat_facade.fit import states_nbytes
 from remat_facade.method import Method, choose_method
+from remat_facade.planner import Planner
 from remat_graph import BadFile, Links, RematError
 from remat_solvers import get_solver
 
 TYPES = ("auto", "rotor", "rockmate", "checkmate", "hilp", "hiremate", "offmate", "noremat")
+
+
+# What it stands for would be 9 to the 30th texts.
+BOMB = "type: auto\na0: &a0 [x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)
+)
 
 
 def load_text(tmp_path: Path, text: str | bytes) -> RematError:
@@ -31,6 +41,7 @@ def load_text(tmp_path: Path, text: str | bytes) -> RematError:
         load_config(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600 + len(str(path))
     return caught.value
 
 
@@ -90,6 +101,13 @@ def test_numbers_that_yaml_takes_for_texts(tmp_path: Path) -> None:
     assert config == load_config(save_config(config, path))
 
 
+def test_what_stands_in_two_places_is_written_twice(tmp_path: Path) -> None:
+    """What we write we read, though we refuse values that are named to be repeated."""
+    betas = (0.9, 0.95)
+    config = OffmateConfig(optimizer="AdamW", optimizer_options={"betas": betas, "others": betas})
+    assert config == load_config(save_config(config, tmp_path / "config.yaml"))
+
+
 def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
     """A file cut short anywhere never becomes another config."""
     text = config_text(generate_config("rotor")).rstrip("\n")
@@ -133,6 +151,27 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ('{"format": "remat-plan", "version": 1}', "not a remat config"),
         ("type: auto\n  seed: 1\n", "not valid YAML at line"),
         ("type: !!python/object:os.system {}\n", "not valid YAML"),
+        ("type: auto\nseed: &a 1\ngap: *a\n", "line 2 names a value to repeat it"),
+        ("&a\ntype: auto\nseed: *a\n", "line 1 names a value to repeat it"),
+        (BOMB, "line 2 names a value to repeat it"),
+        ("type: auto\nseed: " + "[" * 30_000, "line 2 is nested too deeply"),
+        ("type: auto\nseed:\n" + "- " * 30_000, "line 3 is nested too deeply"),
+        ("type: auto\nseed: 1\nseed: 2\n", "line 3 has seed twice"),
+        ("type: auto\nseed: " + "x" * 60_000, "seed: wants a whole number"),
+        ("type: auto\n? " + "x" * 60_000 + "\n: 1", "auto has no such field"),
+        ("type: offmate\nlinks: {? " + "x" * 60_000 + " : 1}", "there is no rate xxx"),
+        ("type: " + "x" * 60_000, "there is no type 'xxx"),
+        ("type: auto\n#" + "x" * 70_000, "cannot be read (it has more than 65536 bytes)"),
+        ("type: auto\nseed: " + "1" * 5000, "line 2 has a value that is none of its kind"),
+        ("type: auto\nseed: 0b_", "line 2 has a value that is none of its kind"),
+        ("type: auto\nseed: 2001-99-99", "line 2 has a value that is none of its kind"),
+        ("type: auto\nseed: !!int one", "line 2 has a value that is none of its kind"),
+        ("type: auto\nseed: !!bool one", "line 2 has a value that is none of its kind"),
+        ("type: auto\nseed: !!timestamp one", "line 2 has a value that is none of its kind"),
+        ("type: auto\nseed: " + "1" * 4000, "seed: wants a whole number"),
+        ("type: auto\ntime_limit_s: " + "1" * 4000, "time_limit_s: wants seconds above 0"),
+        ("type: offmate\nlinks: {to_host_nbytes_per_s: " + "9" * 400 + "}", "links: wants bytes a second"),
+        ("type: offmate\nlinks: {to_host_nbytes_per_s: true}", "links: wants bytes a second"),
         (b"\x89PNG\r\n\x1a\n\x00", "not text"),
     ],
 )
@@ -164,3 +203,37 @@ def test_a_failed_save_leaves_no_trace(tmp_path: Path) -> None:
         save_config(generate_config(), tmp_path / "folder")
     assert {"file", "folder"} == {path.name for path in tmp_path.iterdir()}
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def bomb() -> object:
+    """What takes longer to print than there is time."""
+    made: object = "x"
+    for _ in range(40):
+        made = [made] * 9
+    return made
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 10**6, 10**5000, bomb(), ("x" * 10**6,)], ids=["text", "int", "list", "tuple"]
+)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        generate_config,
+        lambda value: AutoConfig(seed=value),
+        lambda value: AutoConfig(time_limit_s=value),
+        lambda value: OffmateConfig(links=value),
+        lambda value: OffmateConfig(links={"to_host_nbytes_per_s": value}),
+        lambda value: OffmateConfig(master_weights=value),
+        lambda value: choose_method("rotor", None, value, 0, None),
+        lambda value: states_nbytes((), value),
+        lambda value: Planner(budget="50%", reserve_nbytes=value if value != 10**5000 else -value),
+        lambda value: Planner(budget=value).check(),
+    ],
+)
+def test_what_code_gives_is_told_briefly_too(wrong: Callable[[object], object], value: object) -> None:
+    """However long or deep it is: one of our errors, in a line that can be read."""
+    with pytest.raises(RematError) as caught:
+        wrong(value)
+    assert len(str(caught.value)) <= 2000
+    assert "\n" not in str(caught.value)

@@ -11,9 +11,18 @@ from torch import Tensor, nn
 from remat_facade import Hiremate
 from remat_facade.cli import main
 from remat_facade.errors import NothingLeft, UnknownOptimizer
-from remat_facade.fit import auto_budget, fit_of, free_on, optimizer_names, states_nbytes, total_nbytes
+from remat_facade.fit import (
+    RESERVE,
+    auto_budget,
+    fit_of,
+    free_on,
+    optimizer_names,
+    states_nbytes,
+    total_nbytes,
+)
+from remat_graph import load_plan
 from remat_graph.serialize import plan_to_data
-from remat_graph.units import format_nbytes
+from remat_graph.units import format_nbytes, parse_nbytes
 
 CPU = torch.device("cpu")
 
@@ -180,14 +189,48 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_command(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`remat plan` sums up for the optimizer and the device named; its second run takes the saved plan."""
+    """`remat plan` sums up for the optimizer and the device named."""
     words = ["plan", target, "--budget", "auto", "--optimizer", "adafactor", "--device-memory"]
     assert main([*words, "80GiB"]) == 0
     out = capsys.readouterr().out
     assert "states of adafactor" in out
     assert "left of the 80.0 GiB" in out
-    assert main([*words, "1KiB", "--no-zoo"]) == 0
-    assert "does not fit" in capsys.readouterr().out
+
+
+def test_the_command_where_it_does_not_fit(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan is good and shown, one line says what is missing, and the exit code is that of no room."""
+    assert main(["plan", target, "--budget", "3KiB", "--device-memory", "4KiB"]) == 1
+    out, err = capsys.readouterr()
+    assert "Net, predicted" in out
+    assert "remat: training does not fit: " in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", ["20KiB", "80GiB", "4096PiB"])
+def test_auto_is_of_the_memory_named(size: str, target: str, tmp_path: Path) -> None:
+    """Not of this machine's, which may have more or less: what the model and a reserve take is off."""
+    words = ["plan", target, "--budget", "auto", "--optimizer", "adam", "--device-memory", size]
+    assert main([*words, "--out", str(tmp_path / "plan.json")]) == 0
+    model = Net()
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    kept = sum(4 * p.numel() for p in model.parameters()) + sum(4 * b.numel() for b in model.buffers())
+    free = parse_nbytes(size) - kept
+    left = (
+        free - int(RESERVE * free) - sum(4 * p.numel() for p in trainable) - states_nbytes(trainable, "adam")
+    )
+    assert left == load_plan(tmp_path / "plan.json").budget_nbytes
+
+
+def test_auto_of_memory_that_is_too_small(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What takes it all is said in one line."""
+    assert main(["plan", target, "--budget", "auto", "--device-memory", "1KiB"]) == 2
+    assert "nothing is left" in capsys.readouterr().err
+
+
+def test_a_budget_above_the_memory_named(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would bound nothing there, though this machine has it."""
+    assert main(["plan", target, "--budget", "2MiB", "--device-memory", "1MiB"]) == 2
+    assert "above the device named, which has 1.00 MiB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

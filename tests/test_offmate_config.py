@@ -1,5 +1,8 @@
 """A file can say all that an `Offmate` is given beside its model, sample and budget."""
 
+import importlib
+import sys
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -8,6 +11,7 @@ from torch.optim import SGD
 from remat_facade import Offmate, from_config
 from remat_facade.config import generate_config
 from remat_facade.errors import BadConfig
+from remat_facade.offmate import named_optimizer
 from tests.offmates import MODELS, PLATFORM, Run, differences
 
 MAKE, BATCHES = MODELS["convolutions"]
@@ -80,7 +84,9 @@ def test_arguments_go_before_the_file():
     ("fields", "said"),
     [
         ({"optimizer": "AdamV"}, "optimizer: wants a class of torch.optim .*, got 'AdamV'"),
-        ({"optimizer": "no.such.module:Adam"}, "optimizer: no.such.module cannot be imported"),
+        ({"optimizer": "no.such.module:Adam"}, "optimizer: names the module 'no.such.module', and a config"),
+        ({"optimizer": "os:system"}, "optimizer: wants a class of torch.optim"),
+        ({"optimizer": "sgd"}, "optimizer: wants a class of torch.optim"),
         ({"optimizer": "torch.nn:Linear"}, "optimizer: wants a class of torch.optim"),
         ({"optimizer": "SGD", "optimizer_options": {"lr": -1.0}}, "optimizer_options: SGD refuses"),
         ({"optimizer": "SGD", "optimizer_options": {"rate": 1.0}}, "optimizer_options: SGD refuses .*rate"),
@@ -92,3 +98,29 @@ def test_an_optimizer_that_there_is_not(fields, said):
     with pytest.raises(BadConfig, match=said) as caught:
         from_config(MAKE(), BATCHES(0), "60%", config)
     assert "\n" not in str(caught.value)
+
+
+def test_a_config_imports_nothing(tmp_path, monkeypatch):
+    """A module that the program has not imported is not run, whatever it has; once imported it is taken."""
+    (tmp_path / "own_optimizers.py").write_text("from torch.optim import SGD\nclass Mine(SGD):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = generate_config("offmate").with_(optimizer="own_optimizers:Mine")
+    with pytest.raises(BadConfig, match="import it in your program first"):
+        named_optimizer(config, MAKE())
+    assert "own_optimizers" not in sys.modules
+    module = importlib.import_module("own_optimizers")
+    try:
+        assert type(named_optimizer(config, MAKE())) is module.Mine
+    finally:
+        del sys.modules["own_optimizers"]
+
+
+def test_an_optimizer_by_entry_point(tmp_path, monkeypatch):
+    """A distribution that is installed may offer one by name, in the group `remat.optimizers`."""
+    offer = tmp_path / "own-1.0.dist-info"
+    offer.mkdir()
+    (offer / "METADATA").write_text("Name: own\nVersion: 1.0\n")
+    (offer / "entry_points.txt").write_text("[remat.optimizers]\nmine = tests.test_offmate_config:Renamed\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    optimizer = named_optimizer(generate_config("offmate").with_(optimizer="mine"), MAKE())
+    assert "Renamed" == type(optimizer).__name__

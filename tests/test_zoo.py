@@ -18,6 +18,7 @@ from remat_facade.method import Method
 from remat_facade.planner import SAVED, Planner
 from remat_facade.zoo import Zoo
 from remat_graph import Graph, load_graph
+from remat_graph.jsonfile import write_sealed
 from remat_graph.platform import with_times
 from remat_graph.units import noremat_peak_nbytes
 
@@ -196,9 +197,33 @@ def test_a_file_that_lies(lie: str, graph: Graph, zoo: Zoo) -> None:
         data["plan"]["schedule"]["steps"].reverse()
     else:
         data["plan"]["fingerprint"] = "remat1:other"
-    file.write_text(json.dumps(data))
+    del data["sha256"]
+    write_sealed(data, file)
     with pytest.warns(PlanNotKept, match=file.name):
         assert not saved(planner(zoo)(graph))
+
+
+def test_a_file_that_was_edited(graph: Graph, zoo: Zoo) -> None:
+    """What the referee cannot see, such as a lower bound, is not believed once somebody has changed it."""
+    planner(zoo)(graph)
+    (file,) = zoo.folder.iterdir()
+    data = json.loads(file.read_text())
+    data["plan"]["lower_bound_s"] = 0.0
+    file.write_text(json.dumps(data))
+    with pytest.warns(PlanNotKept, match="was edited or damaged"):
+        assert not saved(planner(zoo)(graph))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are posix")
+def test_the_files_are_the_users_alone(graph: Graph, zoo: Zoo) -> None:
+    """As those of the costs."""
+    planner(zoo)(graph)
+    assert [0o600] == [path.stat().st_mode & 0o777 for path in zoo.folder.iterdir()]
+
+
+def test_a_folder_that_cannot_be_looked_into(graph: Graph, tmp_path: Path) -> None:
+    """A name that is too long for the system ends nothing either."""
+    planner(Zoo(folder=tmp_path / ("n" * 300) / "plans", times=""))(graph)  # a warning would be an error
 
 
 def test_a_folder_that_cannot_be_written(graph: Graph, tmp_path: Path) -> None:

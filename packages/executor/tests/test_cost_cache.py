@@ -1,9 +1,10 @@
 """What is measured once is found again, and a broken cache never stops the work."""
 
-import json
+import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -11,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_executor.cost_cache import CostCache, OpCost, default_folder
+from remat_graph.jsonfile import write_sealed
 
 COST = OpCost(time_s=1e-3, workspace_nbytes=8, output_nbytes=64)
 costs = st.builds(
     OpCost,
-    time_s=st.floats(min_value=0, max_value=1e6),
-    workspace_nbytes=st.integers(0, 2**40),
-    output_nbytes=st.integers(0, 2**40),
+    time_s=st.floats(min_value=0, max_value=3600),
+    workspace_nbytes=st.integers(0, 2**30),
+    output_nbytes=st.integers(0, 2**30),
 )
 
 
@@ -71,28 +73,94 @@ def test_file_is_whole_at_any_moment(tmp_path: Path) -> None:
     assert [CostCache(folder=tmp_path).path] == list(tmp_path.iterdir())
 
 
+def sealed(costs: object) -> str:
+    """A file with a checksum that is right."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "costs.json"
+        write_sealed({"format": "remat-costs", "version": 2, "costs": costs}, path)
+        return path.read_text()
+
+
 @pytest.mark.parametrize(
     "content",
     [
         "",
         "{",
         "[]",
+        "[" * 100_000,
         '{"format": "other"}',
-        '{"format": "remat-costs", "version": 99, "costs": {}}',
-        '{"format": "remat-costs", "version": 1, "costs": {"a": [1.0]}}',
-        '{"format": "remat-costs", "version": 1, "costs": {"a": [NaN, 1, 1]}}',
-        '{"format": "remat-costs", "version": 1, "costs": {"a": [1.0, -1, 1]}}',
-        '{"format": "remat-costs", "version": 1, "costs": {"a": [1.0, "1", 1]}}',
+        '{"format": "remat-costs", "version": 1, "costs": {}}',
+        '{"format": "remat-costs", "version": 2, "costs": {}}',
+        '{"format": "remat-costs", "version": 2, "costs": {"a": [1.0, 0, 1e999]}, "sha256": ""}',
+        sealed({"a": [1.0, 1, 1]}).replace("1.0", "NaN"),
+        sealed([]),
+        sealed({"a": 1}),
+        sealed({"a": [1.0]}),
+        sealed({"a": [1.0, -1, 1]}),
+        sealed({"a": [-1.0, 1, 1]}),
+        sealed({"a": [1.0, "1", 1]}),
+        sealed({"a": [1.0, True, 1]}),
+        sealed({"a": [1.0, 2**63, 1]}),
+        sealed({"a": [1.0, 1, 2**63]}),
+        sealed({"a": [1.0, 10**400, 1]}),
+        sealed({"a": [1.0, 4096 * 2**50, 1]}),
+        sealed({"a": [1.0, 1, 4096 * 2**50]}),
+        sealed({"a": [1e308, 1, 1]}),
+        sealed({"a": [3601.0, 1, 1]}),
     ],
+    ids=lambda content: content[:60],
 )
 def test_corrupt_file_is_ignored(tmp_path: Path, content: str) -> None:
     """A file that is not ours gives one warning, no costs, and is replaced by the next save."""
     cache = CostCache(folder=tmp_path)
     cache.path.write_text(content)
-    with pytest.warns(UserWarning, match="is ignored"):
+    with pytest.warns(UserWarning, match="is ignored") as caught:
         assert cache.get(["a"]) == {}
+    assert (1, 0) == (len(caught), str(caught[0].message).count("\n"))
     cache.add({"b": COST})  # a second warning would be an error
     assert CostCache(folder=tmp_path).get(["a", "b"]) == {"b": COST}
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [("0.001,8,64", "0.001,0,64"), ("0.001,8,64", "0.001,8,0"), ("0.001", "0.01"), ('"a"', '"b"')],
+)
+def test_an_edited_file_is_ignored(tmp_path: Path, was: str, now: str) -> None:
+    """Numbers that could be true are not believed either, once somebody has changed them."""
+    cache = CostCache(folder=tmp_path)
+    cache.add({"a": COST})
+    text = cache.path.read_text()
+    assert was in text
+    cache.path.write_text(text.replace(was, now))
+    with pytest.warns(UserWarning, match="was edited or damaged.*is ignored"):
+        assert CostCache(folder=tmp_path).get(["a", "b"]) == {}
+
+
+def test_what_nobody_would_believe_is_not_kept(tmp_path: Path) -> None:
+    """A machine that slept while it measured has no cost of an hour; the others of that save are kept."""
+    slept = OpCost(time_s=1e5, workspace_nbytes=0, output_nbytes=0)
+    CostCache(folder=tmp_path).add({"a": slept, "b": COST})
+    assert {"b": COST} == CostCache(folder=tmp_path).get(["a", "b"])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are posix")
+def test_the_file_is_the_users_alone(tmp_path: Path) -> None:
+    """Whatever the umask, and whatever it was before."""
+    cache = CostCache(folder=tmp_path)
+    cache.add({"a": COST})
+    assert 0o600 == cache.path.stat().st_mode & 0o777
+    cache.path.chmod(0o644)
+    cache.add({"b": COST})
+    assert 0o600 == cache.path.stat().st_mode & 0o777
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    """It is ignored like any other that is no cache."""
+    cache = CostCache(folder=tmp_path)
+    os.mkfifo(cache.path)
+    with pytest.warns(UserWarning, match="is not a file"):
+        assert {} == cache.get(["a"])
 
 
 def test_binary_file_is_ignored(tmp_path: Path) -> None:
@@ -120,7 +188,7 @@ def test_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(json, "dump", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.warns(UserWarning, match="No space left"):
         CostCache(folder=tmp_path).add({"b": COST})
     assert CostCache(folder=tmp_path).get(["a", "b"]) == {"a": COST}
@@ -148,3 +216,10 @@ def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tmp_path / "remat" == default_folder()
+
+
+def test_a_home_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the system does not know has no home: one line, and another folder."""
+    monkeypatch.setenv("REMAT_CACHE_DIR", "~nobody_of_this_name/cache")
+    with pytest.warns(UserWarning, match="set REMAT_CACHE_DIR"):
+        assert default_folder().is_absolute()

@@ -1,5 +1,6 @@
 """Lanes slow each other as links and memory do, and what one step leaves to them goes on beside the next."""
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,3 +100,11 @@ def test_what_a_step_leaves_goes_on_beside_the_next():
     assert 1 + 6 + 1 + 4 == again.time_s  # one weight: nothing to hide behind
     assert {COMPUTE: 6.0, OUT: 1.0, BACK: 1.0, CPU: 4.0} == again.lane_s
     assert once.peak_nbytes == again.peak_nbytes
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, 5e-324, 1e-13, 2e18, float("inf"), float("nan")])
+def test_bandwidths_that_nothing_has(rate):
+    """A copy over them would take no number of seconds that can be added up."""
+    for field in attrs.fields(Links):
+        with pytest.raises(ValueError, match=field.name):
+            Links(**{field.name: rate})

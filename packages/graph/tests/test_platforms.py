@@ -140,7 +140,18 @@ def test_a_platform_may_have_links(tmp_path):
         (lambda d: d.update(format="remat-plan"), "its format is 'remat-plan', 'remat-platform' was wanted"),
         (lambda d: d.update(version=9), "version 9, newer than our 1"),
         (lambda d: d["measurements"]["mm(float32[0])"].update(time_s=-1), "a finite number from 0 on"),
+        (lambda d: d["measurements"]["mm(float32[0])"].update(time_s=9e18), "no operator takes 9e\\+18 s"),
+        (
+            lambda d: d["measurements"]["mm(float32[0])"].update(time_s=5e-324),
+            "no operator takes 4.94.*e-324 s",
+        ),
+        (
+            lambda d: d["measurements"]["mm(float32[0])"].update(workspace_nbytes=2**63 - 1),
+            "no device has 92",
+        ),
+        (lambda d: d["measurements"]["mm(float32[0])"].update(workspace_nbytes=2**63), "a whole number"),
         (lambda d: d["measurements"].update(x=3), "an object was wanted"),
+        (lambda d: d.update(links={"to_host_nbytes_per_s": 5e-324}), "links: a bandwidth of 0"),
         (lambda d: d.update(links={"to_host_nbytes_per_s": 0}), "links: a bandwidth of 0"),
         (lambda d: d.update(links={"to_moon": 1}), "links: unknown key 'to_moon'"),
     ],

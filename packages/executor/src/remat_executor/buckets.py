@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from remat_executor import torch_private
 from remat_executor.errors import BadInput
+from remat_graph.errors import shown
 
 Number = bool | int | float
 
@@ -61,19 +62,21 @@ class Buckets:
     def __attrs_post_init__(self) -> None:
         given = self.sizes if isinstance(self.sizes, tuple) else (self.sizes,)
         if not given or not all(_is_count(size, 1) for size in given):
-            _refuse(f"sizes {self.sizes!r}", "give lengths such as (64, 128, 256), or a multiple such as 64")
+            _refuse(
+                f"sizes {shown(self.sizes)}", "give lengths such as (64, 128, 256), or a multiple such as 64"
+            )
         object.__setattr__(self, "sizes", tuple(sorted(given)) if isinstance(self.sizes, tuple) else given[0])
         if not isinstance(self.pad, dict) or not self.pad:
-            _refuse(f"pad {self.pad!r}", 'name inputs and their values, as in pad={"input_ids": 0}')
+            _refuse(f"pad {shown(self.pad)}", 'name inputs and their values, as in pad={"input_ids": 0}')
         for name, value in self.pad.items():
             if not isinstance(name, str) or not isinstance(value, bool | int | float):
-                _refuse(f"pad {{{name!r}: {value!r}}}", "give an input's name and a number")
+                _refuse(f"pad {{{shown(name)}: {shown(value)}}}", "give an input's name and a number")
         if not _is_count(self.dim, 0):
-            _refuse(f"dim {self.dim!r}", "give a dimension counted from the front, such as 1")
+            _refuse(f"dim {shown(self.dim)}", "give a dimension counted from the front, such as 1")
         if self.cut is not None and not (
             isinstance(self.cut, tuple) and all(_is_count(place, 0) for place in self.cut)
         ):
-            _refuse(f"cut {self.cut!r}", "give indices of output tensors, such as (1,), or None")
+            _refuse(f"cut {shown(self.cut)}", "give indices of output tensors, such as (1,), or None")
 
     def length(self, length: int) -> int:
         """The bucket of a length: the smallest that holds it, or itself beyond the largest."""
@@ -180,9 +183,11 @@ def _is_count(number: object, least: int) -> bool:
 def _lengthened(name: str, tensor: Tensor, dim: int, size: int, value: Number) -> Tensor:
     """A tensor with more at the end of a dimension."""
     if isinstance(value, float) and not (tensor.is_floating_point() or tensor.is_complex()):
-        _refuse(f"{name} holds {tensor.dtype}, which has no {value!r}", "give it a value of its own kind")
+        _refuse(
+            f"{name} holds {tensor.dtype}, which has no {shown(value)}", "give it a value of its own kind"
+        )
     if tensor.dtype is torch.bool and not isinstance(value, bool) and value not in (0, 1):
-        _refuse(f"{name} holds {tensor.dtype}, which has no {value!r}", "give it True or False")
+        _refuse(f"{name} holds {tensor.dtype}, which has no {shown(value)}", "give it True or False")
     shape = (*tensor.shape[:dim], size - tensor.shape[dim], *tensor.shape[dim + 1 :])
     return torch.cat([tensor, tensor.new_full(shape, value)], dim)
 

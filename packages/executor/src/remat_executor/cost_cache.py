@@ -3,14 +3,14 @@
 One JSON file for each device, torch version, thread count and set of kernel-choosing flags, since what was
 measured under other conditions does not hold: a convolution takes other scratch with one CPU thread than with
 two. A cache is a convenience, so nothing that happens to its file may stop the work: a file that cannot be
-read is ignored, a folder that cannot be written is left alone, each with one warning.
+read is ignored, a folder that cannot be written is left alone, each with one warning. Nobody can see that a
+workspace of 0 bytes is wrong, so the file has a checksum: one that was edited or damaged is ignored too.
 
 A save reads the file again, adds to it, and puts the whole in place by renaming, so a reader never sees half
 a file. Of two processes that save in the same moment one may lose its additions; it measures them again next
 time.
 """
 
-import json
 import math
 import os
 import platform
@@ -19,15 +19,19 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
 
 from remat_executor.errors import warn
 from remat_executor.flags import unusual_flags
+from remat_graph import BadFile
+from remat_graph.jsonfile import Reader, read_sealed, write_sealed
 
 _FORMAT = "remat-costs"
-_VERSION = 1
+_VERSION = 2
+_LONGEST_S = 3600.0  # no operator takes longer; a machine that slept while it was measured does
 
 
 @attrs.frozen(kw_only=True)
@@ -83,7 +87,8 @@ class CostCache:
         self._costs[path] = {**self._costs.get(path, {}), **self._read(path), **costs}
         if self._may_write:
             try:
-                _write(path, self._costs[path])
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_sealed(self._content(self._costs[path]), path)
             except OSError as error:
                 self._may_write = False
                 warn(
@@ -92,65 +97,57 @@ class CostCache:
                 )
 
     def _read(self, path: Path) -> dict[str, OpCost]:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (FileNotFoundError, NotADirectoryError):
+        if not os.path.exists(path):
             return {}
-        except (OSError, UnicodeDecodeError) as error:
-            return self._ignored(path, str(error))
         try:
-            content = json.loads(text)
-            if content["format"] != _FORMAT or content["version"] != _VERSION:
-                return self._ignored(path, f"is not version {_VERSION} of {_FORMAT}")
-            return {key: _cost(*numbers) for key, numbers in content["costs"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            return self._ignored(path, f"{type(error).__name__}: {error}")
+            costs = read_sealed(path, _FORMAT, _VERSION).get("costs")
+            return {key: self._cost(costs.get(key)) for key in costs.mapping()}
+        except BadFile as error:
+            if self._may_warn:
+                self._may_warn = False
+                warn(f"{error}; it is ignored and costs are measured again")
+            return {}
 
-    def _ignored(self, path: Path, problem: str) -> dict[str, OpCost]:
-        if self._may_warn:
-            self._may_warn = False
-            warn(f"{path} is ignored and costs are measured again: {problem}")
-        return {}
+    def _cost(self, reader: Reader) -> OpCost:
+        """A cost from the numbers of a file, which may be anything."""
+        numbers = reader.items()
+        if len(numbers) != 3:
+            reader.fail("seconds and two sizes were wanted")
+        time_s, workspace_nbytes, output_nbytes = numbers[0].seconds(), numbers[1].size(), numbers[2].size()
+        cost = OpCost(time_s=time_s, workspace_nbytes=workspace_nbytes, output_nbytes=output_nbytes)
+        return cost if self._believed(cost) else reader.fail("more than an operator can take on this device")
 
+    def _content(self, costs: Mapping[str, OpCost]) -> dict[str, Any]:
+        kept = {key: list(attrs.astuple(cost)) for key, cost in costs.items() if self._believed(cost)}
+        return {"format": _FORMAT, "version": _VERSION, "costs": kept}
 
-def _write(path: Path, costs: Mapping[str, OpCost]) -> None:
-    content = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "costs": {key: [c.time_s, c.workspace_nbytes, c.output_nbytes] for key, c in costs.items()},
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    def _believed(self, cost: OpCost) -> bool:
+        most_nbytes = max(cost.workspace_nbytes, cost.output_nbytes)
+        return cost.time_s <= _LONGEST_S and most_nbytes <= _memory_nbytes(self._device)
 
 
 def default_folder() -> Path:
     """``$REMAT_CACHE_DIR``, or ``remat`` in the folder where this platform keeps a user's caches."""
     chosen = os.environ.get("REMAT_CACHE_DIR")
     if chosen:
-        return Path(chosen).expanduser()
+        return _expanded(chosen)
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
     elif sys.platform == "darwin":
         base = "~/Library/Caches"
     else:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "remat"
+    return _expanded(base) / "remat"
 
 
-def _cost(time_s: object, workspace_nbytes: object, output_nbytes: object) -> OpCost:
-    """A cost from the numbers of a file, which may be anything."""
-    if not isinstance(time_s, float) or not math.isfinite(time_s):
-        raise ValueError(f"a time is a finite number of seconds, not {time_s!r}")
-    if not isinstance(workspace_nbytes, int) or not isinstance(output_nbytes, int):
-        raise ValueError("sizes are whole numbers of bytes")
-    return OpCost(time_s=time_s, workspace_nbytes=workspace_nbytes, output_nbytes=output_nbytes)
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
+        there = Path(tempfile.gettempdir(), f"remat{user}")
+        warn(f"nobody knows what {path[:80]} is: costs and plans are kept in {there}; set REMAT_CACHE_DIR")
+        return there
 
 
 def _file_name(device: torch.device) -> str:
@@ -161,6 +158,16 @@ def _file_name(device: torch.device) -> str:
         name = f"{device.type}-{properties.name}"
     flags = "".join(f"-{flag}" for flag in unusual_flags())
     return re.sub(r"[^A-Za-z0-9.+_-]+", "_", f"costs-v{_VERSION}-{name}-torch{torch.__version__}{flags}.json")
+
+
+def _memory_nbytes(device: torch.device) -> float:
+    """What the device has, or without limit where nobody says."""
+    if device.type != "cpu":
+        properties = torch.get_device_module(device).get_device_properties(device)
+        return float(getattr(properties, "total_memory", math.inf))
+    if not hasattr(os, "sysconf"):
+        return math.inf
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _cpu_name() -> str:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from remat_executor.errors import BadInput, RankFailed, RanksDiffer, warn
 from remat_graph import Graph, RematError
+from remat_graph.errors import shown
 from remat_graph.fingerprint import fingerprint
 from remat_graph.plan import Plan
 from remat_graph.serialize import plan_from_data, plan_to_data
@@ -55,7 +56,8 @@ def planning(ranks: Ranks | None) -> AbstractContextManager["OnePlan | None"]:
         return nullcontext()
     if isinstance(ranks, str) and ranks != "together":
         raise BadInput(
-            problem=f"ranks={ranks!r} means nothing", advice='give "together", "alone" or a process group'
+            problem=f"ranks={shown(ranks)} means nothing",
+            advice='give "together", "alone" or a process group',
         )
     return OnePlan(None if isinstance(ranks, str) else ranks)
 

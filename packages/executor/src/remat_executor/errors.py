@@ -7,6 +7,7 @@ import warnings
 import attrs
 
 from remat_graph import RematError
+from remat_graph.errors import cut
 
 _OURS = "remat: "
 _BETWEEN = ("remat_executor", "remat_facade", "torch", "contextlib")
@@ -21,7 +22,7 @@ def warn(message: str) -> None:
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, RematWarning, stacklevel=level + 1)
+    warnings.warn(cut(message), RematWarning, stacklevel=level + 1)
 
 
 def add_note(error: Exception, note: str) -> None:

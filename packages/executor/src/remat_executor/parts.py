@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from remat_executor.errors import BadInput
 from remat_executor.handler import handled
 from remat_graph import Deliver, Grads, Graph, Schedule, Step, simulate
+from remat_graph.errors import shown
 
 _MOST_PARTS = 64
 _PART_S = 25e-6  # what autograd and Python take for one: 20 to 40 us (torch 2.13, a perceptron of 400 parts)
@@ -24,7 +25,7 @@ def check_part_nbytes(part_nbytes: int | None) -> None:
     fits = isinstance(part_nbytes, int) and not isinstance(part_nbytes, bool) and part_nbytes >= 0
     if part_nbytes is not None and not fits:
         raise BadInput(
-            problem=f"part_nbytes is {part_nbytes!r}, not a number of bytes",
+            problem=f"part_nbytes is {shown(part_nbytes)}, not a number of bytes",
             advice="give a whole number from 0 on, such as DDP's bucket size, or None",
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from remat_executor.errors import BadInput
+from remat_graph.errors import shown
 
 K = TypeVar("K")
 S = TypeVar("S")
@@ -35,7 +36,7 @@ class Plans(Generic[K, S]):
     def __init__(self, most: int = MOST_PLANS) -> None:
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:
             raise BadInput(
-                problem=f"max_plans is {most!r}, not a number of plans",
+                problem=f"max_plans is {shown(most)}, not a number of plans",
                 advice="give a whole number from 1 on",
             )
         self.most = most

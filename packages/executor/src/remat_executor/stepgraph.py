@@ -20,6 +20,7 @@ from remat_executor.standins import stand_ins
 from remat_executor.tensors import Tensors, collect
 from remat_executor.translate import Translation, translate, work_device
 from remat_graph import Graph
+from remat_graph.errors import shown
 from remat_graph.platform import Platform
 
 Progress = Callable[[str, int, int], None]
@@ -154,7 +155,7 @@ def output_indices(differentiate: object) -> tuple[int, ...] | None:
     given = tuple(differentiate) if isinstance(differentiate, Iterable) else ()
     if not isinstance(differentiate, Iterable) or not all(type(i) is int for i in given):
         raise BadInput(
-            problem=f"differentiate is {differentiate!r}, not a list of output indices",
+            problem=f"differentiate is {shown(differentiate)}, not a list of output indices",
             advice="name the outputs that get gradients, as in differentiate=[0]",
         )
     return given

@@ -7,13 +7,14 @@ user's mistake ends in one line on stderr and exit code 2, Ctrl-C in one line an
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remat_facade.files import check_place, save_to, write_whole
-from remat_facade.terminal import complain, progress, say, show
+from remat_facade.files import check_places, save_to, write_whole
+from remat_facade.terminal import complain, give_up_output, progress, say, show
 from remat_graph import RematError
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-USER_ERROR, INTERRUPTED = 2, 130
-"""Exit codes of a command that could not start, and of one that Ctrl-C ended."""
+DOES_NOT_FIT, USER_ERROR, INTERRUPTED = 1, 2, 130
+"""Exit codes of a command that found no room, of one that could not start, and of one that Ctrl-C ended."""
 
 _Budget = Annotated[
     str, typer.Option(help='Bytes, "2GiB", "800MB", or a share of the unplanned peak: "40%".')
@@ -63,8 +64,10 @@ def demo(
     """Train a real model with and without a budget, side by side."""
     from remat_facade.demo import run_demo
     from remat_facade.demo_tasks import get_task
+    from remat_facade.planner import Planner
 
-    check_place(out / "plan.json")
+    check_places({"--out": out / "plan.json"})
+    Planner(budget=budget).check()
     with progress("importing torch") as tell:
         result = run_demo(get_task(model), budget, steps=steps, out=out, on_progress=tell)
     for table in result.tables:
@@ -110,17 +113,24 @@ def plan(
     from remat_graph.measured import find_platform
     from remat_graph.units import parse_nbytes
 
-    check_place(out, graph_out)
+    check_places(
+        {"--out": out, "--graph-out": graph_out},
+        {"MODULE:FACTORY": target.rpartition(":")[0], "--config": config, "--platform": platform},
+    )
     device_nbytes = None if device_memory is None else parse_nbytes(device_memory)
     times = None if platform is None else find_platform(platform)
     with progress(f"loading {target}") as tell:
         model, sample, sample_kwargs = load_target(target)
+        from remat_facade.elsewhere import plan_elsewhere
         from remat_facade.entrypoints import plan_model
         from remat_facade.fit import fit_of, states_nbytes
         from remat_facade.inputs import device_of
 
         states_nbytes((), optimizer)  # a name that means nothing is found before the work
-        graph, made = plan_model(
+        plan_it = (
+            plan_model if device_nbytes is None else partial(plan_elsewhere, device_nbytes=device_nbytes)
+        )
+        graph, made = plan_it(
             model,
             sample,
             budget,
@@ -140,6 +150,9 @@ def plan(
         from remat_graph.serialize import save_graph
 
         say(f"wrote {save_to(graph_out, lambda path: save_graph(graph, path))}")
+    if fit.fits is False:
+        complain(f"training {fit.summary()}")
+        raise typer.Exit(DOES_NOT_FIT)
 
 
 @app.command()
@@ -158,7 +171,9 @@ def solve(
     from remat_facade.planner import Planner
     from remat_graph.serialize import load_graph
 
-    check_place(order_out, plan_out)
+    check_places(
+        {"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config}
+    )
     with progress(f"reading {graph}") as tell:
         loaded = load_graph(graph)
         planner = Planner(
@@ -200,11 +215,13 @@ def sweep(
     from remat_facade.report import sweep as report
     from remat_graph.serialize import load_graph
     from remat_graph.units import resolve_budget
+    from remat_solvers import get_solver
     from remat_solvers.questions import bounds_of, budgets_of, pareto
 
-    check_place(csv, png)
-    if csv is not None and csv == png:
-        raise typer.BadParameter(f"--csv and --png both name {csv}: give them different files")
+    check_places({"--csv": csv, "--png": png}, {"GRAPH.json": graph})
+    names = list(dict.fromkeys(text.strip() for text in solvers.split(",")))
+    for name in names:
+        get_solver(name)  # one that there is not is found before the work
     with progress(f"reading {graph}") as tell:
         loaded = load_graph(graph)
         if budgets is None:
@@ -213,7 +230,7 @@ def sweep(
         else:
             sizes = tuple(sorted(resolve_budget(text.strip(), loaded) for text in budgets.split(",")))
         curves = {}
-        for name in dict.fromkeys(text.strip() for text in solvers.split(",")):
+        for name in names:
             tell(f"{name}: {len(sizes)} budgets of {loaded.name}")
             curves[name] = pareto(loaded, sizes, solver=name, seconds=time_limit)
         tell("bounding what any schedule costs")
@@ -272,7 +289,7 @@ def largest_batch(
     show(batch_table(target, nbytes, found))
     if not found.batch:
         complain(f"not even a batch of {first} fits: raise the budget or the overhead that is bearable")
-        raise typer.Exit(1)
+        raise typer.Exit(DOES_NOT_FIT)
 
 
 @app.command("config")
@@ -306,12 +323,10 @@ def show_plan(
     from remat_facade.report.table import plan_table, repeats_table
     from remat_graph.serialize import load_graph, load_plan
 
-    check_place(png, matrix, html)
-    places = [place for place in (png, matrix, html) if place is not None]
-    if graph is None and places:
+    places = {"--png": png, "--matrix": matrix, "--html": html}
+    check_places(places, {"PLAN": plan, "--graph": graph})
+    if graph is None and any(places.values()):
         raise typer.BadParameter("a picture needs the graph that the plan is of: add --graph FILE")
-    if len(set(places)) < len(places):
-        raise typer.BadParameter("two of --png, --matrix and --html name one file: give them different ones")
     loaded = load_graph(graph) if graph is not None else None
     made = load_plan(plan, loaded)
     show(plan_table(made))
@@ -367,9 +382,15 @@ def _run(words: list[str]) -> int:
         from remat_executor.errors import note_on
 
         note = note_on(error)
-        if note is None:
+        if note is not None:
+            complain(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}; {note}")
+        elif isinstance(error, OSError):  # files have errors of their own: it is the output, or a device
+            give_up_output()
+            complain(
+                f"the system refuses: {error.strerror or error}; check where the output goes, and the disk"
+            )
+        else:
             raise
-        complain(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}; {note}")
         return USER_ERROR
     return code if isinstance(code, int) else 0
 

@@ -5,7 +5,6 @@ writes explains every field in a comment and ends with YAML's end mark, so that 
 """
 
 import difflib
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -13,10 +12,12 @@ from typing import Any, ClassVar, Self
 import attrs
 import yaml
 
+from remat_facade import yamlfile
 from remat_facade.errors import BadConfig
 from remat_facade.files import write_whole
 from remat_graph import BadFile, Links
-from remat_graph.errors import BadBudget
+from remat_graph.errors import BadBudget, cut, shown
+from remat_graph.jsonfile import read_text
 from remat_graph.units import parse_nbytes
 
 FORMAT = 1
@@ -31,32 +32,32 @@ def _option(
     def validate(_: "Config", field: "attrs.Attribute[Any]", value: object) -> None:
         problem = check(value)
         if problem:
-            raise BadConfig(field=field.name, problem=f"{problem}, got {value!r}")
+            raise BadConfig(field=field.name, problem=f"{problem}, got {shown(value)}")
 
     return attrs.field(default=default, validator=validate, converter=read, metadata={"doc": doc})
 
 
-def _natural(value: object) -> str | None:
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return None if good else "wants a whole number, 0 or more"
+_MOST = 2**63 - 1  # numbers go into 64-bit ones
+_LONGEST_S = 1e9  # what may be waited for; clocks cannot count for ever
+
+
+def _whole(least: int) -> Callable[[object], str | None]:
+    def check(value: object) -> str | None:
+        good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
+        return None if good else f"wants a whole number, {least} or more"
+
+    return check
+
+
+_natural, _one_or_more, _several = _whole(0), _whole(1), _whole(2)
 
 
 def _positive_or_none(value: object) -> str | None:
     if value is None:
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LONGEST_S:
         return None
-    return "wants seconds above 0, or null for none"
-
-
-def _several(value: object) -> str | None:
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= 2
-    return None if good else "wants a whole number, 2 or more"
-
-
-def _one_or_more(value: object) -> str | None:
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    return None if good else "wants a whole number, 1 or more"
+    return f"wants seconds above 0, up to {_LONGEST_S:.0e}, or null for none"
 
 
 def _share(value: object) -> str | None:
@@ -129,10 +130,10 @@ def _rates(value: object) -> str | None:
     known = [field.name for field in attrs.fields(Links)]
     for name in value:
         if name not in known:
-            return f"there is no rate {name}{_suggest(name, known)}; there are {', '.join(known)}"
+            return f"there is no rate {_told(name)}{_suggest(name, known)}; there are {', '.join(known)}"
     try:
         links_from(value)
-    except (BadBudget, TypeError, ValueError):
+    except (BadBudget, OverflowError, TypeError, ValueError):
         return 'wants bytes a second above 0, as numbers or texts such as "55GB"'
     return None
 
@@ -144,6 +145,8 @@ def links_from(rates: Mapping[str, Any]) -> Links:
         BadBudget: a text is no amount of bytes.
         ValueError: a rate is none.
     """
+    if not all(type(rate) in (int, float, str, type(None)) for rate in rates.values()):
+        raise ValueError("a rate is a number of bytes a second, or a text that says one")
     given = {name: _number(rate) for name, rate in rates.items() if rate is not None}
     return Links(**{n: float(parse_nbytes(r) if isinstance(r, str) else r) for n, r in given.items()})
 
@@ -178,7 +181,7 @@ class Config:
         for name in fields:
             if name not in known:
                 raise BadConfig(
-                    field=str(name), problem=f"{cls.type} has no such field{_suggest(name, known)}"
+                    field=_told(name), problem=f"{cls.type} has no such field{_suggest(name, known)}"
                 )
         return cls(**fields)
 
@@ -363,7 +366,7 @@ class OffmateConfig(Config):
     )
     optimizer: str | None = _option(
         None,
-        'A class of torch.optim such as "AdamW", or "module:Class"; null for Adam during the backward.',
+        'A class of torch.optim, or "module:Class" of a module imported before; null: Adam in the backward.',
         _class_or_none,
     )
     optimizer_options: Mapping[str, Any] = _option(
@@ -423,7 +426,7 @@ def config_text(config: Config) -> str:
     """The YAML of a config, every field explained."""
     lines = [f"# remat config: {config.about}", "---", f"{_MARK}: {FORMAT}", f"type: {config.type}"]
     for field in attrs.fields(config.__class__):
-        value = yaml.safe_dump({field.name: getattr(config, field.name)}, allow_unicode=True).strip()
+        value = yamlfile.text_of({field.name: getattr(config, field.name)})
         lines += ["", f"# {field.metadata['doc']}", value]
     return "\n".join([*lines, "...", ""])
 
@@ -445,17 +448,22 @@ def load_config(path: str | Path) -> Config:
     """
     name = str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadFile(path=name, problem=f"cannot be read ({error.strerror}): check the path") from error
+        text = read_text(path, yamlfile.MOST_NBYTES)
     except UnicodeDecodeError as error:
         raise BadFile(path=name, problem=f"is not text, so no config: {_HINT}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadFile(path=name, problem=f"cannot be read ({reason}): check the path") from error
     try:
         return _from_text(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        raise BadFile(path=name, problem=f"is not valid YAML{where}: correct it, or {_HINT}") from error
+        line = f"line {mark.line + 1}" if mark else ""
+        if isinstance(error, yamlfile.Refused):
+            problem = f"{line} {error.problem}"
+        else:
+            problem = "is not valid YAML" + (f" at {line}" if line else "")
+        raise BadFile(path=name, problem=f"{problem}: correct it, or {_HINT}") from error
     except BadConfig as error:
         raise BadFile(path=name, problem=f"{error.field}: {error.problem}") from error
 
@@ -469,12 +477,12 @@ def _from_text(text: str) -> Config:
         raise BadConfig(
             field="end", problem=f"the file is cut short (it starts with --- but never ends): {_HINT}"
         )
-    content = yaml.safe_load(text)
+    content = yamlfile.parse(text)
     if not isinstance(content, dict) or "type" not in content:
         raise BadConfig(field="type", problem=f"missing, so this is not a remat config: {_HINT}")
     version = content.pop(_MARK, FORMAT)
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise BadConfig(field=_MARK, problem=f"wants a version such as {FORMAT}, got {version!r}")
+        raise BadConfig(field=_MARK, problem=f"wants a version such as {FORMAT}, got {shown(version)}")
     if version > FORMAT:
         raise BadConfig(
             field=_MARK,
@@ -488,13 +496,15 @@ def _class_of(type: object) -> type[Config]:
     if not isinstance(type, str) or type not in types:
         hint = _suggest(type, list(types))
         raise BadConfig(
-            field="type", problem=f"there is no type {type!r}{hint}; there are {', '.join(types)}"
+            field="type", problem=f"there is no type {shown(type)}{hint}; there are {', '.join(types)}"
         )
     return types[type]
 
 
 def _suggest(name: object, known: list[str]) -> str:
-    close = difflib.get_close_matches(str(name), known, n=1)
-    if close:
-        return f": did you mean {close[0]}?"
-    return ""
+    close = difflib.get_close_matches(name, known, n=1) if isinstance(name, str) else ()
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def _told(name: object) -> str:
+    return cut(name, 80) if isinstance(name, str) else shown(name)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_facade.errors import BadConfig, MissingExtra
+from remat_graph.errors import shown
 
 Batch = Mapping[str, Tensor]
 
@@ -49,7 +50,7 @@ def get_task(name: str) -> Task:
     """
     tasks: dict[str, Callable[[], Task]] = {"gpt2": gpt2, "resnet": resnet}
     if name not in tasks:
-        raise BadConfig(field="model", problem=f"the demo trains {' or '.join(tasks)}, not {name!r}")
+        raise BadConfig(field="model", problem=f"the demo trains {' or '.join(tasks)}, not {shown(name)}")
     return tasks[name]()
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import attrs
 
 from remat_graph import RematError
+from remat_graph.errors import shown
 from remat_graph.units import format_nbytes
 
 
@@ -58,7 +59,7 @@ class BadOption(RematError):
     problem: str
 
     def __str__(self) -> str:
-        return f'torch.compile(backend="remat"): option {self.option!r} {self.problem}'
+        return f'torch.compile(backend="remat"): option {shown(self.option)} {self.problem}'
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -135,7 +136,7 @@ class UnknownOptimizer(RematError):
 
     def __str__(self) -> str:
         return (
-            f"how large the states of optimizer {self.name!r} are is not known: "
+            f"how large the states of optimizer {shown(self.name)} are is not known: "
             f"name one of {', '.join(self.known)}"
         )
 

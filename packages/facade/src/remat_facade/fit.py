@@ -256,8 +256,9 @@ _RULES: Mapping[str, Callable[[Tensor], int]] = {
 
 
 def _rule(name: str) -> Callable[[Tensor], int]:
-    if name not in _RULES:
-        raise UnknownOptimizer(name=str(name), known=optimizer_names())
+    if not isinstance(name, str) or name not in _RULES:
+        given = name if isinstance(name, str) else type(name).__name__
+        raise UnknownOptimizer(name=given, known=optimizer_names())
     return _RULES[name]
 
 

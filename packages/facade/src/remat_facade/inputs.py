@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_facade.errors import BadModel, BadSample
+from remat_graph.errors import shown
 
 
 def as_call(
@@ -103,7 +104,7 @@ def _keywords(what: str, given: object) -> dict[str, Any]:
         raise BadSample(problem=f"{what} is of type {_kind(given)}; wanted a mapping from names to inputs")
     for name in given:
         if not isinstance(name, str):
-            raise BadSample(problem=f"{what} has the key {name!r}; keyword inputs have names")
+            raise BadSample(problem=f"{what} has the key {shown(name)}; keyword inputs have names")
     return dict(given)
 
 
@@ -121,7 +122,7 @@ def _named_tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
         yield name, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _named_tensors(f"{name}[{key!r}]", item)
+            yield from _named_tensors(f"{name}[{shown(key)}]", item)
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):
             yield from _named_tensors(f"{name}[{index}]", item)

@@ -1,5 +1,6 @@
 """Who plans, and how: a config, a type's name or a solver's name becomes one `Method`. No torch here."""
 
+import os
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -9,6 +10,7 @@ import attrs
 
 from remat_facade.config import Config, OffmateConfig, config_types, generate_config, load_config
 from remat_facade.errors import BadConfig, MethodNotAvailable
+from remat_graph.errors import shown
 from remat_solvers import solver_names, solver_parameters
 
 _Path = str | PathLike[str]
@@ -67,6 +69,8 @@ def choose_method(
         BadConfig: the choices contradict each other.
         MethodNotAvailable: the method is not in this version.
     """
+    if not isinstance(solver, str | None):
+        raise BadConfig(field="solver", problem=f"wants the name of a solver, got {shown(solver)}")
     if default != "auto" and (config is not None or solver is not None):
         named = as_config(config).type if config is not None else solver
         if named != default:
@@ -97,7 +101,7 @@ def as_config(config: Config | _Path) -> Config:
     if not isinstance(config, str | PathLike):
         problem = f"wants a Config, a path or a type's name, got a {type(config).__name__}"
         raise BadConfig(field="config", problem=problem)
-    looks_like_path = isinstance(config, PathLike) or Path(config).suffix or Path(config).exists()
+    looks_like_path = isinstance(config, PathLike) or Path(config).suffix or os.path.exists(config)
     if looks_like_path and config not in config_types():
         return load_config(Path(config))
     return generate_config(str(config))

@@ -6,10 +6,11 @@ One plan says for every parameter, gradient, optimizer state and activation whet
 moves to the host and back, or is made again.
 """
 
-import importlib
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from importlib.metadata import entry_points
 from typing import Any
 
 import attrs
@@ -28,7 +29,7 @@ from remat_facade.method import Method, as_config
 from remat_facade.planner import PLANNING_S, SAVED, Progress, silent, versions
 from remat_facade.zoo import Zoo
 from remat_graph import Grads, Graph, Links, simulate
-from remat_graph.errors import BadBudget
+from remat_graph.errors import BadBudget, shown
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform, links_of
 from remat_graph.training import accumulating, at_home
@@ -454,23 +455,45 @@ def named_optimizer(config: OffmateConfig, model: nn.Module) -> Optimizer:
     """The optimizer that a config names, over all parameters of the model that train; else Adam.
 
     Raises:
-        BadConfig: there is no such class, or it refuses its options.
+        BadConfig: there is no such class, it is not imported, or it refuses its options.
     """
-    place, colon, name = (config.optimizer or "Adam").rpartition(":")
-    try:
-        found = getattr(importlib.import_module(place if colon else "torch.optim"), name, None)
-    except ImportError as error:
-        raise BadConfig(field="optimizer", problem=f"{place} cannot be imported ({error})") from error
+    found = _optimizer_class(config.optimizer or "Adam")
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
-        known = f'a class of torch.optim such as "AdamW", or "module:Class", got {config.optimizer!r}'
-        raise BadConfig(field="optimizer", problem=f"wants {known}")
+        known = 'a class of torch.optim such as "AdamW", "module:Class", or a name of remat.optimizers'
+        raise BadConfig(field="optimizer", problem=f"wants {known}, got {shown(config.optimizer)}")
     trained = [param for param in model.parameters() if param.requires_grad]
     options: dict[str, Any] = dict(config.optimizer_options)
     try:
         return found(trained, **options)
     except Exception as error:  # whatever the class raises
-        problem = f"{name} refuses {options}: {error}"
+        problem = f"{found.__name__} refuses {shown(options)}: {error}"
         raise BadConfig(field="optimizer_options", problem=" ".join(problem.split())) from error
+
+
+def _optimizer_class(name: str) -> object:
+    """What a name means, if anything.
+
+    A config is data, and nothing that it names is imported: a module counts only if the program has imported
+    it itself. A distribution that is installed may offer its own by entry point.
+
+    Raises:
+        BadConfig: the program has not imported that module, or what is offered cannot be loaded.
+    """
+    place, colon, attribute = name.rpartition(":")
+    if not colon:
+        if name in vars(torch.optim):
+            return vars(torch.optim)[name]
+        offered = {point.name: point for point in entry_points(group="remat.optimizers")}
+        try:
+            return offered[name].load() if name in offered else None
+        except Exception as error:  # whatever that package raises
+            problem = f"{shown(name)} cannot be loaded ({error})"
+            raise BadConfig(field="optimizer", problem=" ".join(problem.split())) from error
+    module = sys.modules.get(place)
+    if module is None:
+        problem = f"names the module {shown(place)}, and a config imports none: import it in your program"
+        raise BadConfig(field="optimizer", problem=f"{problem} first")
+    return vars(module).get(attribute)
 
 
 def _check(name: str, given: object, wanted: type, advice: str) -> None:

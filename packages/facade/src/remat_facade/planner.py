@@ -16,7 +16,7 @@ from remat_facade.method import Method
 from remat_facade.scratch import scratch_note
 from remat_facade.zoo import Zoo
 from remat_graph import Graph, Implementation, Op, Schedule, Value
-from remat_graph.errors import BadBudget, OverBudget
+from remat_graph.errors import BadBudget, OverBudget, shown
 from remat_graph.fingerprint import fingerprint
 from remat_graph.plan import Plan
 from remat_graph.serialize import plan_from_data, plan_to_data
@@ -68,9 +68,10 @@ class Planner:
 
     @reserve_nbytes.validator
     def _check_reserve(self, _: "attrs.Attribute[int]", value: object) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
             raise BadBudget(
-                budget=str(self.budget), problem=f"reserve_nbytes {value!r} is no number of bytes"
+                budget=self.budget if isinstance(self.budget, str) else shown(self.budget),
+                problem=f"reserve_nbytes {shown(value)} is no number of bytes",
             )
 
     def check(self) -> None:

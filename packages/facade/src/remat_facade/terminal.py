@@ -1,7 +1,9 @@
 """The terminal side of the command: tables on stdout, progress and errors on stderr."""
 
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -10,6 +12,7 @@ from rich.text import Text
 
 from remat_facade.planner import Progress
 from remat_facade.report.table import Table
+from remat_graph.errors import cut
 
 
 def show(table: Table) -> None:
@@ -32,8 +35,18 @@ def say(line: str) -> None:
 
 
 def complain(line: str) -> None:
-    """Print one line on stderr; what would break it into several is folded."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"remat: {' '.join(line.split())}"))
+    """Print one line on stderr; what would break it into several is folded, and a long one cut."""
+    with suppress(OSError):  # where nobody listens, the exit code still tells
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console.print(Text(f"remat: {cut(' '.join(line.split()))}"))
+
+
+def give_up_output() -> None:
+    """Drop what the output does not take, which Python would try to write again as it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

@@ -33,13 +33,13 @@ from remat_facade.method import Method
 from remat_graph import BadFile, Graph, RematError
 from remat_graph.errors import ForeignPlan, OverBudget
 from remat_graph.fingerprint import fingerprint
-from remat_graph.jsonfile import Reader, read_json, write_json
+from remat_graph.jsonfile import read_sealed, write_sealed
 from remat_graph.plan import Plan
 from remat_graph.serialize import plan_from_data, plan_to_data
 from remat_graph.training import at_home
 
 FORMAT = "remat-zoo"
-VERSION = 1
+VERSION = 2
 
 SLOWER = 0.01
 """A saved plan may recompute so much more than when it was made, as a ratio of the step's time."""
@@ -65,12 +65,10 @@ class Zoo:
         """The plan of an earlier process, judged again on this graph; None if there is none that serves."""
         key = self.key(graph, budget_nbytes, method)
         path = self.path(key)
-        if not path.is_file():
+        if not os.path.isfile(path):  # which no error of the system interrupts
             return None
         try:
-            reader = Reader(read_json(path), str(path))
-            if reader.get("format").text() != FORMAT or reader.get("version").size() != VERSION:
-                reader.fail(f"is not version {VERSION} of {FORMAT}")
+            reader = read_sealed(path, FORMAT, VERSION)
             if reader.get("key").data != key:
                 reader.fail("is of another graph, budget or solver than its name says")
             limit = reader.get("time_limit_s")
@@ -98,7 +96,7 @@ class Zoo:
         data = {"format": FORMAT, "version": VERSION, "key": key, "time_limit_s": method.time_limit_s}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_json({**data, "plan": plan_to_data(plan)}, self.path(key))
+            write_sealed({**data, "plan": plan_to_data(plan)}, self.path(key))
             self._drop_oldest()
         except OSError as error:
             # Where nothing can be written beside it either, the cache of costs has said so.

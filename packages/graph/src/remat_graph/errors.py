@@ -1,13 +1,44 @@
 """What can go wrong with a graph, a schedule or a saved file: one small class a mistake."""
 
+import functools
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 
+_MOST_TEXT = 2000
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 3, 60, 40, 80
+
+
+def shown(value: object) -> str:
+    """A value of the user's for an error's text: its `repr`, cut where that is long."""
+    try:
+        text = _SHORT.repr(value)
+    except ValueError:  # more digits than Python prints
+        text = f"<{type(value).__name__}>"
+    return cut(" ".join(text.split()), 160)
+
+
+def cut(text: str, most: int = _MOST_TEXT) -> str:
+    """A text without its middle where it is longer than so many characters; advice stands at the end."""
+    if len(text) <= most:
+        return text
+    tail = most // 4
+    return f"{text[: most - tail - 5]} ... {text[-tail:]}"
+
 
 class RematError(Exception):
-    """Base of every error that remat raises on purpose; its text is one line that says what to do."""
+    """Base of every error that remat raises on purpose; its text is one line that says what to do.
+
+    However long what it quotes is, the text is not: that holds for every subclass.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__str__" in vars(cls):
+            cls.__str__ = _bounded(cls.__str__)  # type: ignore[method-assign]
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # Exceptions rebuild themselves from positional arguments, which keyword-only classes do not take;
@@ -15,6 +46,14 @@ class RematError(Exception):
         kind: type[RematError] = type(self)
         fields = attrs.fields_dict(kind) if attrs.has(kind) else {}
         return _rebuild, (kind, self.args, {name: getattr(self, name) for name in fields})
+
+
+def _bounded(text_of: Callable[[Any], str]) -> Callable[[Any], str]:
+    @functools.wraps(text_of)
+    def bounded(error: Any) -> str:
+        return cut(text_of(error))
+
+    return bounded
 
 
 def _rebuild(kind: type[RematError], args: tuple[Any, ...], fields: dict[str, Any]) -> RematError:
@@ -155,4 +194,5 @@ class UnknownPlatform(RematError):
     known: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"no cost platform {self.name!r}: choose one of {', '.join(self.known) or '(none installed)'}"
+        known = ", ".join(self.known) or "(none installed)"
+        return f"no cost platform {shown(self.name)}: choose one of {known}"

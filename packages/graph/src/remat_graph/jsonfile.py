@@ -1,38 +1,40 @@
 """JSON files that are read with suspicion and written whole or not at all.
 
 `read_json` turns every way in which a file can be unreadable into one `BadFile`; `Reader` walks the data and
-names the place of the first thing that is not what was wanted. `write_json` goes through a temporary file
-beside the target, so that a crash or Ctrl-C leaves the old file or the new one.
+names the place of the first thing that is not what was wanted.
+
+Caches hold what nobody can judge by looking at it, such as what an operator took. So `write_sealed` adds a
+checksum, and `read_sealed` refuses a file that was edited or damaged.
 """
 
+import hashlib
 import json
 import math
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar, final
 
-from remat_graph.errors import BadFile
+from remat_graph.errors import BadFile, shown
+from remat_graph.wholefile import write_whole
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 _LARGEST = 2**63 - 1  # sizes and indices go into 64-bit arrays
+_MOST_NBYTES = 1 << 29  # of a file: a graph takes some 300 for each op
+_SEAL = "sha256"
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Parse a JSON file.
 
     Raises:
-        BadFile: missing, unreadable, not UTF-8, not JSON, or cut off.
+        BadFile: missing, unreadable, too large, not UTF-8, not JSON, or cut off.
     """
     name = os.fspath(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path, _MOST_NBYTES)
     except FileNotFoundError:
         raise BadFile(path=name, problem="no such file; check the path") from None
     except UnicodeDecodeError:
@@ -53,31 +55,73 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise BadFile(path=name, problem=f"holds a number that cannot be used: {error}") from None
 
 
-def write_json(data: Any, path: str | os.PathLike[str]) -> None:
-    """Write a JSON file atomically.
+def read_text(path: str | os.PathLike[str], most_nbytes: int) -> str:
+    """Read a file of text that holds no more than so many bytes.
+
+    Raises:
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is not UTF-8.
+        ValueError: it is larger, or endless as some devices are.
+    """
+    with open(path, "rb") as file:
+        data = file.read(most_nbytes + 1)
+    if len(data) > most_nbytes:
+        raise ValueError(f"it has more than {most_nbytes} bytes")
+    return data.decode()
+
+
+def write_json(data: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
+    """Write a JSON file in one step (`remat_graph.wholefile`).
+
+    Args:
+        data: what goes into it.
+        path: the file.
+        private: whether nobody but the user may read it.
 
     Raises:
         OSError: the folder is missing or read-only; an existing file is left as it was.
         ValueError: the data holds NaN, an infinity or something that is not JSON.
     """
-    target = Path(os.path.realpath(path))  # a link stays one; what it points to is replaced
     text = json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
-    if target.exists() and not target.is_file():
-        target.write_text(text, encoding="utf-8")  # a pipe or a terminal: nothing there to replace
-        return
-    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
+    write_whole(path, text, private=private)
+
+
+def write_sealed(data: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write a cache's file: an object with a checksum, for nobody but the user; errors as of `write_json`."""
+    write_json({**data, _SEAL: _checksum(data)}, path, private=True)
+
+
+def read_sealed(path: str | os.PathLike[str], kind: str, version: int) -> "Reader":
+    """Read what `write_sealed` wrote.
+
+    Args:
+        path: the file.
+        kind: what it must say that its format is.
+        version: the only one that is known.
+
+    Raises:
+        BadFile: it is missing, unreadable, of another format, or not as it was written.
+    """
+    name = os.fspath(path)
+    if not os.path.isfile(path):  # a pipe would have us wait
+        raise BadFile(path=name, problem="is not a file")
+    reader = Reader(read_json(path), name)
+    if (reader.get("format").data, reader.get("version").data) != (kind, version):
+        reader.fail(f"is not version {version} of {kind}")
+    data = dict(reader.mapping())
+    seal = data.pop(_SEAL, None)
     try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(OSError):
-            shutil.copymode(target, temporary)  # an existing file keeps its mode
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+        unchanged = seal == _checksum(data)
+    except (ValueError, RecursionError):  # infinite numbers, too many brackets
+        unchanged = False
+    if not unchanged:
+        reader.fail("was edited or damaged: its checksum is of another content")
+    return reader
+
+
+def _checksum(data: Mapping[str, Any]) -> str:
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -96,8 +140,8 @@ class Reader:
         raise BadFile(path=self.source, problem=f"{self.place}: {problem}" if self.place else problem)
 
     def _wanted(self, wanted: str) -> NoReturn:
-        came = "null" if self.data is None else f"{type(self.data).__name__} {self.data!r}"
-        self.fail(f"{wanted} was wanted, but it is {came[:80]}")
+        came = "null" if self.data is None else f"{type(self.data).__name__} {shown(self.data)}"
+        self.fail(f"{wanted} was wanted, but it is {came}")
 
     def get(self, key: str) -> "Reader":
         """The member of an object; it must be there."""
@@ -135,7 +179,7 @@ class Reader:
     def known(self, keys: frozenset[str]) -> None:
         """An object without any key that the reader would ignore, which would lose what the writer meant."""
         if unknown := sorted(set(self.mapping()) - keys):
-            self.fail(f"unknown key {unknown[0]!r}; it wants one of {', '.join(sorted(keys))}")
+            self.fail(f"unknown key {shown(unknown[0])}; it wants one of {', '.join(sorted(keys))}")
 
     def header(self, kind: str, newest: int, word: str) -> None:
         """An object that begins as our files do: with its format, and a version that we know."""
@@ -195,4 +239,4 @@ class Reader:
         try:
             return kinds(word)
         except ValueError:
-            self.fail(f"{word!r} is none of {', '.join(kinds)}")
+            self.fail(f"{shown(word)} is none of {', '.join(kinds)}")

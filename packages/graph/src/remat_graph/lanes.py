@@ -12,14 +12,15 @@ import attrs
 
 from remat_graph.schedule import Lane
 
-_rate = attrs.validators.and_(attrs.validators.gt(0.0), attrs.validators.lt(float("inf")))
+# What a copy takes is a number of seconds that can be added to others, however large the value.
+_rate = attrs.validators.and_(attrs.validators.ge(1e-12), attrs.validators.le(1e18))
 _rate_or_none = attrs.validators.optional(_rate)
 _LEAST = 0.05  # of its own speed, which the CPU's optimizer keeps however busy the host's memory is
 
 
 @attrs.frozen(kw_only=True)
 class Links:
-    """What lies between device and host, bytes per second.
+    """What lies between device and host, bytes per second: numbers from 1e-12 to 1e18.
 
     Attributes:
         to_host_nbytes_per_s: away from the device, alone.

@@ -19,6 +19,7 @@ from remat_graph.platform import OpCost, Platform, Roofline, get_platform
 
 FORMAT, VERSION = "remat-platform", 1
 _BEST = 0.9  # quantile of the rates seen that counts as what the device can do
+_SHORTEST_S, _LONGEST_S, _MOST_NBYTES = 1e-12, 1e6, 2**50  # of one operator, on any device
 _LONG = 4.0  # launches: what takes longer tells about rates
 
 
@@ -164,12 +165,18 @@ def load_platform(path: str | os.PathLike[str]) -> Measured:
 def _links(reader: Reader) -> Links:
     rates = {name: reader.get(name).seconds() for name in reader.mapping()}
     reader.known(frozenset(attrs.fields_dict(Links)))
-    if min(rates.values(), default=1.0) <= 0.0:
-        reader.fail("a bandwidth of 0; leave out what was not measured")
-    return Links(**rates)
+    try:
+        return Links(**rates)
+    except ValueError:
+        reader.fail("a bandwidth of 0, or one that nothing has; leave out what was not measured")
 
 
 def _measurement(key: str, reader: Reader) -> Measurement:
+    time_s, workspace_nbytes = reader.get("time_s").seconds(), reader.get("workspace_nbytes").size()
+    if time_s and not _SHORTEST_S <= time_s <= _LONGEST_S:
+        reader.get("time_s").fail(f"no operator takes {time_s:g} s; measure again")
+    if workspace_nbytes > _MOST_NBYTES:
+        reader.get("workspace_nbytes").fail(f"no device has {workspace_nbytes} bytes; measure again")
     return Measurement(
         cost=OpCost(
             flops=reader.get("flops").seconds(),
@@ -177,6 +184,6 @@ def _measurement(key: str, reader: Reader) -> Measurement:
             written_nbytes=reader.get("written_nbytes").size(),
             key=key,
         ),
-        time_s=reader.get("time_s").seconds(),
-        workspace_nbytes=reader.get("workspace_nbytes").size(),
+        time_s=time_s,
+        workspace_nbytes=workspace_nbytes,
     )

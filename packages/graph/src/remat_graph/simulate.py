@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import attrs
 
 from remat_graph.clock import Clock
-from remat_graph.errors import InvalidSchedule
+from remat_graph.errors import InvalidSchedule, shown
 from remat_graph.ir import Graph, Home, Role, Value
 from remat_graph.lanes import Links
 from remat_graph.schedule import (
@@ -233,7 +233,7 @@ class _Replay:
             case OptimizerStep():
                 return self.optimize(step)
             case _:
-                self.fail(f"{step!r} is no step")
+                self.fail(f"{shown(step)} is no step")
         return self.held
 
     # -- compute lane

@@ -7,7 +7,7 @@ from typing import SupportsIndex
 
 import attrs
 
-from remat_graph.errors import BadBudget
+from remat_graph.errors import BadBudget, shown
 from remat_graph.ir import Graph
 from remat_graph.schedule import Schedule
 from remat_graph.simulate import simulate
@@ -112,27 +112,27 @@ def noremat_peak_nbytes(graph: Graph) -> int:
 def _split(amount: object) -> tuple[float | int, str, str]:
     """Number, unit in lower case, and the amount as it came, for messages."""
     if isinstance(amount, str):
-        shown = repr(amount if len(amount) <= 40 else amount[:37] + "...")
+        came = repr(amount if len(amount) <= 40 else amount[:37] + "...")
         match = _AMOUNT.fullmatch(amount.strip())
         if match is None or "__" in amount:
-            raise BadBudget(budget=shown, problem="is neither a size nor a percentage")
+            raise BadBudget(budget=came, problem="is neither a size nor a percentage")
         digits, exponent, unit = match.group(1).replace("_", ""), match.group(2), match.group(3).lower()
         if unit not in _SCALES and unit not in ("", "%"):
-            raise BadBudget(budget=shown, problem=f"{match.group(3)!r} is no unit")
+            raise BadBudget(budget=came, problem=f"{shown(match.group(3))} is no unit")
         if exponent is None and "." not in digits and len(digits) < 30:
-            return int(digits), unit, shown
-        return _finite(float(digits + ("" if exponent is None else f"e{exponent}")), shown), unit, shown
-    shown = repr(amount)[:40]
+            return int(digits), unit, came
+        return _finite(float(digits + ("" if exponent is None else f"e{exponent}")), came), unit, came
+    came = shown(amount)
     if isinstance(amount, bool):
-        raise BadBudget(budget=shown, problem="is a bool, not a number of bytes")
+        raise BadBudget(budget=came, problem="is a bool, not a number of bytes")
     if isinstance(amount, float):
-        if not _finite(amount, shown).is_integer():
-            raise BadBudget(budget=shown, problem="is not a whole number of bytes")
-        return int(amount), "b", shown
+        if not _finite(amount, came).is_integer():
+            raise BadBudget(budget=came, problem="is not a whole number of bytes")
+        return int(amount), "b", came
     try:
-        return index(amount), "b", shown  # type: ignore[arg-type]
+        return index(amount), "b", came  # type: ignore[arg-type]
     except TypeError:
-        raise BadBudget(budget=shown, problem=f"is a {type(amount).__name__}") from None
+        raise BadBudget(budget=came, problem=f"is a {type(amount).__name__}") from None
 
 
 def _finite(number: float, shown: str) -> float:

@@ -5,6 +5,7 @@ import difflib
 import attrs
 
 from remat_graph import RematError
+from remat_graph.errors import shown
 from remat_graph.units import format_nbytes
 
 
@@ -25,9 +26,9 @@ class UnknownSolver(RematError):
     known: tuple[str, ...]
 
     def __str__(self) -> str:
-        close = difflib.get_close_matches(self.name, self.known, n=1)
+        close = difflib.get_close_matches(shown(self.name).strip("'"), self.known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        return f"unknown solver {self.name!r}{hint} (known: {', '.join(self.known)})"
+        return f"unknown solver {shown(self.name)}{hint} (known: {', '.join(self.known)})"
 
 
 @attrs.frozen(kw_only=True, str=False)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 
 from remat_graph import Graph, InvalidSchedule, Links, Schedule, Start, Timeline, simulate
+from remat_graph.errors import shown
 
 
 @attrs.frozen(eq=False)
@@ -198,7 +199,7 @@ def positive_or_none(_: Any, field: "attrs.Attribute[Any]", value: Any) -> None:
         ValueError: it is zero or less.
     """
     if value is not None and not value > 0:
-        raise ValueError(f"{field.name} wants seconds above 0, or None for no limit, got {value!r}")
+        raise ValueError(f"{field.name} wants seconds above 0, or None for no limit, got {shown(value)}")
 
 
 def judge(

@@ -8,6 +8,7 @@ from remat_executor.runtime import Runtime
 from remat_executor.runtime.cudagraph import CudaGraphs
 from remat_executor.runtime.eager import Eager
 from remat_executor.runtime.inductor import Inductor
+from remat_graph.errors import shown
 
 RUNTIMES = ("eager", "inductor", "cudagraph")
 
@@ -20,7 +21,7 @@ def check_runtime(name: object, device: torch.device) -> None:
     """
     if not isinstance(name, str) or name not in RUNTIMES:
         raise BadInput(
-            problem=f"runtime is {name!r}, not one of {', '.join(map(repr, RUNTIMES))}",
+            problem=f"runtime is {shown(name)}, not one of {', '.join(map(repr, RUNTIMES))}",
             advice='leave it out for "eager"',
         )
     if name == "cudagraph" and device.type != "cuda":

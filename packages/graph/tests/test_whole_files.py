@@ -1,0 +1,106 @@
+"""A process that was killed while it wrote leaves nothing for longer than until somebody writes there."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from remat_graph import wholefile
+from remat_graph.wholefile import write_whole
+
+STOPS = """
+import os, signal, sys
+from remat_graph import wholefile
+if sys.argv[2] == "killed":
+    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+else:
+    os.replace = lambda *_: (print("writing", flush=True), input())
+wholefile.write_whole(sys.argv[1], "half")
+"""
+
+
+def started(path, how):
+    """A process that stops right before its file would be in place."""
+    words = [sys.executable, "-c", STOPS, str(path), how]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are posix")
+def test_what_a_killed_process_leaves_is_removed(tmp_path):
+    """By the next one that writes in that folder, whatever it writes."""
+    (tmp_path / "a").write_text("before")
+    with started(tmp_path / "a", "killed") as process:
+        assert -signal.SIGKILL == process.wait()
+    assert len(os.listdir(tmp_path)) == 2
+    write_whole(tmp_path / "b", "whole")
+    assert ["a", "b"] == sorted(os.listdir(tmp_path))
+    assert "before" == (tmp_path / "a").read_text()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks are posix")
+def test_what_another_process_is_writing_stays(tmp_path):
+    """It is not taken for abandoned."""
+    with started(tmp_path / "a", "waiting") as process:
+        process.stdout.readline()
+        write_whole(tmp_path / "b", "whole")
+        assert len(os.listdir(tmp_path)) == 2
+        process.communicate(b"\n")
+    assert ["b"] == [name for name in os.listdir(tmp_path) if not name.startswith(".")]
+
+
+def test_many_write_one_file_at_once(tmp_path):
+    """Each is whole, none fails, nothing is left beside it."""
+    failed = []
+
+    def write(letter):
+        try:
+            for _ in range(50):
+                write_whole(tmp_path / "file", letter * 1000)
+                assert 1 == len(set((tmp_path / "file").read_text()))
+        except (OSError, AssertionError) as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(letter,)) for letter in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [] == failed
+    assert ["file"] == os.listdir(tmp_path)
+
+
+def test_files_of_others_stay(tmp_path):
+    """Only names that are ours are looked at."""
+    names = [".a.part", "a.remat-part", ".a.remat-part", ".a.0000000g.remat-part"]
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    write_whole(tmp_path / "b", "whole")
+    assert sorted([*names, "b"]) == sorted(os.listdir(tmp_path))
+
+
+def test_without_locks(tmp_path, monkeypatch):
+    """Where there are none, a file that nobody has open can be removed and one in use cannot."""
+    monkeypatch.setattr(wholefile, "fcntl", None)
+    (tmp_path / ".a.00000000.remat-part").write_text("half")
+    write_whole(tmp_path / "a", b"whole")
+    assert ["a"] == os.listdir(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are posix")
+def test_a_private_file_is_the_users_alone(tmp_path):
+    """Also one that was not before."""
+    path = tmp_path / "file"
+    path.write_text("before")
+    path.chmod(0o644)
+    write_whole(path, "after", private=True)
+    assert 0o600 == path.stat().st_mode & 0o777
+
+
+def test_a_name_as_long_as_names_may_be(tmp_path):
+    """The temporary file's is no longer, in bytes."""
+    name = "é" * 127
+    write_whole(tmp_path / name, "whole")
+    assert [name] == os.listdir(tmp_path)
