@@ -203,8 +203,12 @@ class Stepper:
                 found = f"the state {each.name} is {state[each.name].dtype}, wanted is {each.dtype}"
                 raise StepMisuse(problem=f"{found}; replace it, or step what it was made for")
 
+        missing = any(name not in state for name in profile.placed)
+        # Found out now, by a step of a stand-in that keeps the generators: pieces run in a lane's thread.
+        made = {t.name: t for t in self.layout(param, like)} if missing else {}
+
         def reserve(name: str) -> torch.Tensor:
-            return self._place(param, next(t for t in self.layout(param, like) if t.name == name), like)
+            return self._place(param, made[name], like)
 
         settings = {
             name: value.clone() if isinstance(value, torch.Tensor) else value  # a scheduler may fill it anew
