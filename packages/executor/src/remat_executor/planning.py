@@ -1,7 +1,6 @@
 """Plans for the ways in which a module is called: made when one is first needed, kept, found again."""
 
 import contextlib
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from remat_executor import torch_private
 from remat_executor.buckets import Buckets
 from remat_executor.cost_cache import CostCache
 from remat_executor.errors import NothingToDifferentiate, UntruePlan, warn
+from remat_executor.forks import ForkAwareLock
 from remat_executor.garbage import rare_collections
 from remat_executor.guards import Signature
 from remat_executor.handler import Handlers
@@ -70,7 +70,7 @@ class Planning:
     device: torch.device
     steps: Plans[Signature, PlannedStep]
     undifferentiable: Plans[Signature, bool] = attrs.field(factory=Plans)
-    lock: Any = attrs.field(factory=threading.RLock)
+    lock: Any = attrs.field(factory=lambda: ForkAwareLock("a module that is planned"))
     runs: Counter[str] = attrs.field(factory=Counter)
     said: set[str] = attrs.field(factory=set)
     in_vain: int = 0

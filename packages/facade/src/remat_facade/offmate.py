@@ -6,8 +6,11 @@ One plan says for every parameter, gradient, optimizer state and activation whet
 moves to the host and back, or is made again.
 """
 
+import contextlib
 import importlib
+import os
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,7 +30,7 @@ from remat_facade.inputs import as_call, check_model, tensors_of
 from remat_facade.method import Method, as_config
 from remat_facade.planner import PLANNING_S, SAVED, Progress, silent, versions
 from remat_facade.zoo import Zoo
-from remat_graph import Grads, Graph, Links, simulate
+from remat_graph import Grads, Graph, Links, RematError, simulate
 from remat_graph.errors import BadBudget
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform, links_of
@@ -36,6 +39,7 @@ from remat_graph.units import format_nbytes, parse_nbytes, resolve_budget
 from remat_offload import CudaMachine, HostPool, HostPoolStatistics, Machine, SimulatedMachine
 from remat_offload.errors import OffloadMisuse
 from remat_offload.rates import measure_links
+from remat_offload.threads import LanedMachine
 from remat_offload.training import Training
 from remat_offload.weights import Filler, Weights
 from remat_solvers import Deadline, Problem
@@ -149,9 +153,14 @@ class Offmate(Rockmate):
         if in_backward is None:
             in_backward = optimizer is None and chosen.optimizer is None
         optimizer = optimizer or named_optimizer(chosen, model)
-        machine = machine or (CudaMachine(device) if device.type == "cuda" else SimulatedMachine())
+        own: list[LanedMachine | HostPool] = []
+        if machine is None:
+            machine = CudaMachine(device) if device.type == "cuda" else SimulatedMachine()
+            own.append(machine)
         host_given = pool is not None or chosen.host_budget is not None
-        pool = pool or HostPool(_host_nbytes(chosen.host_budget), device=machine.device)
+        if pool is None:
+            pool = HostPool(_host_nbytes(chosen.host_budget), device=machine.device)
+            own.append(pool)
         training = Training(
             machine,
             pool,
@@ -161,6 +170,9 @@ class Offmate(Rockmate):
             accumulation=chosen.accumulation,
             filler=filler,
         )
+        end = weakref.finalize(self, _end, training, own, os.getpid())
+        training.engine.owner = weakref.ref(self)
+        end.atexit = False  # a machine that is open when the interpreter ends is its own concern
         if links is None:
             links = links_from(chosen.links) if chosen.links else links_of(platform)
         planner = _Planner(
@@ -193,7 +205,7 @@ class Offmate(Rockmate):
             handlers=training,
             device=machine.device,
         )
-        self.__dict__["_training"] = training
+        self.__dict__.update(_training=training, _end=end)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -223,6 +235,20 @@ class Offmate(Rockmate):
         self._wait()
         if "_training" in self.__dict__:
             self.__dict__["_training"].check_gradients()
+
+    def close(self) -> None:
+        """Finish the updates that are under way, end the lanes' threads and unpin the host's memory.
+
+        That also happens when the last reference to the module goes. Parameters and states stay where they
+        are, and are ordinary tensors. A machine or a pool that was given is left to who gave it.
+
+        Raises:
+            LaneFailed: an update could not be carried out.
+        """
+        try:
+            self._wait()
+        finally:
+            self.__dict__["_end"]()
 
     def clip_grad_norm_(
         self,
@@ -482,6 +508,19 @@ def _check(name: str, given: object, wanted: type, advice: str) -> None:
         raise OffloadMisuse(
             problem=f"{name} is a {type(given).__name__}, not a {wanted.__name__}", advice=advice
         )
+
+
+def _end(training: Training, own: list[LanedMachine | HostPool], process: int) -> None:
+    """Let a module go: its updates are finished; what was made for it ends, in the process that made it."""
+    if process != os.getpid():
+        return
+    with contextlib.suppress(RematError):  # nobody is left to be told
+        training.wait()
+    for each in own:
+        if isinstance(each, HostPool):
+            each.give_up()
+        else:
+            each.close()
 
 
 def _host_nbytes(host_budget: int | str | None) -> int:

@@ -119,6 +119,7 @@ class Engine:
         clipping: norms and scales of gradients.
         accumulating: whether updates within a backward add their gradients up instead.
         added_up: parameters with gradients that the next backward that steps shall step by.
+        owner: gives what must not go while a call is under way, the module; the engine does not keep it.
     """
 
     def __init__(self, machine: Machine, pool: HostPool, updates: Updates) -> None:
@@ -134,6 +135,7 @@ class Engine:
         self.accumulating = False
         self.added_up: set[nn.Parameter] = set()
         self._latest: PlannedStep | None = None
+        self.owner: Callable[[], object] = int
 
     # -- between calls
 
@@ -365,6 +367,7 @@ class Transfers:
     def __init__(self, engine: Engine, step: PlannedStep) -> None:
         self.engine, self.step, self.graph = engine, step, step.graph
         self.machine = engine.machine
+        self.owner = engine.owner()
         self.tickets: dict[Transfer, Ticket] = {}
         self.away: dict[int, Tensor] = {}  # bytes on the host of values that do not live there
         self.layouts: dict[int, Layout] = {}  # how they lay on the device

@@ -5,13 +5,13 @@ leaves, so that state dicts, schedulers and groups work as ever. Settings are re
 """
 
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from remat_executor.forks import ForkAwareLock
 from remat_offload.errors import StepMisuse
 from remat_offload.flat import ALIGNMENT, flat, memory_order, pieces, share_order
 from remat_offload.piecewise import PiecewiseStep, put
@@ -53,7 +53,7 @@ class Stepper:
                 problem=f"chunks of {chunk_numel} elements; give a positive multiple of {ALIGNMENT}"
             )
         self._optimizer, self._chunk_numel, self._memory = optimizer, chunk_numel, memory
-        self._lock = threading.Lock()
+        self._lock = ForkAwareLock("an optimizer that is tried out")
         self._groups: dict[torch.Tensor, int] = {}
         self._profiles: dict[tuple[torch.Tensor, int, torch.dtype, str], Profile] = {}
         self._by_settings: dict[tuple[str, int, torch.dtype, str], Profile] = {}
