@@ -8,6 +8,7 @@ the update of a parameter on the CPU, the copy that brought an activation.
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol, cast
 
 import attrs
@@ -34,6 +35,7 @@ from remat_graph import (
 from remat_offload.clipping import Clipping
 from remat_offload.errors import OffloadMisuse
 from remat_offload.inflight import land, take_off
+from remat_offload.interrupts import uninterrupted
 from remat_offload.lanes import Machine, Ticket
 from remat_offload.pool import HostPool
 from remat_offload.weights import Filler, let_lie
@@ -67,12 +69,14 @@ class Resident:
         layout: how its tensor lies in them.
         written: the work that writes them last; None if nobody does.
         read: the latest copy that reads them.
+        newer: on the device, the bytes that an update has left there and nobody has copied home yet.
     """
 
     whole: Tensor
     layout: Layout
     written: Ticket | None = None
     read: Ticket | None = None
+    newer: Tensor | None = None
 
     @property
     def tensor(self) -> Tensor:
@@ -212,6 +216,7 @@ class Engine:
     def begin(self, step: PlannedStep) -> "Transfers":
         """The handler of one call."""
         self.land()
+        self._bring_home()
         self._latest = step
         return Transfers(self, step)
 
@@ -287,11 +292,27 @@ class Engine:
             LaneFailed: one could not be carried out. Its parameter is as it was: load a checkpoint, or go on.
         """
         self.land()
+        self._bring_home()
         try:
             self.machine.drain()
         finally:
             for resident in self.residents.values():  # nothing is under way, and what failed has been told
                 resident.written = resident.read = None
+
+    def _bring_home(self) -> None:
+        """Copy home what an update left on the device, where something came between that and its copy."""
+        for name, resident in self.residents.items():
+            if resident.newer is not None:
+                self.send_home(name, resident.newer)
+
+    def send_home(self, name: str, newer: Tensor) -> Ticket:
+        """Copy the bytes of a resident home from the device."""
+        resident = self.residents[name]
+        ticket = self.machine.copy(
+            Lane.TO_HOST, resident.whole, newer, resident.before_writing(), f"{name} to the host"
+        )
+        resident.written, resident.newer = ticket, None
+        return ticket
 
     def let_wait(self, param: nn.Parameter, wait: Callable[[], None]) -> None:
         """Let whoever reads a parameter, or asks for its gradient, wait first; until the next call."""
@@ -333,14 +354,16 @@ class Engine:
         for item in step.program.tail:
             if isinstance(item, OptimizerStep) and item.value in without:
                 continue
-            handler.carry_out(cast(Action, item), live)
-            if isinstance(item, OptimizerStep) and item.lane is Lane.CPU_OPTIMIZER:
-                self._take_off(step.graph.values[item.value].name, self.params[item.value])
+            with uninterrupted() if isinstance(item, OptimizerStep) else nullcontext():
+                handler.carry_out(cast(Action, item), live)
+                if isinstance(item, OptimizerStep) and item.lane is Lane.CPU_OPTIMIZER:
+                    self._take_off(step.graph.values[item.value].name, self.params[item.value])
         for update in self._left_out(step):
             live[update.grad] = cast(Tensor, self.params[update.param].grad)
-            handler.update_unplanned(update, live)
-            if step.graph.values[update.param].home is Home.HOST:
-                self._take_off(step.graph.values[update.param].name, self.params[update.param])
+            with uninterrupted():
+                handler.update_unplanned(update, live)
+                if step.graph.values[update.param].home is Home.HOST:
+                    self._take_off(step.graph.values[update.param].name, self.params[update.param])
 
     def _left_out(self, step: PlannedStep) -> list[Update]:
         """Updates that the plan of a call does not know.
@@ -435,14 +458,10 @@ class Transfers:
             pool = self.engine.pool
             take = pool.lease if self.graph.values[value].role is Role.GRAD else pool.allocate
             destination = self.away[value] = take(source.numel())
-            after: list[Ticket] = []
+            name = f"{self.graph.values[value].name} to the host"
+            self.tickets[transfer] = self.machine.copy(Lane.TO_HOST, destination, source, (), name)
         else:
-            destination, after = resident.whole, resident.before_writing()
-        name = f"{self.graph.values[value].name} to the host"
-        ticket = self.machine.copy(Lane.TO_HOST, destination, source, after, name)
-        self.tickets[transfer] = ticket
-        if resident is not None:
-            resident.written = ticket
+            self.tickets[transfer] = self.engine.send_home(self.graph.values[value].name, source)
 
     def fetch(self, transfer: Transfer) -> Tensor:
         """Bring a value from the host."""
@@ -470,7 +489,8 @@ class Transfers:
     def update(self, step: OptimizerStep, live: dict[int, Tensor]) -> None:
         """Update a parameter: in the backward by the gradient just made, afterwards by its ``.grad``."""
         self.engine.added_up.clear()
-        self.update_by(self.step.updates[step.value], step.lane, live)
+        with uninterrupted():
+            self.update_by(self.step.updates[step.value], step.lane, live)
 
     def update_unplanned(self, update: Update, live: dict[int, Tensor]) -> None:
         """Update a parameter of which the plan knows nothing by its ``.grad``, where it is at home."""
@@ -499,6 +519,9 @@ class Transfers:
                 if v in live
             }
             grad, new, _ = self.gradients(update, live)
+            for value in update.states:
+                if value in live and (resident := self.resident(value)) is not None:
+                    resident.newer = _bytes_of(live[value])
             self.engine.updates.on_device(param, grad if new is None else grad.add_(new), states)
             return
         grad, new, after = self.gradients(update, live)
