@@ -390,6 +390,12 @@ def is_data_dependent(error: Exception) -> bool:
     return any(name in (type(error).__name__, *(c.__name__ for c in type(error).__mro__)) for name in names)
 
 
+def storage_holders(tensor: torch.Tensor) -> int:
+    """How many tensors, and Python's own object, hold a tensor's storage."""
+    count: int = _private("torch._C", "_storage_Use_Count")(tensor.untyped_storage()._cdata)
+    return count
+
+
 @functools.cache
 def _profilers_watcher() -> tuple[Any, Any] | None:
     """What finds the profiler's object that has a thread, and what ends that; None where there are none."""

@@ -8,6 +8,7 @@ moves to the host and back, or is made again.
 
 import contextlib
 import importlib
+import inspect
 import os
 import time
 import weakref
@@ -326,7 +327,16 @@ class Offmate(Rockmate):
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The original's, into the tensors where they are."""
+        """The original's, into the tensors where they are.
+
+        Raises:
+            OffloadMisuse: ``assign=True``, which would leave the optimizer with other parameters.
+        """
+        if kwargs.get("assign") or args[2:3] == (True,):
+            raise OffloadMisuse(
+                problem="load_state_dict(assign=True) gives the module parameters that its optimizer lacks",
+                advice="leave assign out: values are loaded into the tensors where they are",
+            )
         self._wait()
         return super().load_state_dict(*args, **kwargs)
 
@@ -500,6 +510,19 @@ def named_optimizer(config: OffmateConfig, model: nn.Module) -> Optimizer:
     except Exception as error:  # whatever the class raises
         problem = f"{name} refuses {options}: {error}"
         raise BadConfig(field="optimizer_options", problem=" ".join(problem.split())) from error
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """See that a module whose values move has all options that it is given.
+
+    Raises:
+        BadConfig: it lacks one.
+    """
+    known = inspect.signature(Offmate.__init__).parameters
+    lacks = [name for name in options if name not in known]
+    if lacks:
+        problem = f"offmate has no option {', '.join(lacks)}; leave it out, or use a config of another type"
+        raise BadConfig(field="type", problem=problem)
 
 
 def _check(name: str, given: object, wanted: type, advice: str) -> None:

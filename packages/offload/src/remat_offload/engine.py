@@ -69,6 +69,7 @@ class Resident:
         layout: how its tensor lies in them.
         written: the work that writes them last; None if nobody does.
         read: the latest copy that reads them.
+        holders: how many hold its bytes' storage if nobody does but the pool and this.
         newer: on the device, the bytes that an update has left there and nobody has copied home yet.
     """
 
@@ -77,6 +78,10 @@ class Resident:
     written: Ticket | None = None
     read: Ticket | None = None
     newer: Tensor | None = None
+    holders: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.holders = torch_private.storage_holders(self.whole)
 
     @property
     def tensor(self) -> Tensor:
@@ -134,6 +139,7 @@ class Engine:
         self._homes: list[tuple[str, nn.Parameter]] = []
         self._moved: dict[nn.Parameter, str] = {}
         self._device_layouts: dict[str, Layout] = {}
+        self._former: dict[str, list[Tensor]] = {}  # homes that somebody else held when they were left
         self._in_flight: list[nn.Parameter] = []
         self.clipping = Clipping(machine, self.let_wait)
         self.accumulating = False
@@ -221,26 +227,63 @@ class Engine:
         return Transfers(self, step)
 
     def take_back(self) -> None:
-        """Bring parameters home that were given other data meanwhile, by ``.data = ...`` or ``load``, say.
+        """Bring parameters home that were given other memory meanwhile, by ``.data = ...`` or ``load``, say.
+
+        Their values go on from there, as in plain training. Who else holds a home, after values have been
+        swapped, keeps what is in it: the parameter gets another.
 
         Raises:
-            OffloadMisuse: one has another layout now, or is on another device: its plan is none any more.
+            OffloadMisuse: one has another shape, type or device now: its plan is none any more.
+            HostPoolExhausted: there is no room for another home.
         """
         self.land()
         for name, param in self._homes:
             resident = self.residents.get(name)
             home = self._device_layouts[name] if resident is None else resident.layout
             place = self.machine.device if resident is None else resident.whole.device
-            if Layout.of(param) != home or param.device != place:
+            now = Layout.of(param)
+            if differences := _differences(home, now, param.device, {place, self.machine.device}):
                 raise OffloadMisuse(
-                    problem=f"{name} is {param.dtype} of {tuple(param.shape)} on {param.device} now; it was "
-                    f"planned as {home.dtype} of {home.size} on {place}",
-                    advice="build the module anew from the original, which is its `module`",
+                    problem=f"{name} {differences}",
+                    advice="build the module anew from the original, its `module`",
                 )
-            if resident is not None and param.data_ptr() != resident.whole.data_ptr():
+            if resident is None and (now != home or param.device != place):
+                param.data = self._laid_out(home, param.data)
+            elif resident is not None and (now != home or param.data_ptr() != resident.tensor.data_ptr()):
                 self.wait()
-                resident.tensor.copy_(param.data)
-                param.data = resident.tensor
+                self._rehouse(name, resident, param)
+
+    def _laid_out(self, layout: Layout, values: Tensor) -> Tensor:
+        """Values in memory of their own on the device, as a plan wants them."""
+        steps = (stride * (size - 1) for size, stride in zip(layout.size, layout.stride, strict=True))
+        numel = layout.offset + 1 + sum(steps)
+        place = layout.on(self.machine.allocate((numel * layout.dtype.itemsize,), (1,), torch.uint8))
+        place.copy_(values)
+        return place
+
+    def _rehouse(self, name: str, resident: Resident, param: nn.Parameter) -> None:
+        """Let a home hold what its parameter is, whose memory is another."""
+        former = self._former.setdefault(name, [])
+        for whole in former:
+            if (
+                resident.layout == Layout.of(param)
+                and resident.layout.on(whole).data_ptr() == param.data_ptr()
+            ):
+                former.remove(whole)  # values were swapped back
+                former.append(resident.whole)
+                resident.whole = whole
+                break
+        else:
+            values = param.data.clone()
+            if torch_private.storage_holders(resident.whole) > resident.holders:
+                whole = self.pool.allocate(resident.whole.numel())
+                former.append(resident.whole)
+                resident.whole = whole
+            resident.tensor.copy_(values)
+            param.data = resident.tensor
+        for whole in [each for each in former if torch_private.storage_holders(each) <= resident.holders]:
+            former.remove(whole)
+            self.pool.release(whole)
 
     @property
     def device(self) -> torch.device:
@@ -589,6 +632,18 @@ class Transfers:
         """A gradient as autograd would take it, on its bytes."""
         size, stride, dtype = self.step.gradient_layout(value)
         return Layout(size, stride, 0, dtype).on(whole)
+
+
+def _differences(home: Layout, now: Layout, device: torch.device, places: set[torch.device]) -> str:
+    """In what a parameter is not what was planned, beyond where it lies in memory; empty if in nothing."""
+    found = []
+    if now.dtype != home.dtype:
+        found.append(f"is {now.dtype} now, and was planned as {home.dtype}")
+    if now.size != home.size:
+        found.append(f"has the shape {now.size} now, and was planned with {home.size}")
+    if device not in places:
+        found.append(f"is on {device} now, and was planned for {' or '.join(sorted(map(str, places)))}")
+    return ", ".join(found)
 
 
 def _let_go(
