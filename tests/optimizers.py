@@ -1,8 +1,10 @@
 """Optimizers as other people write them: small, and each odd in one way."""
 
+import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
@@ -136,6 +138,25 @@ class Noise(Simple):
         self, p: torch.Tensor, grad: torch.Tensor, state: dict[str, Any], group: dict[str, Any]
     ) -> None:
         p.add_(grad + torch.randn_like(p), alpha=-group["lr"])
+
+
+class NumpyNoise(Simple):
+    """Draws one number for every parameter, from numpy's global generator."""
+
+    def update(
+        self, p: torch.Tensor, grad: torch.Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
+        p.add_(grad, alpha=-group["lr"] * np.random.rand())
+
+
+class PythonNoise(Simple):
+    """Draws a number and forgets it, so that results do not show it."""
+
+    def update(
+        self, p: torch.Tensor, grad: torch.Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
+        random.random()
+        p.add_(grad, alpha=-group["lr"])
 
 
 class Counting(Simple):

@@ -1,8 +1,10 @@
 """The probe knows what may be cut, what is kept and what must be refused, and leaves no trace."""
 
 import copy
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import optim
@@ -45,7 +47,9 @@ REFUSED = [
     (optim.LBFGS, "step needs a closure"),
     (optim.SparseAdam, "does not support dense gradients"),
     (optimizers.GlobalClip, "changes clip"),
-    (optimizers.Noise, "couples parameters"),
+    (optimizers.NumpyNoise, "draws random numbers from numpy.random"),
+    (optimizers.PythonNoise, "draws random numbers from Python's random"),
+    (optimizers.Noise, "draws random numbers from torch's generator"),
     (optimizers.Counting, "changes steps"),
     (optimizers.Scheduled, "changes k"),
     (optimizers.Common, "belong to no parameter"),
@@ -176,6 +180,7 @@ def test_no_trace(made: type[optim.Optimizer]) -> None:
     hook = register_optimizer_step_pre_hook(lambda *_: called.append("global"))
     scheduler = optim.lr_scheduler.StepLR(optimizer, 1)  # replaces optimizer.step
     before = copy.deepcopy(optimizer.state_dict()), dict(vars(optimizer)), torch.get_rng_state()
+    others = random.getstate(), np.random.get_state()
     defaults = dict(optimizer.defaults)
     try:
         kind_of(optimizer)
@@ -187,6 +192,8 @@ def test_no_trace(made: type[optim.Optimizer]) -> None:
     assert before[1].keys() == vars(optimizer).keys()
     assert all(value is vars(optimizer)[key] for key, value in before[1].items())
     assert torch.equal(before[2], torch.get_rng_state())
+    assert others[0] == random.getstate()
+    np.testing.assert_equal(np.random.get_state(), others[1])
     assert defaults == optimizer.defaults
     assert torch.equal(torch.ones(6, 7), param)
     assert torch.equal(torch.ones(6, 7), param.grad)

@@ -80,8 +80,11 @@ def _from_profiler(function: Callable[[], T]) -> AllocatorRecord[T]:
     if torch_private.profiler_running():
         raise ProfilerBusy()
     session = profile(profile_memory=True, use_kineto=True)
-    with _quiet(), session:
-        result = function()
+    try:
+        with _quiet(), session:
+            result = function()
+    finally:
+        torch_private.end_profilers_thread()
     live: dict[int, int] = {}
     level = peak = 0
     for address, nbytes in _records(session):

@@ -19,7 +19,6 @@ operators, sparse tensors, and what is made without an operator, such as ``Gener
 it is). ``remat_executor.allocator`` is the second, independent reading, which sees them all.
 """
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -27,6 +26,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from remat_executor.forks import ForkAwareLock
 
 
 class MemoryMeter(TorchDispatchMode):
@@ -63,7 +64,7 @@ class MemoryMeter(TorchDispatchMode):
         self.flops = 0
         self.trace: list[tuple[str, int]] | None = [] if trace else None
         # A weak reference may fire in any thread, also in one that holds the lock: hence the re-entrant one.
-        self._lock = threading.RLock()
+        self._lock = ForkAwareLock("a memory meter")
         self._nbytes: dict[int, int] = {}  # of each known storage, by the id of its Python object
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         for tensor in _named_tensors(baseline):

@@ -17,6 +17,7 @@ from remat_executor.buckets import Buckets
 from remat_executor.chain import Call
 from remat_executor.cost_cache import CostCache
 from remat_executor.errors import CaptureError, NothingToDifferentiate, UntruePlan, warn
+from remat_executor.forks import ForkAwareLock
 from remat_executor.forwarding import BoundForward, Called, forward_key
 from remat_executor.garbage import rare_collections
 from remat_executor.guards import Signature
@@ -94,7 +95,7 @@ class Planning:
     device: torch.device
     steps: Plans[Signature, PlannedStep]
     undifferentiable: Plans[Signature, bool] = attrs.field(factory=Plans)
-    lock: Any = attrs.field(factory=threading.RLock)
+    lock: Any = attrs.field(factory=lambda: ForkAwareLock("a module that is planned"))
     runs: Counter[str] = attrs.field(factory=Counter)
     said: set[str] = attrs.field(factory=set)
     in_vain: int = 0

@@ -4,13 +4,16 @@ A torch version that moves one of them breaks this file and no other, with one c
 """
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import logging
+import os
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -400,6 +403,39 @@ def is_out_of_memory(error: Exception) -> bool:
 def has_no_values(tensor: torch.Tensor) -> bool:
     """Whether a tensor only has a layout: on the meta device, or fake."""
     return tensor.is_meta or isinstance(tensor, _private("torch._subclasses.fake_tensor", "FakeTensor"))
+
+
+def storage_holders(tensor: torch.Tensor) -> int:
+    """How many tensors, and Python's own object, hold a tensor's storage."""
+    count: int = _private("torch._C", "_storage_Use_Count")(tensor.untyped_storage()._cdata)
+    return count
+
+
+@functools.cache
+def _profilers_watcher() -> tuple[Any, Any] | None:
+    """What finds the profiler's object that has a thread, and what ends that; None where there are none."""
+    for library in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
+        with contextlib.suppress(OSError, AttributeError):
+            loaded = ctypes.CDLL(str(library))
+            instance, stop = (
+                getattr(loaded, f"_ZN9libkineto12ConfigLoader{name}Ev")
+                for name in ("8instance", "10stopThread")
+            )
+            instance.restype, stop.restype, stop.argtypes = ctypes.c_void_p, None, [ctypes.c_void_p]
+            return instance, stop
+    return None
+
+
+def end_profilers_thread() -> None:
+    """End the thread that the profiler's first session leaves behind, to wait for a tracing daemon's word.
+
+    A process that is forked beside it never ends: its exit waits for that thread, or aborts. With a
+    daemon, which ``KINETO_USE_DAEMON`` asks for, it stays.
+    """
+    found = None if os.environ.get("KINETO_USE_DAEMON") else _profilers_watcher()
+    if found is not None:
+        instance, stop = found
+        stop(instance())
 
 
 def profiler_running() -> bool:

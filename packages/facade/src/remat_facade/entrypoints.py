@@ -259,13 +259,14 @@ def from_config(
         **options: as for `Rockmate`, or for `Offmate` where the config is of that type.
 
     Raises:
-        BadConfig: no such type, or not a config.
+        BadConfig: no such type, or not a config, or it has no such option.
         BadFile: the path holds no config.
         MethodNotAvailable: the config's method is not in this version.
     """
     if as_config(config).type == OffmateConfig.type:
-        from remat_facade.offmate import Offmate  # which builds on this module
+        from remat_facade.offmate import Offmate, check_options  # which builds on this module
 
+        check_options(options)
         return Offmate(model, sample, budget, config=config, **cast(dict[str, Any], options))
     return Rockmate(model, sample, budget, config=config, **options)
 

@@ -6,8 +6,12 @@ One plan says for every parameter, gradient, optimizer state and activation whet
 moves to the host and back, or is made again.
 """
 
+import contextlib
+import inspect
+import os
 import sys
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
@@ -28,7 +32,7 @@ from remat_facade.inputs import as_call, check_model, tensors_of
 from remat_facade.method import Method, as_config
 from remat_facade.planner import PLANNING_S, SAVED, Progress, silent, versions
 from remat_facade.zoo import Zoo
-from remat_graph import Grads, Graph, Links, simulate
+from remat_graph import Grads, Graph, Links, RematError, simulate
 from remat_graph.errors import BadBudget, shown
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform, links_of
@@ -37,6 +41,7 @@ from remat_graph.units import format_nbytes, parse_nbytes, resolve_budget
 from remat_offload import CudaMachine, HostPool, HostPoolStatistics, Machine, SimulatedMachine
 from remat_offload.errors import OffloadMisuse
 from remat_offload.rates import measure_links
+from remat_offload.threads import LanedMachine
 from remat_offload.training import Training
 from remat_offload.weights import Filler, Weights
 from remat_solvers import Deadline, Problem
@@ -93,7 +98,7 @@ class Offmate(Rockmate):
 
     _remat_method = "offmate"
 
-    __slots__ = ("_remat_training",)
+    __slots__ = ("_remat_end", "_remat_training")
 
     def __init__(
         self,
@@ -152,9 +157,14 @@ class Offmate(Rockmate):
         if in_backward is None:
             in_backward = optimizer is None and chosen.optimizer is None
         optimizer = optimizer or named_optimizer(chosen, model)
-        machine = machine or (CudaMachine(device) if device.type == "cuda" else SimulatedMachine())
+        own: list[LanedMachine | HostPool] = []
+        if machine is None:
+            machine = CudaMachine(device) if device.type == "cuda" else SimulatedMachine()
+            own.append(machine)
         host_given = pool is not None or chosen.host_budget is not None
-        pool = pool or HostPool(_host_nbytes(chosen.host_budget), device=machine.device)
+        if pool is None:
+            pool = HostPool(_host_nbytes(chosen.host_budget), device=machine.device)
+            own.append(pool)
         training = Training(
             machine,
             pool,
@@ -164,6 +174,9 @@ class Offmate(Rockmate):
             accumulation=chosen.accumulation,
             filler=filler,
         )
+        end = weakref.finalize(self, _end, training, own, os.getpid())
+        training.engine.owner = weakref.ref(self)
+        end.atexit = False  # a machine that is open when the interpreter ends is its own concern
         if links is None:
             links = links_from(chosen.links) if chosen.links else links_of(platform)
         planner = _Planner(
@@ -181,6 +194,7 @@ class Offmate(Rockmate):
         )
         pool.trim()
         object.__setattr__(self, "_remat_training", training)
+        object.__setattr__(self, "_remat_end", end)
         PlannedModule.__init__(
             self,
             model,
@@ -225,6 +239,20 @@ class Offmate(Rockmate):
         """
         self._remat_training.wait()
         self._remat_training.check_gradients()
+
+    def close(self) -> None:
+        """Finish the updates that are under way, end the lanes' threads and unpin the host's memory.
+
+        That also happens when the last reference to the module goes. Parameters and states stay where they
+        are, and are ordinary tensors. A machine or a pool that was given is left to who gave it.
+
+        Raises:
+            LaneFailed: an update could not be carried out.
+        """
+        try:
+            self._remat_training.wait()
+        finally:
+            self._remat_end()
 
     def clip_grad_norm_(
         self,
@@ -298,7 +326,16 @@ class Offmate(Rockmate):
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The original's, into the tensors where they are."""
+        """The original's, into the tensors where they are.
+
+        Raises:
+            OffloadMisuse: ``assign=True``, which would leave the optimizer with other parameters.
+        """
+        if kwargs.get("assign") or args[2:3] == (True,):
+            raise OffloadMisuse(
+                problem="load_state_dict(assign=True) gives the module parameters that its optimizer lacks",
+                advice="leave assign out: values are loaded into the tensors where they are",
+            )
         self._remat_training.wait()
         return super().load_state_dict(*args, **kwargs)
 
@@ -496,12 +533,38 @@ def _optimizer_class(name: str) -> object:
     return vars(module).get(attribute)
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """See that a module whose values move has all options that it is given.
+
+    Raises:
+        BadConfig: it lacks one.
+    """
+    known = inspect.signature(Offmate.__init__).parameters
+    lacks = [name for name in options if name not in known]
+    if lacks:
+        problem = f"offmate has no option {', '.join(lacks)}; leave it out, or use a config of another type"
+        raise BadConfig(field="type", problem=problem)
+
+
 def _check(name: str, given: object, wanted: type, advice: str) -> None:
     """See that an argument, if it is given, is what it can be."""
     if given is not None and not isinstance(given, wanted):
         raise OffloadMisuse(
             problem=f"{name} is a {type(given).__name__}, not a {wanted.__name__}", advice=advice
         )
+
+
+def _end(training: Training, own: list[LanedMachine | HostPool], process: int) -> None:
+    """Let a module go: its updates are finished; what was made for it ends, in the process that made it."""
+    if process != os.getpid():
+        return
+    with contextlib.suppress(RematError):  # nobody is left to be told
+        training.wait()
+    for each in own:
+        if isinstance(each, HostPool):
+            each.give_up()
+        else:
+            each.close()
 
 
 def _host_nbytes(host_budget: int | str | None) -> int:

@@ -8,6 +8,7 @@ the update of a parameter on the CPU, the copy that brought an activation.
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol, cast
 
 import attrs
@@ -34,6 +35,7 @@ from remat_graph import (
 from remat_offload.clipping import Clipping
 from remat_offload.errors import OffloadMisuse
 from remat_offload.inflight import land, take_off
+from remat_offload.interrupts import uninterrupted
 from remat_offload.lanes import Machine, Ticket
 from remat_offload.pool import HostPool
 from remat_offload.weights import Filler, let_lie
@@ -67,12 +69,19 @@ class Resident:
         layout: how its tensor lies in them.
         written: the work that writes them last; None if nobody does.
         read: the latest copy that reads them.
+        holders: how many hold its bytes' storage if nobody does but the pool and this.
+        newer: on the device, the bytes that an update has left there and nobody has copied home yet.
     """
 
     whole: Tensor
     layout: Layout
     written: Ticket | None = None
     read: Ticket | None = None
+    newer: Tensor | None = None
+    holders: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.holders = torch_private.storage_holders(self.whole)
 
     @property
     def tensor(self) -> Tensor:
@@ -119,6 +128,7 @@ class Engine:
         clipping: norms and scales of gradients.
         accumulating: whether updates within a backward add their gradients up instead.
         added_up: parameters with gradients that the next backward that steps shall step by.
+        owner: gives what must not go while a call is under way, the module; the engine does not keep it.
     """
 
     def __init__(self, machine: Machine, pool: HostPool, updates: Updates) -> None:
@@ -129,11 +139,13 @@ class Engine:
         self._homes: list[tuple[str, nn.Parameter]] = []
         self._moved: dict[nn.Parameter, str] = {}
         self._device_layouts: dict[str, Layout] = {}
+        self._former: dict[str, list[Tensor]] = {}  # homes that somebody else held when they were left
         self._in_flight: list[nn.Parameter] = []
         self.clipping = Clipping(machine, self.let_wait)
         self.accumulating = False
         self.added_up: set[nn.Parameter] = set()
         self._latest: PlannedStep | None = None
+        self.owner: Callable[[], object] = int
 
     # -- between calls
 
@@ -210,30 +222,68 @@ class Engine:
     def begin(self, step: PlannedStep) -> "Transfers":
         """The handler of one call."""
         self.land()
+        self._bring_home()
         self._latest = step
         return Transfers(self, step)
 
     def take_back(self) -> None:
-        """Bring parameters home that were given other data meanwhile, by ``.data = ...`` or ``load``, say.
+        """Bring parameters home that were given other memory meanwhile, by ``.data = ...`` or ``load``, say.
+
+        Their values go on from there, as in plain training. Who else holds a home, after values have been
+        swapped, keeps what is in it: the parameter gets another.
 
         Raises:
-            OffloadMisuse: one has another layout now, or is on another device: its plan is none any more.
+            OffloadMisuse: one has another shape, type or device now: its plan is none any more.
+            HostPoolExhausted: there is no room for another home.
         """
         self.land()
         for name, param in self._homes:
             resident = self.residents.get(name)
             home = self._device_layouts[name] if resident is None else resident.layout
             place = self.machine.device if resident is None else resident.whole.device
-            if Layout.of(param) != home or param.device != place:
+            now = Layout.of(param)
+            if differences := _differences(home, now, param.device, {place, self.machine.device}):
                 raise OffloadMisuse(
-                    problem=f"{name} is {param.dtype} of {tuple(param.shape)} on {param.device} now; it was "
-                    f"planned as {home.dtype} of {home.size} on {place}",
-                    advice="build the module anew from the original, which is its `module`",
+                    problem=f"{name} {differences}",
+                    advice="build the module anew from the original, its `module`",
                 )
-            if resident is not None and param.data_ptr() != resident.whole.data_ptr():
+            if resident is None and (now != home or param.device != place):
+                param.data = self._laid_out(home, param.data)
+            elif resident is not None and (now != home or param.data_ptr() != resident.tensor.data_ptr()):
                 self.wait()
-                resident.tensor.copy_(param.data)
-                param.data = resident.tensor
+                self._rehouse(name, resident, param)
+
+    def _laid_out(self, layout: Layout, values: Tensor) -> Tensor:
+        """Values in memory of their own on the device, as a plan wants them."""
+        steps = (stride * (size - 1) for size, stride in zip(layout.size, layout.stride, strict=True))
+        numel = layout.offset + 1 + sum(steps)
+        place = layout.on(self.machine.allocate((numel * layout.dtype.itemsize,), (1,), torch.uint8))
+        place.copy_(values)
+        return place
+
+    def _rehouse(self, name: str, resident: Resident, param: nn.Parameter) -> None:
+        """Let a home hold what its parameter is, whose memory is another."""
+        former = self._former.setdefault(name, [])
+        for whole in former:
+            if (
+                resident.layout == Layout.of(param)
+                and resident.layout.on(whole).data_ptr() == param.data_ptr()
+            ):
+                former.remove(whole)  # values were swapped back
+                former.append(resident.whole)
+                resident.whole = whole
+                break
+        else:
+            values = param.data.clone()
+            if torch_private.storage_holders(resident.whole) > resident.holders:
+                whole = self.pool.allocate(resident.whole.numel())
+                former.append(resident.whole)
+                resident.whole = whole
+            resident.tensor.copy_(values)
+            param.data = resident.tensor
+        for whole in [each for each in former if torch_private.storage_holders(each) <= resident.holders]:
+            former.remove(whole)
+            self.pool.release(whole)
 
     @property
     def device(self) -> torch.device:
@@ -285,11 +335,27 @@ class Engine:
             LaneFailed: one could not be carried out. Its parameter is as it was: load a checkpoint, or go on.
         """
         self.land()
+        self._bring_home()
         try:
             self.machine.drain()
         finally:
             for resident in self.residents.values():  # nothing is under way, and what failed has been told
                 resident.written = resident.read = None
+
+    def _bring_home(self) -> None:
+        """Copy home what an update left on the device, where something came between that and its copy."""
+        for name, resident in self.residents.items():
+            if resident.newer is not None:
+                self.send_home(name, resident.newer)
+
+    def send_home(self, name: str, newer: Tensor) -> Ticket:
+        """Copy the bytes of a resident home from the device."""
+        resident = self.residents[name]
+        ticket = self.machine.copy(
+            Lane.TO_HOST, resident.whole, newer, resident.before_writing(), f"{name} to the host"
+        )
+        resident.written, resident.newer = ticket, None
+        return ticket
 
     def let_wait(self, param: nn.Parameter, wait: Callable[[], None]) -> None:
         """Let whoever reads a parameter, or asks for its gradient, wait first; until the next call."""
@@ -331,14 +397,16 @@ class Engine:
         for item in step.program.tail:
             if isinstance(item, OptimizerStep) and item.value in without:
                 continue
-            handler.carry_out(cast(Action, item), live)
-            if isinstance(item, OptimizerStep) and item.lane is Lane.CPU_OPTIMIZER:
-                self._take_off(step.graph.values[item.value].name, self.params[item.value])
+            with uninterrupted() if isinstance(item, OptimizerStep) else nullcontext():
+                handler.carry_out(cast(Action, item), live)
+                if isinstance(item, OptimizerStep) and item.lane is Lane.CPU_OPTIMIZER:
+                    self._take_off(step.graph.values[item.value].name, self.params[item.value])
         for update in self._left_out(step):
             live[update.grad] = cast(Tensor, self.params[update.param].grad)
-            handler.update_unplanned(update, live)
-            if step.graph.values[update.param].home is Home.HOST:
-                self._take_off(step.graph.values[update.param].name, self.params[update.param])
+            with uninterrupted():
+                handler.update_unplanned(update, live)
+                if step.graph.values[update.param].home is Home.HOST:
+                    self._take_off(step.graph.values[update.param].name, self.params[update.param])
 
     def _left_out(self, step: PlannedStep) -> list[Update]:
         """Updates that the plan of a call does not know.
@@ -365,6 +433,7 @@ class Transfers:
     def __init__(self, engine: Engine, step: PlannedStep) -> None:
         self.engine, self.step, self.graph = engine, step, step.graph
         self.machine = engine.machine
+        self.owner = engine.owner()
         self.tickets: dict[Transfer, Ticket] = {}
         self.away: dict[int, Tensor] = {}  # bytes on the host of values that do not live there
         self.layouts: dict[int, Layout] = {}  # how they lay on the device
@@ -432,14 +501,10 @@ class Transfers:
             pool = self.engine.pool
             take = pool.lease if self.graph.values[value].role is Role.GRAD else pool.allocate
             destination = self.away[value] = take(source.numel())
-            after: list[Ticket] = []
+            name = f"{self.graph.values[value].name} to the host"
+            self.tickets[transfer] = self.machine.copy(Lane.TO_HOST, destination, source, (), name)
         else:
-            destination, after = resident.whole, resident.before_writing()
-        name = f"{self.graph.values[value].name} to the host"
-        ticket = self.machine.copy(Lane.TO_HOST, destination, source, after, name)
-        self.tickets[transfer] = ticket
-        if resident is not None:
-            resident.written = ticket
+            self.tickets[transfer] = self.engine.send_home(self.graph.values[value].name, source)
 
     def fetch(self, transfer: Transfer) -> Tensor:
         """Bring a value from the host."""
@@ -467,7 +532,8 @@ class Transfers:
     def update(self, step: OptimizerStep, live: dict[int, Tensor]) -> None:
         """Update a parameter: in the backward by the gradient just made, afterwards by its ``.grad``."""
         self.engine.added_up.clear()
-        self.update_by(self.step.updates[step.value], step.lane, live)
+        with uninterrupted():
+            self.update_by(self.step.updates[step.value], step.lane, live)
 
     def update_unplanned(self, update: Update, live: dict[int, Tensor]) -> None:
         """Update a parameter of which the plan knows nothing by its ``.grad``, where it is at home."""
@@ -496,6 +562,9 @@ class Transfers:
                 if v in live
             }
             grad, new, _ = self.gradients(update, live)
+            for value in update.states:
+                if value in live and (resident := self.resident(value)) is not None:
+                    resident.newer = _bytes_of(live[value])
             self.engine.updates.on_device(param, grad if new is None else grad.add_(new), states)
             return
         grad, new, after = self.gradients(update, live)
@@ -563,6 +632,18 @@ class Transfers:
         """A gradient as autograd would take it, on its bytes."""
         size, stride, dtype = self.step.gradient_layout(value)
         return Layout(size, stride, 0, dtype).on(whole)
+
+
+def _differences(home: Layout, now: Layout, device: torch.device, places: set[torch.device]) -> str:
+    """In what a parameter is not what was planned, beyond where it lies in memory; empty if in nothing."""
+    found = []
+    if now.dtype != home.dtype:
+        found.append(f"is {now.dtype} now, and was planned as {home.dtype}")
+    if now.size != home.size:
+        found.append(f"has the shape {now.size} now, and was planned with {home.size}")
+    if device not in places:
+        found.append(f"is on {device} now, and was planned for {' or '.join(sorted(map(str, places)))}")
+    return ", ".join(found)
 
 
 def _let_go(

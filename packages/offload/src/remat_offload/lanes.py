@@ -104,6 +104,14 @@ class Machine(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """See that it takes work.
+
+        Raises:
+            MachineMisuse: it is closed, or this process was forked from the one that it is in.
+        """
+        ...
+
     def drain(self) -> None:
         """Wait until all lanes are idle.
 

@@ -10,7 +10,6 @@ A block that is being copied is released with the event that follows the copy; i
 import contextlib
 import ctypes
 import math
-import threading
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -20,6 +19,7 @@ import attrs
 import numpy as np
 import torch
 
+from remat_executor.forks import ForkAwareLock
 from remat_graph import RematError
 from remat_offload.errors import HostPoolExhausted, HostPoolMisuse
 from remat_offload.memory import HostMemory, memory_for
@@ -91,7 +91,7 @@ class HostPool:
         self._capacity = capacity_nbytes
         self._memory = memory_for(torch.device(device), pin) if memory is None else memory
         # A leased block may come back in the midst of anything, by the collector of garbage say.
-        self._lock = threading.RLock()
+        self._lock = ForkAwareLock("a pool of host memory")
         self._lent: dict[int, tuple[torch.Tensor, _Block]] = {}  # by the id of the tensor
         self._idle: list[_Block] = []  # longest idle first
         self._lent_nbytes = self._held_nbytes = self._peak_nbytes = 0
@@ -180,7 +180,7 @@ class HostPool:
         block = self.allocate(nbytes)
         # A storage on somebody else's memory keeps its owner, which goes with it.
         owner = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(block.data_ptr()))
-        weakref.finalize(owner, self.release, block)
+        weakref.finalize(owner, self._return, block)
         return torch.from_numpy(owner)
 
     def trim(self) -> None:
@@ -195,6 +195,13 @@ class HostPool:
             self._closed = True
         self.trim()
 
+    def give_up(self) -> None:
+        """Close, and give back what is lent, too: tensors keep their memory, which is ordinary memory now."""
+        with self._lock:
+            self._closed = True
+            _give_back_all(self._memory, self._lent, self._idle)
+            self._lent_nbytes = self._held_nbytes = 0
+
     def __enter__(self) -> Self:
         return self
 
@@ -205,6 +212,11 @@ class HostPool:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _return(self, block: torch.Tensor) -> None:
+        """Take back what was leased, unless all was given up."""
+        if id(block) in self._lent:
+            self.release(block)
 
     def _idle_block(self, nbytes: int) -> _Block | None:
         """A kept block of this size: one whose copy is done, or, where a new one has no room, any."""

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from remat_graph import Lane, Links
 from remat_offload.lanes import Machine
 from remat_offload.pool import HostPool
 from remat_offload.shadow import narrowed, step_tensor
+from remat_offload.trial import generators_kept
 
 _COPIES = 8
 _LONG_S = 4e-3  # a copy that takes as long tells the link's rate, not what it takes to begin
@@ -181,10 +183,12 @@ def update_cost(
     data = torch.zeros(tuple(shape), dtype=dtype, device=device)
     grad = torch.ones(tuple(shape), dtype=dtype, device=device)
     settings = narrowed(group, {})
-    state = step_tensor(optimizer, settings, data, grad, None)  # makes its states
     clock = _wall_s if device.type == "cpu" else _device_s
-    best_s = min(clock(lambda: step_tensor(optimizer, settings, data, grad, state), device) for _ in range(5))
-    scratch = allocator_peak(lambda: step_tensor(optimizer, settings, data, grad, state), device)
+    with generators_kept(device):  # what is larger than a probe's parameter may draw
+        state = step_tensor(optimizer, settings, data, grad, None)  # makes its states
+        take = partial(step_tensor, optimizer, settings, data, grad, state)
+        best_s = min(clock(take, device) for _ in range(5))
+        scratch = allocator_peak(take, device)
     return UpdateCost(
         s_per_element=best_s / max(1, data.numel()),
         scratch_nbytes_per_element=max(0, scratch.peak_nbytes) / max(1, data.numel()),

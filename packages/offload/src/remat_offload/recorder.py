@@ -21,6 +21,7 @@ import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from remat_executor.forks import ForkAwareLock
 from remat_graph import Lane
 from remat_offload.errors import MachineMisuse
 from remat_offload.lanes import Machine, Ticket
@@ -156,6 +157,10 @@ class Recorder:
         if operation.lane is Lane.CPU_OPTIMIZER:
             self._saw(operation)
 
+    def check(self) -> None:
+        """See that the machine takes work."""
+        self._machine.check()
+
     def drain(self) -> None:
         """Drain: what is given from now on comes after all that lanes were given."""
         self._machine.drain()
@@ -217,7 +222,7 @@ class _Buffers:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkAwareLock("a record")
         self._count = itertools.count()
         # By the id of the storage's Python object, which PyTorch keeps for as long as the storage lives.
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}

@@ -5,13 +5,13 @@ leaves, so that state dicts, schedulers and groups work as ever. Settings are re
 """
 
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from remat_executor.forks import ForkAwareLock
 from remat_offload.errors import StepMisuse
 from remat_offload.flat import ALIGNMENT, flat, memory_order, pieces, share_order
 from remat_offload.piecewise import PiecewiseStep, put
@@ -53,7 +53,7 @@ class Stepper:
                 problem=f"chunks of {chunk_numel} elements; give a positive multiple of {ALIGNMENT}"
             )
         self._optimizer, self._chunk_numel, self._memory = optimizer, chunk_numel, memory
-        self._lock = threading.Lock()
+        self._lock = ForkAwareLock("an optimizer that is tried out")
         self._groups: dict[torch.Tensor, int] = {}
         self._profiles: dict[tuple[torch.Tensor, int, torch.dtype, str], Profile] = {}
         self._by_settings: dict[tuple[str, int, torch.dtype, str], Profile] = {}
@@ -203,8 +203,12 @@ class Stepper:
                 found = f"the state {each.name} is {state[each.name].dtype}, wanted is {each.dtype}"
                 raise StepMisuse(problem=f"{found}; replace it, or step what it was made for")
 
+        missing = any(name not in state for name in profile.placed)
+        # Found out now, by a step of a stand-in that keeps the generators: pieces run in a lane's thread.
+        made = {t.name: t for t in self.layout(param, like)} if missing else {}
+
         def reserve(name: str) -> torch.Tensor:
-            return self._place(param, next(t for t in self.layout(param, like) if t.name == name), like)
+            return self._place(param, made[name], like)
 
         settings = {
             name: value.clone() if isinstance(value, torch.Tensor) else value  # a scheduler may fill it anew

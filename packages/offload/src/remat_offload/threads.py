@@ -2,8 +2,12 @@
 
 A ticket can only come after tickets that exist already, so lanes cannot wait for each other in a circle. Work
 that fails does not stop its lane. What comes after it fails too, by the same error, and is not run.
+
+Nobody waits for a thread that is not there. Threads do not come along when a process is forked: there a
+machine takes no work, what was done before the fork is done, and what was not never will be.
 """
 
+import os
 import threading
 import time
 import weakref
@@ -15,12 +19,17 @@ from typing import Self
 import attrs
 import torch
 
+from remat_executor.forks import LOOK_S
 from remat_graph import Lane
 from remat_offload.errors import LaneFailed, MachineMisuse
 from remat_offload.lanes import Ticket
 from remat_offload.pool import Event
 
 _LANES = (Lane.TO_HOST, Lane.TO_DEVICE, Lane.CPU_OPTIMIZER)
+_ELSEWHERE = (
+    "a planned module whose values move belongs to the process that made it, and this one was forked from "
+    "that; build the module in the process that trains, or start it by spawn"
+)
 _PARTING_S = 1.0  # how long a machine that was not closed waits for each lane before it leaves it behind
 
 
@@ -47,12 +56,14 @@ class Job:
     Attributes:
         lane: its lane.
         name: what errors call it.
+        thread: who runs it, unless it is run at once.
         event: what is left to wait for once its function has returned; ``None`` if nothing is.
         ended_s: when its function returned, on the monotonic clock.
     """
 
     lane: Lane
     name: str
+    thread: threading.Thread
     _function: Callable[[Sequence["Job"]], Event | None] | None
     _after: Sequence["Job"]
     event: Event | None = attrs.field(default=None, init=False)
@@ -65,14 +76,14 @@ class Job:
         return self._ended.is_set() and (self.event is None or self.event.query())
 
     def synchronize(self) -> None:
-        """Block until it is done; raises `LaneFailed`."""
+        """Block until it is done; raises `LaneFailed`, or as `wait` does."""
         event = self.issued()
         if event is not None:
             event.synchronize()
 
     def issued(self) -> Event | None:
-        """Block until its function has returned; what is left to wait for. Raises `LaneFailed`."""
-        self._ended.wait()
+        """Block until its function has returned; what is left to wait for. Raises as `synchronize` does."""
+        self.wait()
         if self._failure is not None:
             raise self._failure.tell() from self._failure.error
         return self.event
@@ -102,8 +113,16 @@ class Job:
         return self._ended.is_set()
 
     def wait(self) -> None:
-        """Block until its function has returned or failed."""
-        self._ended.wait()
+        """Block until its function has returned or failed.
+
+        Raises:
+            MachineMisuse: it never will, since its lane's thread is gone, or is the one that asks.
+        """
+        while not self._ended.is_set():
+            gone = not self.thread.is_alive() or self.thread is threading.current_thread()
+            if gone and not self._ended.is_set():
+                raise MachineMisuse(problem=f"{self.name!r} will never be done: {_ELSEWHERE}")
+            self._ended.wait(LOOK_S)
 
 
 @attrs.define(eq=False)
@@ -128,21 +147,22 @@ class LanedMachine:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._lock = threading.RLock()  # a finalizer may close it in the midst of anything
         self._closed = False
         self._failures: list[_Failure] = []
         self._last: dict[Lane, Job] = {}
         self._queues: dict[Lane, SimpleQueue[Job | None]] = {lane: SimpleQueue() for lane in _LANES}
         dropped = _Switch()
-        self._threads = [
-            threading.Thread(
+        self._threads = {
+            lane: threading.Thread(
                 target=_serve, args=(queue, self._failures, dropped), name=f"remat {lane}", daemon=True
             )
             for lane, queue in self._queues.items()
-        ]
-        for thread in self._threads:
+        }
+        for thread in self._threads.values():
             thread.start()
-        self._finalizer = weakref.finalize(self, _leave, self._queues, self._threads, dropped)
+        self._finalizer = weakref.finalize(self, _leave, self._queues, list(self._threads.values()), dropped)
 
     def work(self, function: Callable[[], object], after: Iterable[Ticket] = (), name: str = "") -> Job:
         """Run a function on the lane ``CPU_OPTIMIZER`` once the tickets are done; its result is dropped.
@@ -164,24 +184,44 @@ class LanedMachine:
 
         Raises:
             LaneFailed: the first failure that no ``synchronize``, ``hold`` or ``drain`` has raised yet.
+            MachineMisuse: in a forked process, work was left to be done at the fork.
         """
         for job in list(self._last.values()):
             job.wait()
-        self._finish_copies()
+        if self.is_here:
+            self._finish_copies()
         while self._failures:
             failure = self._failures.pop(0)
             if not failure.told:
                 raise failure.tell() from failure.error
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that its lanes' threads are in."""
+        return self._process == os.getpid()
+
+    def check(self) -> None:
+        """See that it takes work.
+
+        Raises:
+            MachineMisuse: it is closed, or this process was forked from its own.
+        """
+        if not self.is_here:
+            raise MachineMisuse(problem=_ELSEWHERE)
+        if self._closed:
+            raise MachineMisuse(problem="it was closed, and takes no more work; close it last")
+
     def close(self) -> None:
         """Let the lanes finish what was given, then end their threads; nothing can be given any more."""
+        if not self.is_here:
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         for queue in self._queues.values():
             queue.put(None)
-        _join(self._threads, timeout_s=None)
+        _join(self._threads.values(), timeout_s=None)
         self._finish_copies()
         self._finalizer.detach()
 
@@ -210,8 +250,10 @@ class LanedMachine:
         at_once: bool = False,
     ) -> Job:
         """Put work on a lane; `at_once` in the calling thread, if nothing before it is left to be run."""
+        if not self.is_here:
+            raise MachineMisuse(problem=f"{name!r} was given to it: {_ELSEWHERE}")
         jobs = tuple(map(own, after))
-        job = Job(lane, name, function, jobs)
+        job = Job(lane, name, self._threads[lane], function, jobs)
         with self._lock:
             if self._closed:
                 raise MachineMisuse(problem=f"{name!r} was given after it was closed; close it last")
@@ -258,7 +300,7 @@ def _leave(
     _join(threads, timeout_s=_PARTING_S)
 
 
-def _join(threads: Sequence[threading.Thread], timeout_s: float | None) -> None:
+def _join(threads: Iterable[threading.Thread], timeout_s: float | None) -> None:
     for thread in threads:
         if thread is not threading.current_thread():  # garbage may be collected in a lane, too
             thread.join(timeout_s)

@@ -153,7 +153,9 @@ class Training:
 
         Raises:
             OffloadMisuse: a parameter has another layout or place now, or a gradient that nothing steps by.
+            MachineMisuse: the machine is closed, or this process was forked from its own.
         """
+        self.machine.check()
         self.engine.take_back()
         self.check_gradients()
         self.engine.clipping.scale_all()
@@ -210,7 +212,9 @@ class Training:
 
         Raises:
             OffloadMisuse: parameters are updated during the backward; or none has a gradient.
+            MachineMisuse: the machine is closed, or this process was forked from its own.
         """
+        self.machine.check()
         if self.in_backward:
             raise OffloadMisuse(
                 problem="step() was called, but each backward steps the optimizer by itself",

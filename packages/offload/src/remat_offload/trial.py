@@ -6,13 +6,16 @@ learning rate is replaced by a fixed one: a warm-up that begins at zero would hi
 """
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
+from remat_executor.rng import default_generator, preserved_generators
 from remat_offload.errors import RefusedOptimizer
 from remat_offload.flat import flat
 from remat_offload.piecewise import PiecewiseStep
@@ -121,9 +124,13 @@ class Trial:
         numbers = self._numbers()
         params: list[torch.Tensor] = [torch.nn.Parameter(data) for data, _ in numbers]
         twin = self._copy(params)
-        with generators_kept(self.device):
+        with generators_kept(self.device) as drawn_from:
             for magnitude in _MAGNITUDES:
                 take(twin, params, [grad * magnitude for _, grad in numbers])
+            if drawn := drawn_from():
+                # Plain training draws between the masks of two dropouts; a lane would draw beside them.
+                reason = f"its step draws random numbers from {drawn[0]}, beside what the model draws"
+                raise self.refused(reason, "train with one that does not, or whose rounding does not")
         return twin, params
 
     def _copy(self, params: list[torch.Tensor]) -> Optimizer:
@@ -189,14 +196,44 @@ def same(a: Any, b: Any) -> bool:
 
 
 @contextlib.contextmanager
-def generators_kept(device: torch.device) -> Iterator[None]:
-    """Draws of random numbers leave no trace, and are the same in every run."""
-    if device.type in ("cpu", "meta"):
-        with torch.random.fork_rng([]):
-            yield
-    else:
-        with torch.random.fork_rng([device], device_type=device.type):
-            yield
+def generators_kept(device: torch.device) -> Iterator[Callable[[], list[str]]]:
+    """Draws of random numbers leave no trace, and are the same in every run.
+
+    The generators are those of the whole process. So this is for the thread that runs the user's step: in
+    a lane's thread it would take back what the model draws meanwhile.
+
+    Args:
+        device: whose generator is kept beside those of the CPU, of numpy and of Python.
+
+    Yields:
+        a function that names the generators that have been drawn from.
+    """
+    before = (random.getstate(), np.random.get_state())
+    with preserved_generators([device]):
+        states = _torch_states(device)
+
+        def drawn_from() -> list[str]:
+            now = {
+                "torch's generator": same(states, _torch_states(device)),
+                "Python's random": before[0] == random.getstate(),
+                "numpy.random": same(_arrays(before[1]), _arrays(np.random.get_state())),
+            }
+            return [name for name, unchanged in now.items() if not unchanged]
+
+        try:
+            yield drawn_from
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+def _torch_states(device: torch.device) -> list[torch.Tensor]:
+    devices = dict.fromkeys([torch.device("cpu"), *([] if device.type == "meta" else [device])])
+    return [default_generator(each).get_state() for each in devices]
+
+
+def _arrays(state: Any) -> list[Any]:
+    return [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in state]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

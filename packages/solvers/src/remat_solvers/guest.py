@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 import attrs
@@ -17,6 +16,7 @@ from remat_graph.serialize import graph_from_data, graph_to_data
 from remat_solvers.protocol import Deadline, Problem
 
 NO_ORDER = "returned what is no order of ops"
+MOST_S = 86_400.0  # no process of ours is waited for any longer, whatever its deadline
 START_S = 30.0  # for a process to start and to load its compiled code, beyond the solver's own time
 
 
@@ -72,7 +72,7 @@ def exchange(module: str, question: object, seconds: float) -> tuple[Any, str]:
     Args:
         module: run as a program: JSON on stdin, JSON as the last line of stdout.
         question: what JSON can say.
-        seconds: how long the process may take in all; may be infinite.
+        seconds: how long the process may take in all, a day at most; may be infinite.
 
     Returns:
         what the module said, and what went wrong (then there is nothing said); empty if nothing did.
@@ -85,7 +85,7 @@ def exchange(module: str, question: object, seconds: float) -> tuple[Any, str]:
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=seconds if isfinite(seconds) else None,
+            timeout=min(seconds, MOST_S),
         )
     except subprocess.TimeoutExpired:
         return None, f"did not end within {seconds:.0f} s and was ended"

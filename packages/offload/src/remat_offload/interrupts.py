@@ -1,0 +1,59 @@
+"""Signals are put off while a parameter is updated, so that its weight and its states stay together.
+
+A handler of Python's, such as the one of Ctrl-C, runs between any two instructions of the main thread, and
+what it raises would leave an update half done. Here handlers are replaced by one that takes note; what came
+is handled as soon as the update is whole. Other threads run no handlers.
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import attrs
+
+_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
+
+
+@attrs.define
+class _Noted:
+    """A handler that remembers what came, and once that is over hands on what comes."""
+
+    handlers: Mapping[int, Callable[[int, FrameType | None], Any]]
+    over: bool = False
+    came: list[int] = attrs.field(factory=list)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.over:
+            self.handlers[number](number, frame)
+        else:
+            self.came.append(number)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Within it no handler of a signal runs in this thread; those of what came run at its end."""
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        found = ((number, signal.getsignal(number)) for number in _SIGNALS)
+        handlers = {number: handler for number, handler in found if callable(handler)}
+    if not handlers or any(isinstance(each, _Noted) and not each.over for each in handlers.values()):
+        yield  # nothing is to come, or it is put off already
+        return
+    noted = _Noted(handlers)
+    try:
+        for number in handlers:
+            signal.signal(number, noted)
+        yield
+    finally:
+        noted.over = True  # before it goes: what comes now may raise between any two of these
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in noted.came:
+            signal.raise_signal(number)

@@ -1,0 +1,85 @@
+"""Who touches the process' random generators in a lane's thread, where the model draws beside it.
+
+Calls on a generator of torch's or Python's are seen by a profiling function, which counts for one thread;
+draws inside of torch's operators by their tag; numpy's by the state of its generator, which tests do not
+draw from while lanes run.
+"""
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from threading import current_thread
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from remat_offload import threads
+
+_GLOBAL = {
+    id(torch.default_generator): "torch's generator",
+    id(random._inst): "Python's random",
+}
+
+
+class _Draws(TorchDispatchMode):
+    """Notes operators that draw from no generator of their own."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs: Mapping[str, Any] = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+            self._note(f"{func} draws")
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _watched(note: Callable[[str], None]) -> Iterator[None]:
+    def profile(frame: Any, event: str, function: Any) -> None:
+        owner = _GLOBAL.get(id(getattr(function, "__self__", None))) if event == "c_call" else None
+        if owner is not None:
+            note(f"{function.__name__} of {owner}")
+
+    before, numbers = sys.getprofile(), np.random.get_state()[1:3]
+    sys.setprofile(profile)
+    try:
+        with _Draws(note):
+            yield
+    finally:
+        sys.setprofile(before)
+        if any(np.any(a != b) for a, b in zip(numbers, np.random.get_state()[1:3], strict=True)):
+            note("a draw from numpy.random")
+
+
+@contextlib.contextmanager
+def lanes_watched() -> Iterator[list[str]]:
+    """What lanes do to the process' generators meanwhile, one line each: nothing, as it should be."""
+    found: list[str] = []
+    run = threads.Job.run
+
+    def watched(job: threads.Job, *args: Any, **kwargs: Any) -> None:
+        def note(what: str) -> None:
+            found.append(f"{what} in {job.name!r} on the lane {job.lane}")
+
+        function = job._function
+
+        def call(after: Sequence[threads.Job]) -> Any:
+            with _watched(note):
+                return function(after)
+
+        if function is not None and current_thread().name.startswith("remat "):  # not at once, by the user's
+            job._function = call
+        run(job, *args, **kwargs)
+
+    threads.Job.run = watched
+    try:
+        yield found
+    finally:
+        threads.Job.run = run
