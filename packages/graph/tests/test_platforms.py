@@ -141,8 +141,10 @@ def test_a_platform_may_have_links(tmp_path):
         (lambda d: d.update(version=9), "version 9, newer than our 1"),
         (lambda d: d["measurements"]["mm(float32[0])"].update(time_s=-1), "a finite number from 0 on"),
         (lambda d: d["measurements"].update(x=3), "an object was wanted"),
-        (lambda d: d.update(links={"to_host_nbytes_per_s": 0}), "links: a bandwidth of 0"),
+        (lambda d: d.update(links={"to_host_nbytes_per_s": 0}), "at least 1 byte a second was wanted"),
+        (lambda d: d.update(links={"to_host_nbytes_per_s": 1e-320}), "at least 1 byte a second"),
         (lambda d: d.update(links={"to_moon": 1}), "links: unknown key 'to_moon'"),
+        (lambda d: d["measurements"]["mm(float32[0])"].update(read_nbytes=2**60), "bytes were wanted"),
     ],
 )
 def test_a_bad_platform_file_is_one_line(tmp_path, change, problem):

@@ -1,8 +1,9 @@
 """JSON files that are read with suspicion and written whole or not at all.
 
 `read_json` turns every way in which a file can be unreadable into one `BadFile`; `Reader` walks the data and
-names the place of the first thing that is not what was wanted. `write_json` goes through a temporary file
-beside the target, so that a crash or Ctrl-C leaves the old file or the new one.
+names the place of the first thing that is not what was wanted. Whatever drives a loop or an allocation is
+bounded: the length of the file, the members of a list, bytes, seconds, rates. `write_json` goes through a
+temporary file beside the target, so that a crash or Ctrl-C leaves the old file or the new one.
 """
 
 import json
@@ -17,22 +18,31 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, final
 
 from remat_graph.errors import BadFile
+from remat_graph.ir import MOST_NBYTES
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
-_LARGEST = 2**63 - 1  # sizes and indices go into 64-bit arrays
+MOST_FILE_NBYTES = 64 * 2**20  # a plan of a million ops; parsed, a file takes some twenty times its bytes
+MOST_ITEMS = 4_000_000  # of one list: as many runs of ops as such a file can name
+_LARGEST = 2**63 - 1  # indices go into 64-bit arrays
+_LEAST_RATE = 1.0  # of a link, bytes a second: towards 0 the seconds of a copy become infinite
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Parse a JSON file.
 
     Raises:
-        BadFile: missing, unreadable, not UTF-8, not JSON, or cut off.
+        BadFile: missing, unreadable, too long, not UTF-8, not JSON, or cut off.
     """
     name = os.fspath(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open(path, "rb") as file:  # a pipe or a device does not say how long it is
+            content = file.read(MOST_FILE_NBYTES + 1)
+        if len(content) > MOST_FILE_NBYTES:
+            limit = f"{MOST_FILE_NBYTES // 2**20} MiB"
+            raise BadFile(path=name, problem=f"is longer than {limit}, so none of our files; check the path")
+        text = content.decode("utf-8")
     except FileNotFoundError:
         raise BadFile(path=name, problem="no such file; check the path") from None
     except UnicodeDecodeError:
@@ -124,6 +134,8 @@ class Reader:
         """The members of a list."""
         if not isinstance(self.data, list):
             self._wanted("a list")
+        if len(self.data) > MOST_ITEMS:
+            self.fail(f"a list of at most {MOST_ITEMS:,} was wanted, but it has {len(self.data):,}")
         return [Reader(data, self.source, f"{self.place}[{i}]") for i, data in enumerate(self.data)]
 
     def mapping(self) -> Mapping[str, Any]:
@@ -168,6 +180,19 @@ class Reader:
         if isinstance(self.data, bool) or not isinstance(self.data, int) or not 0 <= self.data <= _LARGEST:
             self._wanted("a whole number from 0 on")
         return self.data
+
+    def nbytes(self) -> int:
+        """A size in bytes."""
+        if self.size() > MOST_NBYTES:
+            self.fail(f"at most {MOST_NBYTES:,} bytes were wanted, but it is {self.data:,}")
+        return self.size()
+
+    def rate(self) -> float:
+        """Bytes a second of a link."""
+        rate = self.seconds()
+        if rate < _LEAST_RATE:
+            self.fail(f"at least {_LEAST_RATE:g} byte a second was wanted, but it is {rate:g}")
+        return rate
 
     def seconds(self) -> float:
         """A finite number from 0 on."""

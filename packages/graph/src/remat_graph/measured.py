@@ -162,21 +162,18 @@ def load_platform(path: str | os.PathLike[str]) -> Measured:
 
 
 def _links(reader: Reader) -> Links:
-    rates = {name: reader.get(name).seconds() for name in reader.mapping()}
     reader.known(frozenset(attrs.fields_dict(Links)))
-    if min(rates.values(), default=1.0) <= 0.0:
-        reader.fail("a bandwidth of 0; leave out what was not measured")
-    return Links(**rates)
+    return Links(**{name: reader.get(name).rate() for name in reader.mapping()})
 
 
 def _measurement(key: str, reader: Reader) -> Measurement:
     return Measurement(
         cost=OpCost(
             flops=reader.get("flops").seconds(),
-            read_nbytes=reader.get("read_nbytes").size(),
-            written_nbytes=reader.get("written_nbytes").size(),
+            read_nbytes=reader.get("read_nbytes").nbytes(),
+            written_nbytes=reader.get("written_nbytes").nbytes(),
             key=key,
         ),
         time_s=reader.get("time_s").seconds(),
-        workspace_nbytes=reader.get("workspace_nbytes").size(),
+        workspace_nbytes=reader.get("workspace_nbytes").nbytes(),
     )
