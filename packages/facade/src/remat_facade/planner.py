@@ -129,7 +129,7 @@ class Planner:
         deadline = Deadline(self.method.time_limit_s, self._tell)
         solver = get_solver(self.method.solver, **self.method.parameters)
         solution = solver.solve(Problem(graph, budget_nbytes), deadline)
-        schedule = solution.schedule or self._smallest(graph, budget_nbytes)
+        schedule = solution.schedule or self._smallest(graph, budget_nbytes, deadline)
         plan = Plan.from_schedule(
             graph,
             schedule,
@@ -146,10 +146,10 @@ class Planner:
             self.zoo.keep(graph, budget_nbytes, self.method, plan)
         return plan
 
-    def _smallest(self, graph: Graph, budget_nbytes: int) -> Schedule:
+    def _smallest(self, graph: Graph, budget_nbytes: int, deadline: Deadline) -> Schedule:
         """What needs least, where the solver found nothing; the portfolio may use it."""
         self.on_progress(f"no schedule in {format_nbytes(budget_nbytes)}: looking for the smallest budget")
-        smallest = min_budget(graph)
+        smallest = min_budget(graph, deadline)
         if smallest.nbytes > budget_nbytes:
             raise InfeasibleBudget(
                 budget_nbytes=budget_nbytes,
@@ -157,6 +157,7 @@ class Planner:
                 floor_nbytes=smallest.floor_nbytes,
                 floor_op=smallest.floor_op,
                 floor_op_nbytes=smallest.floor_op_nbytes,
+                cut_short=smallest.cut_short,
             )
         if self.method.solver == "auto":
             return smallest.schedule

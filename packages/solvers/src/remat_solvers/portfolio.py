@@ -6,9 +6,9 @@ cut is a start of its own; other packages' solvers, if asked for; a short walk, 
 coarse program, moment by moment as long as that gains, whose solutions are starts as well and often optimal;
 interval DP; cuts at the boundary (`mincut`); each start polished. Then rounds of sequence annealing: short
 walks from every start and from the unplanned sequence, cold and warm, then walks from the best. Where no
-start fits, the search for the smallest peak steps in. Where a wide gap is left, the coarse program gets more work,
-and the search goes on from what it found. A candidate counts only with the referee's word, and no schedule
-over the budget is returned.
+start fits, the search for the smallest peak steps in. Where a wide gap is left, the coarse program gets more
+work, and the search goes on from what it found. A candidate counts only with the referee's word, and no
+schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
