@@ -87,7 +87,8 @@ def measured(launch_s=1e-6):
     for size in (0, 50, 100, 1000):
         for name, factor in (("mm", 1), ("add", 1), ("slow", 3)):
             flops = 1000.0 * size if name == "mm" else 0.0
-            cost = OpCost(flops=flops, read_nbytes=size, written_nbytes=size, key=f"{name}(float32[{size}])")
+            key, kind = f"{name}(float32[{size}])", "float32" if flops else ""
+            cost = OpCost(flops=flops, read_nbytes=size, written_nbytes=size, key=key, arithmetic=kind)
             time_s = device.time_s(cost) * (factor if size else 1)
             measurements.append(Measurement(cost=cost, time_s=time_s, workspace_nbytes=size))
     return Measured(device="abacus", date="2026-11-22", versions={"torch": "2"}, measurements=measurements)
@@ -166,3 +167,25 @@ def test_an_h200_that_is_not_at_hand():
     assert H200Spec().time_s(OpCost(flops=450e12)) == 1.0
     assert H200Spec(flops_per_s=989.5e12).time_s(OpCost(flops=989.5e12)) == 1.0
     assert H200Spec(flops_per_s=67e12).time_s(OpCost(read_nbytes=48 * 10**11)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "tflops"),
+    [
+        ("bfloat16", 989.5),
+        ("float16", 989.5),
+        ("tf32", 494.7),
+        ("float32", 67.0),
+        ("float64", 67.0),
+        ("", 989.5),
+        ("unheard of", 989.5),
+    ],
+)
+def test_an_h200_computes_at_the_rate_of_the_arithmetic(arithmetic, tflops):
+    """The data sheet's rates, and of all of them the same part is sustained; bytes move as they do."""
+    cost = OpCost(flops=1e15, arithmetic=arithmetic)
+    sheet = H200Spec(flops_per_s=989.5e12)
+    assert 1e3 / tflops == pytest.approx(sheet.time_s(cost))
+    assert 989.5 / 450 == pytest.approx(H200Spec().time_s(cost) / sheet.time_s(cost))
+    moving = OpCost(read_nbytes=48 * 10**11, arithmetic=arithmetic)
+    assert 1.0 == H200Spec().time_s(moving)

@@ -124,6 +124,7 @@ def save_platform(platform: Measured, path: str | os.PathLike[str]) -> None:
                 "time_s": m.time_s,
                 "workspace_nbytes": m.workspace_nbytes,
             }
+            | ({"arithmetic": m.cost.arithmetic} if m.cost.arithmetic else {})
             for key, m in sorted(platform.measurements.items())
         },
     }
@@ -173,6 +174,7 @@ def _measurement(key: str, reader: Reader) -> Measurement:
             read_nbytes=reader.get("read_nbytes").nbytes(),
             written_nbytes=reader.get("written_nbytes").nbytes(),
             key=key,
+            arithmetic=reader.get_or("arithmetic", Reader.text, ""),
         ),
         time_s=reader.get("time_s").seconds(),
         workspace_nbytes=reader.get("workspace_nbytes").nbytes(),
