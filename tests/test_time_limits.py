@@ -47,6 +47,19 @@ def test_without_a_limit_the_smallest_budget_is_told() -> None:
     assert "time was up" not in str(caught.value)
 
 
+def test_what_the_solver_found_on_its_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no time is left to look for the smallest budget: less than the unplanned peak, and it works."""
+    graph = chain(24, skips=4)
+    smallest = min_budget(graph).nbytes
+    monkeypatch.setattr("remat_facade.planner.min_budget", lambda graph, _: min_budget(graph, Deadline(0.0)))
+    planner = Planner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
+    with pytest.raises(InfeasibleBudget, match="time was up") as caught:
+        planner(graph)
+    told = caught.value.smallest_nbytes
+    assert smallest <= told < noremat_peak_nbytes(graph)
+    assert Planner(budget=told, method=Method(parameters={"moves": 1000}))(graph).peak_nbytes <= told
+
+
 def test_the_command_for_the_smallest_budget_takes_a_limit(tmp_path: Any, capsys: Any) -> None:
     """Without time it is the unplanned peak, and a note says why."""
     graph, path = chain(24), tmp_path / "graph.json"

@@ -90,7 +90,7 @@ class Asked:
 def test_platforms_hear_what_products_are_computed_in(
     tmp_path: Path, dtype: torch.dtype, allowed: bool, expected: dict[str, set[str]]
 ) -> None:
-    """The dtype, and TF32 where torch's flags allow it for float32: convolutions and products each their own."""
+    """The dtype, and TF32 where torch's flags allow it for float32."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 5)).to(dtype)
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     platform = Asked()

@@ -34,7 +34,7 @@ from remat_solvers.interval_dp import plan
 from remat_solvers.mincut import cheapest
 from remat_solvers.noremat import NoRemat
 from remat_solvers.polish import polish
-from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
+from remat_solvers.protocol import SMALLEST, Deadline, Problem, Solution, Status, judge
 from remat_solvers.search import Walk, default_moves
 
 Stats = dict[str, int | float | str | bool]
@@ -113,6 +113,7 @@ class _Run:
         self.bound_s = self.cut_s = self.base_s
         self.best: Ints | None = None
         self.best_s = float("inf")
+        self.smallest_nbytes: int | None = None  # peak of any order so far
         self.method = ""
         self.moves = self.rounds = self.idle_rounds = self.idle_checks = 0
 
@@ -151,17 +152,11 @@ class _Run:
                 refined = self.refine(coarse, MORE_CHECKS, deadline)
                 self.search([*refined, self.best], self.settings.seed + 1000)
         order = None if self.best is None else self.best.tolist()
-        return judge(
-            self.problem,
-            order,
-            lower_bound_s=self.bound_s,
-            stats={
-                "method": self.method,
-                "moves": self.moves,
-                "rounds": self.rounds,
-                "deadline": deadline.hit,
-            },
-        )
+        stats: Stats = {"method": self.method, "moves": self.moves, "rounds": self.rounds}
+        stats["deadline"] = deadline.hit
+        if order is None and self.smallest_nbytes is not None:
+            stats[SMALLEST] = self.smallest_nbytes
+        return judge(self.problem, order, lower_bound_s=self.bound_s, stats=stats)
 
     def closed(self, gap: float | None = None) -> bool:
         gap = self.settings.gap if gap is None else max(gap, self.settings.gap)
@@ -244,6 +239,9 @@ class _Run:
     def offer(self, order: Ints, method: str) -> Ints:
         """Polish an order that fits, and take it if it is the fastest so far."""
         result = evaluate(self.arrays, order)
+        if result.valid:
+            smallest = self.smallest_nbytes
+            self.smallest_nbytes = min(smallest or result.peak_nbytes, result.peak_nbytes)
         if result.valid and result.peak_nbytes <= self.problem.budget_nbytes:
             order = polish(self.arrays, order, self.problem.budget_nbytes, self.deadline)
             result = evaluate(self.arrays, order)

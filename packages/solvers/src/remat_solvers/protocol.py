@@ -13,6 +13,9 @@ import attrs
 
 from remat_graph import Graph, InvalidSchedule, Links, Schedule, Start, Timeline, simulate
 
+SMALLEST = "smallest_nbytes"
+"""Key of `Solution.stats`, where nothing was found: the smallest peak that any schedule had on the way."""
+
 
 @attrs.frozen(eq=False)
 class Problem:
