@@ -134,6 +134,7 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: auto\n  seed: 1\n", "not valid YAML at line"),
         ("type: !!python/object:os.system {}\n", "not valid YAML"),
         (b"\x89PNG\r\n\x1a\n\x00", "not text"),
+        (b"type: auto\n" * 30_000, "is longer than 256 KiB, so no config"),
     ],
 )
 def test_what_is_wrong_is_named(text: str | bytes, said: str, tmp_path: Path) -> None:

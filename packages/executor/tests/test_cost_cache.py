@@ -83,6 +83,7 @@ def test_file_is_whole_at_any_moment(tmp_path: Path) -> None:
         '{"format": "remat-costs", "version": 1, "costs": {"a": [NaN, 1, 1]}}',
         '{"format": "remat-costs", "version": 1, "costs": {"a": [1.0, -1, 1]}}',
         '{"format": "remat-costs", "version": 1, "costs": {"a": [1.0, "1", 1]}}',
+        '{"format": "remat-costs", "version": 1, "costs": {"a": [1.0, 1, 18446744073709551616]}}',
     ],
 )
 def test_corrupt_file_is_ignored(tmp_path: Path, content: str) -> None:

@@ -25,6 +25,7 @@ import torch
 
 from remat_executor.errors import warn
 from remat_executor.flags import unusual_flags
+from remat_graph.ir import MOST_NBYTES
 
 _FORMAT = "remat-costs"
 _VERSION = 1
@@ -150,6 +151,8 @@ def _cost(time_s: object, workspace_nbytes: object, output_nbytes: object) -> Op
         raise ValueError(f"a time is a finite number of seconds, not {time_s!r}")
     if not isinstance(workspace_nbytes, int) or not isinstance(output_nbytes, int):
         raise ValueError("sizes are whole numbers of bytes")
+    if max(workspace_nbytes, output_nbytes) > MOST_NBYTES:
+        raise ValueError(f"sizes are at most {MOST_NBYTES} bytes")
     return OpCost(time_s=time_s, workspace_nbytes=workspace_nbytes, output_nbytes=output_nbytes)
 
 

@@ -20,6 +20,7 @@ from remat_graph.errors import BadBudget
 from remat_graph.units import parse_nbytes
 
 FORMAT = 1
+MOST_CONFIG_NBYTES = 256 * 1024  # a hundred times a config with every field explained
 _MARK = "remat_config"
 
 
@@ -445,7 +446,12 @@ def load_config(path: str | Path) -> Config:
     """
     name = str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            content = file.read(MOST_CONFIG_NBYTES + 1)
+        if len(content) > MOST_CONFIG_NBYTES:
+            limit = f"{MOST_CONFIG_NBYTES // 1024} KiB"
+            raise BadFile(path=name, problem=f"is longer than {limit}, so no config: {_HINT}")
+        text = content.decode("utf-8")
     except OSError as error:
         raise BadFile(path=name, problem=f"cannot be read ({error.strerror}): check the path") from error
     except UnicodeDecodeError as error:
