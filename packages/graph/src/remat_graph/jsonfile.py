@@ -26,7 +26,7 @@ E = TypeVar("E", bound=StrEnum)
 MOST_FILE_NBYTES = 64 * 2**20  # a plan of a million ops; parsed, a file takes some twenty times its bytes
 MOST_ITEMS = 4_000_000  # of one list: as many runs of ops as such a file can name
 _LARGEST = 2**63 - 1  # indices go into 64-bit arrays
-_LEAST_RATE = 1.0  # of a link, bytes a second: towards 0 the seconds of a copy become infinite
+_LEAST_RATE = 1e-3  # of a link, bytes a second: towards 0 the seconds of a copy become infinite
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -191,7 +191,7 @@ class Reader:
         """Bytes a second of a link."""
         rate = self.seconds()
         if rate < _LEAST_RATE:
-            self.fail(f"at least {_LEAST_RATE:g} byte a second was wanted, but it is {rate:g}")
+            self.fail(f"at least {_LEAST_RATE:g} bytes a second were wanted, but it is {rate:g}")
         return rate
 
     def seconds(self) -> float:
