@@ -133,7 +133,7 @@ class _Run:
             starts = self.attempt("cut", lambda: keep_only(arrays, budget, *binding, deadline)) + starts
         starts += self.invited()
         if self.best is None and starts and self.settings.moves != 0:
-            starts += self.attempt("walk", lambda: self.first(starts))
+            self.attempt("walk", lambda: self.first(starts))  # no start: walks from others find more
         coarse = CoarseBound(bound, arrays, budget)
         # Without a schedule, the search for the smallest peak wants its part of the time.
         starts += self.refine(coarse, CHECKS, deadline if self.best is not None else deadline.share(0.5))
