@@ -161,7 +161,7 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: auto\n? " + "x" * 60_000 + "\n: 1", "auto has no such field"),
         ("type: offmate\nlinks: {? " + "x" * 60_000 + " : 1}", "there is no rate xxx"),
         ("type: " + "x" * 60_000, "there is no type 'xxx"),
-        ("type: auto\n#" + "x" * 70_000, "cannot be read (it has more than 65536 bytes)"),
+        ("type: auto\n#" + "x" * 70_000, "cannot be read (it is longer than 64 KiB"),
         ("type: auto\nseed: " + "1" * 5000, "line 2 has a value that is none of its kind"),
         ("type: auto\nseed: 0b_", "line 2 has a value that is none of its kind"),
         ("type: auto\nseed: 2001-99-99", "line 2 has a value that is none of its kind"),
@@ -173,6 +173,7 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: offmate\nlinks: {to_host_nbytes_per_s: " + "9" * 400 + "}", "links: wants bytes a second"),
         ("type: offmate\nlinks: {to_host_nbytes_per_s: true}", "links: wants bytes a second"),
         (b"\x89PNG\r\n\x1a\n\x00", "not text"),
+        (b"type: auto\n" * 30_000, "is longer than 64 KiB, so none of our files"),
     ],
 )
 def test_what_is_wrong_is_named(text: str | bytes, said: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import remat_executor.costs
 from remat_executor import PlannedModule, plan_graph
 from remat_executor.errors import UnplannedUse
 from remat_executor.keys import anywhere
-from remat_graph import H200Spec, Measured, load_platform, save_platform
+from remat_graph import H200Spec, Measured, OpCost, load_platform, save_platform
 from tests.planners import save_all
 
 
@@ -60,6 +60,46 @@ def test_times_of_a_platform_are_no_measurements(tmp_path: Path) -> None:
     )
     with pytest.raises(UnplannedUse, match=r"h200-spec .*, not measured; plan without platform="):
         planned.measurements()
+
+
+class Asked:
+    """A platform that notes what products are computed in."""
+
+    name = "asked"
+
+    def __init__(self) -> None:
+        self.arithmetic: dict[str, set[str]] = {}
+
+    def time_s(self, cost: OpCost) -> float:
+        """A second."""
+        if cost.flops:
+            kind = "conv" if "convolution" in cost.key else "matmul"
+            self.arithmetic.setdefault(kind, set()).add(cost.arithmetic)
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "allowed", "expected"),
+    [
+        (torch.float32, False, {"conv": {"float32"}, "matmul": {"float32"}}),
+        (torch.float32, True, {"conv": {"tf32"}, "matmul": {"tf32"}}),
+        (torch.bfloat16, True, {"conv": {"bfloat16"}, "matmul": {"bfloat16"}}),
+        (torch.float64, True, {"conv": {"float64"}, "matmul": {"float64"}}),
+    ],
+)
+def test_platforms_hear_what_products_are_computed_in(
+    tmp_path: Path, dtype: torch.dtype, allowed: bool, expected: dict[str, set[str]]
+) -> None:
+    """The dtype, and TF32 where torch's flags allow it for float32."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 5)).to(dtype)
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    platform = Asked()
+    try:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+        plan_graph(model, (torch.randn(2, 3, 8, 8, dtype=dtype),), platform=platform, cache_dir=tmp_path)
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    assert expected == platform.arithmetic
 
 
 def test_keys_forget_their_device() -> None:

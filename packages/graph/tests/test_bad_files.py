@@ -3,6 +3,8 @@
 import copy
 import json
 import os
+import signal
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -159,6 +161,7 @@ def put(data, place, content):
         (["values", 0, "nbytes"], 1.5, "a whole number"),
         (["values", 0, "nbytes"], True, "a whole number"),
         (["values", 0, "nbytes"], 2**63, "a whole number"),
+        (["values", 0, "nbytes"], 2**53 + 1, r"at most 9,007,199,254,740,992 bytes were wanted"),
         (["values", 0, "nbytes"], None, "it is null"),
         (["values", 0, "role"], "lunch", "'lunch' is none of activation"),
         (["values", 0, "of"], 10_000, "there is no value 10000"),
@@ -177,7 +180,10 @@ def put(data, place, content):
         (["ops", 0, "implementations", 0, "time_s"], "1", "a number was wanted"),
         (["ops", 0, "implementations", 0, "time_s"], float("inf"), "a finite number"),
         (["ops", 0, "implementations", 0, "time_s"], float("nan"), "a finite number"),
+        (["ops", 0, "implementations", 0, "time_s"], 1e308, "a finite number"),
         (["ops", 0, "implementations", 0, "workspace_nbytes"], 0.5, "a whole number"),
+        (["ops", 0, "implementations", 0, "workspace_nbytes"], 2**60, "bytes were wanted"),
+        (["rounding_nbytes"], 2**62, "bytes in all; at most"),
         (["ops", 0, "implementations", 0, "reuses"], [[1]], "a pair of values"),
         (["rounding_nbytes"], 0, "must be at least 1"),
         (["conditions"], [["mode"]], "a pair of texts"),
@@ -223,6 +229,12 @@ def test_wrong_corpus_content_is_named_with_its_place(place, content, problem):
         (["peak_nbytes"], 2**40, "above its own budget"),
         (["time_s"], None, "a number was wanted"),
         (["solver_stats"], [], "an object was wanted"),
+        (["periods"], 0, "periods: a whole number from 1 to 16 was wanted"),
+        (["periods"], 10**9, "periods: a whole number from 1 to 16 was wanted, but it is 1,000,000,000"),
+        (["links"], {"to_host_nbytes_per_s": 0}, "at least 0.001 bytes a second were wanted, but it is 0"),
+        (["links"], {"to_device_nbytes_per_s": 1e-320}, "at least 0.001 bytes a second"),
+        (["links"], {"host_nbytes_per_s": float("nan")}, "a finite number"),
+        (["links"], {"to_moon": 1}, "unknown key 'to_moon'"),
         (["versions"], {"torch": 2}, "versions.torch: text was wanted"),
         (["deadline_hit"], 0, "true or false"),
         (["schedule", "boundary"], 10**6, "there is no boundary"),
@@ -238,6 +250,97 @@ def test_wrong_plan_content_is_named_with_its_place(place, content, problem):
     """Without any graph at hand."""
     with pytest.raises(BadFile, match=problem):
         plan_from_data(put(GOOD["plan"], place, content))
+
+
+@contextmanager
+def within(seconds):
+    """Raise where the block takes longer: a loop that has no end ends the test."""
+
+    def stop(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_statistics_may_not_be_nested_without_end(tmp_path):
+    """Deeper than our own code goes, though the parser follows."""
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(GOOD["plan"])[:-1] + ', "solver_stats": {"a": ' + "[" * 900 + "]" * 900 + "}}")
+    with pytest.raises(BadFile, match="nested too deeply"):
+        load_plan(path)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_file_is_not_read_beyond_what_ours_can_hold(tmp_path, kind):
+    """A sparse file of 40 GiB is refused before it is in memory, a device that never ends too."""
+    path = tmp_path / "file.json"
+    with open(path, "wb") as file:
+        file.truncate(40 * 2**30)
+    for place in (path, "/dev/zero"):
+        with within(20), pytest.raises(BadFile, match="is longer than 65,536 KiB, so none of our files"):
+            READERS[kind](place)
+
+
+def test_a_list_is_no_longer_than_ours_can_be():
+    """Each member takes a hundred times its two bytes while it is read."""
+    with pytest.raises(BadFile, match="values: a list of at most 4,000,000 was wanted, but it has 4,000,001"):
+        graph_from_data(GOOD["graph"] | {"values": [0] * 4_000_001})
+
+
+def test_sums_of_sizes_stay_exact():
+    """Each size is possible, the sum is none that 64-bit arrays and floats hold."""
+    values = [value | {"nbytes": 2**52} for value in GOOD["graph"]["values"]]
+    with pytest.raises(BadFile, match="bytes in all; at most 9,007,199,254,740,992 can be counted"):
+        graph_from_data(GOOD["graph"] | {"values": values, "updates": []})
+
+
+def many_values(count):
+    """That many values of one byte, as data."""
+    return [{"name": f"v{i}", "nbytes": 1, "external": True} for i in range(count)]
+
+
+LONG = 100_000
+WIDE = {"name": "o", "target": "t"} | {
+    "implementations": [
+        {
+            "inputs": list(range(LONG)),
+            "outputs": list(range(LONG, 2 * LONG)),
+            "reuses": [[LONG + i, i] for i in range(LONG)],
+        }
+    ]
+}
+LONG_FILES = {
+    "two of many values have one name": (
+        GOOD["graph"] | {"values": [*many_values(LONG), many_values(LONG)[-1]], "ops": [], "updates": []}
+    ),
+    "an op that reuses many storages": (
+        GOOD["graph"] | {"values": many_values(2 * LONG), "ops": [WIDE], "updates": []}
+    ),
+    "a corpus op that makes many values": CORPUS
+    | {
+        "ops": [CORPUS["ops"][0] | {"outputs": list(range(LONG))}],
+        "values": [CORPUS["values"][0] | {"id": i} for i in range(LONG)],
+    },
+}
+
+
+@pytest.mark.parametrize("case", LONG_FILES)
+def test_reading_takes_no_time_that_grows_with_the_square(case):
+    """Minutes for a hundred thousand of anything, where a pass over them looks through all of them."""
+    with within(20):
+        try:
+            graph_from_data(LONG_FILES[case])
+        except BadFile as error:
+            message = str(error)
+        else:
+            message = ""
+    assert ("two values have this name" in message) == (case == "two of many values have one name")
 
 
 def test_a_foreign_plan_is_refused():

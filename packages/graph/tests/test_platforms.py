@@ -87,7 +87,8 @@ def measured(launch_s=1e-6):
     for size in (0, 50, 100, 1000):
         for name, factor in (("mm", 1), ("add", 1), ("slow", 3)):
             flops = 1000.0 * size if name == "mm" else 0.0
-            cost = OpCost(flops=flops, read_nbytes=size, written_nbytes=size, key=f"{name}(float32[{size}])")
+            key, kind = f"{name}(float32[{size}])", "float32" if flops else ""
+            cost = OpCost(flops=flops, read_nbytes=size, written_nbytes=size, key=key, arithmetic=kind)
             time_s = device.time_s(cost) * (factor if size else 1)
             measurements.append(Measurement(cost=cost, time_s=time_s, workspace_nbytes=size))
     return Measured(device="abacus", date="2026-11-22", versions={"torch": "2"}, measurements=measurements)
@@ -151,9 +152,10 @@ def test_a_platform_may_have_links(tmp_path):
         ),
         (lambda d: d["measurements"]["mm(float32[0])"].update(workspace_nbytes=2**63), "a whole number"),
         (lambda d: d["measurements"].update(x=3), "an object was wanted"),
-        (lambda d: d.update(links={"to_host_nbytes_per_s": 5e-324}), "links: a bandwidth of 0"),
-        (lambda d: d.update(links={"to_host_nbytes_per_s": 0}), "links: a bandwidth of 0"),
+        (lambda d: d.update(links={"to_host_nbytes_per_s": 0}), "at least 0.001 bytes a second were wanted"),
+        (lambda d: d.update(links={"to_host_nbytes_per_s": 1e-320}), "at least 0.001 bytes a second"),
         (lambda d: d.update(links={"to_moon": 1}), "links: unknown key 'to_moon'"),
+        (lambda d: d["measurements"]["mm(float32[0])"].update(read_nbytes=2**60), "bytes were wanted"),
     ],
 )
 def test_a_bad_platform_file_is_one_line(tmp_path, change, problem):
@@ -175,3 +177,25 @@ def test_an_h200_that_is_not_at_hand():
     assert H200Spec().time_s(OpCost(flops=450e12)) == 1.0
     assert H200Spec(flops_per_s=989.5e12).time_s(OpCost(flops=989.5e12)) == 1.0
     assert H200Spec(flops_per_s=67e12).time_s(OpCost(read_nbytes=48 * 10**11)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "tflops"),
+    [
+        ("bfloat16", 989.5),
+        ("float16", 989.5),
+        ("tf32", 494.7),
+        ("float32", 67.0),
+        ("float64", 67.0),
+        ("", 989.5),
+        ("unheard of", 989.5),
+    ],
+)
+def test_an_h200_computes_at_the_rate_of_the_arithmetic(arithmetic, tflops):
+    """The data sheet's rates, and of all of them the same part is sustained; bytes move as they do."""
+    cost = OpCost(flops=1e15, arithmetic=arithmetic)
+    sheet = H200Spec(flops_per_s=989.5e12)
+    assert 1e3 / tflops == pytest.approx(sheet.time_s(cost))
+    assert 989.5 / 450 == pytest.approx(H200Spec().time_s(cost) / sheet.time_s(cost))
+    moving = OpCost(read_nbytes=48 * 10**11, arithmetic=arithmetic)
+    assert 1.0 == H200Spec().time_s(moving)

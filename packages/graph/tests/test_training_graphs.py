@@ -140,11 +140,11 @@ def test_plans_with_links_are_judged_by_them(tmp_path):
     assert slow == load_plan(path, graph)
     assert slow.time_s > quick.time_s + 1.0
     for links, said in (
-        ({"to_host_nbytes_per_s": 0}, "links: bytes a second above 0"),
+        ({"to_host_nbytes_per_s": 0}, "at least 0.001 bytes a second were wanted"),
         ({"to_host": 1.0}, "unknown key 'to_host'"),
         ([1.0], "an object was wanted"),
     ):
         with pytest.raises(BadFile, match=said):
             plan_from_data({**plan_to_data(slow), "links": links})
-    with pytest.raises(BadFile, match="periods: a whole number from 1 on"):
+    with pytest.raises(BadFile, match="periods: a whole number from 1 to 16"):
         plan_from_data({**plan_to_data(slow), "periods": 0})

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
+from remat_executor import torch_private
 from remat_executor.capture import Captured
 from remat_executor.cost_cache import CostCache
 from remat_executor.dataflow import drops_statistics
@@ -137,7 +138,7 @@ def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCos
     run = graph.ops[op].implementations[implementation]
     read = sum(graph.values[v].nbytes for v in run.inputs)
     written = sum(graph.values[v].nbytes for v in run.outputs)
-    flops = 0
+    flops, arithmetic = 0, ""
     if isinstance(recipe, Call | Draw):
         node = recipe.node
         packet = getattr(node.target, "overloadpacket", None)
@@ -145,9 +146,19 @@ def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCos
         if count is not None:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
             flops = int(count(*args, **kwargs, out_val=node.meta["val"]))
+            arithmetic = _arithmetic(packet, args)
     again = "again: " if implementation else ""
     key = f"{again}{anywhere(graph.ops[op].key)}" if graph.ops[op].key else ""
-    return OpCost(flops=flops, read_nbytes=read, written_nbytes=written, key=key)
+    return OpCost(flops=flops, read_nbytes=read, written_nbytes=written, key=key, arithmetic=arithmetic)
+
+
+def _arithmetic(packet: Any, args: tuple[Any, ...]) -> str:
+    """What a GPU computes an operator's products in: their dtype, or TF32 where torch's flags let it."""
+    dtypes = [arg.dtype for arg in args if isinstance(arg, Tensor)]
+    name = str(dtypes[0]).removeprefix("torch.") if dtypes else ""
+    library = "cuda.conv" if "conv" in str(packet) else "cuda.matmul"
+    tf32 = name == "float32" and torch_private.float32_precisions()[library] == "tf32"
+    return "tf32" if tf32 else name
 
 
 # Torch counts attention on GPUs; on CPUs the same kernel has a name of its own and the same arguments first.

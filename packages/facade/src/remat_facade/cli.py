@@ -186,16 +186,17 @@ def solve(
 @app.command("min-budget")
 def smallest_budget(
     graph: Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A saved graph, or one of the corpus.")],
+    time_limit: _TimeLimit = None,
 ) -> None:
     """The smallest budget that works; needs no torch."""
     from remat_facade.report.table import smallest_table
     from remat_graph.serialize import load_graph
-    from remat_solvers import min_budget
+    from remat_solvers import Deadline, min_budget
 
     with progress(f"reading {graph}") as tell:
         loaded = load_graph(graph)
         tell(f"looking for the smallest budget of {loaded.name}")
-        found = min_budget(loaded)
+        found = min_budget(loaded, Deadline(time_limit))
     show(smallest_table(loaded, found))
 
 
@@ -226,7 +227,7 @@ def sweep(
         loaded = load_graph(graph)
         if budgets is None:
             tell("looking for the smallest budget")
-            sizes = budgets_of(loaded, points)
+            sizes = budgets_of(loaded, points, seconds=time_limit)
         else:
             sizes = tuple(sorted(resolve_budget(text.strip(), loaded) for text in budgets.split(",")))
         curves = {}
@@ -234,7 +235,7 @@ def sweep(
             tell(f"{name}: {len(sizes)} budgets of {loaded.name}")
             curves[name] = pareto(loaded, sizes, solver=name, seconds=time_limit)
         tell("bounding what any schedule costs")
-        bounds = bounds_of(loaded, sizes)
+        bounds = bounds_of(loaded, sizes, seconds=time_limit)
     show(report.sweep_table(loaded, curves, bounds))
     if csv is not None:
         say(f"wrote {write_whole(csv, report.sweep_csv(curves, bounds))}")

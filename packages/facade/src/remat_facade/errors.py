@@ -172,20 +172,25 @@ class NoRoom(RematError):
         host_budget_nbytes: what the host may.
         least_nbytes: the least budget for which a plan was found; with buffers, inputs and `reserve_nbytes`.
         least_host_nbytes: what the host takes then.
+        cut_short: whether a time limit ended the search, so that less may do too.
     """
 
     budget_nbytes: int
     host_budget_nbytes: int
     least_nbytes: int
     least_host_nbytes: int
+    cut_short: bool = False
 
     def __str__(self) -> str:
         device, host = format_nbytes(self.budget_nbytes), format_nbytes(self.host_budget_nbytes)
         least = f"{format_nbytes(self.least_nbytes)} ({self.least_nbytes} bytes)"
+        hint = "raise either budget, or use a smaller batch"
+        if self.cut_short:
+            hint = f"time was up before all was tried: raise the time limit, {hint}"
         return (
             f"no plan was found within {device} on the device and {host} on the host: the least that one "
             f"takes is {least} on the device with {format_nbytes(self.least_host_nbytes)} on the host; "
-            "raise either budget, or use a smaller batch"
+            f"{hint}"
         )
 
 

@@ -404,6 +404,7 @@ class _Planner:
                 host_budget_nbytes=self.host_budget_nbytes,
                 least_nbytes=int(solution.stats["least_nbytes"]) + taken_nbytes,
                 least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
+                cut_short=deadline.hit,
             )
         settled = at_home(graph, solution.on_host)
         plan = Plan.from_schedule(

@@ -21,8 +21,9 @@ from remat_graph.fingerprint import fingerprint
 from remat_graph.plan import Plan
 from remat_graph.serialize import plan_from_data, plan_to_data
 from remat_graph.units import format_nbytes, format_seconds, resolve_budget
-from remat_solvers import Deadline, InfeasibleBudget, Problem, get_solver
+from remat_solvers import Deadline, InfeasibleBudget, Problem, Solution, get_solver
 from remat_solvers import Progress as SolverProgress
+from remat_solvers.protocol import SMALLEST
 from remat_solvers.questions import min_budget
 
 Progress = Callable[[str], None]
@@ -131,7 +132,7 @@ class Planner:
         deadline = Deadline(self.method.time_limit_s, self._tell)
         solver = get_solver(self.method.solver, **self.method.parameters)
         solution = solver.solve(Problem(graph, budget_nbytes), deadline)
-        schedule = solution.schedule or self._smallest(graph, budget_nbytes)
+        schedule = solution.schedule or self._smallest(graph, budget_nbytes, deadline, solution)
         plan = Plan.from_schedule(
             graph,
             schedule,
@@ -148,17 +149,18 @@ class Planner:
             self.zoo.keep(graph, budget_nbytes, self.method, plan)
         return plan
 
-    def _smallest(self, graph: Graph, budget_nbytes: int) -> Schedule:
+    def _smallest(self, graph: Graph, budget_nbytes: int, deadline: Deadline, solution: Solution) -> Schedule:
         """What needs least, where the solver found nothing; the portfolio may use it."""
         self.on_progress(f"no schedule in {format_nbytes(budget_nbytes)}: looking for the smallest budget")
-        smallest = min_budget(graph)
+        smallest = min_budget(graph, deadline)
         if smallest.nbytes > budget_nbytes:
             raise InfeasibleBudget(
                 budget_nbytes=budget_nbytes,
-                smallest_nbytes=smallest.nbytes,
+                smallest_nbytes=min(smallest.nbytes, int(solution.stats.get(SMALLEST, smallest.nbytes))),
                 floor_nbytes=smallest.floor_nbytes,
                 floor_op=smallest.floor_op,
                 floor_op_nbytes=smallest.floor_op_nbytes,
+                cut_short=smallest.cut_short,
             )
         if self.method.solver == "auto":
             return smallest.schedule

@@ -34,9 +34,10 @@ def read_corpus(reader: Reader) -> Graph:
                 item.fail(f"its id is {item.data['id']}, but ids must count from 0")
     reader.maybe("loss_value", lambda loss: loss.index(len(value_readers), "value"))
 
-    nbytes = [item.get("bytes").size() for item in value_readers]
+    nbytes = [item.get("bytes").nbytes() for item in value_readers]
     ops = [_op(item, nbytes) for item in op_readers]
-    values = [_value(item, nbytes[i], ops) for i, item in enumerate(value_readers)]
+    place_of = {(i, v): place for i, op in enumerate(ops) for place, v in enumerate(op.first.outputs)}
+    values = [_value(item, nbytes[i], ops, place_of) for i, item in enumerate(value_readers)]
     return Graph(name=reader.get("name").text(), values=tuple(values), ops=tuple(ops))
 
 
@@ -53,13 +54,13 @@ def _op(reader: Reader, nbytes: list[int]) -> Op:
     )
 
 
-def _value(reader: Reader, nbytes: int, ops: list[Op]) -> Value:
-    op = ops[reader.get("op").index(len(ops), "op")]
-    outputs = op.first.outputs
-    index = reader.get("id").size()
-    if index not in outputs:
+def _value(reader: Reader, nbytes: int, ops: list[Op], place_of: dict[tuple[int, int], int]) -> Value:
+    maker = reader.get("op").index(len(ops), "op")
+    op = ops[maker]
+    place = place_of.get((maker, reader.get("id").size()))
+    if place is None:
         reader.fail(f"op {op.name} does not make it")
-    name = op.name if len(outputs) == 1 else f"{op.name}:{outputs.index(index)}"
+    name = op.name if len(op.first.outputs) == 1 else f"{op.name}:{place}"
     if reader.get("is_fwd_output").flag():
         return Value(name=name, nbytes=0, role=Role.OUTPUT)
     if reader.get("is_grad_output").flag():

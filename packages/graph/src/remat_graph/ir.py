@@ -11,6 +11,9 @@ from operator import index
 
 import attrs
 
+MOST_NBYTES = 2**53
+"""Of all that a graph holds: sums of sizes stay exact in 64-bit arrays, as integers and as floats."""
+
 
 # Attrs converters need a signature that names the item type, or type checkers lose it.
 def _indices(items: Iterable[int]) -> tuple[int, ...]:

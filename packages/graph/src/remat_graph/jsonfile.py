@@ -1,7 +1,8 @@
 """JSON files that are read with suspicion and written whole or not at all.
 
 `read_json` turns every way in which a file can be unreadable into one `BadFile`; `Reader` walks the data and
-names the place of the first thing that is not what was wanted.
+names the place of the first thing that is not what was wanted. Whatever drives a loop or an allocation is
+bounded: the length of the file, the members of a list, bytes, seconds, rates.
 
 Caches hold what nobody can judge by looking at it, such as what an operator took. So `write_sealed` adds a
 checksum, and `read_sealed` refuses a file that was edited or damaged.
@@ -16,13 +17,16 @@ from enum import StrEnum
 from typing import Any, NoReturn, TypeVar, final
 
 from remat_graph.errors import BadFile, shown
+from remat_graph.ir import MOST_NBYTES
 from remat_graph.wholefile import write_whole
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
-_LARGEST = 2**63 - 1  # sizes and indices go into 64-bit arrays
-_MOST_NBYTES = 1 << 29  # of a file: a graph takes some 300 for each op
+MOST_FILE_NBYTES = 64 * 2**20  # a plan of a million ops; parsed, a file takes some twenty times its bytes
+MOST_ITEMS = 4_000_000  # of one list: as many runs of ops as such a file can name
+_LARGEST = 2**63 - 1  # indices go into 64-bit arrays
+_LEAST_RATE = 1e-3  # of a link, bytes a second: towards 0 the seconds of a copy become infinite
 _SEAL = "sha256"
 
 
@@ -30,11 +34,11 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     """Parse a JSON file.
 
     Raises:
-        BadFile: missing, unreadable, too large, not UTF-8, not JSON, or cut off.
+        BadFile: missing, unreadable, too long, not UTF-8, not JSON, or cut off.
     """
     name = os.fspath(path)
     try:
-        text = read_text(path, _MOST_NBYTES)
+        text = read_text(path, MOST_FILE_NBYTES)
     except FileNotFoundError:
         raise BadFile(path=name, problem="no such file; check the path") from None
     except UnicodeDecodeError:
@@ -66,7 +70,7 @@ def read_text(path: str | os.PathLike[str], most_nbytes: int) -> str:
     with open(path, "rb") as file:
         data = file.read(most_nbytes + 1)
     if len(data) > most_nbytes:
-        raise ValueError(f"it has more than {most_nbytes} bytes")
+        raise ValueError(f"it is longer than {most_nbytes // 1024:,} KiB, so none of our files")
     return data.decode()
 
 
@@ -168,6 +172,8 @@ class Reader:
         """The members of a list."""
         if not isinstance(self.data, list):
             self._wanted("a list")
+        if len(self.data) > MOST_ITEMS:
+            self.fail(f"a list of at most {MOST_ITEMS:,} was wanted, but it has {len(self.data):,}")
         return [Reader(data, self.source, f"{self.place}[{i}]") for i, data in enumerate(self.data)]
 
     def mapping(self) -> Mapping[str, Any]:
@@ -212,6 +218,19 @@ class Reader:
         if isinstance(self.data, bool) or not isinstance(self.data, int) or not 0 <= self.data <= _LARGEST:
             self._wanted("a whole number from 0 on")
         return self.data
+
+    def nbytes(self) -> int:
+        """A size in bytes."""
+        if self.size() > MOST_NBYTES:
+            self.fail(f"at most {MOST_NBYTES:,} bytes were wanted, but it is {self.data:,}")
+        return self.size()
+
+    def rate(self) -> float:
+        """Bytes a second of a link."""
+        rate = self.seconds()
+        if rate < _LEAST_RATE:
+            self.fail(f"at least {_LEAST_RATE:g} bytes a second were wanted, but it is {rate:g}")
+        return rate
 
     def seconds(self) -> float:
         """A finite number from 0 on."""

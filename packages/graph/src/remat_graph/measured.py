@@ -125,6 +125,7 @@ def save_platform(platform: Measured, path: str | os.PathLike[str]) -> None:
                 "time_s": m.time_s,
                 "workspace_nbytes": m.workspace_nbytes,
             }
+            | ({"arithmetic": m.cost.arithmetic} if m.cost.arithmetic else {})
             for key, m in sorted(platform.measurements.items())
         },
     }
@@ -163,12 +164,12 @@ def load_platform(path: str | os.PathLike[str]) -> Measured:
 
 
 def _links(reader: Reader) -> Links:
-    rates = {name: reader.get(name).seconds() for name in reader.mapping()}
     reader.known(frozenset(attrs.fields_dict(Links)))
+    rates = {name: reader.get(name).rate() for name in reader.mapping()}
     try:
         return Links(**rates)
     except ValueError:
-        reader.fail("a bandwidth of 0, or one that nothing has; leave out what was not measured")
+        reader.fail("a bandwidth that nothing has; leave out what was not measured")
 
 
 def _measurement(key: str, reader: Reader) -> Measurement:
@@ -180,9 +181,10 @@ def _measurement(key: str, reader: Reader) -> Measurement:
     return Measurement(
         cost=OpCost(
             flops=reader.get("flops").seconds(),
-            read_nbytes=reader.get("read_nbytes").size(),
-            written_nbytes=reader.get("written_nbytes").size(),
+            read_nbytes=reader.get("read_nbytes").nbytes(),
+            written_nbytes=reader.get("written_nbytes").nbytes(),
             key=key,
+            arithmetic=reader.get_or("arithmetic", Reader.text, ""),
         ),
         time_s=time_s,
         workspace_nbytes=workspace_nbytes,

@@ -17,6 +17,9 @@ from remat_graph.simulate import simulate
 from remat_graph.training import at_home, persistent
 from remat_graph.units import format_nbytes, format_seconds, gradient_nbytes
 
+MOST_PERIODS = 16
+"""Steps of training that a plan may be timed over: the referee plays each of them, whoever asks for them."""
+
 _BOUND_SLACK = 1e-6  # relative; linear programs are solved to about this
 
 
@@ -79,7 +82,7 @@ class Plan:
         host_peak_nbytes: predicted peak of what the step has on the host.
         on_host: indices of the values that are at home on the host.
         links: the bandwidths that its times are of; None if nothing moves.
-        periods: how many steps of training followed each other when it was timed.
+        periods: how many steps of training followed each other when it was timed, at most `MOST_PERIODS`.
     """
 
     fingerprint: str
@@ -104,7 +107,12 @@ class Plan:
     on_host: tuple[int, ...] = attrs.field(default=(), converter=_indices)
     links: Links | None = None
     periods: int = attrs.field(
-        default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)]
+        default=1,
+        validator=[
+            attrs.validators.instance_of(int),
+            attrs.validators.ge(1),
+            attrs.validators.le(MOST_PERIODS),
+        ],
     )
 
     def __attrs_post_init__(self) -> None:

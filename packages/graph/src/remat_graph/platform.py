@@ -31,12 +31,15 @@ class OpCost:
         written_nbytes: bytes it writes.
         key: equal keys mean the same operator on the same shapes, strides, dtypes and scalars, whatever the
             device: ``name(arguments)``; empty if that is not known.
+        arithmetic: what its products are computed in: a dtype such as ``float32``, or ``tf32``; empty if that
+            is not known.
     """
 
     flops: float = attrs.field(default=0, validator=attrs.validators.ge(0))
     read_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     written_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     key: str = ""
+    arithmetic: str = ""
 
 
 @runtime_checkable
@@ -99,13 +102,29 @@ def _h200_links() -> Links:
     return Links(to_host_nbytes_per_s=55e9, to_device_nbytes_per_s=55e9, host_nbytes_per_s=150e9)
 
 
+# TFLOP/s of an H200 SXM without sparsity, by NVIDIA's data sheet ("NVIDIA H200 Tensor Core GPU", 2024).
+_H200_TFLOPS = {
+    "bfloat16": 989.5,
+    "float16": 989.5,
+    "tf32": 494.7,
+    "float32": 67.0,
+    "float64": 67.0,
+    "float8_e4m3fn": 1979.0,
+    "float8_e5m2": 1979.0,
+    "int8": 1979.0,
+}
+
+
 @attrs.frozen(kw_only=True)
 class H200Spec:
     """An NVIDIA H200 SXM in its host, by rates that its kind sustains; nothing was measured.
 
+    Products in another arithmetic than bf16 reach the same part of their own rate on the data sheet; those in
+    one that is not known count as bf16.
+
     Attributes:
         flops_per_s: of bf16 matrix products, by default less than half of the data sheet's 989.5e12, which no
-            training reaches. (TF32 has half of it there, float32 67e12.)
+            training reaches.
         nbytes_per_s: of its HBM3e, by the data sheet.
         links: PCIe of the fifth generation, each way, and the memory of its host.
     """
@@ -122,7 +141,8 @@ class H200Spec:
 
     def time_s(self, cost: OpCost) -> float:
         """The longer of computing and moving."""
-        return Roofline(flops_per_s=self.flops_per_s, nbytes_per_s=self.nbytes_per_s).time_s(cost)
+        share = _H200_TFLOPS.get(cost.arithmetic, _H200_TFLOPS["bfloat16"]) / _H200_TFLOPS["bfloat16"]
+        return Roofline(flops_per_s=share * self.flops_per_s, nbytes_per_s=self.nbytes_per_s).time_s(cost)
 
 
 def links_of(platform: Platform | None) -> Links | None:

@@ -17,7 +17,7 @@ from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Update, Value
 from remat_graph.jsonfile import Reader, read_json, write_json
 from remat_graph.lanes import Links
-from remat_graph.plan import Plan
+from remat_graph.plan import MOST_PERIODS, Plan
 from remat_graph.schedule import (
     Compute,
     Deliver,
@@ -129,7 +129,7 @@ def _read_value(reader: Reader, count: int) -> Value:
 
     return Value(
         name=reader.get("name").text(),
-        nbytes=reader.get("nbytes").size(),
+        nbytes=reader.get("nbytes").nbytes(),
         role=reader.get_or("role", lambda r: r.choice(Role), Role.ACTIVATION),
         external=reader.get_or("external", Reader.flag, False),
         of=reader.maybe("of", value),
@@ -174,7 +174,7 @@ def _read_implementation(reader: Reader, count: int) -> Implementation:
         inputs=reader.get("inputs").indices(count, "value"),
         outputs=reader.get("outputs").indices(count, "value"),
         time_s=reader.get_or("time_s", Reader.seconds, 0.0),
-        workspace_nbytes=reader.get_or("workspace_nbytes", Reader.size, 0),
+        workspace_nbytes=reader.get_or("workspace_nbytes", Reader.nbytes, 0),
         reuses=reader.get_or("reuses", pairs, ()),
     )
 
@@ -187,7 +187,7 @@ def _read_update(reader: Reader, count: int) -> Update:
         states=reader.get_or("states", lambda r: r.indices(count, "value"), ()),
         device_time_s=reader.get_or("device_time_s", Reader.seconds, 0.0),
         cpu_time_s=reader.get_or("cpu_time_s", Reader.seconds, 0.0),
-        workspace_nbytes=reader.get_or("workspace_nbytes", Reader.size, 0),
+        workspace_nbytes=reader.get_or("workspace_nbytes", Reader.nbytes, 0),
     )
 
 
@@ -273,6 +273,8 @@ def plan_from_data(data: Any, *, graph: Graph | None = None, source: str = "plan
         plan = _read_plan(reader, graph)
     except OverBudget as error:
         reader.fail(f"its predicted peak is above its own budget: {error}")
+    except RecursionError:
+        reader.fail("its statistics are nested too deeply to be one of our plans")
     return plan if graph is None else _rejudged(plan, graph, source)
 
 
@@ -288,8 +290,9 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
         figures["host_peak_nbytes"] = reader.get("host_peak_nbytes").size()
     figures["links"] = reader.maybe("links", _read_links)
     figures["periods"] = reader.get_or("periods", Reader.size, 1)
-    if figures["periods"] < 1:
-        reader.get("periods").fail("a whole number from 1 on was wanted")
+    if not 1 <= figures["periods"] <= MOST_PERIODS:
+        wanted = f"a whole number from 1 to {MOST_PERIODS} was wanted"
+        reader.get("periods").fail(f"{wanted}, but it is {figures['periods']:,}")
     versions = reader.get("versions")
     return Plan(
         **figures,
@@ -301,10 +304,7 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
 
 def _read_links(reader: Reader) -> Links:
     reader.known(_keys(Links))
-    try:
-        return Links(**{name: reader.get(name).seconds() for name in reader.mapping()})
-    except ValueError:
-        reader.fail("bytes a second above 0 were wanted")
+    return Links(**{name: reader.get(name).rate() for name in reader.mapping()})
 
 
 _READERS: Mapping[Any, Callable[[Reader], Any]] = {

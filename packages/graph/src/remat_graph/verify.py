@@ -1,9 +1,10 @@
 """Is a graph well formed, is a schedule valid on it? Public, and cheap enough for every test to call."""
 
+from collections import Counter
 from typing import NoReturn
 
 from remat_graph.errors import InvalidGraph
-from remat_graph.ir import Graph, Implementation, Op, Role
+from remat_graph.ir import MOST_NBYTES, Graph, Implementation, Op, Role
 from remat_graph.schedule import Schedule
 from remat_graph.simulate import simulate
 
@@ -16,6 +17,7 @@ def verify(graph: Graph, schedule: Schedule | None = None) -> None:
         InvalidSchedule: a step cannot be carried out; names the step and what was missing.
     """
     _check_names(graph)
+    _check_sizes(graph)
     _check_values(graph)
     _check_updates(graph)
     _Order(graph).check()
@@ -30,8 +32,15 @@ def _fail(where: str, problem: str) -> NoReturn:
 def _check_names(graph: Graph) -> None:
     for kind, names in (("value", [v.name for v in graph.values]), ("op", [o.name for o in graph.ops])):
         if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            twice, _ = Counter(names).most_common(1)[0]
             _fail(twice, f"two {kind}s have this name; names must be unique")
+
+
+def _check_sizes(graph: Graph) -> None:
+    total = sum(map(graph.allocated_nbytes, range(len(graph.values))))
+    total += max((way.workspace_nbytes for op in graph.ops for way in op.implementations), default=0)
+    if total > MOST_NBYTES:
+        _fail(graph.name or "graph", f"holds {total:,} bytes in all; at most {MOST_NBYTES:,} can be counted")
 
 
 def _check_values(graph: Graph) -> None:
@@ -118,8 +127,9 @@ class _Order:
             _fail(op.name, f"reads {stored.name} at first, which no first implementation makes")
 
     def check_reuses(self, op: Op, implementation: Implementation) -> None:
+        inputs, outputs = frozenset(implementation.inputs), frozenset(implementation.outputs)
         for output, source in implementation.reuses:
-            if output not in implementation.outputs or source not in implementation.inputs:
+            if output not in outputs or source not in inputs:
                 _fail(op.name, "reuses storages that it does not make or read")
             if self.graph.values[output].nbytes != self.graph.values[source].nbytes:
                 _fail(op.name, "reuses a storage of another size")

@@ -27,6 +27,7 @@ import numpy as np
 from remat_graph.partition import Partition
 from remat_solvers.evaluate import Arrays, Floats, Ints, evaluate
 from remat_solvers.linear import without_useless
+from remat_solvers.protocol import Deadline
 
 LEVELS = 24  # memory levels at which a table is read
 
@@ -199,8 +200,15 @@ class ChainTable:
     """``cost[i, j][m]`` and the choice behind it: -1 - o keeps group i by option o, k drops i to k - 1."""
 
     def __init__(
-        self, chain: Chain, options: Sequence[Sequence[Option]], budget_nbytes: int, slots: int
+        self,
+        chain: Chain,
+        options: Sequence[Sequence[Option]],
+        budget_nbytes: int,
+        slots: int,
+        deadline: Deadline | None = None,
     ) -> None:
+        """Fill the table; past the deadline it holds no plan of the whole."""
+        deadline = deadline or Deadline()
         self.chain, self.options = chain, options
         self.groups = chain.groups
         self._choose_levels(budget_nbytes, slots)
@@ -223,6 +231,9 @@ class ChainTable:
             self.cost[i, i] = np.zeros(self.slots)
         for length in range(1, count + 1):
             for i in range(count - length + 1):
+                if deadline.reached():
+                    self.cost[0, count] = np.full(self.slots, np.inf)
+                    return
                 self._fill(i, i + length)
 
     def _choose_levels(self, budget_nbytes: int, slots: int) -> None:
@@ -297,11 +308,15 @@ class ChainTable:
 
 
 def plans_of(
-    groups: Partition, options: Sequence[Sequence[Option]], budget_nbytes: int, slots: int
+    groups: Partition,
+    options: Sequence[Sequence[Option]],
+    budget_nbytes: int,
+    slots: int,
+    deadline: Deadline,
 ) -> Iterator[Ints]:
     """The plans of both ways to see a group, at several memory levels: around the budget on both sides."""
     for chain in (Careful(groups), Lenient(groups)):
-        yield from ChainTable(chain, options, budget_nbytes, slots).orders()
+        yield from ChainTable(chain, options, budget_nbytes, slots, deadline).orders()
 
 
 def shifted(cost: Floats, slots: int) -> Floats:

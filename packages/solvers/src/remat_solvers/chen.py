@@ -42,6 +42,8 @@ class _Chen(Rematerializer):
         best: tuple[float, list[int], int] | None = None
         tried: set[tuple[int, ...]] = set()
         for cuts in self.choices(graph):
+            if tried and deadline.reached():
+                break
             if tuple(cuts) in tried:
                 continue
             tried.add(tuple(cuts))

@@ -54,6 +54,7 @@ class InfeasibleBudget(RematError):
     Attributes:
         budget_nbytes: the budget that came.
         smallest_nbytes: the smallest budget for which a schedule was found; it then works.
+        cut_short: whether a time limit ended the search for it, so that less may work too.
         floor_nbytes: below this none exists.
         floor_op: the op that binds there.
         floor_op_nbytes: what that op alone needs at that moment.
@@ -64,15 +65,19 @@ class InfeasibleBudget(RematError):
     floor_nbytes: int
     floor_op: str
     floor_op_nbytes: int
+    cut_short: bool = False
 
     def __str__(self) -> str:
         proven = self.budget_nbytes < self.floor_nbytes
+        hint = "raise the budget or use a smaller batch"
+        if self.cut_short:
+            hint = f"time was up before smaller budgets were tried: raise the time limit, {hint}"
         verdict = "no schedule can fit it" if proven else "no schedule was found for it"
         return (
             f"budget {format_nbytes(self.budget_nbytes)} is too small: {verdict}; the smallest budget with a "
             f"schedule is {format_nbytes(self.smallest_nbytes)} ({self.smallest_nbytes} bytes), none exists "
             f"below {format_nbytes(self.floor_nbytes)}, where {self.floor_op} needs "
-            f"{format_nbytes(self.floor_op_nbytes)}; raise the budget or use a smaller batch"
+            f"{format_nbytes(self.floor_op_nbytes)}; {hint}"
         )
 
 

@@ -87,7 +87,7 @@ class Hiremate(Rematerializer):
             return judge(small, None if order is None else order.tolist())
 
         options = menus.options(groups, solve_group, deadline.share(0.75))
-        plans = plans_of(groups, options, budget, self.slots)
+        plans = plans_of(groups, options, budget, self.slots, deadline)
         order = repaired(flatten(graph), plans, budget, deadline, moves)
         return order, {"segments": len(groups), "options": sum(map(len, options))}
 

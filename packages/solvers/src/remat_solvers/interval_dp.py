@@ -39,15 +39,17 @@ class IntervalDP(Rematerializer):
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
         arrays = flatten(problem.graph)
-        order = plan(problem.graph, arrays, problem.budget_nbytes, self.stages, self.slots)
+        order = plan(problem.graph, arrays, problem.budget_nbytes, deadline, self.stages, self.slots)
         if order is not None:
             order = polish(arrays, order, problem.budget_nbytes, deadline)
         return judge(problem, None if order is None else order.tolist())
 
 
-def plan(graph: Graph, arrays: Arrays, budget_nbytes: int, stages: int = 36, slots: int = 160) -> Ints | None:
+def plan(
+    graph: Graph, arrays: Arrays, budget_nbytes: int, deadline: Deadline, stages: int = 36, slots: int = 160
+) -> Ints | None:
     """The fastest sequence that the table yields within the budget, not polished; None if none fits."""
     groups = at_narrow_places(graph, stages)
     options = [[keep_all(groups, s)] for s in range(len(groups))]
-    table = ChainTable(Lenient(groups), options, budget_nbytes, slots)
+    table = ChainTable(Lenient(groups), options, budget_nbytes, slots, deadline)
     return fastest_that_fits(arrays, table.orders(), budget_nbytes)

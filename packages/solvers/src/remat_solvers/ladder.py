@@ -89,7 +89,7 @@ class Ladder:
         if peak <= budget_nbytes:
             self.evicted.append((peak, order))
             return self._rung(polish(self.arrays, order, budget_nbytes, self.deadline))
-        planned = plan(self.graph, self.arrays, budget_nbytes)
+        planned = plan(self.graph, self.arrays, budget_nbytes, self.deadline)
         if planned is not None:
             return self._rung(polish(self.arrays, planned, budget_nbytes, self.deadline))
         return self.least
@@ -108,7 +108,7 @@ class Ladder:
     def _near_the_floor(self) -> Rung:
         for part in (1, 2, 4, 8, 16):
             budget = self.floor_nbytes + (self.top.nbytes - self.floor_nbytes) * part // 64
-            planned = plan(self.graph, self.arrays, budget)
+            planned = plan(self.graph, self.arrays, budget, self.deadline)
             if planned is not None:
                 return self._rung(polish(self.arrays, planned, budget, self.deadline))
         deadline = self.deadline.within(DESCENT_S)

@@ -26,11 +26,13 @@ class Answer:
         found: values of the variables; None if there are none.
         bound: no values cost less; minus infinity if nothing is proven, infinity if there are none.
         ended: whether the search ended by itself, with the gap closed.
+        checks: how often HiGHS asked whether to go on.
     """
 
     found: Floats | None
     bound: float
     ended: bool
+    checks: int = 0
 
 
 class Program:
@@ -89,6 +91,8 @@ class Program:
         highs.passModel(self._model(highspy))
         # Off, not one thread: a process keeps the number of threads that its first program asked for.
         options = {"parallel": "off", "mip_rel_gap": gap, "mip_abs_gap": 1e-9}
+        if deadline.seconds is not None:  # HiGHS asks rarely while it solves a linear program
+            options["time_limit"] = deadline.remaining_s
         if strict:
             options |= {"dual_feasibility_tolerance": STRICT, "mip_feasibility_tolerance": STRICT}
         for option, value in options.items():
@@ -107,9 +111,11 @@ class Program:
         status, info = highs.getModelStatus(), highs.getInfo()
         if status in (highspy.HighsModelStatus.kSolveError, highspy.HighsModelStatus.kModelError):
             warnings.warn("HiGHS could not solve a program of the bound", SolverWarning, stacklevel=2)
-            return Answer(found=None, bound=-np.inf, ended=False)
+            return Answer(found=None, bound=-np.inf, ended=False, checks=asked)
         if status == highspy.HighsModelStatus.kInfeasible:
-            return Answer(found=None, bound=np.inf, ended=True)
+            return Answer(found=None, bound=np.inf, ended=True, checks=asked)
+        if status == highspy.HighsModelStatus.kTimeLimit:
+            deadline.mark()
         found = None
         if info.primal_solution_status == 2:  # feasible
             found = np.array(highs.getSolution().col_value)
@@ -118,6 +124,7 @@ class Program:
             found=found,
             bound=bound if np.isfinite(bound) else -np.inf,
             ended=status == highspy.HighsModelStatus.kOptimal,
+            checks=asked,
         )
 
     def _model(self, highspy: Any) -> Any:

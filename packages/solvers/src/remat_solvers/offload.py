@@ -91,7 +91,9 @@ class Offload:
         enough, seen = problem, found
         for _ in range(REPAIRS):
             enough = _with_room(enough, seen.stats)
-            seen = _Search(self, enough, Deadline(0.0), ladder).run()
+            if ladder.deadline.reached():
+                break
+            seen = _Search(self, enough, ladder.deadline, ladder, any_will_do=True).run()
             if seen.feasible:
                 break
         least = {"least_nbytes": enough.budget_nbytes, "sufficient": seen.feasible}
@@ -121,10 +123,20 @@ def _with_room(problem: Problem, stats: Mapping[str, Any]) -> Problem:
 class _Search:
     """One search: what was tried, and the best of it."""
 
-    def __init__(self, solver: Offload, problem: Problem, deadline: Deadline, ladder: Ladder) -> None:
+    def __init__(
+        self,
+        solver: Offload,
+        problem: Problem,
+        deadline: Deadline,
+        ladder: Ladder,
+        *,
+        any_will_do: bool = False,
+    ) -> None:
         self.solver, self.problem, self.deadline, self.ladder = solver, problem, deadline, ladder
         self.params = params_of(problem.graph)
-        self.trials = Trials(problem, solver.style, ladder, deadline, solver.attempts)
+        self.trials = Trials(
+            problem, solver.style, ladder, deadline, solver.attempts, any_will_do=any_will_do
+        )
         self.closely = len(problem.graph.ops) <= SHORT
 
     @property
@@ -140,12 +152,15 @@ class _Search:
             if self.may_fit(frozenset()):
                 self.trials.explore(frozenset(), None, STEPS)
             if self.problem.links is not None and self.params and not self.at_ease():
-                self.move()
+                if not self.trials.done() or not self.trials.tried:
+                    self.move()
                 if self.best is None:  # so that it can be said what would do
                     self.trials.attempt(self.everything(), 0)
-                self.refine()
+                if not self.trials.done():
+                    self.refine()
         best = self.best
-        if best is not None and self.problem.links is not None and self.trials.lost_s(best) > 0.0:
+        loses = best is not None and self.trials.lost_s(best) > 0.0
+        if best is not None and loses and self.problem.links is not None and not self.trials.done():
             self.trials.deepen(best.on_host)
         return self.solution()
 
@@ -180,6 +195,8 @@ class _Search:
         self.repair(program, terms)
         if self.best is None:
             for share in (1.0, 0.75, 0.5, 0.25):
+                if self.trials.over():
+                    return
                 self.by_program(program, terms, share, STEPS[:1])
         self.climb(program, terms)
         for leader in self.trials.leaders(LEADERS):

@@ -55,7 +55,7 @@ class Pofo(Rematerializer):
             return best
         groups = at_articulations(problem.graph, self.stages)
         options = [[keep_all(groups, s)] for s in range(len(groups))]
-        chain = ChainTable(Careful(groups), options, problem.budget_nbytes, self.slots)
+        chain = ChainTable(Careful(groups), options, problem.budget_nbytes, self.slots, deadline)
         worth_s = float("inf") if best.time_s is None else best.time_s - best.base_s
         table = PofoTable(chain, problem, links, self.labels, worth_s, deadline)
         tried: list[Plan] = []

@@ -2,12 +2,13 @@
 
 In this order, each step only if the gap to the lower bound is still open: save everything; the floor, which
 may prove that nothing fits; greedy eviction, which gives a first valid schedule soon; the cut bound, whose
-cut is a start of its own; other packages' solvers, if asked for; the coarse program, moment by moment, whose
-solutions are starts as well and often optimal; interval DP; cuts at the boundary (`mincut`); each start
-polished. Then rounds of sequence annealing: short walks from every start and from the unplanned sequence,
-cold and warm, then walks from the best. Where no start fits, the search for the smallest peak steps in.
-Where a wide gap is left, the coarse program gets more work, and the search goes on from what it found. A
-candidate counts only with the referee's word, and no schedule over the budget is returned.
+cut is a start of its own; other packages' solvers, if asked for; a short walk, if nothing fits yet; the
+coarse program, moment by moment as long as that gains, whose solutions are starts as well and often optimal;
+interval DP; cuts at the boundary (`mincut`); each start polished. Then rounds of sequence annealing: short
+walks from every start and from the unplanned sequence, cold and warm, then walks from the best. Where no
+start fits, the search for the smallest peak steps in. Where a wide gap is left, the coarse program gets more
+work, and the search goes on from what it found. A candidate counts only with the referee's word, and no
+schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
@@ -33,7 +34,7 @@ from remat_solvers.interval_dp import plan
 from remat_solvers.mincut import cheapest
 from remat_solvers.noremat import NoRemat
 from remat_solvers.polish import polish
-from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
+from remat_solvers.protocol import SMALLEST, Deadline, Problem, Solution, Status, judge
 from remat_solvers.search import Walk, default_moves
 
 Stats = dict[str, int | float | str | bool]
@@ -42,6 +43,10 @@ CUTS = 12  # prices at which the cut between forward and backward is tried
 WIDE = 0.01  # a gap, as a ratio of base time, that is worth a second effort
 NARROW = 0.003  # one that is worth a full effort: below it the search gets less work in proportion
 CHECKS, MORE_CHECKS = 150, 600  # work of one round of the coarse program
+# Rounds, and work of them, that move neither bound nor best by a share of base time: then no more follow. On
+# the corpus three such rounds came before one that did.
+IDLE_ROUNDS, IDLE_CHECKS, MOVED = 5, 150, 1e-4
+FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
 VARIABLES = 3000  # of the coarse program: a first effort takes no larger one
 
 
@@ -108,8 +113,9 @@ class _Run:
         self.bound_s = self.cut_s = self.base_s
         self.best: Ints | None = None
         self.best_s = float("inf")
+        self.smallest_nbytes: int | None = None  # peak of any order so far
         self.method = ""
-        self.moves = 0
+        self.moves = self.rounds = self.idle_rounds = self.idle_checks = 0
 
     def solve(self) -> Solution:
         graph, arrays, budget, deadline = (
@@ -126,10 +132,13 @@ class _Run:
         if binding is not None and not self.closed():
             starts = self.attempt("cut", lambda: keep_only(arrays, budget, *binding, deadline)) + starts
         starts += self.invited()
+        if self.best is None and starts and self.settings.moves != 0:
+            self.attempt("walk", lambda: self.first(starts))  # no start: walks from others find more
         coarse = CoarseBound(bound, arrays, budget)
-        starts += self.refine(coarse, CHECKS)
+        # Without a schedule, the search for the smallest peak wants its part of the time.
+        starts += self.refine(coarse, CHECKS, deadline if self.best is not None else deadline.share(0.5))
         if not self.closed():
-            starts += self.attempt("interval_dp", lambda: plan(graph, arrays, budget))
+            starts += self.attempt("interval_dp", lambda: plan(graph, arrays, budget, deadline))
         if not self.closed():
             starts += self.attempt("mincut", lambda: cheapest(arrays, bound, budget, CUTS, deadline)[0])
         if self.best is None and not deadline.reached():
@@ -140,14 +149,14 @@ class _Run:
         if self.best is not None:
             self.search(starts, self.settings.seed)
             if not self.closed(WIDE):
-                self.search([*self.refine(coarse, MORE_CHECKS), self.best], self.settings.seed + 1000)
+                refined = self.refine(coarse, MORE_CHECKS, deadline)
+                self.search([*refined, self.best], self.settings.seed + 1000)
         order = None if self.best is None else self.best.tolist()
-        return judge(
-            self.problem,
-            order,
-            lower_bound_s=self.bound_s,
-            stats={"method": self.method, "moves": self.moves, "deadline": deadline.hit},
-        )
+        stats: Stats = {"method": self.method, "moves": self.moves, "rounds": self.rounds}
+        stats["deadline"] = deadline.hit
+        if order is None and self.smallest_nbytes is not None:
+            stats[SMALLEST] = self.smallest_nbytes
+        return judge(self.problem, order, lower_bound_s=self.bound_s, stats=stats)
 
     def closed(self, gap: float | None = None) -> bool:
         gap = self.settings.gap if gap is None else max(gap, self.settings.gap)
@@ -182,14 +191,28 @@ class _Run:
             return result.order
         return evict(self.arrays, self.problem.budget_nbytes, self.deadline, result.order)
 
-    def refine(self, coarse: CoarseBound, checks: int) -> list[Ints]:
-        """Rounds of the coarse program while they end and their programs are small; what they found."""
+    def first(self, starts: list[Ints]) -> Ints | None:
+        """A short walk from the smallest peak so far to a schedule within the budget."""
+        moves = FIRST_MOVES if self.settings.moves is None else min(FIRST_MOVES, self.settings.moves)
+        order = min(starts, key=lambda start: evaluate(self.arrays, start).peak_nbytes)
+        walk = Walk(self.arrays, order, self.problem.budget_nbytes, self.settings.seed, FIRST_PRICE)
+        found = walk.anneal(moves, 1.0, 0.1, self.deadline)
+        self.moves += walk.tried
+        return found
+
+    def idle(self) -> bool:
+        """Whether rounds of the coarse program have gained nothing for too long."""
+        return self.idle_rounds >= IDLE_ROUNDS and self.idle_checks >= IDLE_CHECKS
+
+    def refine(self, coarse: CoarseBound, checks: int, deadline: Deadline) -> list[Ints]:
+        """Rounds of the coarse program while they end, are small, and gain; what they found."""
         found: list[Ints] = []
-        while not (coarse.finished or self.deadline.reached()):
+        while not (coarse.finished or self.idle() or deadline.reached()):
             if coarse.variables > VARIABLES * checks // CHECKS or (self.closed() and not coarse.proving):
                 break
+            best_s, bound_s = self.best_s, self.bound_s
             try:
-                result = coarse.round(self.deadline, enough_s=self.best_s - self.base_s, checks=checks)
+                result = coarse.round(deadline, enough_s=self.best_s - self.base_s, checks=checks)
             except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
                 self.warn(f"the coarse program failed ({type(error).__name__}: {error})")
                 break
@@ -202,6 +225,13 @@ class _Run:
                 found += self.attempt("coarse", partial(self.fitting, result))
             if result.proven and self.best_s - self.bound_s <= result.slack_s:
                 self.bound_s = self.best_s
+            self.rounds += 1
+            least_s = MOVED * self.base_s
+            if self.best_s < best_s - least_s or self.bound_s > bound_s + least_s:
+                self.idle_rounds = self.idle_checks = 0
+            else:
+                self.idle_rounds += 1
+                self.idle_checks += result.checks
             if not result.ended:
                 break
         return found
@@ -209,6 +239,9 @@ class _Run:
     def offer(self, order: Ints, method: str) -> Ints:
         """Polish an order that fits, and take it if it is the fastest so far."""
         result = evaluate(self.arrays, order)
+        if result.valid:
+            smallest = self.smallest_nbytes
+            self.smallest_nbytes = min(smallest or result.peak_nbytes, result.peak_nbytes)
         if result.valid and result.peak_nbytes <= self.problem.budget_nbytes:
             order = polish(self.arrays, order, self.problem.budget_nbytes, self.deadline)
             result = evaluate(self.arrays, order)

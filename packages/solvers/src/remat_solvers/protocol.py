@@ -14,6 +14,9 @@ import attrs
 from remat_graph import Graph, InvalidSchedule, Links, Schedule, Start, Timeline, simulate
 from remat_graph.errors import shown
 
+SMALLEST = "smallest_nbytes"
+"""Key of `Solution.stats`, where nothing was found: the smallest peak that any schedule had on the way."""
+
 
 @attrs.frozen(eq=False)
 class Problem:
@@ -75,18 +78,24 @@ class Deadline:
         seconds: allowed from now on; None for no limit but the solver's own work limit.
         on_progress: called with each improvement.
         hit: whether a solver stopped because time was up.
+        clock: seconds from anywhere on; another one makes what a limit does a matter of counting.
     """
 
     seconds: float | None = None
     on_progress: Callable[[Progress], None] | None = None
     hit: bool = False
-    _start: float = attrs.field(factory=time.monotonic, init=False)
+    clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    _start: float = attrs.field(init=False)
     _whole: "Deadline | None" = attrs.field(default=None, kw_only=True)
+
+    @_start.default
+    def _now(self) -> float:
+        return self.clock()
 
     def within(self, seconds: float | None) -> "Deadline":
         """A deadline for a part: so many seconds, at most what is left; where it is hit, so is the whole."""
         left = self.remaining_s if seconds is None else min(seconds, self.remaining_s)
-        return Deadline(None if left == float("inf") else left, whole=self)
+        return Deadline(None if left == float("inf") else left, clock=self.clock, whole=self)
 
     def share(self, part: float) -> "Deadline":
         """A deadline for a part of the work that may take this part of the time left, between 0 and 1."""
@@ -95,7 +104,7 @@ class Deadline:
     @property
     def elapsed_s(self) -> float:
         """Seconds since this object was made."""
-        return time.monotonic() - self._start
+        return self.clock() - self._start
 
     @property
     def remaining_s(self) -> float:

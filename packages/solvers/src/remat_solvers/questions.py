@@ -27,6 +27,7 @@ class MinBudget:
         floor_op: name of the op that binds at the floor.
         floor_reason: in words.
         floor_op_nbytes: what that op alone holds.
+        cut_short: whether the deadline ended the search, so that less may work too.
     """
 
     nbytes: int
@@ -35,6 +36,7 @@ class MinBudget:
     floor_op: str
     floor_reason: str
     floor_op_nbytes: int
+    cut_short: bool = False
 
 
 def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
@@ -44,8 +46,9 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
         graph: the training step.
         deadline: limit by the clock; without one about 10 s at 600 ops.
     """
+    deadline = Deadline() if deadline is None else deadline.within(None)
     floor = budget_floor(graph)
-    order = descend(flatten(graph), floor.nbytes, floor.nbytes, deadline or Deadline())
+    order = descend(flatten(graph), floor.nbytes, floor.nbytes, deadline)
     schedule = Schedule.from_order(graph, order.tolist())
     return MinBudget(
         nbytes=simulate(graph, schedule).peak_nbytes,
@@ -54,6 +57,7 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
         floor_op=floor.op,
         floor_reason=floor.reason,
         floor_op_nbytes=floor.op_nbytes,
+        cut_short=deadline.hit,
     )
 
 
@@ -66,6 +70,7 @@ def infeasible(graph: Graph, budget_nbytes: int, deadline: Deadline | None = Non
         floor_nbytes=smallest.floor_nbytes,
         floor_op=smallest.floor_op,
         floor_op_nbytes=smallest.floor_op_nbytes,
+        cut_short=smallest.cut_short,
     )
 
 
@@ -84,21 +89,33 @@ class Point:
     wall_s: float
 
 
-def budgets_of(graph: Graph, points: int = 9) -> tuple[int, ...]:
-    """Evenly spaced budgets from the smallest for which a schedule is found to the unplanned peak."""
-    low, high = min_budget(graph).nbytes, noremat_peak_nbytes(graph)
+def budgets_of(graph: Graph, points: int = 9, *, seconds: float | None = None) -> tuple[int, ...]:
+    """Evenly spaced budgets from the smallest for which a schedule is found to the unplanned peak.
+
+    Args:
+        graph: the training step.
+        points: how many.
+        seconds: limit by the clock for the search for the smallest.
+    """
+    low, high = min_budget(graph, Deadline(seconds)).nbytes, noremat_peak_nbytes(graph)
     steps = max(1, points - 1)
     return tuple(dict.fromkeys(low + (high - low) * i // steps for i in range(points)))
 
 
-def bounds_of(graph: Graph, budgets: Iterable[int]) -> tuple[float, ...]:
-    """Per budget the least overhead, as a ratio, that any schedule has; infinite where none can exist."""
+def bounds_of(graph: Graph, budgets: Iterable[int], *, seconds: float | None = None) -> tuple[float, ...]:
+    """Per budget the least overhead, as a ratio, that any schedule has; infinite where none can exist.
+
+    Args:
+        graph: the training step.
+        budgets: in bytes.
+        seconds: limit by the clock for one budget; what is proven until then counts.
+    """
     floor, bound = budget_floor(graph), CutBound(graph)
     base_s = graph.time_s
     return tuple(
         float("inf")
         if budget < floor.nbytes
-        else bound.extra_s(budget, Deadline()) / base_s
+        else bound.extra_s(budget, Deadline(seconds)) / base_s
         if base_s > 0
         else 0.0
         for budget in budgets
@@ -117,14 +134,15 @@ def pareto(
 
     Args:
         graph: the training step.
-        budgets: in bytes; None for nine from the smallest to the unplanned peak.
+        budgets: in bytes; None for nine from the smallest to the unplanned peak, the smallest found within
+            one budget's limit.
         solver: who plans. The portfolio begins each budget with the plan of the one before, which fits.
         seconds: limit by the clock for one budget.
         **parameters: of the solver.
     """
     points: list[Point] = []
     known: tuple[int, ...] | None = None
-    for budget in sorted(budgets if budgets is not None else budgets_of(graph)):
+    for budget in sorted(budgets if budgets is not None else budgets_of(graph, seconds=seconds)):
         warm = {"starts": (known,)} if solver == Auto.name and known is not None else {}
         deadline = Deadline(seconds)
         solution = get_solver(solver, **{**parameters, **warm}).solve(Problem(graph, budget), deadline)

@@ -52,7 +52,7 @@ class Rockmate(Rematerializer):
         groups = at_articulations(graph, self.stages)
         menus = Menus(levels=self.levels, seconds=self.block_seconds)
         options = menus.options(groups, self.solve_block, deadline.share(0.75))
-        plans = plans_of(groups, options, budget, self.slots)
+        plans = plans_of(groups, options, budget, self.slots, deadline)
         order = repaired(flatten(graph), plans, budget, deadline)
         stats: dict[str, int | float | str | bool] = {
             "stages": len(groups),

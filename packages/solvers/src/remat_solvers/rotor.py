@@ -36,6 +36,6 @@ class Rotor(Rematerializer):
         graph, budget = problem.graph, problem.budget_nbytes
         groups = at_articulations(graph, self.stages)
         options = [[keep_all(groups, s)] for s in range(len(groups))]
-        table = ChainTable(Careful(groups), options, budget, self.slots)
+        table = ChainTable(Careful(groups), options, budget, self.slots, deadline)
         order = fastest_that_fits(flatten(graph), table.orders(), budget)
         return judge(problem, None if order is None else order.tolist(), stats={"stages": len(groups)})

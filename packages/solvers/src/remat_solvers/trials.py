@@ -29,12 +29,23 @@ class Trials:
         ladder: its orders.
         deadline: limit by the clock.
         most: attempts, unless more are allowed later.
+        any_will_do: whether the first one that keeps both budgets ends the search.
 
     Attributes:
         best: the fastest attempt that keeps both budgets.
     """
 
-    def __init__(self, problem: Problem, style: Style, ladder: Ladder, deadline: Deadline, most: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        style: Style,
+        ladder: Ladder,
+        deadline: Deadline,
+        most: int,
+        *,
+        any_will_do: bool = False,
+    ) -> None:
+        self.any_will_do = any_will_do
         self.problem, self.style, self.ladder, self.deadline = problem, style, ladder, deadline
         self.tried: dict[tuple[frozenset[int], tuple[int, ...], frozenset[Gap]], Attempt] = {}
         self.best: Attempt | None = None
@@ -43,9 +54,11 @@ class Trials:
 
     def over(self) -> bool:
         """Whether the search must end; never before the first attempt."""
-        return bool(self.tried) and (
-            len(self.tried) >= self.limit or (self.best is not None and self.deadline.reached())
-        )
+        return bool(self.tried) and (len(self.tried) >= self.limit or self.done())
+
+    def done(self) -> bool:
+        """Whether no more is to be tried, however little was."""
+        return (self.any_will_do and self.best is not None) or self.deadline.reached()
 
     def allow_more(self) -> None:
         """Let more be tried, the more the fewer ops there are: both attempts and choices grow with them."""

@@ -53,9 +53,9 @@ class TwRemat(Rematerializer):
         for leaf in leaves:
             if deadline.reached():
                 break
-            order = parts.order(leaf)
+            order = parts.order(leaf, deadline)
             if order is None:
-                break  # smaller leaves run still more
+                break  # smaller leaves run still more, or time is up
             cleaned = np.array(without_useless(graph, order), np.int64)
             result = evaluate(arrays, cleaned)
             fits = result.valid and result.peak_nbytes <= problem.budget_nbytes
@@ -92,8 +92,8 @@ class Parts:
             for member in bag:
                 self.bags_of[member].append(b)
 
-    def order(self, leaf: int) -> list[int] | None:
-        """All ops, repeats included; None if it gets too long."""
+    def order(self, leaf: int, deadline: Deadline) -> list[int] | None:
+        """All ops, repeats included; None if it gets too long, or takes it."""
         ops = self.graph.ops
         forward = [i for i, op in enumerate(ops) if not op.backward]
         order = list(forward)
@@ -107,7 +107,7 @@ class Parts:
         most = LONGEST * len(ops)
         # What may run only once has run, or runs now: its values are at hand throughout.
         fixed = {i for i in forward if i not in self.again}
-        if not self.emit(set(range(len(ops))) - fixed, wanted - fixed, leaf, order, most):
+        if not self.emit(set(range(len(ops))) - fixed, wanted - fixed, leaf, order, most, deadline):
             return None
         seen = set(order)
         late = [i for i in range(len(ops)) if i not in seen]
@@ -131,14 +131,16 @@ class Parts:
                 waiting += [p for p in self.before[x] if p in inside]
         return found
 
-    def emit(self, part: set[int], wanted: set[int], leaf: int, order: list[int], most: int) -> bool:
-        """Append runs after which the wanted ops' values have all been made; whether there was room."""
+    def emit(
+        self, part: set[int], wanted: set[int], leaf: int, order: list[int], most: int, deadline: Deadline
+    ) -> bool:
+        """Append runs that make the wanted ops' values; whether there was room and time."""
         needed = set(wanted)
         for op in wanted:
             needed |= self.ancestors(op, part)
         if not needed:
             return True
-        if len(order) + len(needed) > most:
+        if len(order) + len(needed) > most or deadline.reached():
             return False
         if len(needed) <= leaf:
             order += self.runs(sorted(needed))
@@ -152,11 +154,11 @@ class Parts:
                 if p in piece_of:
                     asked.setdefault(piece_of[p], set()).add(p)
             for piece, inputs in sorted(asked.items(), key=lambda entry: min(entry[0])):
-                if not self.emit(set(piece), inputs, leaf, order, most):
+                if not self.emit(set(piece), inputs, leaf, order, most, deadline):
                     return False
             order += self.runs([x])
         for piece in sorted(pieces, key=min):
-            if not self.emit(set(piece), wanted & piece, leaf, order, most):
+            if not self.emit(set(piece), wanted & piece, leaf, order, most, deadline):
                 return False
         return True
 

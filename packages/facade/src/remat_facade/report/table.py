@@ -44,7 +44,10 @@ def smallest_table(graph: Graph, found: MinBudget) -> Table:
             f"{found.floor_op_nbytes}",
         ),
     )
-    return Table(title=graph.name, columns=("", "", "bytes"), rows=rows, note=found.floor_reason)
+    note = found.floor_reason
+    if found.cut_short:
+        note += "; time was up before smaller budgets were tried"
+    return Table(title=graph.name, columns=("", "", "bytes"), rows=rows, note=note)
 
 
 def batch_table(name: str, budget_nbytes: int, found: MaxBatch) -> Table:

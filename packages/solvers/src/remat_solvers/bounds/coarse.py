@@ -60,6 +60,7 @@ class Round:
         slack_s: how far `extra_s` may lie below the program's own optimum by rounding.
         proven: whether it was solved strictly and without a gap, so that a gap within `slack_s` is none.
         ended: whether it was solved to the end; if not, another round will not get far either.
+        checks: the work that it took, counted as `mixed_integer` says.
     """
 
     extra_s: float
@@ -68,6 +69,7 @@ class Round:
     slack_s: float
     proven: bool
     ended: bool
+    checks: int
 
 
 def tight_bound(
@@ -236,6 +238,7 @@ class CoarseBound:
             slack_s=2 * tolerance * unit_s,
             proven=at.proving and at.extra_s <= self.extra_s,
             ended=answer.ended,
+            checks=answer.checks,
         )
 
     def _next(self, at: _Order, order: Ints, profile: Ints) -> int | None:

@@ -1,0 +1,79 @@
+"""A time limit bounds planning as a whole, errors included: looks at a clock are counted."""
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from remat_facade.cli import main
+from remat_facade.errors import NoRoom
+from remat_facade.method import Method
+from remat_facade.planner import Planner
+from remat_graph import save_graph
+from remat_graph.units import noremat_peak_nbytes
+from remat_solvers import Deadline, InfeasibleBudget, min_budget
+from remat_solvers.families import chain
+
+PARTS = 200  # of planning that may each find out for itself that time is up
+
+
+@pytest.mark.parametrize("seconds", [0.001, 30.0])
+def test_what_fits_is_looked_for_within_the_limit(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """A budget just too small: the search for the smallest has what is left, and the error says so."""
+    clock = count(0.0)
+
+    def made(limit: float | None, tell: Any) -> Deadline:
+        return Deadline(limit, tell, clock=clock.__next__)
+
+    monkeypatch.setattr("remat_facade.planner.Deadline", made)
+    graph = chain(24, skips=4)
+    smallest = min_budget(graph).nbytes
+    planner = Planner(budget=smallest - 1, method=Method(time_limit_s=seconds))
+    with pytest.raises(InfeasibleBudget, match=r"time was up .*raise the time limit") as caught:
+        planner(graph)
+    assert next(clock) <= seconds + PARTS
+    assert smallest <= caught.value.smallest_nbytes <= noremat_peak_nbytes(graph)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_limit_the_smallest_budget_is_told() -> None:
+    """As `min_budget` finds it."""
+    graph = chain(24, skips=4)
+    smallest = min_budget(graph).nbytes
+    planner = Planner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
+    with pytest.raises(InfeasibleBudget) as caught:
+        planner(graph)
+    assert smallest == caught.value.smallest_nbytes
+    assert "time was up" not in str(caught.value)
+
+
+def test_what_the_solver_found_on_its_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no time is left to look for the smallest budget: less than the unplanned peak, and it works."""
+    graph = chain(24, skips=4)
+    smallest = min_budget(graph).nbytes
+    monkeypatch.setattr("remat_facade.planner.min_budget", lambda graph, _: min_budget(graph, Deadline(0.0)))
+    planner = Planner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
+    with pytest.raises(InfeasibleBudget, match="time was up") as caught:
+        planner(graph)
+    told = caught.value.smallest_nbytes
+    assert smallest <= told < noremat_peak_nbytes(graph)
+    assert Planner(budget=told, method=Method(parameters={"moves": 1000}))(graph).peak_nbytes <= told
+
+
+def test_the_command_for_the_smallest_budget_takes_a_limit(tmp_path: Any, capsys: Any) -> None:
+    """Without time it is the unplanned peak, and a note says why."""
+    graph, path = chain(24), tmp_path / "graph.json"
+    save_graph(graph, path)
+    assert main(["min-budget", str(path), "--time-limit", "0"]) == 0
+    out = capsys.readouterr().out
+    assert str(noremat_peak_nbytes(graph)) in out
+    assert "time was up before smaller budgets were tried" in " ".join(out.split())
+
+
+def test_an_error_of_plans_that_move_says_that_time_was_up() -> None:
+    """In its one line."""
+    figures = {"budget_nbytes": 1, "host_budget_nbytes": 1, "least_nbytes": 2, "least_host_nbytes": 2}
+    assert "time was up" not in str(NoRoom(**figures))
+    text = str(NoRoom(**figures, cut_short=True))
+    assert "raise the time limit, raise either budget" in text
+    assert "\n" not in text
