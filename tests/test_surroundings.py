@@ -153,3 +153,156 @@ def test_a_global_that_the_forward_changes_is_told(tmp_path: Path) -> None:
     before = len(SEEN)
     planned(x)
     assert before == len(SEEN)
+
+
+class Parent(nn.Module):
+    """A layer whose forward others build on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * SCALE
+
+
+class Child(Parent):
+    """Goes on from its parent's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+class Features(nn.Module):
+    """Called by a method that is not its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What its owner calls."""
+        return self.layer(x) * SCALE
+
+
+class Owner(nn.Module):
+    """Calls a method of its submodule, and what it holds in several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.net, self.how = Features(), how
+        self.functions, self.strategy, self.options = [helped], Strategy(), SimpleNamespace(scale=2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        match self.how:
+            case "a method of a submodule":
+                return self.net.features(x)
+            case "a function in a list":
+                return self.functions[0](self.net.layer(x))
+            case "a function in a global":
+                return FUNCTIONS["helped"](self.net.layer(x))
+            case "an object that is called":
+                return self.strategy(self.net.layer(x))
+            case "a class of an object":
+                return self.net.layer(x) * self.strategy.scale
+            case "a class in a namespace":
+                return self.net.layer(x) * SPACE.Shared.scale
+        return self.net.layer(x)
+
+
+class Strategy:
+    """A function with a class."""
+
+    scale = 2.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * SCALE
+
+
+FUNCTIONS = {"helped": helped}
+SPACE = SimpleNamespace(Shared=Shared)
+WAYS = (
+    "a method of a submodule",
+    "a function in a list",
+    "a function in a global",
+    "an object that is called",
+    "a class of an object",
+    "a class in a namespace",
+)
+MODULES: dict[str, Callable[[], nn.Module]] = {"its parent": Child} | {
+    how: (lambda how=how: Owner(how))
+    for how in WAYS  # type: ignore[misc]
+}
+
+
+@pytest.mark.parametrize("what", MODULES)
+def test_what_is_reached_in_other_ways_is_guarded(what: str, tmp_path: Path) -> None:
+    """Through classes, submodules, containers and objects."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    planned = PlannedModule(MODULES[what](), (x,), {}, repeat_at_random(2), cache_dir=tmp_path)
+    before = planned(x).detach()
+    doubled()
+    Strategy.scale = 4.0
+    try:
+        with pytest.warns(RematWarning, match="surroundings .* changed"):
+            found = planned(x).detach()
+        assert torch.equal(planned.module(x), found)
+    finally:
+        Strategy.scale = 2.0
+    assert not torch.equal(before, found)
+
+
+def test_functions_and_methods_that_are_replaced_are_planned_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As libraries do that bring faster ones."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    planned = PlannedModule(Parent(), (x,), {}, repeat_at_random(2), cache_dir=tmp_path)
+    monkeypatch.setattr(Parent, "forward", lambda self, x: self.layer(x) * 7)
+    with pytest.warns(RematWarning, match=r"surroundings \(.*Parent.forward.*\) changed"):
+        assert torch.equal(planned.module.layer(x) * 7, planned(x))
+    other = PlannedModule(
+        Reader(READS["a global of a function that is called"]), (x,), {}, repeat_at_random(2)
+    )
+    monkeypatch.setitem(globals(), "helped", lambda x: x * 11)
+    with pytest.warns(RematWarning, match=r"surroundings \(.*helped.*\) changed"):
+        assert torch.equal(other.module.layer(x) * 11, other(x))
+
+
+class Trainer:
+    """Keeps what its forward reads."""
+
+    def __init__(self, op: Callable[[Tensor], Tensor]) -> None:
+        self.op, self.factor, self.step_count = op, 2.0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Assigned to a planned module."""
+        return self.op(x) * self.factor * SCALE
+
+
+def test_what_an_assigned_forward_reads_is_guarded(tmp_path: Path) -> None:
+    """Fields of its object that it names, its globals and its defaults; other fields are not looked at."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    planned = PlannedModule(nn.Linear(8, 8), (x,), {}, repeat_at_random(2), cache_dir=tmp_path)
+    trainer, before = Trainer(planned.forward), planned.forward
+    planned.forward = trainer.forward
+    with pytest.warns(RematWarning, match="planning again"):
+        assert torch.equal(planned.module(x) * 2.0 * 2.0, planned(x).detach())
+    trainer.step_count += 1
+    assert torch.equal(planned.module(x) * 2.0 * 2.0, planned(x).detach())
+    assert planned.runs["replanned"] == 1
+    trainer.factor = 3.0
+    assert torch.equal(planned.module(x) * 3.0 * 2.0, planned(x).detach())
+    doubled()
+    assert torch.equal(planned.module(x) * 3.0 * 4.0, planned(x).detach())
+    assert planned.runs["replanned"] == 3
+    for factor in (2.0, 3.0):
+
+        def with_default(x: Tensor, factor: float = factor) -> Tensor:
+            return before(x) * factor
+
+        planned.forward = with_default
+        assert torch.equal(planned.module(x) * factor, planned(x).detach())

@@ -30,6 +30,8 @@ def class_for(cls: type, model: nn.Module) -> type:
         # What the class is called for makes another of the original's: a slice of a `Sequential`, say.
         "__new__": staticmethod(lambda _, *args, **kwargs: kind(*args, **kwargs)),
     }
+    if kind.__call__ is not nn.Module.__call__:
+        body["__call__"] = lambda self, *args, **kwargs: self.forward(*args, **kwargs)  # which calls theirs
     ours = _own_names(cls.__mro__[: cls.__mro__.index(nn.Module)])
     theirs = _own_names(kind.__mro__[: kind.__mro__.index(nn.Module)])
     held = {*model.__dict__, *dir(model)}

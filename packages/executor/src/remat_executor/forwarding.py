@@ -9,14 +9,21 @@ planned.
 import functools
 import inspect
 from collections.abc import Callable
-from types import CellType, FunctionType, MethodType
+from enum import Enum
+from types import MethodType
 from typing import Any
-
-from remat_executor.contents import DEEPEST, Itself
-from remat_executor.settings import key_of
 
 Called = Callable[..., Any] | None
 """What a `forward` stands for: a function, or None for the method of the original's class."""
+
+
+class Nothing(Enum):
+    """Says that nothing was assigned."""
+
+    NOTHING = 0
+
+
+NOTHING = Nothing.NOTHING
 
 
 class Forward:
@@ -41,7 +48,7 @@ class Forward:
             planning.assign(forward)
 
     def __delete__(self, module: Any) -> None:
-        module._remat.assign(None)
+        module._remat.unassign()
 
     def _of_class(self, owner: Any) -> Any:
         """With the signature of the original's class: trainers ask it for the inputs that it names."""
@@ -74,10 +81,10 @@ class BoundForward(functools.partial[Any]):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__self__._remat.resolved(self.called))
+        return inspect.signature(self.__self__._remat.shown(self.called))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__self__._remat.resolved(self.called), name)
+        return getattr(self.__self__._remat.shown(self.called), name)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BoundForward):
@@ -86,18 +93,3 @@ class BoundForward(functools.partial[Any]):
 
     def __hash__(self) -> int:
         return hash((id(self.__self__), self.called))
-
-
-def forward_key(function: Any, levels: int = DEEPEST) -> Any:
-    """A key that functions share while they are of one code and hold the same things; hashable.
-
-    A trainer may make its replacement anew at each step.
-    """
-    if isinstance(function, BoundForward):
-        return (Itself(function.__self__), forward_key(function.called, levels - 1))
-    if isinstance(function, MethodType):
-        return (Itself(function.__self__), forward_key(function.__func__, levels))
-    if isinstance(function, FunctionType) and levels:
-        cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-        return (function.__code__, *(forward_key(content, levels - 1) for content in cells))
-    return key_of(function)

@@ -189,12 +189,30 @@ def hooked(modules: Iterable[tuple[str, nn.Module]]) -> str | None:
     return None
 
 
+def is_planned(module: nn.Module) -> bool:
+    """Whether a module has a plan."""
+    return hasattr(type(module), "_remat")
+
+
+def calls_itself(module: nn.Module) -> bool:
+    """Whether a module's class has a `__call__` of its own, which is planned then, hooks and all."""
+    return type(module).__call__ is not nn.Module.__call__
+
+
+def hookless(modules: Sequence[tuple[str, nn.Module]]) -> Sequence[tuple[str, nn.Module]]:
+    """The submodules that must have no hooks: those of the module itself are called around its plan."""
+    return modules if calls_itself(modules[0][1]) else modules[1:]
+
+
 def objection(owned: Owned) -> str | None:
     """Why the module as it is must run without a plan, whatever it is called with; None if it need not.
 
-    Hooks of the module itself are called around its plan.
+    What has a plan of its own runs by that.
     """
-    return odd(owned.tensors, "it has") or hooked(owned.modules[1:])
+    planned = next((name for name, m in owned.modules if is_planned(m)), None)
+    if planned is not None:
+        return f"submodule {planned!r} is planned itself"
+    return odd(owned.tensors, "it has") or hooked(hookless(owned.modules))
 
 
 def reason_in_force() -> str | None:

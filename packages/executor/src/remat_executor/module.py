@@ -14,7 +14,7 @@ from remat_executor.buckets import Buckets
 from remat_executor.combined import attribute_of, class_for
 from remat_executor.cost_cache import CostCache
 from remat_executor.errors import CaptureError, UnplannedUse
-from remat_executor.forwarding import Called, Forward
+from remat_executor.forwarding import NOTHING, Called, Forward
 from remat_executor.guards import Signature, reason_for_original, reason_in_force
 from remat_executor.handler import Handlers
 from remat_executor.parts import check_part_nbytes
@@ -122,7 +122,7 @@ class PlannedModule(nn.Module):
         )
         called = planning.called()
         with torch.enable_grad():
-            planning.plan(tensors, planning.seen(planning.look_at(), tensors, called), called)
+            planning.plan(tensors, planning.seen(planning.look_at(called), tensors, called), called)
         planning.forward = torch_private.unseen_by_dynamo(vars(PlannedModule)["forward"].function)
         planning.runner = torch_private.unseen_by_dynamo(PlannedModule._remat_run)
         self._remat_attach(planning)
@@ -193,7 +193,7 @@ class PlannedModule(nn.Module):
     def _remat_run(self, called: Called, *args: Any, **kwargs: Any) -> Any:
         """Run what a forward stands for, by a plan."""
         planning: Planning = self._remat
-        if planning.within.forwards:
+        if planning.within.forwards or torch.compiler.is_compiling():  # another module may be captured
             return planning.resolved(called)(*args, **kwargs)
         if planning.handlers is not None:
             planning.handlers.enter()
@@ -203,7 +203,7 @@ class PlannedModule(nn.Module):
         if reason is None:
             if planning.buckets is not None:
                 padded, named, cut = planning.buckets.padded(planning.original, args, kwargs)
-            snapshot = planning.look_at()
+            snapshot = planning.look_at(called)
             tensors = called_with(snapshot.owned, padded, named)
             reason = reason_for_original(tensors) or snapshot.objection
         if reason is not None:
@@ -228,6 +228,14 @@ class PlannedModule(nn.Module):
 
     # -- what is not ours is the original's
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Attributes are shared; what only we show is the original's to set."""
+        shown = getattr(type(self), name, None)
+        if isinstance(shown, property) and shown.fset is None:
+            setattr(self._remat.original, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         """What this module lacks, the original may have."""
         if name == "_remat":  # not attached yet
@@ -248,7 +256,8 @@ class PlannedModule(nn.Module):
         memo[id(self)] = copied
         planning: Planning = self._remat
         copied._remat_attach(planning.copied(copy.deepcopy(planning.original, memo)))
-        copied._remat.assigned = copy.deepcopy(planning.assigned, memo)
+        if planning.assigned is not NOTHING:
+            copied._remat.assigned = copy.deepcopy(planning.assigned, memo)
         for kind in type(self).__mro__:
             for name in vars(kind).get("__slots__", ()):
                 if name != "_remat":

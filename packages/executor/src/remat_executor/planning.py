@@ -1,6 +1,7 @@
 """Plans for the ways in which a module is called: made when one is first needed, kept, found again."""
 
 import contextlib
+import functools
 import threading
 import time
 import weakref
@@ -18,9 +19,9 @@ from remat_executor.chain import Call
 from remat_executor.cost_cache import CostCache
 from remat_executor.errors import CaptureError, NothingToDifferentiate, UntruePlan, warn
 from remat_executor.forks import ForkAwareLock
-from remat_executor.forwarding import BoundForward, Called, forward_key
+from remat_executor.forwarding import NOTHING, BoundForward, Called, Nothing
 from remat_executor.garbage import rare_collections
-from remat_executor.guards import Signature
+from remat_executor.guards import Signature, calls_itself
 from remat_executor.handler import Handlers
 from remat_executor.plans import Plans
 from remat_executor.rehearsal import within_budget
@@ -28,6 +29,7 @@ from remat_executor.runtime.choose import new_runtime
 from remat_executor.snapshot import Snapshot
 from remat_executor.step import PlannedStep
 from remat_executor.stepgraph import Progress, capture_graph
+from remat_executor.surroundings import thing_key
 from remat_executor.tensors import Tensors
 from remat_graph import Graph, OverBudget, simulate
 from remat_graph.plan import Plan
@@ -73,7 +75,7 @@ class Planning:
         last_call: a weak reference to the call that began last.
         in_vain: calls in a row that were captured anew and found the plan they had.
         first: what the original's forward was when the module was planned.
-        assigned: what has been assigned to the planned module's forward since; None: the original's serves.
+        assigned: what has been assigned to the planned module's forward since.
         outside: what was assigned and cannot be captured, by its key, and why: it runs as it is, around
             planned calls.
         forward: the planned module's, as Dynamo leaves it alone, and
@@ -105,7 +107,7 @@ class Planning:
     last_call: Any = None
     usual: Any = None
     first: Called = None
-    assigned: Called = None
+    assigned: Called | Nothing = NOTHING
     outside: Plans[Any, str] = attrs.field(factory=Plans)
     forward: Any = None
     runner: Any = None
@@ -120,25 +122,36 @@ class Planning:
             self,
             original=original,
             snapshot=None,
-            steps=self.steps.copy(),
+            # What was assigned may mean the module that is copied, whose step is not the copy's.
+            steps=self.steps.copy(lambda seen: seen.forward is None),
+            undifferentiable=Plans(),
+            outside=Plans(),
             said=set(self.said),
             runs=Counter(),
             last_call=None,
-            assigned=None,
+            assigned=NOTHING,
         )
 
     # -- which function is planned
 
     def called(self) -> Called:
         """What the planned module's forward stands for now; None: the method of the original's class."""
-        if self.assigned is not None:
+        if not isinstance(self.assigned, Nothing):
             return self.assigned
+        if calls_itself(self.original):
+            return None
         own: Called = self.original.__dict__.get("forward")
         mine = isinstance(own, BoundForward) and own.__self__._remat is self
         return own.called if mine else own  # type: ignore[union-attr]
 
     def resolved(self, called: Called) -> Callable[..., Any]:
         """The function itself."""
+        if called is None and calls_itself(self.original):
+            return functools.partial(type(self.original).__call__, self.original)
+        return self.shown(called)
+
+    def shown(self, called: Called) -> Callable[..., Any]:
+        """The forward whose signature and attributes it has."""
         if called is not None:
             return called
         if "forward" not in self.original.__dict__:
@@ -147,13 +160,24 @@ class Planning:
         return method
 
     def assign(self, forward: Called) -> None:
-        """Let something else be what the planned module's forward stands for; None: the original's."""
+        """Let something else be what the planned module's forward stands for; None: its class's."""
         if self.within.tracing:
             raise CaptureError(
                 problem="the forward puts another forward in its place, which a captured graph would not do",
                 advice="do it outside of the forward",
             )
-        self.assigned = None if forward is self.original.__dict__.get("forward") else forward
+        self.assigned = NOTHING if forward is self.original.__dict__.get("forward") else forward
+
+    def unassign(self) -> None:
+        """Let the planned module's forward be its class's, as it is where an instance's is deleted.
+
+        Raises:
+            AttributeError: it is.
+        """
+        own = "forward" in self.original.__dict__
+        if self.assigned is NOTHING and not own:
+            raise AttributeError("forward")
+        self.assigned = None if own else NOTHING
 
     def is_first(self, method: Any) -> bool:
         """Whether a method is what `forward.__func__` gave before anything was assigned."""
@@ -183,12 +207,12 @@ class Planning:
 
     # -- plans
 
-    def look_at(self) -> Snapshot:
-        """The module as it is now."""
+    def look_at(self, called: Called) -> Snapshot:
+        """The module as it is now, and what a forward that stands in its place can read."""
         snapshot = self.snapshot
-        if snapshot is None or not snapshot.holds():
+        if snapshot is None or snapshot.called is not called or not snapshot.holds():
             with self.lock:
-                snapshot = self.snapshot = Snapshot.take(self.original)
+                snapshot = self.snapshot = Snapshot.take(self.original, called)
         return snapshot
 
     def seen(self, snapshot: Snapshot, tensors: Tensors, called: Called = None) -> Signature:
@@ -196,7 +220,7 @@ class Planning:
         found = snapshot.signature(tensors, None if self.handlers is None else self.device)
         if called is self.original.__dict__.get("forward"):  # an attribute like others
             return found
-        return attrs.evolve(found, forward=(called is None, forward_key(called)))
+        return attrs.evolve(found, forward=(called is None, thing_key(called)))
 
     def step_for(self, tensors: Tensors, seen: Signature, called: Called) -> PlannedStep | None:
         """The step for a call of this kind, or None; the first one is planned, and that is said."""
@@ -242,7 +266,7 @@ class Planning:
             # Capture sets flags for the whole process: an optimizer that steps meanwhile, in a lane's thread,
             # takes itself to be compiled, and rounds otherwise.
             self.handlers.wait()
-        before = self.look_at()
+        before = self.look_at(called)
         captured, translation, graph = capture_graph(
             self.original,
             tensors,
@@ -258,7 +282,7 @@ class Planning:
         if self.usual is None:
             self.usual = captured.out_spec
         if self._tell_surroundings(before):
-            seen = attrs.evolve(seen, own=self.look_at().own)  # or each call would find it changed
+            seen = attrs.evolve(seen, own=self.look_at(called).own)  # or each call would find it changed
         if self.handlers is not None:
             graph = self.handlers.extended(graph, tensors)
         same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
@@ -266,7 +290,7 @@ class Planning:
         plan = same or self.planner(graph)
         if self.handlers is not None:
             graph = self.handlers.settle(graph, frozenset(plan.on_host), tensors)
-            seen = self.seen(self.look_at(), tensors, called)  # some of its tensors are elsewhere now
+            seen = self.seen(self.look_at(called), tensors, called)  # some of its tensors are elsewhere now
 
         def build(plan: Plan) -> PlannedStep:
             _believe(graph, plan)
@@ -344,7 +368,9 @@ class Planning:
                 f"the forward reads the clock ({', '.join(before.clocks)}): a planned module keeps what it "
                 "read when it was planned; pass the time as an argument",
             )
-        changed = {name for name, _ in {*before.own.surroundings} ^ {*self.look_at().own.surroundings}}
+        changed = {
+            name for name, _ in {*before.own.surroundings} ^ {*self.look_at(before.called).own.surroundings}
+        }
         if changed:
             self._say_once(
                 "globals",

@@ -7,7 +7,7 @@ for the longest time goes first.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from remat_executor.errors import BadInput
@@ -65,8 +65,12 @@ class Plans(Generic[K, S]):
             self.dropped += 1
         self._steps[key] = step
 
-    def copy(self) -> "Plans[K, S]":
-        """The same steps, with a bound and an order of their own."""
+    def copy(self, keeps: Callable[[K], bool]) -> "Plans[K, S]":
+        """The same steps, with a bound and an order of their own.
+
+        Args:
+            keeps: whether the step of a key is among them.
+        """
         copied: Plans[K, S] = Plans(self.most)
-        copied._steps = self._steps.copy()
+        copied._steps = OrderedDict((key, step) for key, step in self._steps.items() if keeps(key))
         return copied

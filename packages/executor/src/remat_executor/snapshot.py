@@ -8,7 +8,7 @@ again.
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from operator import attrgetter, call, getitem, is_, itemgetter
+from operator import attrgetter, call, is_, itemgetter
 from types import CellType
 from typing import Any
 
@@ -31,6 +31,7 @@ class Snapshot:
     """A module as it was read.
 
     Attributes:
+        called: what runs in the place of its forward; None if nothing does.
         owned: its tensors.
         own: its share of the signature of a call.
         storages: the place of its first tensor with each storage.
@@ -39,6 +40,7 @@ class Snapshot:
         holds: whether it is still what it was.
     """
 
+    called: Any
     owned: Owned
     own: OwnSignature
     storages: dict[int, int]
@@ -47,15 +49,21 @@ class Snapshot:
     holds: Callable[[], bool]
 
     @classmethod
-    def take(cls, module: nn.Module) -> "Snapshot":
-        """Read a module."""
+    def take(cls, module: nn.Module, called: Any = None) -> "Snapshot":
+        """Read a module.
+
+        Args:
+            module: the module.
+            called: what runs in the place of its forward.
+        """
         owned, room = owned_by(module), Room()
         first = storages(owned)
         # A scripted module keeps what others have in their dict elsewhere: it is read anew each time.
         readable = all(m.__dict__.keys() >= _NEEDED for _, m in owned.modules)
-        around = Surroundings.of((m for _, m in owned.modules), module.forward)
+        around = Surroundings.of((m for _, m in owned.modules), module.forward, called)
         own = own_signature(owned, first, room, around)  # notes in `room` what it looked into
         return cls(
+            called=called,
             owned=owned,
             own=own,
             storages=first,
@@ -73,12 +81,16 @@ class _Unchanged:
     """Everything that was looked at, flat, so that looking again is a few loops in C."""
 
     def __init__(self, owned: Owned, room: Room, around: Surroundings) -> None:
-        cells = [place.holder for place in around.places if isinstance(place.holder, CellType)]
-        named = [(p.holder, p.name) for p in around.places if not isinstance(p.holder, CellType)]
-        self.cells = cells
-        self.enclosed = [cell.cell_contents for cell in cells]
-        self.holders, self.names = [holder for holder, _ in named], [name for _, name in named]
-        self.around = list(map(getitem, self.holders, self.names))
+        self.cells = [place.holder for place in around.places if isinstance(place.holder, CellType)]
+        self.enclosed = [cell.cell_contents for cell in self.cells]
+        named: dict[int, tuple[Any, list[str]]] = {}
+        for place in around.places:
+            if not isinstance(place.holder, CellType):
+                named.setdefault(id(place.holder), (place.holder, []))[1].append(place.name)
+        self.holders = [holder for holder, _ in named.values()]
+        # With two names or more it gives a tuple.
+        self.takers = [itemgetter(*names, names[0]) for _, names in named.values()]
+        self.around = list(chain.from_iterable(map(call, self.takers, self.holders)))
         modules = [module for _, module in owned.modules]
         self.attributes = [module.__dict__ for module in modules]
         self.counts = list(map(len, self.attributes))
@@ -136,7 +148,7 @@ class _Unchanged:
                 and list(map(len, self.lists)) == self.lengths
                 and _same(chain.from_iterable(self.lists), self.items)
                 and _same(map(type, self.typed), self.types)
-                and _same(map(getitem, self.holders, self.names), self.around)
+                and _same(chain.from_iterable(map(call, self.takers, self.holders)), self.around)
                 and _same(map(_ENCLOSED, self.cells), self.enclosed)
                 and not any(self.empty)
                 and self.laid_out()

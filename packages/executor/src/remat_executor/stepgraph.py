@@ -13,7 +13,7 @@ from remat_executor.capture import Captured, capture, raise_as_original
 from remat_executor.cost_cache import CostCache
 from remat_executor.costs import with_costs
 from remat_executor.errors import BadInput, CaptureError, note_on
-from remat_executor.guards import Signature, hooked, odd, unseen_change
+from remat_executor.guards import Signature, hooked, hookless, is_planned, odd, unseen_change
 from remat_executor.measure import MeasureError
 from remat_executor.snapshot import Snapshot
 from remat_executor.standins import stand_ins
@@ -190,6 +190,11 @@ def check_input(
                 problem=f"{which} is TorchScript, which cannot be captured",
                 advice="give the module that was scripted or traced",
             )
+        if is_planned(submodule):
+            raise BadInput(
+                problem=f"submodule {name!r} is planned already" if name else "the model is planned already",
+                advice="plan the whole, or its parts, from the originals, at their `module`",
+            )
     tensors = collect(model, args, kwargs)
     strange = odd(tensors.arguments, "the sample holds") or odd(
         (*tensors.owned.tensors, *tensors.held), "the model has", empty=device is not None
@@ -215,7 +220,7 @@ def check_input(
             advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
         )
     all_hooked = "every module (global hooks) has hooks" if torch_private.global_module_hooks() else None
-    hook = all_hooked or hooked(tensors.modules[1:])  # the module's own are called around its plan
+    hook = all_hooked or hooked(hookless(tensors.modules))
     if hook is not None:
         raise BadInput(
             problem=f"{hook}, which a planned module would not call",
