@@ -63,7 +63,11 @@ WAITING = {  # what may wait, and where: whatever is new here must be shown not 
     "run": {"remat_solvers/guest.py"},  # of subprocess, which has a limit
 }
 MAKERS = {"threading", "queue", "multiprocessing", "subprocess", "concurrent", "asyncio", "signal", "select"}
-HARMLESS = {"current_thread", "get_ident", "local", "main_thread", "TimeoutExpired"}
+HARMLESS = {"current_thread", "get_ident", "local", "main_thread", "TimeoutExpired"} | {
+    "getsignal",
+    "raise_signal",
+    "signal",
+}
 
 
 def sources() -> dict[str, ast.Module]:

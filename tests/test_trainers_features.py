@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_executor import MemoryMeter, PlannedModule, RematWarning
+from remat_executor import BadInput, MemoryMeter, PlannedModule, RematWarning
 from tests.models import import_transformers
 from tests.planners import repeat_at_random
 
@@ -407,3 +407,96 @@ def test_a_forward_in_the_place_of_the_models_keeps_to_its_budget(tmp_path: Path
             ours(x).backward()
         assert meter.peak_nbytes <= ours.plan.budget_nbytes < unplanned.peak_nbytes
     assert ours.runs == {"planned": 2, "replanned": 1}
+
+
+class Called(nn.Linear):
+    """A class with a `__call__` of its own, that works around `forward` or in its place."""
+
+    instead = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.instead:
+            return nn.functional.linear(x, self.weight).tanh()
+        found: Tensor = super().__call__(x.tanh())
+        return found
+
+
+@pytest.mark.parametrize("instead", [False, True])
+def test_a_call_of_its_own_is_planned(instead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it; the module's hooks are called once, by the original."""
+    monkeypatch.setattr(Called, "instead", instead)
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    model = Called(8, 8)
+    ours = PlannedModule(model, (x,), {}, repeat_at_random(1), cache_dir=tmp_path)
+    assert torch.equal(model(x), ours(x))
+    assert ours.runs == {"planned": 1}
+    assert any(op.target.startswith("aten.tanh") for op in ours.graph.ops)
+    calls: list[int] = []
+    ours.register_forward_hook(lambda *_: calls.append(1))
+    with pytest.warns(RematWarning, match="has hooks"):
+        assert torch.equal(model(x), ours(x))
+    assert len(calls) == (0 if instead else 2)
+
+
+def test_a_forward_taken_away_leaves_the_classes(tmp_path: Path) -> None:
+    """As of any module, whatever the original had; what was taken before can be put back."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    model = nn.Linear(8, 8)
+    expected = model(x)
+    first = PlannedModule(model, (x,), {}, repeat_at_random(1), cache_dir=tmp_path)
+    with pytest.raises(AttributeError):
+        del first.forward
+    before = first.forward
+    model.forward = lambda x: 5 * nn.Linear.forward(model, x)
+    assert torch.equal(5 * expected, first(x).detach())
+    first.forward = before
+    assert torch.equal(expected, first(x).detach())
+    second = PlannedModule(model, (x,), {}, repeat_at_random(1), cache_dir=tmp_path)
+    assert torch.equal(5 * expected, second(x).detach())
+    del second.forward
+    assert torch.equal(expected, second(x).detach())
+
+
+def test_a_copy_calls_what_its_forward_means(tmp_path: Path) -> None:
+    """A closure over the module that was copied means that one, as in any copy; nothing of it is shared."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    ours = PlannedModule(nn.Linear(8, 8), (x,), {}, repeat_at_random(1), cache_dir=tmp_path)
+    before = ours.forward
+    ours.forward = lambda x: 2 * before(x)
+    for first in (True, False):
+        copied = copy.deepcopy(ours)
+        with torch.no_grad():
+            copied.weight.mul_(0.5)
+        if not first:
+            ours(x)
+        with pytest.warns(RematWarning, match="cannot be captured"):
+            assert torch.equal(2 * ours.module(x), copied(x).detach())
+        before_runs = ours.runs["planned"]
+        assert torch.equal(2 * ours.module(x), ours(x).detach())
+        assert ours.runs["planned"] == before_runs + 1
+
+
+def test_what_is_planned_is_no_part_of_another_plan(tmp_path: Path) -> None:
+    """It has a budget of its own: refused at the start, the original runs where it comes later."""
+    x = torch.randn(4, 8)
+    inner = PlannedModule(nn.Linear(8, 8), (x,), {}, repeat_at_random(1), cache_dir=tmp_path)
+    with pytest.raises(BadInput, match="submodule '0' is planned already"):
+        PlannedModule(nn.Sequential(inner), (x,), {}, repeat_at_random(1), cache_dir=tmp_path)
+    outer = PlannedModule(nn.Sequential(nn.Linear(8, 8)), (x,), {}, repeat_at_random(1), cache_dir=tmp_path)
+    outer[0] = inner
+    with pytest.warns(RematWarning, match="submodule '0' is planned itself"):
+        assert torch.equal(inner.module(x), outer(x).detach())
+    assert (outer.runs, inner.runs) == ({"original": 1}, {"planned": 1})
+
+
+def test_names_that_only_we_show_are_the_originals_to_set(tmp_path: Path) -> None:
+    """As any attribute; what is shown stays ours."""
+    x = torch.randn(4, 8)
+    model = nn.Linear(8, 8)
+    ours = PlannedModule(model, (x,), {}, repeat_at_random(1), cache_dir=tmp_path)
+    ours.plan = ours.runs = 3
+    assert (model.plan, model.runs) == (3, 3)
+    assert ours.plan.solver == "repeat_at_random"
