@@ -193,7 +193,7 @@ class PlannedModule(nn.Module):
     def _remat_run(self, called: Called, *args: Any, **kwargs: Any) -> Any:
         """Run what a forward stands for, by a plan."""
         planning: Planning = self._remat
-        if planning.within.forwards or torch.compiler.is_compiling():  # another module may be captured
+        if planning.inside:
             return planning.resolved(called)(*args, **kwargs)
         if planning.handlers is not None:
             planning.handlers.enter()

@@ -45,16 +45,19 @@ class Planner(Protocol):
         ...
 
 
-class _Within(threading.local):
-    """What is under way in a thread.
+class _UnderWay(threading.local):
+    """How many of something are under way in a thread."""
 
-    Attributes:
-        forwards: how many of the original's forwards.
-        tracing: whether one is being captured.
-    """
+    count = 0
 
-    forwards = 0
-    tracing = False
+
+@contextlib.contextmanager
+def _one_more(under_way: _UnderWay) -> Iterator[None]:
+    under_way.count += 1
+    try:
+        yield
+    finally:
+        under_way.count -= 1
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -78,11 +81,13 @@ class Planning:
         assigned: what has been assigned to the planned module's forward since.
         outside: what was assigned and cannot be captured, by its key, and why: it runs as it is, around
             planned calls.
+        forwards: of the original that are under way: what was a forward before runs as it is in them.
         forward: the planned module's, as Dynamo leaves it alone, and
         runner: the same for any of its forwards; made late, since Dynamo takes seconds to import.
     """
 
     ENOUGH: ClassVar[int] = 3
+    CAPTURES: ClassVar[_UnderWay] = _UnderWay()  # of all modules: one may be called inside of another's
 
     original: nn.Module
     planner: Planner
@@ -111,7 +116,7 @@ class Planning:
     outside: Plans[Any, str] = attrs.field(factory=Plans)
     forward: Any = None
     runner: Any = None
-    within: _Within = attrs.field(factory=_Within, init=False)
+    forwards: _UnderWay = attrs.field(factory=_UnderWay, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.first = self.called()
@@ -161,7 +166,7 @@ class Planning:
 
     def assign(self, forward: Called) -> None:
         """Let something else be what the planned module's forward stands for; None: its class's."""
-        if self.within.tracing:
+        if self.forwards.count and self.CAPTURES.count:
             raise CaptureError(
                 problem="the forward puts another forward in its place, which a captured graph would not do",
                 advice="do it outside of the forward",
@@ -184,23 +189,16 @@ class Planning:
         planned = method.__self__.__dict__ is self.original.__dict__
         return planned and method.__func__ in (self.forward, getattr(self.forward, "__wrapped__", None))
 
-    @contextlib.contextmanager
-    def inside(self, tracing: bool = False) -> Iterator[None]:
-        """In it a forward of the original's is under way in this thread: those inside run as they are."""
-        before = self.within.tracing
-        self.within.forwards += 1
-        self.within.tracing = tracing or before
-        try:
-            yield
-        finally:
-            self.within.forwards -= 1
-            self.within.tracing = before
+    @property
+    def inside(self) -> bool:
+        """Whether a forward of the original's, or any capture, is under way in this thread."""
+        return bool(self.forwards.count or self.CAPTURES.count)
 
     def traced(self, called: Called) -> Callable[..., Any]:
         """A function for capture to trace."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self.inside(tracing=True):
+            with _one_more(self.CAPTURES), _one_more(self.forwards):
                 return self.resolved(called)(*args, **kwargs)
 
         return call
@@ -337,7 +335,7 @@ class Planning:
     ) -> Any:
         """Run it in the place of a plan, and note why."""
         self.count_original(reason)
-        with self.original_runs(), self.inside():
+        with self.original_runs(), _one_more(self.forwards):
             return self.resolved(called)(*args, **kwargs)
 
     def run_outside(self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: str) -> Any:
