@@ -68,14 +68,19 @@ def lanes_watched() -> Iterator[list[str]]:
         def note(what: str) -> None:
             found.append(f"{what} in {job.name!r} on the lane {job.lane}")
 
-        function = job._function
+        # Taken when it is called, and not kept: what it holds of the host's memory goes before the job ends.
+        functions = [job._function]
 
         def call(after: Sequence[threads.Job]) -> Any:
             with _watched(note):
-                return function(after)
+                return functions.pop()(after)
 
-        if function is not None and current_thread().name.startswith("remat "):  # not at once, by the user's
+        if job._function is not None and current_thread().name.startswith(
+            "remat "
+        ):  # not at once, by the user's
             job._function = call
+        else:
+            functions.clear()
         run(job, *args, **kwargs)
 
     threads.Job.run = watched
