@@ -292,6 +292,27 @@ def test_a_container_is_changed_counted_and_cut_as_the_original(tmp_path: Path) 
     assert ours.runs == {"planned": 1, "replanned": 1}
 
 
+def test_a_container_that_takes_no_subclass_is_a_container_still(tmp_path: Path) -> None:
+    """It is said, and indexing, length and loops are the original's."""
+
+    class Final(nn.Sequential):
+        def __init_subclass__(cls, **kwargs: Any) -> None:
+            raise TypeError("nobody is a Final beside me")
+
+    torch.manual_seed(0)
+    model = Final(nn.Linear(8, 8), nn.GELU())
+    x = torch.randn(4, 8)
+    with pytest.warns(RematWarning, match="is no Final: .*nobody is a Final beside me"):
+        ours = PlannedModule(model, (x,), {}, repeat_at_random(3), cache_dir=tmp_path)
+    layer = nn.ReLU()
+    ours[1] = layer
+    assert ours[1] is layer
+    assert len(ours) == 2
+    assert [*ours] == [*model]
+    assert isinstance(ours, PlannedModule)
+    assert torch.equal(model(x), ours(x))
+
+
 def test_attributes_are_one_set(tmp_path: Path) -> None:
     """An attribute of an instance wins over its class's, whoever set it, on both."""
 

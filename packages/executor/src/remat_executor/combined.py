@@ -21,7 +21,7 @@ from remat_executor.errors import warn
 
 
 def class_for(cls: type, model: nn.Module) -> type:
-    """A class that is `cls` and the model's; `cls` alone where the model's cannot be a base."""
+    """A class that is `cls` and the model's; where that fails, `cls` that passes special methods on."""
     kind = type(model)
     body: dict[str, Any] = {
         "__module__": kind.__module__,
@@ -41,13 +41,28 @@ def class_for(cls: type, model: nn.Module) -> type:
         return types.new_class(kind.__name__, (cls, kind), exec_body=lambda namespace: namespace.update(body))
     except Exception as error:  # noqa: BLE001 - whatever a metaclass or `__init_subclass__` raises
         warn(f"the planned module is no {kind.__name__}: that class cannot be a base of another ({error})")
-        return cls
+        return type(cls.__name__, (cls,), {"__module__": cls.__module__} | _special_methods(kind, cls))
 
 
 def _own_names(kinds: Iterable[type]) -> set[str]:
     """What these classes have that every module has not, but for methods that Python calls by itself."""
     found = {name for kind in kinds for name in vars(kind) if not name.startswith("__")}
     return found - set(dir(nn.Module))
+
+
+def _special_methods(kind: type, cls: type) -> dict[str, Any]:
+    """Indexing, a length and whatever else Python looks for in the class: passed on to the original."""
+
+    def passed_on(name: str) -> Any:
+        return lambda self, *args, **kwargs: getattr(self._remat.original, name)(*args, **kwargs)
+
+    of_every_class = {*dir(cls), *dir(object)}
+    return {
+        name: passed_on(name)
+        for base in kind.__mro__
+        for name, held in vars(base).items()
+        if name.startswith("__") and name not in of_every_class and isinstance(held, types.FunctionType)
+    }
 
 
 class _Original:
