@@ -148,17 +148,20 @@ class Training:
         self._attach()
         return settled
 
-    def enter(self) -> None:
-        """A call begins; see `Handlers`.
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Within it a call runs; see `Handlers`.
 
         Raises:
             OffloadMisuse: a parameter has another layout or place now, or a gradient that nothing steps by.
             MachineMisuse: the machine is closed, or this process was forked from its own.
         """
         self.machine.check()
-        self.engine.take_back()
-        self.check_gradients()
-        self.engine.clipping.scale_all()
+        with self.engine.grounded():
+            self.engine.take_back()
+            self.check_gradients()
+            self.engine.clipping.scale_all()
+            yield
 
     def begin(self, step: PlannedStep) -> Transfers:
         """The handler of one call; see `Handlers`."""
@@ -166,10 +169,11 @@ class Training:
             torch_private.mark_stepped(self.optimizer)  # which its backward will do
         return self.engine.begin(step)
 
-    def original(self) -> Lending:
+    @contextlib.contextmanager
+    def original(self) -> Iterator[None]:
         """In it the original can run; see `Handlers`."""
-        self.enter()
-        return Lending(self.engine)
+        with self.entered(), Lending(self.engine):
+            yield
 
     # -- in the place of the optimizer's methods
 
