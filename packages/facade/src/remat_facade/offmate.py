@@ -278,6 +278,7 @@ class Offmate(Rockmate):
 
         Raises:
             OffloadMisuse: each backward steps the optimizer by itself.
+            MachineMisuse: the module was closed.
             RuntimeError: torch's, for a norm that is not finite.
         """
         training: Training = self._remat_training
@@ -560,7 +561,7 @@ def _end(training: Training, own: list[LanedMachine | HostPool], process: int) -
     if process != os.getpid():
         return
     with contextlib.suppress(RematError):  # nobody is left to be told
-        training.wait()
+        training.leave()
     for each in own:
         if isinstance(each, HostPool):
             each.give_up()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from remat_executor import torch_private
 from remat_offload.interrupts import uninterrupted
@@ -85,7 +86,7 @@ class Clipping:
         self._added: Counter[Tensor] = Counter()
         self._taken: dict[Tensor, _Taken] = {}
         self._scales: dict[Tensor, Tensor] = {}
-        self._watched: set[Tensor] = set()
+        self._hooks: dict[Tensor, RemovableHandle] = {}
 
     def clip(
         self,
@@ -160,6 +161,13 @@ class Clipping:
         self._taken.clear()
         self._scales.clear()
 
+    def close(self) -> None:
+        """Leave parameters as they were before: nothing watches them, and what was put off is done."""
+        self.scale_all()
+        self.forget()
+        while self._hooks:
+            self._hooks.popitem()[1].remove()
+
     def _known(self, param: nn.Parameter, grad: Tensor, norm_type: float) -> Tensor:
         """The norm of a gradient if it is known, else the gradient."""
         taken = self._taken.get(param)
@@ -177,9 +185,8 @@ class Clipping:
                 method(param)
 
         for param in on_host:
-            if param not in self._watched:
-                self._watched.add(param)
-                param.register_post_accumulate_grad_hook(arrived)
+            if param not in self._hooks:
+                self._hooks[param] = param.register_post_accumulate_grad_hook(arrived)
 
     def _arrived(self, param: Tensor) -> None:
         """A gradient has been added to a parameter's, which is on the host."""
