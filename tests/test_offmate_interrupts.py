@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from remat_graph import Lane, OptimizerStep
+from remat_offload import MachineMisuse, threads
 from remat_offload.errors import OffloadMisuse
 from remat_offload.interrupts import uninterrupted
 from remat_offload.threads import Job
@@ -241,3 +242,24 @@ def test_a_call_that_is_refused_waits_for_nothing(under_way: Pair, monkeypatch: 
         ours(x)
     hook.remove()
     goes_on(under_way, monkeypatch)
+
+
+def test_closing_goes_on_where_it_was_interrupted(under_way: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often: updates are carried out, and then lanes end and the host's memory is given back."""
+    plain, _, ours, _, x, gate = under_way
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Job, "wait", interrupted)
+        patched.setattr(threads, "_join", interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                ours.close()
+    gate.set()
+    ours.close()
+    assert 0 == ours.host.held_nbytes
+    assert all(map(torch.equal, plain.parameters(), ours.module.parameters()))
+    with pytest.raises(MachineMisuse, match="it was closed"):
+        ours(x)

@@ -462,6 +462,7 @@ class Transfers:
 
     def carry_out(self, step: Action, live: dict[int, Tensor]) -> Sequence[Tensor | None]:
         """See `StepHandler`."""
+        self.machine.check()
         match step:
             case Start() | Wait() | Free() if self.needless(step, live):
                 pass
