@@ -67,6 +67,7 @@ HARMLESS = {"current_thread", "get_ident", "local", "main_thread", "TimeoutExpir
     "getsignal",
     "raise_signal",
     "signal",
+    "valid_signals",
 }
 
 

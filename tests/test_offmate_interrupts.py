@@ -148,6 +148,30 @@ def test_handlers_come_back() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+class Stop(Exception):
+    """What a handler raises."""
+
+
+def test_handlers_that_raise_keep_no_other_from_running() -> None:
+    """Of all signals that came, real-time ones too, each is handled, and every handler is back."""
+    numbers = [signal.SIGUSR1, signal.SIGINT, signal.SIGPROF, signal.SIGRTMIN + 1]
+    came: list[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        came.append(number)
+        raise Stop
+
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        with pytest.raises(Stop), uninterrupted():
+            assert [None] * 4 == [signal.raise_signal(number) for number in numbers]
+        assert numbers == came
+        assert {handler} == {signal.getsignal(number) for number in numbers}
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
 Pair = tuple[Any, optim.Optimizer, Any, optim.Optimizer, Tensor, threading.Event]
 
 
