@@ -165,3 +165,22 @@ def test_a_norm_that_is_not_finite(pair):
     assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in pairs)
     for run in pair:
         run.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("ends", ["closed", "let go", "built anew"])
+def test_nothing_is_left_on_parameters(ends):
+    """Once a module that has clipped is gone, gradients are clipped, and its original trains without it."""
+    torch.manual_seed(0)
+    original = MAKE()
+    optimizer = AdamW(original.parameters(), lr=1e-2)
+    called = offmate(original, BATCHES(0), "35%", optimizer=optimizer)
+    called(**BATCHES(0)).loss.backward()
+    assert called.clip_grad_norm_(0.1) > 0.2
+    if ends == "closed":
+        called.close()
+    called = offmate(original, BATCHES(0), "40%", optimizer=optimizer) if ends == "built anew" else original
+    norm = torch.nn.utils.get_total_norm([p.grad for p in original.parameters()])
+    torch.testing.assert_close(torch.tensor(0.1), norm, rtol=1e-3, atol=0)
+    optimizer.zero_grad()
+    called(**BATCHES(1)).loss.backward()
+    assert all(p.grad is not None for p in original.parameters())

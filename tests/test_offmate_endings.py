@@ -2,6 +2,8 @@
 
 import gc
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
+from remat_executor.errors import RematWarning
 from remat_facade import Offmate
+from remat_graph import Lane
 from remat_offload import HostPool, MachineMisuse, SimulatedMachine
 from tests.offmates import Mapped, offmate
 
@@ -89,6 +93,49 @@ def test_closing() -> None:
     assert model.state_dict().keys() == net.state_dict().keys()
 
 
+def test_a_backward_comes_before_closing() -> None:
+    """One that comes after is refused, and told what ended its machine and what to do."""
+    model, _, _, x = made()
+    loss = model(x).sum()
+    model.close()
+    with pytest.raises(
+        MachineMisuse, match=r"by close\(\) of the module .* backward\(\) .* before"
+    ) as caught:
+        loss.backward()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_failure_of_the_last_updates_is_told() -> None:
+    """By a warning: nobody called what could raise it."""
+    model, optimizer, _, x = made()
+    model(x).sum().backward()
+    optimizer.step()
+    model._remat_training.machine.work(lambda: 1 / 0, name="one more update")
+    with pytest.warns(RematWarning, match="'one more update' failed on the lane cpu_optimizer") as told:
+        del model
+    assert [__file__] == [each.filename for each in told]
+
+
+def test_a_module_that_goes_in_its_own_lane() -> None:
+    """Garbage may be collected there, while another lane waits for that one."""
+    before = lanes()
+    model, _, _, x = made()
+    model(x).sum().backward()
+    machine, gate, gone = model._remat_training.machine, threading.Event(), weakref.ref(model)
+    machine.work(lambda: (gate.wait(), gc.collect()))
+    ticket = machine.work(int)
+    machine.copy(Lane.TO_DEVICE, torch.zeros(8), torch.zeros(8), [ticket])
+    circle: list[Any] = [model]
+    circle.append(circle)
+    del model, machine, ticket, circle
+    gate.set()
+    limit_s = time.monotonic() + 30
+    while before != lanes() and time.monotonic() < limit_s:
+        time.sleep(0.01)
+    assert gone() is None
+    assert before == lanes()
+
+
 def test_what_was_given_is_left() -> None:
     """A machine and a pool of the caller's outlive the module."""
     memory = Mapped()
@@ -112,6 +159,7 @@ def test_memory_is_given_up() -> None:
     assert 0 == memory.now_nbytes
     assert 7000 == int(block.sum())
     del lease
+    pool.release(block)  # as what held it may do when it goes
     assert 0 == pool.statistics.lent_nbytes
 
 

@@ -1,8 +1,10 @@
-"""Ctrl-C in the optimizer's step: each parameter is updated, weight and states, or it is as it was."""
+"""Ctrl-C in a step leaves each parameter updated or as it was, and in a wait leaves what is waited for."""
 
 import copy
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,17 +12,23 @@ import torch
 from torch import Tensor, nn, optim
 
 from remat_graph import Lane, OptimizerStep
+from remat_offload import MachineMisuse, threads
+from remat_offload.errors import OffloadMisuse
 from remat_offload.interrupts import uninterrupted
+from remat_offload.threads import Job
 from tests.offmates import offmate
 
 Kept = list[list[Tensor]]
 
 
-def made() -> tuple[Any, optim.Optimizer, Tensor]:
+def plainly() -> tuple[nn.Module, optim.Optimizer, Tensor]:
     torch.manual_seed(0)
     net = nn.Sequential(*[m for _ in range(5) for m in (nn.Linear(48, 48), nn.ReLU())])
-    optimizer = optim.AdamW(net.parameters(), lr=1e-2)
-    x = torch.randn(64, 48)
+    return net, optim.AdamW(net.parameters(), lr=1e-2), torch.randn(64, 48)
+
+
+def made() -> tuple[Any, optim.Optimizer, Tensor]:
+    net, optimizer, x = plainly()
     return offmate(net, x, "50%", optimizer=optimizer), optimizer, x
 
 
@@ -138,3 +146,144 @@ def test_handlers_come_back() -> None:
         assert handler is signal.getsignal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class Stop(Exception):
+    """What a handler raises."""
+
+
+def test_handlers_that_raise_keep_no_other_from_running() -> None:
+    """Of all signals that came, real-time ones too, each is handled, and every handler is back."""
+    numbers = [signal.SIGUSR1, signal.SIGINT, signal.SIGPROF, signal.SIGRTMIN + 1]
+    came: list[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        came.append(number)
+        raise Stop
+
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        with pytest.raises(Stop), uninterrupted():
+            assert [None] * 4 == [signal.raise_signal(number) for number in numbers]
+        assert numbers == came
+        assert {handler} == {signal.getsignal(number) for number in numbers}
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+Pair = tuple[Any, optim.Optimizer, Any, optim.Optimizer, Tensor, threading.Event]
+
+
+@pytest.fixture
+def under_way(monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """Plain training and ours after a step, whose first update on the CPU waits for an event."""
+    (plain, plainly_steps, x), (ours, steps, _), gate = plainly(), made(), threading.Event()
+    machine = ours._remat_training.machine
+    work = machine.work
+
+    def held_back(function: Callable[[], object], *args: Any, **options: Any) -> Any:
+        monkeypatch.delattr(machine, "work")
+        work(gate.wait)
+        return work(function, *args, **options)
+
+    for model in (plain, ours):
+        model(x).square().mean().backward()
+    plainly_steps.step()
+    monkeypatch.setattr(machine, "work", held_back, raising=False)
+    steps.step()
+    return plain, plainly_steps, ours, steps, x, gate
+
+
+def goes_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The updates go on once somebody waits for them; then see that ours is where plain training is."""
+    plain, plainly_steps, ours, steps, x, gate = pair
+    wait = Job.wait
+
+    def lets_go(job: Job) -> None:
+        gate.set()
+        wait(job)
+
+    monkeypatch.setattr(Job, "wait", lets_go)
+    try:
+        assert all(map(torch.equal, plain.parameters(), ours.module.parameters()))
+        losses = []
+        for model, optimizer in ((plain, plainly_steps), (ours, steps)):
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                losses.append(loss.item())
+                loss.backward()
+                optimizer.step()
+        assert losses[:2] == losses[2:]
+    finally:
+        gate.set()
+
+
+WAITS: dict[str, Callable[[Pair], object]] = {
+    "synchronize": lambda pair: pair[2].synchronize(),
+    "state_dict": lambda pair: pair[3].state_dict(),
+    "read": lambda pair: [p.sum() for p in pair[2].module.parameters()],
+    "forward": lambda pair: pair[2](pair[4]),
+    "step": lambda pair: pair[3].step(),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_an_interrupted_wait_forgets_nothing(
+    under_way: Pair, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for updates and is interrupted leaves them awaited by whoever comes next."""
+    wait = Job.wait
+
+    def interrupted(job: Job) -> None:
+        if threading.current_thread() is threading.main_thread() and not job.has_run():
+            raise KeyboardInterrupt
+        wait(job)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Job, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            WAITS[name](under_way)
+    goes_on(under_way, monkeypatch)
+
+
+def test_a_call_that_is_refused_waits_for_nothing(under_way: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward that fails at what it was given, or in a hook of the user's, leaves updates awaited."""
+    _, _, ours, _, x, _ = under_way
+    homes = ours._remat_training.engine.residents
+    param = next(p for name, p in ours.module.named_parameters() if name not in homes)
+    values, param.data = param.data, torch.ones(3, 4)
+    with pytest.raises(OffloadMisuse, match="has the shape"):
+        ours(x)
+    param.data = values
+
+    def bad(module: nn.Module, args: Any) -> None:
+        raise ValueError("a bad batch")
+
+    hook = ours.module[0].register_forward_pre_hook(bad)
+    with pytest.warns(match="has hooks"), pytest.raises(ValueError, match="a bad batch"):
+        ours(x)
+    hook.remove()
+    goes_on(under_way, monkeypatch)
+
+
+def test_closing_goes_on_where_it_was_interrupted(under_way: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often: updates are carried out, and then lanes end and the host's memory is given back."""
+    plain, _, ours, _, x, gate = under_way
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Job, "wait", interrupted)
+        patched.setattr(threads, "_join", interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                ours.close()
+    gate.set()
+    ours.close()
+    assert 0 == ours.host.held_nbytes
+    assert all(map(torch.equal, plain.parameters(), ours.module.parameters()))
+    with pytest.raises(MachineMisuse, match="it was closed"):
+        ours(x)

@@ -43,6 +43,7 @@ def fail() -> None:
 
 
 def lane_threads() -> set[threading.Thread]:
+    gc.collect()  # what other tests have left ends now, and not in between
     return {thread for thread in threading.enumerate() if thread.name.startswith("remat ")}
 
 

@@ -10,7 +10,7 @@ from remat_graph import RematError
 from remat_graph.errors import cut
 
 _OURS = "remat: "
-_BETWEEN = ("remat_executor", "remat_facade", "torch", "contextlib")
+_BETWEEN = ("remat_executor", "remat_offload", "remat_facade", "torch", "contextlib", "weakref")
 
 
 class RematWarning(UserWarning):

@@ -56,8 +56,8 @@ class Handlers(Protocol):
         """
         ...
 
-    def enter(self) -> None:
-        """A call begins: the module's tensors are about to be looked at."""
+    def entered(self) -> AbstractContextManager[None]:
+        """Within it a call runs: the module's tensors are looked at."""
         ...
 
     def wait(self) -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +196,15 @@ class PlannedModule(nn.Module):
         planning: Planning = self._remat
         if planning.inside:
             return planning.resolved(called)(*args, **kwargs)
-        if planning.handlers is not None:
-            planning.handlers.enter()
+        with nullcontext() if planning.handlers is None else planning.handlers.entered():
+            why, output = self._remat_served(called, args, kwargs)
+        return output if why is None else planning.run_outside(called, args, kwargs, why)
+
+    def _remat_served(
+        self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[str | None, Any]:
+        """What a plan returns, or the original; or why what was assigned lies outside of any plan."""
+        planning: Planning = self._remat
         padded, cut = args, None
         named: Mapping[str, Any] = kwargs
         reason = reason_in_force()
@@ -207,24 +215,24 @@ class PlannedModule(nn.Module):
             tensors = called_with(snapshot.owned, padded, named)
             reason = reason_for_original(tensors) or snapshot.objection
         if reason is not None:
-            return planning.run_original(called, args, kwargs, reason)
+            return None, planning.run_original(called, args, kwargs, reason)
         seen = planning.seen(snapshot, tensors, called)
         why = planning.outside.get(seen.forward)
         if why is not None:
-            return planning.run_outside(called, args, kwargs, why)
+            return why, None
         try:
             step = planning.step_for(tensors, seen, called)
         except CaptureError as error:
             if seen.forward is None:
                 raise
             planning.outside[seen.forward] = error.problem
-            return planning.run_outside(called, args, kwargs, error.problem)
+            return error.problem, None
         if step is None:
             reason = "nothing that it returns requires a gradient"
-            return planning.run_original(called, args, kwargs, reason)
+            return None, planning.run_original(called, args, kwargs, reason)
         planning.runs["planned"] += 1
         output = step.run(tensors, planning.begins)
-        return output if cut is None else cut(output)
+        return None, output if cut is None else cut(output)
 
     # -- what is not ours is the original's
 

@@ -6,13 +6,12 @@ One plan says for every parameter, gradient, optimizer state and activation whet
 moves to the host and back, or is made again.
 """
 
-import contextlib
 import inspect
 import os
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from typing import Any
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from remat_executor import Buckets, PlannedModule
+from remat_executor.errors import warn
 from remat_executor.plans import MOST_PLANS
 from remat_facade.config import Config, OffmateConfig, links_from
 from remat_facade.entrypoints import AnyPath, Rockmate, folder, stages, zoo_of
@@ -41,7 +41,7 @@ from remat_graph.units import format_nbytes, parse_nbytes, resolve_budget
 from remat_offload import CudaMachine, HostPool, HostPoolStatistics, Machine, SimulatedMachine
 from remat_offload.errors import OffloadMisuse
 from remat_offload.rates import measure_links
-from remat_offload.threads import LanedMachine
+from remat_offload.threads import LanedMachine, outside_of_lanes
 from remat_offload.training import Training
 from remat_offload.weights import Filler, Weights
 from remat_solvers import Deadline, Problem
@@ -174,9 +174,11 @@ class Offmate(Rockmate):
             accumulation=chosen.accumulation,
             filler=filler,
         )
-        end = weakref.finalize(self, _end, training, own, os.getpid())
+        end = _End(training, own)
         training.engine.owner = weakref.ref(self)
-        end.atexit = False  # a machine that is open when the interpreter ends is its own concern
+        weakref.finalize(
+            self, end
+        ).atexit = False  # a machine that is open when the interpreter ends is its own concern
         if links is None:
             links = links_from(chosen.links) if chosen.links else links_of(platform)
         planner = _Planner(
@@ -246,13 +248,13 @@ class Offmate(Rockmate):
         That also happens when the last reference to the module goes. Parameters and states stay where they
         are, and are ordinary tensors. A machine or a pool that was given is left to who gave it.
 
+        If this is interrupted, another call goes on with it.
+
         Raises:
             LaneFailed: an update could not be carried out.
         """
-        try:
-            self._remat_training.wait()
-        finally:
-            self._remat_end()
+        end: _End = self._remat_end
+        end.finish()
 
     def clip_grad_norm_(
         self,
@@ -278,6 +280,7 @@ class Offmate(Rockmate):
 
         Raises:
             OffloadMisuse: each backward steps the optimizer by itself.
+            MachineMisuse: the module was closed.
             RuntimeError: torch's, for a norm that is not finite.
         """
         training: Training = self._remat_training
@@ -555,17 +558,46 @@ def _check(name: str, given: object, wanted: type, advice: str) -> None:
         )
 
 
-def _end(training: Training, own: list[LanedMachine | HostPool], process: int) -> None:
-    """Let a module go: its updates are finished; what was made for it ends, in the process that made it."""
-    if process != os.getpid():
-        return
-    with contextlib.suppress(RematError):  # nobody is left to be told
-        training.wait()
-    for each in own:
-        if isinstance(each, HostPool):
-            each.give_up()
-        else:
-            each.close()
+@attrs.frozen(eq=False)
+class _End:
+    """The end of a module, which may be called again, and in the midst of anything.
+
+    Attributes:
+        training: what it trains with.
+        own: the machine and the pool that were made for it.
+        process: the one that made it, in which alone it ends.
+    """
+
+    training: Training
+    own: Sequence[LanedMachine | HostPool]
+    process: int = attrs.field(factory=os.getpid)
+
+    def __call__(self) -> None:
+        """Finish, since the module was let go: that is nobody's call that could be told of a failure."""
+        outside_of_lanes(self._finish_alone)
+
+    def _finish_alone(self) -> None:
+        try:
+            self.finish()
+        except RematError as error:
+            warn(f"the last updates of a module that was let go were not all carried out: {error}")
+
+    def finish(self) -> None:
+        """Finish its updates; what was made for it ends, whether or not they could be carried out.
+
+        Raises:
+            LaneFailed: one could not.
+        """
+        if self.process != os.getpid():
+            return
+        try:
+            self.training.leave()
+        finally:
+            for each in self.own:
+                if isinstance(each, HostPool):
+                    each.give_up()
+                else:
+                    each.close()
 
 
 def _host_nbytes(host_budget: int | str | None) -> int:

@@ -15,14 +15,16 @@ that was taken from ``.grad`` before the clipping shows it once the update is do
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from remat_executor import torch_private
+from remat_offload.interrupts import uninterrupted
 from remat_offload.lanes import Machine, Ticket
+from remat_offload.pool import Event
 
 
 @attrs.frozen(eq=False)
@@ -53,24 +55,38 @@ class _Taken:
         return norm if threads == torch.get_num_threads() else None
 
 
+@attrs.frozen(eq=False)
+class _Scaling:
+    """The scaling of a gradient that was put off: who waits for it does it."""
+
+    clipping: "Clipping"
+    param: nn.Parameter
+
+    def query(self) -> bool:
+        """Whether it is done."""
+        return self.param not in self.clipping._scales
+
+    def synchronize(self) -> None:
+        """Do it."""
+        self.clipping.scale(self.param)
+
+
 class Clipping:
     """Norms and scales of the gradients of one model.
 
     Args:
         machine: its lane for the CPU takes the norms.
-        let_wait: makes a parameter wait for a function before anyone reads it.
+        let_wait: makes whoever reads a parameter wait for something first.
     """
 
-    def __init__(
-        self, machine: Machine, let_wait: Callable[[nn.Parameter, Callable[[], None]], None]
-    ) -> None:
+    def __init__(self, machine: Machine, let_wait: Callable[[nn.Parameter, Event], None]) -> None:
         self.machine, self._let_wait = machine, let_wait
         self._norm_type: float | None = None  # of the latest clipping; None: there was none
         self._times = 1  # gradients that were added up for it
         self._added: Counter[Tensor] = Counter()
         self._taken: dict[Tensor, _Taken] = {}
         self._scales: dict[Tensor, Tensor] = {}
-        self._watched: set[Tensor] = set()
+        self._hooks: dict[Tensor, RemovableHandle] = {}
 
     def clip(
         self,
@@ -110,7 +126,7 @@ class Clipping:
         scale = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0).to("cpu")
         for param in later:
             self._scales[param] = scale
-            self._let_wait(param, partial(self.scale, param))
+            self._let_wait(param, _Scaling(self, param))
         return norm
 
     def scale_of(self, param: nn.Parameter) -> Tensor | None:
@@ -119,11 +135,12 @@ class Clipping:
 
     def scale(self, param: nn.Parameter) -> None:
         """Scale a gradient now, if that was put off."""
-        scale = self._scales.pop(param, None)
-        if scale is not None:
-            with torch.no_grad(), torch_private.past_torch_function():
-                if param.grad is not None:
-                    param.grad.mul_(scale)
+        if param not in self._scales:
+            return
+        with uninterrupted(), torch.no_grad(), torch_private.past_torch_function():
+            scale = self._scales.pop(param)
+            if param.grad is not None:
+                param.grad.mul_(scale)
 
     def scale_all(self) -> None:
         """Scale all gradients now for which that was put off."""
@@ -144,6 +161,13 @@ class Clipping:
         self._taken.clear()
         self._scales.clear()
 
+    def close(self) -> None:
+        """Leave parameters as they were before: nothing watches them, and what was put off is done."""
+        self.scale_all()
+        self.forget()
+        while self._hooks:
+            self._hooks.popitem()[1].remove()
+
     def _known(self, param: nn.Parameter, grad: Tensor, norm_type: float) -> Tensor:
         """The norm of a gradient if it is known, else the gradient."""
         taken = self._taken.get(param)
@@ -161,9 +185,8 @@ class Clipping:
                 method(param)
 
         for param in on_host:
-            if param not in self._watched:
-                self._watched.add(param)
-                param.register_post_accumulate_grad_hook(arrived)
+            if param not in self._hooks:
+                self._hooks[param] = param.register_post_accumulate_grad_hook(arrived)
 
     def _arrived(self, param: Tensor) -> None:
         """A gradient has been added to a parameter's, which is on the host."""
@@ -183,4 +206,4 @@ class Clipping:
         ticket = self.machine.work(take, name="the norm of a gradient")
         self._taken[param] = _Taken(weakref.ref(grad), grad._version, norm_type, ticket, found)
         assert isinstance(param, nn.Parameter)
-        self._let_wait(param, ticket.synchronize)
+        self._let_wait(param, ticket)

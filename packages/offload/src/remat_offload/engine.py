@@ -7,8 +7,8 @@ the update of a parameter on the CPU, the copy that brought an activation.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Protocol, cast
 
 import attrs
@@ -33,11 +33,11 @@ from remat_graph import (
     Wait,
 )
 from remat_offload.clipping import Clipping
-from remat_offload.errors import OffloadMisuse
+from remat_offload.errors import LaneFailed, OffloadMisuse
 from remat_offload.inflight import land, take_off
 from remat_offload.interrupts import uninterrupted
 from remat_offload.lanes import Machine, Ticket
-from remat_offload.pool import HostPool
+from remat_offload.pool import Event, HostPool
 from remat_offload.weights import Filler, let_lie
 
 
@@ -140,7 +140,7 @@ class Engine:
         self._moved: dict[nn.Parameter, str] = {}
         self._device_layouts: dict[str, Layout] = {}
         self._former: dict[str, list[Tensor]] = {}  # homes that somebody else held when they were left
-        self._in_flight: list[nn.Parameter] = []
+        self._in_flight: dict[nn.Parameter, Event] = {}
         self.clipping = Clipping(machine, self.let_wait)
         self.accumulating = False
         self.added_up: set[nn.Parameter] = set()
@@ -221,7 +221,6 @@ class Engine:
 
     def begin(self, step: PlannedStep) -> "Transfers":
         """The handler of one call."""
-        self.land()
         self._bring_home()
         self._latest = step
         return Transfers(self, step)
@@ -236,7 +235,6 @@ class Engine:
             OffloadMisuse: one has another shape, type or device now: its plan is none any more.
             HostPoolExhausted: there is no room for another home.
         """
-        self.land()
         for name, param in self._homes:
             resident = self.residents.get(name)
             home = self._device_layouts[name] if resident is None else resident.layout
@@ -322,11 +320,21 @@ class Engine:
         resident.read = ticket
         return there, ticket
 
-    def land(self) -> None:
-        """Let parameters be ordinary again; what is under way goes on."""
-        for param in self._in_flight:
-            land(param)
-        self._in_flight.clear()
+    @contextmanager
+    def grounded(self) -> Iterator[None]:
+        """Within it parameters are ordinary, and who reads one waits for its update himself, as a call does.
+
+        Those whose updates are under way at its end, however it ends, are in flight again.
+        """
+        try:
+            for param in self._in_flight:
+                land(param)
+            yield
+        finally:
+            with uninterrupted() if self._in_flight else nullcontext():
+                self._in_flight = {param: work for param, work in self._in_flight.items() if not work.query()}
+                for param, work in self._in_flight.items():
+                    take_off(param, work)
 
     def wait(self) -> None:
         """Wait until every update is done.
@@ -334,13 +342,21 @@ class Engine:
         Raises:
             LaneFailed: one could not be carried out. Its parameter is as it was: load a checkpoint, or go on.
         """
-        self.land()
         self._bring_home()
         try:
             self.machine.drain()
-        finally:
-            for resident in self.residents.values():  # nothing is under way, and what failed has been told
-                resident.written = resident.read = None
+        except LaneFailed:
+            self._land()
+            raise
+        self._land()
+
+    def _land(self) -> None:
+        """Nothing is under way, and what failed has been told: let all parameters be ordinary."""
+        for param in self._in_flight:
+            land(param)
+        self._in_flight.clear()
+        for resident in self.residents.values():
+            resident.written = resident.read = None
 
     def _bring_home(self) -> None:
         """Copy home what an update left on the device, where something came between that and its copy."""
@@ -357,10 +373,10 @@ class Engine:
         resident.written, resident.newer = ticket, None
         return ticket
 
-    def let_wait(self, param: nn.Parameter, wait: Callable[[], None]) -> None:
-        """Let whoever reads a parameter, or asks for its gradient, wait first; until the next call."""
-        self._in_flight.append(param)
-        take_off(param, wait)
+    def let_wait(self, param: nn.Parameter, work: Event) -> None:
+        """Let whoever reads a parameter, or asks for its gradient, wait first."""
+        self._in_flight[param] = work
+        take_off(param, work)
 
     def at_home_on_host(self) -> list[nn.Parameter]:
         """The parameters that are."""
@@ -424,7 +440,7 @@ class Engine:
     def _take_off(self, name: str, param: nn.Parameter) -> None:
         ticket = self.residents[name].written
         if ticket is not None:
-            self.let_wait(param, ticket.synchronize)
+            self.let_wait(param, ticket)
 
 
 class Transfers:
@@ -446,6 +462,7 @@ class Transfers:
 
     def carry_out(self, step: Action, live: dict[int, Tensor]) -> Sequence[Tensor | None]:
         """See `StepHandler`."""
+        self.machine.check()
         match step:
             case Start() | Wait() | Free() if self.needless(step, live):
                 pass
@@ -606,7 +623,7 @@ class Transfers:
         with torch_private.past_torch_function():
             param.grad = grad
         for ticket in after:
-            self.engine.let_wait(param, ticket.synchronize)
+            self.engine.let_wait(param, ticket)
 
     def gradients(
         self, update: Update, live: dict[int, Tensor]

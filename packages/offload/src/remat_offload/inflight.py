@@ -2,8 +2,8 @@
 
 ``optimizer.step()`` returns before the CPU is done, so that the next forward can begin. Until then a
 parameter is of a class of its own here: any operator or attribute that is asked of it first waits for its
-update, and then finds an ordinary parameter, the same object. What the engine itself reads, it reads past
-this.
+update, and then finds an ordinary parameter, the same object. Who stops waiting, by Ctrl-C say, leaves it in
+flight. What the engine itself reads, it reads past this.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from remat_executor import torch_private
+from remat_offload.pool import Event
 
 _WAIT = "_remat_wait"
 
@@ -42,20 +43,24 @@ class InFlight(nn.Parameter):
         return self._landed().__reduce_ex__(protocol)
 
     def _landed(self) -> nn.Parameter:
-        wait = self.__dict__[_WAIT]
-        land(self)
-        wait()
+        work: Event | None = self.__dict__.get(_WAIT)
+        if work is not None:
+            try:
+                work.synchronize()
+            finally:
+                if work.query():  # well or badly; else nobody has waited to the end
+                    land(self)
         return self
 
 
-def take_off(parameter: nn.Parameter, wait: Callable[[], None]) -> None:
+def take_off(parameter: nn.Parameter, work: Event) -> None:
     """Let whoever touches the parameter wait first.
 
     Args:
-        parameter: an ordinary one.
-        wait: returns when its update is done.
+        parameter: the parameter.
+        work: what is waited for: its update.
     """
-    parameter.__dict__[_WAIT] = wait
+    parameter.__dict__[_WAIT] = work
     parameter.__class__ = InFlight
 
 

@@ -8,17 +8,13 @@ is handled as soon as the update is whole. Other threads run no handlers.
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import attrs
 
-_SIGNALS = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
-)
+_SIGNALS = tuple(sorted(signal.valid_signals()))
 
 
 @attrs.define
@@ -39,12 +35,9 @@ class _Noted:
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Within it no handler of a signal runs in this thread; those of what came run at its end."""
-    handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        found = ((number, signal.getsignal(number)) for number in _SIGNALS)
-        handlers = {number: handler for number, handler in found if callable(handler)}
-    if not handlers or any(isinstance(each, _Noted) and not each.over for each in handlers.values()):
-        yield  # nothing is to come, or it is put off already
+    handlers = _handlers()
+    if not handlers:  # nothing is to come, or it is put off already
+        yield
         return
     noted = _Noted(handlers)
     try:
@@ -53,7 +46,30 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         noted.over = True  # before it goes: what comes now may raise between any two of these
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in noted.came:
-            signal.raise_signal(number)
+        try:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        finally:
+            _handle(noted.came)
+
+
+def _handlers() -> dict[int, Any]:
+    """Python's handlers that may run in this thread; none where all are put off."""
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if isinstance(handler, _Noted) and not handler.over:
+                return {}
+            if callable(handler):
+                handlers[number] = handler
+    return handlers
+
+
+def _handle(numbers: Sequence[int]) -> None:
+    """Let each signal be handled, also where the handler of one before it raises."""
+    if numbers:
+        try:
+            signal.raise_signal(numbers[0])
+        finally:
+            _handle(numbers[1:])

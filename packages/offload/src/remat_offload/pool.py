@@ -95,7 +95,7 @@ class HostPool:
         self._lent: dict[int, tuple[torch.Tensor, _Block]] = {}  # by the id of the tensor
         self._idle: list[_Block] = []  # longest idle first
         self._lent_nbytes = self._held_nbytes = self._peak_nbytes = 0
-        self._closed = False
+        self._closed = self._given_up = False
         weakref.finalize(self, _give_back_all, self._memory, self._lent, self._idle)
 
     @property
@@ -152,10 +152,12 @@ class HostPool:
             after: the block is in use until this has happened: a copy's event.
 
         Raises:
-            HostPoolMisuse: it was released already, or is not of this pool.
+            HostPoolMisuse: it was released already, or is not of this pool; unless that has given up all.
         """
         with self._lock:
             entry = self._lent.pop(id(tensor), None)
+            if entry is None and self._given_up:
+                return  # with all that was lent
             if entry is None:
                 raise HostPoolMisuse(problem=self._why_not(tensor))
             block = entry[1]
@@ -198,7 +200,7 @@ class HostPool:
     def give_up(self) -> None:
         """Close, and give back what is lent, too: tensors keep their memory, which is ordinary memory now."""
         with self._lock:
-            self._closed = True
+            self._closed = self._given_up = True
             _give_back_all(self._memory, self._lent, self._idle)
             self._lent_nbytes = self._held_nbytes = 0
 

@@ -7,6 +7,7 @@ Nobody waits for a thread that is not there. Threads do not come along when a pr
 machine takes no work, what was done before the fork is done, and what was not never will be.
 """
 
+import math
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ import torch
 from remat_executor.forks import LOOK_S
 from remat_graph import Lane
 from remat_offload.errors import LaneFailed, MachineMisuse
+from remat_offload.interrupts import uninterrupted
 from remat_offload.lanes import Ticket
 from remat_offload.pool import Event
 
@@ -30,7 +32,50 @@ _ELSEWHERE = (
     "a planned module whose values move belongs to the process that made it, and this one was forked from "
     "that; build the module in the process that trains, or start it by spawn"
 )
+_CLOSED = (
+    "it was closed, by close() of the module that it serves or by its own, and takes no more work; call "
+    "backward() and step() before close(), or build the module anew"
+)
 _PARTING_S = 1.0  # how long a machine that was not closed waits for each lane before it leaves it behind
+
+
+class _Thread(threading.Thread):
+    """The thread of a lane. Garbage may be collected in it as in any other, and ends what it ends there.
+
+    Attributes:
+        through: set when it has served its lane to the end.
+    """
+
+    def __init__(
+        self,
+        queue: "SimpleQueue[Job | None]",
+        failures: list["_Failure"],
+        dropped: "_Switch",
+        name: str,
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self._lane = (queue, failures, dropped)
+        self._process = os.getpid()
+        self.through = threading.Event()
+
+    def run(self) -> None:
+        """Serve the lane. It knows nothing of the machine, which could not be dropped otherwise."""
+        queue, failures, dropped = self._lane
+        while (job := queue.get()) is not None:
+            job.run(failures, dropped.on)
+        self.through.set()
+
+    def serves(self) -> bool:
+        """Whether it is there and not through; ``is_alive`` says no once a ``join`` was interrupted."""
+        return self._process == os.getpid() and not self.through.is_set()
+
+
+def outside_of_lanes(function: Callable[[], object]) -> None:
+    """Call a function that waits for lanes; in a lane's thread let another one do it, and wait for none."""
+    if isinstance(threading.current_thread(), _Thread):
+        threading.Thread(target=function, name="remat ending").start()
+    else:
+        function()
 
 
 @attrs.define(eq=False)
@@ -63,7 +108,7 @@ class Job:
 
     lane: Lane
     name: str
-    thread: threading.Thread
+    thread: _Thread
     _function: Callable[[Sequence["Job"]], Event | None] | None
     _after: Sequence["Job"]
     event: Event | None = attrs.field(default=None, init=False)
@@ -119,7 +164,7 @@ class Job:
             MachineMisuse: it never will, since its lane's thread is gone, or is the one that asks.
         """
         while not self._ended.is_set():
-            gone = not self.thread.is_alive() or self.thread is threading.current_thread()
+            gone = not self.thread.serves() or self.thread is threading.current_thread()
             if gone and not self._ended.is_set():
                 raise MachineMisuse(problem=f"{self.name!r} will never be done: {_ELSEWHERE}")
             self._ended.wait(LOOK_S)
@@ -155,9 +200,7 @@ class LanedMachine:
         self._queues: dict[Lane, SimpleQueue[Job | None]] = {lane: SimpleQueue() for lane in _LANES}
         dropped = _Switch()
         self._threads = {
-            lane: threading.Thread(
-                target=_serve, args=(queue, self._failures, dropped), name=f"remat {lane}", daemon=True
-            )
+            lane: _Thread(queue, self._failures, dropped, f"remat {lane}")
             for lane, queue in self._queues.items()
         }
         for thread in self._threads.values():
@@ -209,19 +252,20 @@ class LanedMachine:
         if not self.is_here:
             raise MachineMisuse(problem=_ELSEWHERE)
         if self._closed:
-            raise MachineMisuse(problem="it was closed, and takes no more work; close it last")
+            raise MachineMisuse(problem=_CLOSED)
 
     def close(self) -> None:
-        """Let the lanes finish what was given, then end their threads; nothing can be given any more."""
-        if not self.is_here:
+        """Let the lanes finish what was given, then end their threads; nothing can be given any more.
+
+        If it is interrupted, another call waits on.
+        """
+        if not self.is_here or not self._finalizer.alive:
             return
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
         for queue in self._queues.values():
-            queue.put(None)
-        _join(self._threads.values(), timeout_s=None)
+            queue.put(None)  # once more does no harm
+        _join(self._threads.values())
         self._finish_copies()
         self._finalizer.detach()
 
@@ -256,7 +300,7 @@ class LanedMachine:
         job = Job(lane, name, self._threads[lane], function, jobs)
         with self._lock:
             if self._closed:
-                raise MachineMisuse(problem=f"{name!r} was given after it was closed; close it last")
+                raise MachineMisuse(problem=f"{name!r} was given after {_CLOSED}")
             before = (*jobs, *([self._last[lane]] if lane in self._last else []))
             at_once = at_once and all(earlier.has_run() for earlier in before)
             self._last[lane] = job
@@ -283,24 +327,25 @@ def own(ticket: Ticket) -> Job:
     return ticket
 
 
-def _serve(queue: "SimpleQueue[Job | None]", failures: list[_Failure], dropped: _Switch) -> None:
-    """A lane's thread. It knows nothing of the machine, which could not be dropped otherwise."""
-    while (job := queue.get()) is not None:
-        job.run(failures, dropped.on)
-
-
 def _leave(
-    queues: Mapping[Lane, "SimpleQueue[Job | None]"], threads: Sequence[threading.Thread], dropped: _Switch
+    queues: Mapping[Lane, "SimpleQueue[Job | None]"], threads: Sequence[_Thread], dropped: _Switch
 ) -> None:
     """End the threads of a machine that was not closed, the jobs that did not begin failing."""
     dropped.on = True
     for queue in queues.values():
         queue.put(None)
     # A daemon that returns from a kernel into an interpreter that has ended can abort the process.
-    _join(threads, timeout_s=_PARTING_S)
+    _join(threads, _PARTING_S)
 
 
-def _join(threads: Iterable[threading.Thread], timeout_s: float | None) -> None:
+def _join(threads: Iterable[_Thread], limit_s: float = math.inf) -> None:
+    """Wait for each thread to end, at most for so long; not in a lane, for which another may be waiting."""
+    if isinstance(threading.current_thread(), _Thread):
+        return
     for thread in threads:
-        if thread is not threading.current_thread():  # garbage may be collected in a lane, too
-            thread.join(timeout_s)
+        until_s = time.monotonic() + limit_s
+        while thread.serves() and time.monotonic() < until_s:
+            thread.through.wait(LOOK_S)
+        if not thread.serves():
+            with uninterrupted():
+                thread.join(LOOK_S)

@@ -148,17 +148,20 @@ class Training:
         self._attach()
         return settled
 
-    def enter(self) -> None:
-        """A call begins; see `Handlers`.
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Within it a call runs; see `Handlers`.
 
         Raises:
             OffloadMisuse: a parameter has another layout or place now, or a gradient that nothing steps by.
             MachineMisuse: the machine is closed, or this process was forked from its own.
         """
         self.machine.check()
-        self.engine.take_back()
-        self.check_gradients()
-        self.engine.clipping.scale_all()
+        with self.engine.grounded():
+            self.engine.take_back()
+            self.check_gradients()
+            self.engine.clipping.scale_all()
+            yield
 
     def begin(self, step: PlannedStep) -> Transfers:
         """The handler of one call; see `Handlers`."""
@@ -166,10 +169,11 @@ class Training:
             torch_private.mark_stepped(self.optimizer)  # which its backward will do
         return self.engine.begin(step)
 
-    def original(self) -> Lending:
+    @contextlib.contextmanager
+    def original(self) -> Iterator[None]:
         """In it the original can run; see `Handlers`."""
-        self.enter()
-        return Lending(self.engine)
+        with self.entered(), Lending(self.engine):
+            yield
 
     # -- in the place of the optimizer's methods
 
@@ -179,8 +183,21 @@ class Training:
         Raises:
             LaneFailed: one could not be carried out.
         """
-        self.engine.wait()
-        self.engine.clipping.scale_all()
+        try:
+            self.engine.wait()
+        finally:
+            self.engine.clipping.scale_all()
+
+    def leave(self) -> None:
+        """Finish what is under way and leave parameters to whoever else trains them.
+
+        Raises:
+            LaneFailed: an update could not be carried out.
+        """
+        try:
+            self.wait()
+        finally:
+            self.engine.clipping.close()
 
     def check_gradients(self) -> None:
         """See that no gradient is left, where each backward steps: nothing would step by it, or not in time.
@@ -230,9 +247,11 @@ class Training:
             raise OffloadMisuse(
                 problem="step() was called, but no parameter has a gradient", advice="call backward() before"
             )
-        with torch_private.step_hooks(self.optimizer), torch.no_grad():
-            self.engine.step()
-        self.engine.clipping.scale_all()  # what is not stepped
+        try:
+            with torch_private.step_hooks(self.optimizer), torch.no_grad():
+                self.engine.step()
+        finally:
+            self.engine.clipping.scale_all()  # what is not stepped
         self.engine.clipping.forget()
         if getattr(self.optimizer, "found_inf", None) is not None:
             self.engine.wait()  # a scaler lends its numbers to fused optimizers only until this returns
@@ -249,8 +268,10 @@ class Training:
 
         Raises:
             OffloadMisuse: each backward steps the optimizer by itself.
+            MachineMisuse: the machine is closed, or this process was forked from its own.
             RuntimeError: torch's, for a norm that is not finite.
         """
+        self.machine.check()
         if self.in_backward:
             raise OffloadMisuse(
                 problem="gradients cannot be clipped together where each is used as soon as it is there",
@@ -310,6 +331,7 @@ class Training:
             name: getattr(original, name) for name in ("state_dict", "load_state_dict")
         }
         if self._before is not None:  # its methods would bring states to places that are no homes any more
+            self._before.engine.clipping.close()
             self._kept, self._before = self._before._kept, None
         kept = self._kept
 
