@@ -22,7 +22,7 @@ def net() -> nn.Module:
     return nn.Sequential(*[m for _ in range(5) for m in (nn.Linear(48, 48), nn.ReLU())])
 
 
-def step(model: nn.Module, optimizer: optim.Optimizer) -> float:
+def step(model: Callable[[Tensor], Tensor], optimizer: optim.Optimizer) -> float:
     loss = model(X).square().mean()
     loss.backward()
     optimizer.step()
@@ -96,6 +96,25 @@ def test_homes_that_were_left_are_given_back() -> None:
     halved(list(ours.parameters()), [])
     ours(X)
     assert before == ours.host.lent_nbytes
+
+
+def scaled(params: list[nn.Parameter], _: list[Tensor]) -> None:
+    for p in params:
+        p.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [flat, halved, scaled], ids=lambda change: change.__name__)
+def test_masters_go_on_from_there(change: Callable[..., None]) -> None:
+    """What is assigned, or written by way of `.data`, counts for parameters in 16 bits, on either side."""
+    moved = net().to(torch.bfloat16)
+    optimizer = optim.SGD(moved.parameters(), lr=0.0, momentum=0.5)
+    ours = offmate(moved, X.bfloat16(), "50%", optimizer=optimizer, master_weights=True)
+    before = [p.detach().clone() for p in ours.parameters()]
+    for _ in range(2):
+        step(lambda x: ours(x.bfloat16()), optimizer)
+        change(list(ours.parameters()), [])
+    step(lambda x: ours(x.bfloat16()), optimizer)
+    assert all(torch.equal(p * 0.25, q) for p, q in zip(before, ours.parameters(), strict=True))
 
 
 def test_other_types_and_shapes() -> None:

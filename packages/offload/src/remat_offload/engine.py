@@ -311,7 +311,7 @@ class Engine:
             Lane.TO_HOST, resident.whole, _bytes_of(lent), after, f"{name} to the host"
         )
         resident.written.synchronize()
-        torch.autograd.graph.increment_version(param)  # whoever keeps a copy, such as a master, looks at it
+        torch.autograd.graph.increment_version(param)  # as a write in place does
 
     def bring(self, name: str) -> tuple[Tensor, Ticket]:
         """The bytes of a resident on the device, and their copy, which comes after what writes them."""
