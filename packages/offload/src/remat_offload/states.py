@@ -79,6 +79,19 @@ class States:
 
     # -- where it lies
 
+    def strayed(self) -> list[Tensor]:
+        """Parameters of which a state lies in other memory than its home on the host."""
+        found: dict[Tensor, None] = {}
+        for (param, name), whole in self._places.items():
+            state = self.optimizer.state.get(param, {}).get(name)
+            if isinstance(state, Tensor) and state.data_ptr() != whole.data_ptr():
+                found[param] = None
+        return list(found)
+
+    def take_back(self, param: Tensor) -> None:
+        """Bring states home that were given other memory."""
+        self._stepper.adopt(param)
+
     def house(self, param: nn.Parameter, name: str, whole: Tensor) -> None:
         """Give a state its bytes on the host; before `settle`."""
         self._places[param, name] = whole
