@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from remat_offload.draws import without_draws
 from remat_offload.errors import OffloadMisuse
 from remat_offload.probe import Kind, StateTensor
 from remat_offload.rates import UpdateCost, update_cost
@@ -134,7 +135,7 @@ class States:
     def on_device(self, param: nn.Parameter, grad: Tensor, states: Mapping[str, Tensor]) -> None:
         """Update one whose data and gradient are on the device; `states` were brought there for it."""
         master = self._masters.get(param)
-        with torch.no_grad():
+        with torch.no_grad(), without_draws(self.optimizer):
             if not states and master is None:
                 self._stepper.step([param], [grad])
                 return
@@ -148,7 +149,13 @@ class States:
         self, param: nn.Parameter, data: Tensor, grad: Tensor, scale: Tensor | None
     ) -> Callable[[], None]:
         """The update of one whose data, gradient and states are on the host, by the settings of now."""
-        return self._stepper.prepared(param, data, grad, master=self._masters.get(param), scale=scale)
+        take = self._stepper.prepared(param, data, grad, master=self._masters.get(param), scale=scale)
+
+        def update() -> None:
+            with without_draws(self.optimizer):
+                take()
+
+        return update
 
     # -- state dicts
 
