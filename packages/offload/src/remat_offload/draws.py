@@ -6,6 +6,7 @@ classes draw nothing. What Python's and numpy's generators give goes unseen: onl
 """
 
 import contextlib
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,13 +38,18 @@ class _NoDraws(TorchDispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and _of_process(kwargs.get("generator"), args):
+        if _draws(func) and _of_process(kwargs.get("generator"), args):
             raise RefusedOptimizer(
                 optimizer=self._optimizer,
                 reason=f"its step draws random numbers ({func}) beside what the model draws",
                 advice="train with one that does not, or whose generators are its parameters' own",
             )
         return func(*args, **kwargs)
+
+
+@functools.cache
+def _draws(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _of_process(generator: torch.Generator | None, args: Iterable[Any]) -> bool:
