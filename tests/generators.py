@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from remat_executor.torch_private import is_generator
 from remat_offload import threads
 
 _GLOBAL = {
@@ -25,7 +26,7 @@ _GLOBAL = {
 
 
 class _Draws(TorchDispatchMode):
-    """Notes operators that draw from no generator of their own."""
+    """Notes operators that draw from no generator of their own, be it that torch's is given to them."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__()
@@ -35,7 +36,9 @@ class _Draws(TorchDispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs: Mapping[str, Any] = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+        given = kwargs.get("generator")  # another object of Python's, for the same generator of torch's
+        shared = given is None or is_generator(given, torch.default_generator)
+        if torch.Tag.nondeterministic_seeded in func.tags and shared:
             self._note(f"{func} draws")
         return func(*args, **kwargs)
 

@@ -140,6 +140,34 @@ class Noise(Simple):
         p.add_(grad + torch.randn_like(p), alpha=-group["lr"])
 
 
+class LateNoise(Simple):
+    """Draws from its twentieth step on, or once it is told to."""
+
+    def __init__(self, params: Params, lr: float = 1e-2, generator: torch.Generator | None = None) -> None:
+        super().__init__(params, lr, noise=0.0)
+        self.generator = generator
+
+    def update(
+        self, p: torch.Tensor, grad: torch.Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
+        state["step"] = state.get("step", 0) + 1
+        if state["step"] >= 20 or group["noise"]:
+            grad = grad + torch.empty_like(grad).normal_(generator=self.generator)
+        p.add_(grad, alpha=-group["lr"])
+
+
+class LateNumpyNoise(Simple):
+    """Draws from numpy's global generator once it is told to."""
+
+    def __init__(self, params: Params, lr: float = 1e-2) -> None:
+        super().__init__(params, lr, noise=0.0)
+
+    def update(
+        self, p: torch.Tensor, grad: torch.Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
+        p.add_(grad, alpha=-group["lr"] * (np.random.rand() if group["noise"] else 1.0))
+
+
 class NumpyNoise(Simple):
     """Draws one number for every parameter, from numpy's global generator."""
 

@@ -1,5 +1,6 @@
 """State dicts at any moment between steps are those of plain training, and training goes on from them."""
 
+import copy
 import io
 
 import pytest
@@ -45,6 +46,28 @@ def test_stopped_and_resumed(name, kind):
         run.losses.clear()
         run.train(3)
     assert [] == differences(plain, again)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_masters_are_what_was_saved(order):
+    """Loaded where they were saved, the model first or the optimizer: the next step is the same again."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(*[torch.nn.Linear(48, 48) for _ in range(4)]).bfloat16(), torch.ones(8, 48)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    ours = offmate(model, x.bfloat16(), "50%", optimizer=optimizer, master_weights=True)
+
+    def masters():
+        ours(x.bfloat16()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return [state["master"].clone() for state in optimizer.state_dict()["state"].values()]
+
+    masters()
+    files = [(part, copy.deepcopy(part.state_dict())) for part in (ours, optimizer)]
+    expected = masters()
+    for part, file in files[::order]:
+        part.load_state_dict(file)
+    assert all(torch.equal(a, b) for a, b in zip(expected, masters(), strict=True))
 
 
 def test_no_device_is_needed_for_a_state_dict():

@@ -1,5 +1,6 @@
 """Lanes leave the process' random generators alone; planning leaves them as they were."""
 
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from remat_facade import Hiremate
-from remat_offload import RefusedOptimizer, SimulatedMachine
+from remat_offload import LaneFailed, RefusedOptimizer, SimulatedMachine
 from tests import optimizers
 from tests.offmates import offmate
 
@@ -53,6 +54,7 @@ VIOLATIONS: dict[str, Callable[[], object]] = {
     "fork_rng": lambda: torch.random.fork_rng([]).__enter__(),
     "set_rng_state": lambda: torch.set_rng_state(torch.get_rng_state()),
     "draw": lambda: torch.rand(1),
+    "given": lambda: torch.rand(1, generator=torch.default_generator),
     "normal_": lambda: torch.zeros(1).normal_(),
     "dropout": lambda: nn.functional.dropout(torch.ones(3)),
     "python": random.random,
@@ -88,6 +90,35 @@ def test_optimizers_that_draw(made: type[optim.Optimizer]) -> None:
     with pytest.raises(RefusedOptimizer, match="its step draws random numbers from") as caught:
         offmate(model, torch.randn(16, 64), "50%", optimizer=made(model.parameters()))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("budget", ["50%", "100%"])
+@pytest.mark.parametrize("generator", [None, torch.default_generator], ids=["none", "torch's"])
+def test_optimizers_that_draw_late(budget: str, generator: torch.Generator | None) -> None:
+    """Later than anybody looked when they were tried out: refused as they draw, on either side."""
+    model = with_dropout()
+    optimizer = optimizers.LateNoise(model.parameters(), 1e-3, generator)
+    ours = offmate(model, torch.randn(16, 64), budget, optimizer=optimizer)
+    losses(ours, optimizer, 19)
+    with pytest.raises((RefusedOptimizer, LaneFailed), match="its step draws random numbers") as caught:
+        losses(ours, optimizer, 2)
+    assert "\n" not in str(caught.value)
+    with contextlib.suppress(LaneFailed):
+        ours.close()
+
+
+@pytest.mark.parametrize("made", [optimizers.LateNoise, optimizers.LateNumpyNoise])
+def test_optimizers_that_are_told_to_draw(made: type[optim.Optimizer]) -> None:
+    """A setting that is turned on has them tried out again, and no parameter was stepped yet."""
+    model = with_dropout()
+    optimizer = made(model.parameters())
+    ours = offmate(model, torch.randn(16, 64), "50%", optimizer=optimizer)
+    losses(ours, optimizer, 2)
+    before = [p.detach().clone() for p in ours.parameters()]
+    optimizer.param_groups[0]["noise"] = 0.1
+    with pytest.raises(RefusedOptimizer, match="its step draws random numbers from"):
+        losses(ours, optimizer, 1)
+    assert all(map(torch.equal, before, ours.parameters()))
 
 
 def generators() -> tuple[Any, list[Tensor], str]:

@@ -104,6 +104,30 @@ def test_updates_are_whole() -> None:
     assert interrupted > 20
 
 
+def test_loaded_states_are_at_home() -> None:
+    """Wherever in loading them it comes: those that are stepped are those that the optimizer shows."""
+    model, optimizer, x = made()
+    model(x).square().mean().backward()
+    optimizer.step()
+    file = copy.deepcopy(optimizer.state_dict())
+    homes = [(p, name) for p, state in optimizer.state.items() for name, v in state.items() if v.dim()]
+    expected = [optimizer.state[p][name].data_ptr() for p, name in homes]
+    interrupted, line = 0, 1
+    while line < 6000:
+        interrupt = Interrupt(line)
+        interrupted += interrupt.during(lambda: optimizer.load_state_dict(file))
+        found = [optimizer.state[p][name].data_ptr() for p, name in homes]
+        places = model._remat_training.states._places
+        held = [(p, name) in places for p, name in homes]
+        assert [e for e, h in zip(expected, held, strict=True) if h] == [
+            f for f, h in zip(found, held, strict=True) if h
+        ], line
+        if interrupt.left > 0:
+            break
+        line += 149
+    assert interrupted > 5
+
+
 def test_what_is_left_on_the_device_comes_home(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of updated states that could not be begun is made before anybody looks."""
     plain, ours = made(), made()

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_offload.flat import flat, memory_order, pieces, share_order
+from remat_offload.flat import flat, memory_order, overlapping, pieces, share_order
 
 GRAIN = 32768
 
@@ -67,3 +67,14 @@ def test_flat_is_a_view(format_: torch.memory_format) -> None:
     flat(x).copy_(torch.arange(48))
     assert x.sum() == 47 * 24
     assert x.data_ptr() == flat(x).data_ptr()
+
+
+def test_overlapping() -> None:
+    """Elements count, and not spans; the places are those of the two."""
+    whole = torch.zeros(12, 8)
+    apart = [whole[:, :4], torch.zeros(3), whole[:, 4:6], whole[:6, 6:], whole[6:, 6:], torch.zeros(0)]
+    assert overlapping(apart) is None
+    assert overlapping([*apart, *(torch.empty(3, device="meta") for _ in range(2))]) is None
+    assert overlapping([*apart, whole[5, 7]]) == (3, 6)
+    assert overlapping([*apart, whole.view(torch.int16)[11, 15]]) == (4, 6)
+    assert overlapping([*apart, apart[1][2:]]) == (1, 6)

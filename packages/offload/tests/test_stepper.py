@@ -195,6 +195,22 @@ def test_threads_of_ours() -> None:
         agree(making("adam"), [numbers(500, seed=seed) for seed in range(12)], spread)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("strided", [False, True])
+def test_masters_of_what_was_written(dtype: torch.dtype, strided: bool) -> None:
+    """Where a parameter is not what was rounded, its master begins from it; elsewhere it keeps its digits."""
+    whole = torch.randn(700, 400).to(dtype)
+    param = torch.nn.Parameter(whole[:, ::2] if strided else whole[:, :200].clone())
+    master = param.detach().float() * (1 + 2**-12)
+    param.data.copy_(master)
+    expected = master.clone()
+    for place, value in (((699, 199), -0.0), ((3, 5), float("nan")), ((0, 0), 7.0)):
+        param.data[place] = expected[place] = value
+    stepper = Stepper(torch.optim.SGD([param], lr=0.0), chunk_numel=64 * 1024)
+    stepper.step_by_chunks(param, param.detach(), torch.ones_like(param), master=master)
+    assert same(expected, master)
+
+
 @pytest.mark.parametrize("case", ["adam", "fused-sgd", "odd", "adafactor"])
 def test_masters(case: str) -> None:
     """A master is stepped as an fp32 copy is, with the gradient in fp32, and rounded into the parameter."""

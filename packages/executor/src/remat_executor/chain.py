@@ -147,6 +147,8 @@ class Call:
                 problem="a tensor that the backward needs was modified in place after the forward",
                 advice="modify a clone of it, or call backward first",
             )
+        if self.handler is not None:
+            self.handler.begin_backward()
         values = dict(self.saved)
         if torch_private.backward_keeps_graph():
             if self.handler is not None:

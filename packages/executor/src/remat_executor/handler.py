@@ -33,6 +33,10 @@ class StepHandler(Protocol):
         """
         ...
 
+    def begin_backward(self) -> None:
+        """The backward begins: see that it can."""
+        ...
+
 
 class Handlers(Protocol):
     """What moves between device and host for one module: it makes the handler of each call."""
@@ -68,8 +72,8 @@ class Handlers(Protocol):
         """In it the original module can run on the device, whatever of it is at home elsewhere."""
         ...
 
-    def begin(self, step: Any) -> StepHandler:
-        """Make the handler of one call of a `PlannedStep`."""
+    def begin(self, step: Any, flat: Sequence[Tensor]) -> StepHandler:
+        """Make the handler of one call of a `PlannedStep` on `Tensors.flat`."""
         ...
 
 

@@ -117,7 +117,7 @@ class PlannedStep:
             wiring=self.wiring,
             externals=(*flat, *self.constants),
             autocast=torch.is_autocast_enabled(self.wiring.device.type),
-            handler=None if self.handlers is None else self.handlers.begin(self),
+            handler=None if self.handlers is None else self.handlers.begin(self, flat),
         )
 
     def measurements(self) -> list[Measurement]:

@@ -405,6 +405,11 @@ def has_no_values(tensor: torch.Tensor) -> bool:
     return tensor.is_meta or isinstance(tensor, _private("torch._subclasses.fake_tensor", "FakeTensor"))
 
 
+def is_generator(one: torch.Generator, other: torch.Generator) -> bool:
+    """Whether two objects are one generator: operators are given another object of Python's."""
+    return bool(one._cdata == other._cdata)  # type: ignore[attr-defined]
+
+
 def storage_holders(tensor: torch.Tensor) -> int:
     """How many tensors, and Python's own object, hold a tensor's storage."""
     count: int = _private("torch._C", "_storage_Use_Count")(tensor.untyped_storage()._cdata)

@@ -34,6 +34,7 @@ from remat_graph import (
 )
 from remat_offload.clipping import Clipping
 from remat_offload.errors import LaneFailed, OffloadMisuse
+from remat_offload.flat import overlapping
 from remat_offload.inflight import land, take_off
 from remat_offload.interrupts import uninterrupted
 from remat_offload.lanes import Machine, Ticket
@@ -70,6 +71,7 @@ class Resident:
         written: the work that writes them last; None if nobody does.
         read: the latest copy that reads them.
         holders: how many hold its bytes' storage if nobody does but the pool and this.
+        content: stands for the values that were last assigned to it.
         newer: on the device, the bytes that an update has left there and nobody has copied home yet.
     """
 
@@ -78,6 +80,7 @@ class Resident:
     written: Ticket | None = None
     read: Ticket | None = None
     newer: Tensor | None = None
+    content: object = attrs.field(factory=object)
     holders: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -98,6 +101,14 @@ class Updates(Protocol):
 
     def has(self, param: nn.Parameter) -> bool:
         """Whether a parameter is the optimizer's."""
+        ...
+
+    def strayed(self) -> Sequence[Tensor]:
+        """Parameters of which a state lies in other memory than its home on the host."""
+        ...
+
+    def take_back(self, param: Tensor) -> None:
+        """Bring states home that were given other memory."""
         ...
 
     def on_device(self, param: nn.Parameter, grad: Tensor, states: Mapping[str, Tensor]) -> None:
@@ -139,7 +150,10 @@ class Engine:
         self._homes: list[tuple[str, nn.Parameter]] = []
         self._moved: dict[nn.Parameter, str] = {}
         self._device_layouts: dict[str, Layout] = {}
-        self._former: dict[str, list[Tensor]] = {}  # homes that somebody else held when they were left
+        self._former: dict[str, list[tuple[Tensor, object]]] = {}  # homes, with their content, that somebody
+        # else held when they were left
+        self._spots: dict[str, _Spot] = {}  # where each parameter lay last
+        self._storages: dict[str, int] = {}  # bytes of the storages that parameters have on the device
         self._in_flight: dict[nn.Parameter, Event] = {}
         self.clipping = Clipping(machine, self.let_wait)
         self.accumulating = False
@@ -178,6 +192,7 @@ class Engine:
             if value.home is not Home.HOST:
                 self._bring_there(param, filler)
                 self._device_layouts[value.name] = Layout.of(param)
+                self._storages[value.name] = param.untyped_storage().nbytes()
                 continue
             resident = self.house(value.name, Layout.of(param))
             if filler is not None and filler.has(param):
@@ -188,6 +203,7 @@ class Engine:
             self._moved[param] = value.name
             if param.grad is not None:
                 param.grad = param.grad.to("cpu")
+        self._spots = {name: _spot(param) for name, param in self._homes}
 
     def _bring_there(self, tensor: Tensor, filler: Filler | None) -> None:
         """Bring a parameter or buffer to the device, with the values that it is to have."""
@@ -225,17 +241,58 @@ class Engine:
         self._latest = step
         return Transfers(self, step)
 
-    def take_back(self) -> None:
-        """Bring parameters home that were given other memory meanwhile, by ``.data = ...`` or ``load``, say.
+    def check_identity(self, flat: Sequence[Tensor]) -> None:
+        """See that a call is given the parameters that have their homes here.
 
-        Their values go on from there, as in plain training. Who else holds a home, after values have been
+        Raises:
+            OffloadMisuse: one is another object.
+        """
+        for (name, param), given in zip(self._homes, flat, strict=False):
+            if param is not given:
+                raise OffloadMisuse(
+                    problem=f"{name} is another Parameter than the one that was planned and is stepped",
+                    advice="give that one values, by `.data` or copy_(), or build the module anew",
+                )
+
+    def strayed(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that lie elsewhere than they did; nobody has to wait for that to be known."""
+        with torch_private.past_torch_function():
+            return [(name, param) for name, param in self._homes if _spot(param) != self._spots[name]]
+
+    def take_back(self) -> None:
+        """Bring home what was given other memory meanwhile, by ``.data = ...`` or ``load``, say.
+
+        Values go on from there, as in plain training. Who else holds a home, after values have been
         swapped, keeps what is in it: the parameter gets another.
 
         Raises:
-            OffloadMisuse: one has another shape, type or device now: its plan is none any more.
+            OffloadMisuse: a parameter has another shape, type or device now, or shares memory with another:
+                its plan is none any more. Nothing was moved.
             HostPoolExhausted: there is no room for another home.
         """
-        for name, param in self._homes:
+        strayed, states = self.strayed(), self.updates.strayed()
+        if not strayed and not states:
+            return
+        self._check(strayed)
+        self.wait()
+        for name, param in strayed:
+            resident, now = self.residents.get(name), Layout.of(param)
+            if resident is not None:
+                if now != resident.layout or param.data_ptr() != resident.tensor.data_ptr():
+                    self._rehouse(name, resident, param)
+            elif (
+                now != self._device_layouts[name]
+                or param.device != self.machine.device
+                or param.untyped_storage().nbytes() > self._storages[name]
+            ):
+                param.data = self._laid_out(self._device_layouts[name], param.data)
+            self._spots[name] = _spot(param)
+        for owner in states:
+            self.updates.take_back(owner)
+
+    def _check(self, strayed: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """See that parameters can go home."""
+        for name, param in strayed:
             resident = self.residents.get(name)
             home = self._device_layouts[name] if resident is None else resident.layout
             place = self.machine.device if resident is None else resident.whole.device
@@ -245,11 +302,19 @@ class Engine:
                     problem=f"{name} {differences}",
                     advice="build the module anew from the original, its `module`",
                 )
-            if resident is None and (now != home or param.device != place):
-                param.data = self._laid_out(home, param.data)
-            elif resident is not None and (now != home or param.data_ptr() != resident.tensor.data_ptr()):
-                self.wait()
-                self._rehouse(name, resident, param)
+        names = [name for name, _ in self._homes]
+        if strayed and (pair := overlapping(self.params)) is not None:
+            raise OffloadMisuse(
+                problem=f"{names[pair[0]]} and {names[pair[1]]} share memory now, and were planned apart",
+                advice="give each its own, or tie them by one Parameter and build the module anew",
+            )
+
+    def whereabouts(self) -> list[object]:
+        """What tells, compared later, whether a parameter was given other values than by writing to it."""
+        return [
+            (self._spots[name], self.residents[name].content if name in self.residents else None)
+            for name, _ in self._homes
+        ]
 
     def _laid_out(self, layout: Layout, values: Tensor) -> Tensor:
         """Values in memory of their own on the device, as a plan wants them."""
@@ -262,26 +327,28 @@ class Engine:
     def _rehouse(self, name: str, resident: Resident, param: nn.Parameter) -> None:
         """Let a home hold what its parameter is, whose memory is another."""
         former = self._former.setdefault(name, [])
-        for whole in former:
+        for place, (whole, content) in enumerate(former):
             if (
                 resident.layout == Layout.of(param)
                 and resident.layout.on(whole).data_ptr() == param.data_ptr()
             ):
-                former.remove(whole)  # values were swapped back
-                former.append(resident.whole)
-                resident.whole = whole
+                former[place] = (resident.whole, resident.content)  # values were swapped back
+                resident.whole, resident.content = whole, content
                 break
         else:
             values = param.data.clone()
             if torch_private.storage_holders(resident.whole) > resident.holders:
                 whole = self.pool.allocate(resident.whole.numel())
-                former.append(resident.whole)
+                former.append((resident.whole, resident.content))
                 resident.whole = whole
             resident.tensor.copy_(values)
+            resident.content = object()
             param.data = resident.tensor
-        for whole in [each for each in former if torch_private.storage_holders(each) <= resident.holders]:
-            former.remove(whole)
-            self.pool.release(whole)
+        left = [pair for pair in former if torch_private.storage_holders(pair[0]) > resident.holders]
+        for whole, _ in former:
+            if not any(whole is kept for kept, _ in left):
+                self.pool.release(whole)
+        self._former[name] = left
 
     @property
     def device(self) -> torch.device:
@@ -309,7 +376,7 @@ class Engine:
             Lane.TO_HOST, resident.whole, _bytes_of(lent), after, f"{name} to the host"
         )
         resident.written.synchronize()
-        torch.autograd.graph.increment_version(param)  # whoever keeps a copy, such as a master, looks at it
+        torch.autograd.graph.increment_version(param)  # as a write in place does
 
     def bring(self, name: str) -> tuple[Tensor, Ticket]:
         """The bytes of a resident on the device, and their copy, which comes after what writes them."""
@@ -403,6 +470,7 @@ class Engine:
                 advice="call the model and backward()",
             )
         self.wait()
+        self.take_back()
         without = {p for p, param in enumerate(self.params) if param.grad is None}
         live = {
             update.grad: grad
@@ -455,6 +523,8 @@ class Transfers:
         self.layouts: dict[int, Layout] = {}  # how they lay on the device
         self.reading: dict[int, Ticket] = {}  # work on the CPU, by the gradients that it reads
         self.flying: dict[Transfer, Tensor] = {}  # on the device, being copied: nobody has waited yet
+        self.whereabouts = engine.whereabouts()
+        self.versions = torch_private.versions(engine.params)
         # A call whose backward never runs leaves activations behind, and copies.
         weakref.finalize(
             self, _abandon, engine.pool, engine.machine, self.graph, self.away, self.tickets, self.flying
@@ -487,6 +557,23 @@ class Transfers:
                 carry_out(step, live)
                 return [None]
         return ()
+
+    def begin_backward(self) -> None:
+        """See `StepHandler`.
+
+        Raises:
+            OffloadMisuse: a parameter was given other values since the forward. What autograd saved of one
+                would be the old values for some operators, and the new ones for others.
+        """
+        engine = self.engine
+        if engine.strayed():
+            engine.take_back()
+        now = zip(engine.params, self.whereabouts, engine.whereabouts(), strict=True)
+        if changed := engine.names_of(param for param, before, after in now if before != after):
+            raise OffloadMisuse(
+                problem=f"{changed[0]} was given other memory between a forward and its backward",
+                advice="assign to `.data` before the forward or after the backward",
+            )
 
     def needless(self, step: Start | Wait | Free, live: dict[int, Tensor]) -> bool:
         """Whether it is about an optimizer state that stays at home, since nothing is stepped.
@@ -528,6 +615,11 @@ class Transfers:
         value, name = transfer.value, self.graph.values[transfer.value].name
         resident = self.resident(value)
         if resident is not None:
+            if value < len(self.versions) and self.engine.params[value]._version != self.versions[value]:
+                raise OffloadMisuse(
+                    problem=f"{name} was written in place between a forward and its backward, which reads it",
+                    advice="write to it before the forward or after the backward",
+                )
             there, self.tickets[transfer] = self.engine.bring(name)
             return resident.layout.on(there)
         whole, layout = self.away[value], self.layouts[value]
@@ -649,6 +741,15 @@ class Transfers:
         """A gradient as autograd would take it, on its bytes."""
         size, stride, dtype = self.step.gradient_layout(value)
         return Layout(size, stride, 0, dtype).on(whole)
+
+
+_Spot = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+
+def _spot(param: nn.Parameter) -> _Spot:
+    """Where a parameter lies, and how."""
+    nbytes = param.untyped_storage().nbytes()
+    return param.data_ptr(), nbytes, param.shape, param.stride(), param.dtype, param.device
 
 
 def _differences(home: Layout, now: Layout, device: torch.device, places: set[torch.device]) -> str:

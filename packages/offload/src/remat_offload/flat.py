@@ -10,6 +10,9 @@ others deal out equal shares, and each share has an end, wherever that falls. Pi
 cross such a place, and none of them is so large that it would itself be dealt out unevenly.
 """
 
+import math
+from collections.abc import Sequence
+
 import torch
 
 ALIGNMENT = 64  # elements: two vectors of the smallest dtype, which kernels unroll into one round
@@ -42,6 +45,50 @@ def share_order(first: torch.Tensor, *others: torch.Tensor) -> bool:
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """A view of a tensor that has a ``memory_order``: its elements as they lie in memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def overlapping(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+    """The places of two strided tensors that have memory of an element in common; None if there are none."""
+    spans = sorted(
+        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + _reach_nbytes(tensor), place)
+        for place, tensor in enumerate(tensors)
+        if tensor.numel() and not tensor.is_meta
+    )
+    near: list[int] = []  # places whose spans touch one another
+    last, reached = "", 0
+    for device, begin, end, place in spans:
+        if device != last or begin >= reached:
+            if (found := _meeting(tensors, near)) is not None:
+                return found
+            near, reached = [], 0
+        near.append(place)
+        last, reached = device, max(reached, end)
+    return _meeting(tensors, near)
+
+
+def _reach_nbytes(tensor: torch.Tensor) -> int:
+    """From its first element to its last."""
+    steps = (stride * (size - 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (1 + sum(steps)) * tensor.itemsize
+
+
+def _meeting(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> tuple[int, int] | None:
+    """As `overlapping`, for spans that touch: columns of one matrix, say, have nothing in common."""
+    if len(places) < 2:
+        return None
+    begin = min(tensors[place].data_ptr() for place in places)
+    end = max(tensors[place].data_ptr() + _reach_nbytes(tensors[place]) for place in places)
+    offsets = {place: tensors[place].data_ptr() - begin for place in places}
+    unit = math.gcd(*offsets.values(), *(tensors[place].itemsize for place in places))
+    taken = torch.zeros((end - begin) // unit, dtype=torch.int32)
+    for place, offset in offsets.items():
+        tensor, units = tensors[place], tensors[place].itemsize // unit
+        strides = [stride * units for stride in tensor.stride()]
+        mine = taken.as_strided((*tensor.shape, units), (*strides, 1), offset // unit)
+        if (other := int(mine.max())) > 0:
+            return other - 1, place
+        mine.fill_(place + 1)
+    return None
 
 
 def pieces(numel: int, chunk_numel: int, threads: int) -> list[slice]:

@@ -9,12 +9,18 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
 from remat_offload.errors import StepMisuse
-from remat_offload.flat import memory_order
+from remat_offload.flat import flat, memory_order, share_order
 from remat_offload.shadow import State, step_tensor
+
+_BITS = {1: torch.uint8, 2: torch.int16}
+_IN_CACHE = 1 << 18  # elements: a copy of so many stays in a cache
+_IN_A_KERNEL = 1 << 22  # elements that are worth a kernel of a device's
+_AT_LEAST = 64  # elements that are worth a call at all
 
 
 class PiecewiseStep:
@@ -73,7 +79,8 @@ class PiecewiseStep:
             data: the piece of the parameter, changed in place.
             grad: its gradient.
             states: for each of `names`, its piece; read if the step ``has`` it, and written.
-            master: the piece in a wider dtype: it is stepped, and `data` rounded from it.
+            master: the piece in a wider dtype: it is stepped, and `data` rounded from it. Where `data` is
+                not what was rounded from it, somebody wrote to that: the master goes on from there.
             scale: no dimensions; `grad` is multiplied with it first, in place.
 
         Raises:
@@ -83,6 +90,8 @@ class PiecewiseStep:
             raise StepMisuse(problem=f"no place for {', '.join(missing)}; give one for each of names")
         if scale is not None:
             grad.mul_(scale.to(grad.device))
+        if master is not None:
+            _renew(master, data)
         before = None
         if self._before is not None:
             # Kernels that count steps where they run must find the count there; others keep it on the CPU.
@@ -127,6 +136,44 @@ class PiecewiseStep:
         if self._scratch is None or self._scratch.numel() < grad.numel():
             self._scratch = torch.empty(grad.numel(), dtype=master.dtype, device=master.device)
         return self._scratch[: grad.numel()].as_strided(master.shape, master.stride()).copy_(grad)
+
+
+def _renew(master: torch.Tensor, data: torch.Tensor) -> None:
+    """Let a master be what its parameter is, where that was written to since it was rounded.
+
+    Bits tell: neither ``.data`` nor other memory leaves a trace in a version. What is made on the way
+    is less than the gradient takes that is widened next. Only a CPU asks first whether there is anything to
+    write: a device would make its caller wait.
+    """
+    if not share_order(master, data):
+        _renew_piece(master, data)
+        return
+    wide, narrow = flat(master), flat(data)
+    if data.device.type != "cpu":
+        size = min(_IN_A_KERNEL, -(-data.numel() // 2)) or 1
+        for piece in zip(wide.split(size), narrow.split(size), strict=True):
+            _renew_piece(*piece)
+        return
+    size = _IN_CACHE * torch.get_num_threads()
+    for ours, theirs in zip(wide.split(size), narrow.split(size), strict=True):
+        if not _same_bits(ours.to(data.dtype), theirs):
+            for piece in zip(ours.split(_AT_LEAST), theirs.split(_AT_LEAST), strict=True):
+                _renew_piece(*piece)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether flat tensors of one dtype on a CPU have the same bits, found as fast as can be."""
+    words = all(t.storage_offset() * t.itemsize % 8 == t.numel() * t.itemsize % 8 == 0 for t in (one, other))
+    kind = torch.int64 if words else _BITS[one.itemsize]
+    if torch.get_num_threads() == 1:  # numpy has no others; `torch.equal` has none either, and is slower
+        return np.array_equal(one.view(kind).numpy(), other.view(kind).numpy())
+    return not bool((one.view(kind) != other.view(kind)).any())
+
+
+def _renew_piece(master: torch.Tensor, data: torch.Tensor) -> None:
+    kind = _BITS[data.itemsize]
+    changed = master.to(data.dtype).view(kind) != data.view(kind)
+    master.copy_(torch.where(changed, data, master))
 
 
 def put(after: State, states: Mapping[str, torch.Tensor], before: State) -> None:

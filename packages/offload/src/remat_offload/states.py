@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from remat_offload.draws import without_draws
 from remat_offload.errors import OffloadMisuse
 from remat_offload.probe import Kind, StateTensor
 from remat_offload.rates import UpdateCost, update_cost
@@ -42,7 +43,6 @@ class States:
         self.optimizer, self.device, self.master_weights = optimizer, device, master_weights
         self._stepper = Stepper(optimizer)
         self._masters: dict[Tensor, Tensor] = {}
-        self._versions: dict[Tensor, int] = {}  # of parameters with masters: a user may write to them
         self._places: dict[tuple[Tensor, str], Tensor] = {}
         self._costs: dict[Any, UpdateCost] = {}
 
@@ -80,6 +80,19 @@ class States:
 
     # -- where it lies
 
+    def strayed(self) -> list[Tensor]:
+        """Parameters of which a state lies in other memory than its home on the host."""
+        found: dict[Tensor, None] = {}
+        for (param, name), whole in self._places.items():
+            state = self.optimizer.state.get(param, {}).get(name)
+            if isinstance(state, Tensor) and state.data_ptr() != whole.data_ptr():
+                found[param] = None
+        return list(found)
+
+    def take_back(self, param: Tensor) -> None:
+        """Bring states home that were given other memory."""
+        self._stepper.adopt(param)
+
     def house(self, param: nn.Parameter, name: str, whole: Tensor) -> None:
         """Give a state its bytes on the host; before `settle`."""
         self._places[param, name] = whole
@@ -98,7 +111,8 @@ class States:
                     self._masters[param] = (
                         self._memory(param, like).view(-1).as_strided(param.shape, param.stride())
                     )
-                    self._read(param, None if before is None else before._master(param))
+                    old = None if before is None else before._masters.get(param)
+                    self._read(param, old)
                     self._stepper.kind(param, self._masters[param])  # tried out now, not in the first step
 
     def _memory(self, param: Tensor, state: StateTensor) -> Tensor:
@@ -111,12 +125,6 @@ class States:
         """Let the master be what the parameter is, or what another master of it is."""
         with torch.no_grad():
             self._masters[param].copy_(param if master is None else master)
-        self._versions[param] = param._version
-
-    def _master(self, param: Tensor) -> Tensor | None:
-        if param in self._masters and self._versions[param] != param._version:
-            self._read(param)
-        return self._masters.get(param)
 
     # -- stepping: `Updates`
 
@@ -126,8 +134,8 @@ class States:
 
     def on_device(self, param: nn.Parameter, grad: Tensor, states: Mapping[str, Tensor]) -> None:
         """Update one whose data and gradient are on the device; `states` were brought there for it."""
-        master = self._master(param)
-        with torch.no_grad():
+        master = self._masters.get(param)
+        with torch.no_grad(), without_draws(self.optimizer):
             if not states and master is None:
                 self._stepper.step([param], [grad])
                 return
@@ -141,7 +149,13 @@ class States:
         self, param: nn.Parameter, data: Tensor, grad: Tensor, scale: Tensor | None
     ) -> Callable[[], None]:
         """The update of one whose data, gradient and states are on the host, by the settings of now."""
-        return self._stepper.prepared(param, data, grad, master=self._master(param), scale=scale)
+        take = self._stepper.prepared(param, data, grad, master=self._masters.get(param), scale=scale)
+
+        def update() -> None:
+            with without_draws(self.optimizer):
+                take()
+
+        return update
 
     # -- state dicts
 

@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from remat_executor.forks import ForkAwareLock
+from remat_offload.draws import is_torchs
 from remat_offload.errors import StepMisuse
 from remat_offload.flat import ALIGNMENT, flat, memory_order, pieces, share_order
 from remat_offload.piecewise import PiecewiseStep, put
@@ -57,6 +58,7 @@ class Stepper:
         self._groups: dict[torch.Tensor, int] = {}
         self._profiles: dict[tuple[torch.Tensor, int, torch.dtype, str], Profile] = {}
         self._by_settings: dict[tuple[str, int, torch.dtype, str], Profile] = {}
+        self._switched: dict[tuple[int, torch.dtype, str, int], set[frozenset[str]]] = {}
         for group in optimizer.param_groups:
             for param in group["params"]:
                 self.kind(param)
@@ -197,6 +199,7 @@ class Stepper:
         """
         like = param if like is None else like
         profile = self._profile(param, like)
+        self._check_switches(param, like, profile)
         state = self._optimizer.state.get(param, {})
         for each in profile.tensors:
             if each.name in profile.placed and each.name in state and state[each.name].dtype != each.dtype:
@@ -215,6 +218,31 @@ class Stepper:
             for name, value in narrowed(self._group(param), {param: param}).items()
         }
         return PiecewiseStep(self._optimizer, param, settings, profile.placed, reserve, like.numel())
+
+    def _check_switches(self, param: torch.Tensor, like: torch.Tensor, profile: Profile) -> None:
+        """Look again at a class of the user's whose settings were turned on or off: noise from now on, say.
+
+        Raises:
+            RefusedOptimizer: the results of stepping it in parts would not be those of one step any more.
+            StepMisuse: it keeps other states now.
+        """
+        group = self._group(param)
+        turned = frozenset(
+            name
+            for name, value in group.items()
+            if name not in _PASSING and (isinstance(value, torch.Tensor) or value)
+        )
+        key = (like.dim(), like.dtype, like.device.type, self._groups[param])
+        known = self._switched.setdefault(key, set())
+        if turned in known:
+            return
+        if known and not is_torchs(self._optimizer):
+            now = probe(self._optimizer, group, param, like)
+            if (now.kind, now.tensors) != (profile.kind, profile.tensors):
+                raise StepMisuse(
+                    problem="settings were changed so that other states are kept; build the module anew"
+                )
+        known.add(turned)
 
     def _settle(self, param: torch.Tensor, before: State, after: State) -> None:
         """Bring what a step of the whole made to where it is to live."""

@@ -7,7 +7,7 @@ optimizer stays the user's object, with its groups, its state and its hooks.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MethodType
 from typing import Any
 
@@ -22,7 +22,9 @@ from remat_graph import Graph, Home, Role
 from remat_graph.training import Optimized, at_home, training_graph
 from remat_offload.engine import Engine, Layout, Transfers
 from remat_offload.errors import OffloadMisuse
+from remat_offload.flat import overlapping
 from remat_offload.inflight import drop_gradient
+from remat_offload.interrupts import uninterrupted
 from remat_offload.lanes import Machine
 from remat_offload.lending import Lending
 from remat_offload.pool import HostPool
@@ -91,6 +93,12 @@ class Training:
     def extended(self, graph: Graph, tensors: Tensors) -> Graph:
         """The captured graph with parameters, states and updates; see `Handlers`."""
         self.lent_nbytes = _lent_nbytes(tensors, self.machine.device)
+        if self.homes is None and (pair := overlapping([param for _, param in tensors.parameters])):
+            first, second = (tensors.parameters[place][0][0] for place in pair)
+            raise OffloadMisuse(
+                problem=f"{first} and {second} are two parameters in the same memory",
+                advice="give each its own, or tie them by one Parameter",
+            )
         known = {id(param): param for param in self._parameters()}
         optimized = []
         for index, (names, param) in enumerate(tensors.parameters):
@@ -163,8 +171,13 @@ class Training:
             self.engine.clipping.scale_all()
             yield
 
-    def begin(self, step: PlannedStep) -> Transfers:
-        """The handler of one call; see `Handlers`."""
+    def begin(self, step: PlannedStep, flat: Sequence[Tensor]) -> Transfers:
+        """The handler of one call; see `Handlers`.
+
+        Raises:
+            OffloadMisuse: one of the model's parameters is another object now.
+        """
+        self.engine.check_identity(flat)
         if self.in_backward and not self.engine.accumulating:
             torch_private.mark_stepped(self.optimizer)  # which its backward will do
         return self.engine.begin(step)
@@ -348,8 +361,9 @@ class Training:
 
         def load_state_dict(_: Optimizer, state_dict: Any) -> None:
             self.wait()
-            kept["load_state_dict"](self.states.without_masters(state_dict))
-            self.states.loaded(state_dict)
+            with uninterrupted():  # until all is at home
+                kept["load_state_dict"](self.states.without_masters(state_dict))
+                self.states.loaded(state_dict)
 
         def add_param_group(_: Optimizer, group: Any) -> None:
             raise OffloadMisuse(

@@ -94,8 +94,10 @@ def let_lie(tensor: Tensor, place: Tensor) -> None:
     if not tensor.is_meta:
         tensor.data = place
         return
-    # Torch sets `data` between devices with memory only.
-    made = nn.Parameter(place, requires_grad=False) if isinstance(tensor, nn.Parameter) else place.data
+    # Torch sets `data` between devices with memory only. `place.data` counts writes by itself: updates of
+    # the memory are no writes of a user's.
+    there = place.data
+    made = nn.Parameter(there, requires_grad=False) if isinstance(tensor, nn.Parameter) else there
     made.requires_grad_(tensor.requires_grad)
     made.__dict__.update(tensor.__dict__)
     torch.utils.swap_tensors(tensor, made)
