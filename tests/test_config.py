@@ -138,7 +138,7 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: offmate\noptimizer_in_backward: 1\n", "optimizer_in_backward: wants true, false, or null"),
         ("type: offmate\nmaster_weights: null\n", "master_weights: wants true or false"),
         ("type: offmate\nweights: 1\n", "weights: wants a path"),
-        ("type: offmate\naccumulation: 0\n", "accumulation: wants a whole number, 1 or more"),
+        ("type: offmate\naccumulation: 0\n", "accumulation: wants a whole number, 1 to 10,000"),
         ("type: offmate\nlinks: 55GB\n", "links: wants bytes a second by name"),
         ("type: offmate\nlinks: {to_hst_nbytes_per_s: 1}\n", "did you mean to_host_nbytes_per_s?"),
         ("type: offmate\nlinks: {to_host_nbytes_per_s: fast}\n", "links: wants bytes a second above 0"),
@@ -179,6 +179,20 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(text: str | bytes, said: str, tmp_path: Path) -> None:
     """Unknown keys, wrong values, newer, foreign and corrupt files: one line each."""
     assert said in str(load_text(tmp_path, text))
+
+
+# They are compared with what there is, or seed; nothing is made for each.
+HARMLESS = {"seed", "leaf", "exact", "moves"}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_count_that_drives_a_loop_has_a_bound(name: str) -> None:
+    """Levels, slots and stages by the billion would take memory and time that no limit cuts."""
+    defaults = generate_config(name)
+    for field in attrs.fields(type(defaults)):
+        if type(getattr(defaults, field.name)) is int and field.name not in HARMLESS:
+            with pytest.raises(BadConfig, match=r"wants a whole number, \d to [\d,]+, got 1000000000000"):
+                attrs.evolve(defaults, **{field.name: 10**12})
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:

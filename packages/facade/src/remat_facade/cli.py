@@ -379,6 +379,9 @@ def _run(words: list[str]) -> int:
     except RematError as error:
         complain(str(error))
         return USER_ERROR
+    except MemoryError:
+        complain("this machine's memory does not do for it: ask for less, or take a larger machine")
+        return USER_ERROR
     except Exception as error:
         from remat_executor.errors import note_on
 

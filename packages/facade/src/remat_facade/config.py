@@ -19,6 +19,7 @@ from remat_graph import BadFile, Links
 from remat_graph.errors import BadBudget, cut, shown
 from remat_graph.jsonfile import read_text
 from remat_graph.units import parse_nbytes
+from remat_solvers.protocol import MOST_PARTS, MOST_PASSES, MOST_SLOTS
 
 FORMAT = 1
 _MARK = "remat_config"
@@ -37,19 +38,27 @@ def _option(
     return attrs.field(default=default, validator=validate, converter=read, metadata={"doc": doc})
 
 
-_MOST = 2**63 - 1  # numbers go into 64-bit ones
+_MOST = 2**63 - 1  # of what nothing is done for each: numbers go into 64-bit ones
 _LONGEST_S = 1e9  # what may be waited for; clocks cannot count for ever
 
 
-def _whole(least: int) -> Callable[[object], str | None]:
+def _whole(least: int, most: int = _MOST) -> Callable[[object], str | None]:
+    wanted = (
+        f"wants a whole number, {least} or more"
+        if most == _MOST
+        else f"wants a whole number, {least} to {most:,}"
+    )
+
     def check(value: object) -> str | None:
-        good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
-        return None if good else f"wants a whole number, {least} or more"
+        good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        return None if good else wanted
 
     return check
 
 
-_natural, _one_or_more, _several = _whole(0), _whole(1), _whole(2)
+_natural, _several = _whole(0), _whole(2)
+_parts, _several_parts = _whole(1, MOST_PARTS), _whole(2, MOST_PARTS)
+_slots, _passes = _whole(2, MOST_SLOTS), _whole(1, MOST_PASSES)
 
 
 def _positive_or_none(value: object) -> str | None:
@@ -227,8 +236,8 @@ class RotorConfig(Config):
     type: ClassVar[str] = "rotor"
     about: ClassVar[str] = "dynamic programming over a chain of blocks"
 
-    stages: int = _option(64, "Most stages of the chain; neighbours are joined beyond.", _one_or_more)
-    slots: int = _option(500, _SLOTS, _several)
+    stages: int = _option(64, "Most stages of the chain; neighbours are joined beyond.", _parts)
+    slots: int = _option(500, _SLOTS, _slots)
 
 
 @attrs.frozen(kw_only=True)
@@ -267,9 +276,9 @@ class RockmateConfig(Config):
     type: ClassVar[str] = "rockmate"
     about: ClassVar[str] = "an integer linear program in each block, rotor over the blocks"
 
-    stages: int = _option(32, "Most blocks; neighbours are joined beyond.", _one_or_more)
-    slots: int = _option(500, _SLOTS, _several)
-    levels: int = _option(6, _LEVELS, _one_or_more)
+    stages: int = _option(32, "Most blocks; neighbours are joined beyond.", _parts)
+    slots: int = _option(500, _SLOTS, _slots)
+    levels: int = _option(6, _LEVELS, _parts)
     exact: int = _option(60, "A block of at most so many ops is given to the integer program.", _natural)
     block_seconds: float | None = _option(
         1.0, "Seconds for one block at one budget; null for no limit.", _positive_or_none
@@ -294,10 +303,10 @@ class HilpConfig(Config):
     type: ClassVar[str] = "hilp"
     about: ClassVar[str] = "integer linear programs over a hierarchy of subgraphs"
 
-    segments: int = _option(8, "Most segments that one level is cut into.", _several)
+    segments: int = _option(8, "Most segments that one level is cut into.", _several_parts)
     leaf: int = _option(40, "A subgraph of at most so many ops is solved as it is.", _several)
-    levels: int = _option(4, _LEVELS, _one_or_more)
-    options: int = _option(4, "Most options of a segment that the program on top sees.", _one_or_more)
+    levels: int = _option(4, _LEVELS, _parts)
+    options: int = _option(4, "Most options of a segment that the program on top sees.", _parts)
     leaf_seconds: float | None = _option(
         1.0, "Seconds for one leaf at one budget; null for no limit.", _positive_or_none
     )
@@ -325,13 +334,13 @@ class HiremateConfig(Config):
     type: ClassVar[str] = "hiremate"
     about: ClassVar[str] = "a hierarchy of subgraphs, each planned by the method that suits it"
 
-    segments: int = _option(16, "Most segments that one level is cut into.", _several)
+    segments: int = _option(16, "Most segments that one level is cut into.", _several_parts)
     leaf: int = _option(80, "A subgraph of at most so many ops is not cut any more.", _several)
     exact: int = _option(
         40, "A subgraph of at most so many ops is given to the integer program too.", _natural
     )
-    slots: int = _option(400, _SLOTS, _several)
-    levels: int = _option(6, _LEVELS, _one_or_more)
+    slots: int = _option(400, _SLOTS, _slots)
+    levels: int = _option(6, _LEVELS, _parts)
     leaf_seconds: float | None = _option(
         1.0,
         "Seconds for the integer program of one leaf at one budget; null for no limit.",
@@ -386,7 +395,7 @@ class OffmateConfig(Config):
         _path_or_none,
     )
     accumulation: int = _option(
-        1, "Micro-batches to a step, which the plan is made for; any other number works too.", _one_or_more
+        1, "Micro-batches to a step, which the plan is made for; any other number works too.", _passes
     )
     links: Mapping[str, float | str | None] | None = _option(
         None,
