@@ -16,6 +16,7 @@ import typer
 from remat_facade.files import check_places, save_to, write_whole
 from remat_facade.terminal import complain, give_up_output, progress, say, show
 from remat_graph import RematError
+from remat_graph.errors import text_of
 
 if TYPE_CHECKING:
     from remat_graph import Graph
@@ -349,7 +350,7 @@ def solvers() -> None:
         try:
             about = (type(get_solver(name)).__doc__ or "").strip()
         except ImportError as error:  # a package of someone else's may be broken; the others still work
-            about = f"cannot be loaded: {error}"
+            about = f"cannot be loaded: {text_of(error)}"
         rows.append((name, about.partition("\n")[0]))
     show(Table(title="solvers", columns=("name", "what it does"), rows=tuple(rows), prose=True))
 
@@ -387,7 +388,7 @@ def _run(words: list[str]) -> int:
 
         note = note_on(error)
         if note is not None:
-            complain(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}; {note}")
+            complain(f"{type(error).__name__}: {text_of(error).partition(chr(10))[0]}; {note}")
         elif isinstance(error, OSError):  # files have errors of their own: it is the output, or a device
             give_up_output()
             complain(

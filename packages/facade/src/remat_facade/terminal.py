@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
+from contextlib import suppress
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from remat_facade.planner import Progress
 from remat_facade.report.table import Table
+from remat_graph.contexts import context
 from remat_graph.errors import cut
 
 
@@ -49,8 +50,8 @@ def give_up_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@contextmanager
-def progress(first: str) -> Iterator[Progress]:
+@context
+def progress(first: str) -> Generator[Progress, None, None]:
     """Show on a terminal what is being done; nothing where stderr is a file."""
     with Console(stderr=True).status(Text(first)) as status:
 

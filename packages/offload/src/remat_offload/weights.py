@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from remat_graph.errors import text_of
 from remat_offload.errors import BadWeights
 
 Weights = str | PathLike[str] | Mapping[str, Tensor]
@@ -129,7 +130,7 @@ def _source(weights: Weights) -> _Source:
     try:
         file = safe_open(path, framework="pt")
     except Exception as error:  # its own errors have no public base
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (text_of(error).splitlines() or [type(error).__name__])[0]
         raise BadWeights(
             problem=f"{path} cannot be read ({reason})", advice="give a safetensors file"
         ) from error
