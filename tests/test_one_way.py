@@ -15,7 +15,7 @@ PACKAGES = Path(__file__).parents[1] / "packages"
     [
         (
             r"os\.(replace|rename)\(|mkstemp|\.write_(text|bytes)\(|open\([^)]*[\"'][wax]b?[\"']",
-            {"wholefile.py"},
+            {"wholefile.py", "pipes.py"},
         ),
         (r"\byaml\.\w*(load|parse|compose|dump)\w*\(", {"yamlfile.py"}),
         (r"\bjson\.load\(", {"guest.py", "cpsat.py"}),  # our own processes, by pipes

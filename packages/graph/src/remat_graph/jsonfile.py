@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NoReturn, TypeVar, final
 
+from remat_graph import pipes
 from remat_graph.errors import BadFile, shown
 from remat_graph.ir import MOST_NBYTES
 from remat_graph.wholefile import write_whole
@@ -63,12 +64,19 @@ def read_text(path: str | os.PathLike[str], most_nbytes: int) -> str:
     """Read a file of text that holds no more than so many bytes.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is a pipe into which nobody writes.
         UnicodeDecodeError: it is not UTF-8.
         ValueError: it is larger, or endless as some devices are.
     """
-    with open(path, "rb") as file:
-        data = file.read(most_nbytes + 1)
+    if pipes.is_pipe(path):
+        data = b""
+        for chunk in pipes.chunks(path):
+            data += chunk
+            if len(data) > most_nbytes:
+                break
+    else:
+        with open(path, "rb") as file:
+            data = file.read(most_nbytes + 1)
     if len(data) > most_nbytes:
         raise ValueError(f"it is longer than {most_nbytes // 1024:,} KiB, so none of our files")
     return data.decode()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_graph.errors import text_of
+from remat_graph.pipes import is_pipe
 from remat_offload.errors import BadWeights
 
 Weights = str | PathLike[str] | Mapping[str, Tensor]
@@ -127,6 +128,8 @@ def _source(weights: Weights) -> _Source:
             problem=f"{path} cannot be read without safetensors",
             advice="pip install 'remat-offload[weights]', or give a mapping from names to tensors",
         ) from None
+    if is_pipe(path):  # it would wait for one who writes
+        raise BadWeights(problem=f"{path} is a pipe", advice="give a safetensors file")
     try:
         file = safe_open(path, framework="pt")
     except Exception as error:  # its own errors have no public base
