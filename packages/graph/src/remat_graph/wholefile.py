@@ -55,12 +55,12 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes, *, private: 
     temporary, file = _temporary_beside(target, 0o600 if private else 0o666)
     try:
         with file:
+            if not private:
+                with suppress(OSError):  # before there is anything to read
+                    shutil.copymode(target, temporary)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            if not private:
-                with suppress(OSError):
-                    shutil.copymode(target, temporary)
             if fcntl is not None:
                 os.replace(temporary, target)  # while it is locked
         if fcntl is None:
