@@ -77,7 +77,7 @@ def _guarded(target: str, doing: str, call: Callable[[], Any]) -> Any:
         return call()
     except BadTarget:
         raise
-    except Exception as error:  # the code is the user's
+    except (Exception, SystemExit) as error:  # the code is the user's
         last = traceback.extract_tb(error.__traceback__)[-1]
         # A call that does not fit fails here, before a line of the user's is reached.
         where = "" if last.filename == __file__ else f" ({Path(last.filename).name}, line {last.lineno})"
