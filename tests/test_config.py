@@ -101,6 +101,16 @@ def test_numbers_that_yaml_takes_for_texts(tmp_path: Path) -> None:
     assert config == load_config(save_config(config, path))
 
 
+def test_shares_and_seconds_may_be_small(tmp_path: Path) -> None:
+    """YAML takes `1e-3` for a text; all numbers that may be small are read the same."""
+    path = tmp_path / "config.yaml"
+    path.write_text("type: auto\ngap: 1e-3\ntime_limit_s: 1e-2\n")
+    assert AutoConfig(gap=1e-3, time_limit_s=1e-2) == load_config(path)
+    seconds = {"leaf_seconds": 2.5e-1, "top_seconds": 5e-1}
+    path.write_text("type: hilp\nleaf_seconds: 2.5e-1\ntop_seconds: 5e-1\n")
+    assert attrs.evolve(generate_config("hilp"), **seconds) == load_config(path)
+
+
 def test_what_stands_in_two_places_is_written_twice(tmp_path: Path) -> None:
     """What we write we read, though we refuse values that are named to be repeated."""
     betas = (0.9, 0.95)
@@ -164,6 +174,9 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: auto\n#" + "x" * 70_000, "cannot be read (it is longer than 64 KiB"),
         ("type: auto\nseed: " + "1" * 5000, "line 2 has a value that is none of its kind"),
         ("type: auto\nseed: 0b_", "line 2 has a value that is none of its kind"),
+        ("type: auto\nseed: 1:30", "line 2 has 1:30, which YAML counts in sixties"),
+        ("type: auto\ntime_limit_s: 1:30.5", "line 2 has 1:30.5, which YAML counts in sixties"),
+        ("type: offmate\noptimizer_options: {lr: .inf}\n", "optimizer_options: wants a finite lr"),
         ("type: auto\nseed: 2001-99-99", "line 2 has a value that is none of its kind"),
         ("type: auto\nseed: !!int one", "line 2 has a value that is none of its kind"),
         ("type: auto\nseed: !!bool one", "line 2 has a value that is none of its kind"),

@@ -6,6 +6,7 @@ writes explains every field in a comment and ends with YAML's end mark, so that 
 
 import difflib
 from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -39,7 +40,7 @@ def _option(
 
 
 _MOST = 2**63 - 1  # of what nothing is done for each: numbers go into 64-bit ones
-_LONGEST_S = 1e9  # what may be waited for; clocks cannot count for ever
+LONGEST_S = 1e9  # what may be waited for; clocks cannot count for ever
 
 
 def _whole(least: int, most: int = _MOST) -> Callable[[object], str | None]:
@@ -64,9 +65,9 @@ _slots, _passes = _whole(2, MOST_SLOTS), _whole(1, MOST_PASSES)
 def _positive_or_none(value: object) -> str | None:
     if value is None:
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LONGEST_S:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LONGEST_S:
         return None
-    return f"wants seconds above 0, up to {_LONGEST_S:.0e}, or null for none"
+    return f"wants seconds above 0, up to {LONGEST_S:.0e}, or null for none"
 
 
 def _share(value: object) -> str | None:
@@ -111,8 +112,10 @@ def _path_or_none(value: object) -> str | None:
 
 
 def _options(value: object) -> str | None:
-    good = isinstance(value, dict) and all(isinstance(name, str) for name in value)
-    return None if good else "wants names with values, such as {lr: 0.001}"
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        return "wants names with values, such as {lr: 0.001}"
+    endless = [name for name, option in value.items() if isinstance(option, float) and not isfinite(option)]
+    return f"wants a finite {cut(endless[0], 80)}" if endless else None
 
 
 def _read_options(value: Any) -> Any:
@@ -129,6 +132,11 @@ def _number(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def _plain_number(value: Any) -> Any:
+    """The same for one number."""
+    return _number(value) if isinstance(value, str) else value
 
 
 def _rates(value: object) -> str | None:
@@ -177,6 +185,7 @@ class Config:
         None,
         "Seconds after which the solver returns its best plan so far; null lets it do all of its work.",
         _positive_or_none,
+        _plain_number,
     )
 
     @classmethod
@@ -214,6 +223,7 @@ class AutoConfig(Config):
         0.001,
         "How near to the bound is near enough, as a share of the step; measured times are no more exact.",
         _share,
+        _plain_number,
     )
 
 
@@ -281,7 +291,7 @@ class RockmateConfig(Config):
     levels: int = _option(6, _LEVELS, _parts)
     exact: int = _option(60, "A block of at most so many ops is given to the integer program.", _natural)
     block_seconds: float | None = _option(
-        1.0, "Seconds for one block at one budget; null for no limit.", _positive_or_none
+        1.0, "Seconds for one block at one budget; null for no limit.", _positive_or_none, _plain_number
     )
     backend: str = _option("HIGHS", _BACKEND, _name)
 
@@ -308,10 +318,10 @@ class HilpConfig(Config):
     levels: int = _option(4, _LEVELS, _parts)
     options: int = _option(4, "Most options of a segment that the program on top sees.", _parts)
     leaf_seconds: float | None = _option(
-        1.0, "Seconds for one leaf at one budget; null for no limit.", _positive_or_none
+        1.0, "Seconds for one leaf at one budget; null for no limit.", _positive_or_none, _plain_number
     )
     top_seconds: float | None = _option(
-        30.0, "Seconds for the program on top; null for no limit.", _positive_or_none
+        30.0, "Seconds for the program on top; null for no limit.", _positive_or_none, _plain_number
     )
     backend: str = _option("HIGHS", _BACKEND, _name)
 
@@ -345,6 +355,7 @@ class HiremateConfig(Config):
         1.0,
         "Seconds for the integer program of one leaf at one budget; null for no limit.",
         _positive_or_none,
+        _plain_number,
     )
     moves: int = _option(20_000, "Changes that the search may try in one leaf.", _natural)
     backend: str = _option("HIGHS", _BACKEND, _name)
