@@ -2,10 +2,10 @@
 
     python benchmarks/behaviour.py [--json FILE] [--check FILE] [--only schedules,steps]
 
-Schedules: of each registered solver on the corpus and on small synthetic graphs, with the work limits and seeds
-of their own and no clock; a row holds the hash of the schedule. Steps: losses, metered peak and weights of six
-models, planned at 40 % with the times of a platform, so that plans do not depend on the machine. With ``--check``
-rows are compared with those of a file, and the exit status is 1 if one differs.
+Schedules: of each registered solver on the corpus and on small synthetic graphs, with work limits and seeds
+of their own and no clock; a row holds the hash of the schedule. Steps: losses, metered peak and weights of
+six models, planned at 40 % with the times of a platform, so that plans do not depend on the machine. With
+``--check`` rows are compared with those of a file, and the exit status is 1 if one differs.
 """
 
 import argparse
@@ -130,10 +130,10 @@ def steps() -> Iterator[dict[str, Any]]:
         model = convolutions()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         with tempfile.TemporaryDirectory() as cache:
-            module = Offmate(
+            moving = Offmate(
                 model, images(0), budget, optimizer=optimizer, platform=PLATFORM, links=LINKS, cache_dir=cache
-            )  # fmt: skip
-            yield trained(f"offmate {budget}", module, lambda m: m(**images(0)), optimizer)
+            )
+            yield trained(f"offmate {budget}", moving, lambda m: m(**images(0)), optimizer)
 
 
 def trained(name: str, module: Any, loss_of: Any, optimizer: Any = None) -> dict[str, Any]:
@@ -150,8 +150,11 @@ def trained(name: str, module: Any, loss_of: Any, optimizer: Any = None) -> dict
         step.zero_grad()
         losses.append(bits(loss.item()))
         del loss
-    state = {k: hashlib.sha256(v.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-             for k, v in module.state_dict().items() if v.numel() and v.dim()}  # fmt: skip
+    state = {
+        name: hashlib.sha256(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        for name, tensor in module.state_dict().items()
+        if tensor.numel() and tensor.dim()
+    }
     # What an Offmate's plan holds depends on the measured times of its optimizer.
     peak = [] if isinstance(module, Offmate) else [module.plan.peak_nbytes, peaks[1]]
     return {"graph": name, "solver": "step", "budget_nbytes": 0, "found": [losses, digest(state), *peak]}
@@ -178,11 +181,18 @@ def main() -> int:
             found = json.loads(json.dumps(row["found"]))
             verdict = "" if not before else "same" if before.get(key) == found else "DIFFERENT"
             different += verdict == "DIFFERENT"
-            print(f"{row['graph']:24} {row['solver']:18} {row['budget_nbytes']:>14} "
-                  f"{row.get('wall_s', 0.0):7.1f} s {verdict} {found if make is schedules else ''}", flush=True)  # fmt: skip
+            name = f"{row['graph']:24} {row['solver']:18} {row['budget_nbytes']:>14}"
+            print(
+                name,
+                f"{row.get('wall_s', 0.0):7.1f} s {verdict}",
+                *(found if not verdict else ()),
+                flush=True,
+            )
     if arguments.json:
         record.write(arguments.json, rows, packages=("torch", "numba", "highspy", "cvxpy"))
-    print(f"{len(rows)} rows, {different} different from {arguments.check}" if before else f"{len(rows)} rows")
+    print(
+        f"{len(rows)} rows, {different} different from {arguments.check}" if before else f"{len(rows)} rows"
+    )
     return 1 if different else 0
 
 

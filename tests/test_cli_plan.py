@@ -38,6 +38,16 @@ def narrow():
 def broken():
     return Model(), undefined
 
+def exits():
+    raise SystemExit(0)
+
+class Exits(Model):
+    def forward(self, x):
+        raise SystemExit(0)
+
+def exiting():
+    return Exits(), torch.randn(32, 8)
+
 constant = 3
 """
 
@@ -92,6 +102,8 @@ def test_a_model_of_the_users_is_planned(
         ("nowhere_at_all:pair", "No module named"),
         ("user_factories.py:alone", "wanted (model, sample)"),
         ("user_factories.py:broken", "NameError: name 'undefined' is not defined (user_factories.py, line"),
+        ("user_factories.py:exits", "calling exits() raised SystemExit: 0 (user_factories.py, line"),
+        ("user_factories.py:exiting", "the model ended the program (exit code 0)"),
         ("user_factories.py:frozen", "trainable"),
         ("user_factories.py:narrow", "cannot be multiplied (32x7 and 8x"),
         ("user_factories.py:narrow", "(return (self.layers(x) * scale)"),

@@ -124,6 +124,33 @@ def test_an_unknown_solver_is_named_with_the_known_ones(capsys: pytest.CaptureFi
     assert "did you mean 'noremat'" in complaint(capsys)
 
 
+def test_no_text_of_a_file_writes_on_the_terminal_or_breaks_it(tmp_path: Path) -> None:
+    """Codes are shown as such, and letters that the output does not know are too."""
+    data = json.loads(UNET.read_text())
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps({**data, "name": "\x1b[31mgr\u00f6\u00dfe\x9b1m"}))
+    code = "import sys; from remat_facade.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "solve", str(path), "--budget", "100%", "--solver", "noremat"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (0, b"") == (done.returncode, done.stderr)
+    assert rb"\x1b[31mgr\xf6\xdfe\x9b1m" in done.stdout
+    assert not {b"\x1b", b"\x9b"} & {bytes([byte]) for byte in done.stdout}
+
+
+def test_memory_that_runs_out_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever takes it."""
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("remat_graph.serialize.load_graph", full)
+    assert solve(UNET, "--budget", "40%") == 2
+    assert "memory does not do for it" in complaint(capsys)
+
+
 @pytest.mark.parametrize(
     "content",
     [None, "", "{", "[]", "{}", '{"format": "remat-plan", "version": 1}', "\x00\x01", '{"format": 3}'],

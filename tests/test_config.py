@@ -101,6 +101,16 @@ def test_numbers_that_yaml_takes_for_texts(tmp_path: Path) -> None:
     assert config == load_config(save_config(config, path))
 
 
+def test_shares_and_seconds_may_be_small(tmp_path: Path) -> None:
+    """YAML takes `1e-3` for a text; all numbers that may be small are read the same."""
+    path = tmp_path / "config.yaml"
+    path.write_text("type: auto\ngap: 1e-3\ntime_limit_s: 1e-2\n")
+    assert AutoConfig(gap=1e-3, time_limit_s=1e-2) == load_config(path)
+    seconds = {"leaf_seconds": 2.5e-1, "top_seconds": 5e-1}
+    path.write_text("type: hilp\nleaf_seconds: 2.5e-1\ntop_seconds: 5e-1\n")
+    assert attrs.evolve(generate_config("hilp"), **seconds) == load_config(path)
+
+
 def test_what_stands_in_two_places_is_written_twice(tmp_path: Path) -> None:
     """What we write we read, though we refuse values that are named to be repeated."""
     betas = (0.9, 0.95)
@@ -138,7 +148,7 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: offmate\noptimizer_in_backward: 1\n", "optimizer_in_backward: wants true, false, or null"),
         ("type: offmate\nmaster_weights: null\n", "master_weights: wants true or false"),
         ("type: offmate\nweights: 1\n", "weights: wants a path"),
-        ("type: offmate\naccumulation: 0\n", "accumulation: wants a whole number, 1 or more"),
+        ("type: offmate\naccumulation: 0\n", "accumulation: wants a whole number, 1 to 10,000"),
         ("type: offmate\nlinks: 55GB\n", "links: wants bytes a second by name"),
         ("type: offmate\nlinks: {to_hst_nbytes_per_s: 1}\n", "did you mean to_host_nbytes_per_s?"),
         ("type: offmate\nlinks: {to_host_nbytes_per_s: fast}\n", "links: wants bytes a second above 0"),
@@ -164,6 +174,9 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: auto\n#" + "x" * 70_000, "cannot be read (it is longer than 64 KiB"),
         ("type: auto\nseed: " + "1" * 5000, "line 2 has a value that is none of its kind"),
         ("type: auto\nseed: 0b_", "line 2 has a value that is none of its kind"),
+        ("type: auto\nseed: 1:30", "line 2 has 1:30, which YAML counts in sixties"),
+        ("type: auto\ntime_limit_s: 1:30.5", "line 2 has 1:30.5, which YAML counts in sixties"),
+        ("type: offmate\noptimizer_options: {lr: .inf}\n", "optimizer_options: wants a finite lr"),
         ("type: auto\nseed: 2001-99-99", "line 2 has a value that is none of its kind"),
         ("type: auto\nseed: !!int one", "line 2 has a value that is none of its kind"),
         ("type: auto\nseed: !!bool one", "line 2 has a value that is none of its kind"),
@@ -179,6 +192,20 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(text: str | bytes, said: str, tmp_path: Path) -> None:
     """Unknown keys, wrong values, newer, foreign and corrupt files: one line each."""
     assert said in str(load_text(tmp_path, text))
+
+
+# They are compared with what there is, or seed; nothing is made for each.
+HARMLESS = {"seed", "leaf", "exact", "moves"}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_count_that_drives_a_loop_has_a_bound(name: str) -> None:
+    """Levels, slots and stages by the billion would take memory and time that no limit cuts."""
+    defaults = generate_config(name)
+    for field in attrs.fields(type(defaults)):
+        if type(getattr(defaults, field.name)) is int and field.name not in HARMLESS:
+            with pytest.raises(BadConfig, match=r"wants a whole number, \d to [\d,]+, got 1000000000000"):
+                attrs.evolve(defaults, **{field.name: 10**12})
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 import weakref
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -156,6 +157,50 @@ def test_it_is_the_originals_error(case: str, when: str, tmp_path: Path) -> None
         assert ([0], 0) == (model.seen, model.plain.sum())
     planned(*right)
     assert planned.runs == {"planned": 1}
+
+
+class Mute(Exception):
+    """Raises when it is asked for its text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Empty(Exception):
+    """Has something for its text that is none."""
+
+    def __str__(self) -> str:
+        return cast(str, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Lets nobody set an attribute, not even what Python's own contexts set."""
+
+    code: int = 3
+
+
+class Raises(nn.Linear):
+    """Raises an error of a class of the user's."""
+
+    def __init__(self, kind: type[Exception]) -> None:
+        super().__init__(6, 6)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Raise it, after some work."""
+        super().forward(x)
+        raise self.kind
+
+
+@pytest.mark.parametrize("kind", [Mute, Empty, Frozen])
+def test_an_error_of_an_odd_class_is_the_originals(kind: type[Exception], tmp_path: Path) -> None:
+    """One that has no text or lets nobody write on it: the same, with a note."""
+    model = Raises(kind)
+    expected = _raised(model, X)
+    actual = _raised(PlannedModule, model, (X,), {}, save_all, cache_dir=tmp_path)
+    assert _in_full(expected) == _in_full(actual)
+    assert f"raised at {__file__}" in str(note_on(actual))
 
 
 def test_the_note_names_module_and_line(tmp_path: Path) -> None:

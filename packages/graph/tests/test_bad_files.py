@@ -271,7 +271,8 @@ def within(seconds):
 def test_statistics_may_not_be_nested_without_end(tmp_path):
     """Deeper than our own code goes, though the parser follows."""
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(GOOD["plan"])[:-1] + ', "solver_stats": {"a": ' + "[" * 900 + "]" * 900 + "}}")
+    plan = {name: part for name, part in GOOD["plan"].items() if name != "solver_stats"}
+    path.write_text(json.dumps(plan)[:-1] + ', "solver_stats": {"a": ' + "[" * 900 + "]" * 900 + "}}")
     with pytest.raises(BadFile, match="nested too deeply"):
         load_plan(path)
 
@@ -425,3 +426,41 @@ def test_junk_anywhere_gives_our_error_or_none(kind, data, junk):
     except RematError as error:
         message = str(error)
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"format": "x", "format": "y"}', "holds what cannot be used: 'format' twice in one object"),
+        ('{"format": ' + "1" * 5000 + "}", "holds what cannot be used: a number of thousands of digits"),
+    ],
+)
+def test_what_would_be_read_otherwise_than_written_is_refused(tmp_path, text, problem):
+    """In words of ours: nothing that Python says of its settings."""
+    path = tmp_path / "graph.json"
+    path.write_text(text)
+    with pytest.raises(BadFile) as caught:
+        load_graph(path)
+    assert f"{path}: {problem}" == str(caught.value)
+
+
+def test_a_mark_before_the_text_is_passed_over(tmp_path):
+    """Some editors write one."""
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(graph_to_data(GRAPH)), encoding="utf-8-sig")
+    assert graph_to_data(GRAPH) == graph_to_data(load_graph(path))
+
+
+def test_half_a_letter_is_no_text():
+    """JSON can say it, but no output can."""
+    with pytest.raises(BadFile, match="name: text that can be written was wanted"):
+        graph_from_data({**graph_to_data(GRAPH), "name": "\ud800"})
+
+
+def test_a_plan_that_claims_a_false_bound_is_refused():
+    """Its file is named, and what to do."""
+    data = copy.deepcopy(GOOD["plan"]) | {"lower_bound_s": 9e18}
+    with pytest.raises(
+        BadFile, match=r"^plan.json: its lower bound of 9e\+18 s is above the .*: solve again"
+    ):
+        plan_from_data(data, graph=GRAPH, source="plan.json")

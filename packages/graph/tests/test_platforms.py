@@ -151,6 +151,14 @@ def test_a_platform_may_have_links(tmp_path):
             "no device has 92",
         ),
         (lambda d: d["measurements"]["mm(float32[0])"].update(workspace_nbytes=2**63), "a whole number"),
+        (
+            lambda d: d["measurements"]["mm(float32[0])"].update(flops=1e-300),
+            "no operator has 1e-300",
+        ),
+        (
+            lambda d: [m.update(flops=1.0, time_s=1e6) for m in d["measurements"].values()],
+            "no device takes 1e-06",
+        ),
         (lambda d: d["measurements"].update(x=3), "an object was wanted"),
         (lambda d: d.update(links={"to_host_nbytes_per_s": 0}), "at least 0.001 bytes a second were wanted"),
         (lambda d: d.update(links={"to_host_nbytes_per_s": 1e-320}), "at least 0.001 bytes a second"),

@@ -8,12 +8,14 @@ import threading
 
 import pytest
 
-from remat_graph import wholefile
+from remat_graph import BadFile, pipes, wholefile
+from remat_graph.jsonfile import read_json
 from remat_graph.wholefile import write_whole
 
 STOPS = """
 import os, signal, sys
-from remat_graph import wholefile
+from remat_graph import BadFile, pipes, wholefile
+from remat_graph.jsonfile import read_json
 if sys.argv[2] == "killed":
     os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 else:
@@ -104,3 +106,53 @@ def test_a_name_as_long_as_names_may_be(tmp_path):
     name = "é" * 127
     write_whole(tmp_path / name, "whole")
     assert [name] == os.listdir(tmp_path)
+
+
+@pytest.fixture
+def pipe(tmp_path, monkeypatch):
+    """A pipe whose other end is given up soon."""
+    monkeypatch.setattr(pipes, "WAIT_S", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
+def test_a_pipe_without_another_end_is_not_waited_for(pipe):
+    """Neither where a file is read nor where one is written."""
+    with pytest.raises(BadFile, match="it is a pipe into which nobody writes"):
+        read_json(pipe)
+    with pytest.raises(OSError, match="it is a pipe from which nobody reads"):
+        write_whole(pipe, "whole")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
+def test_a_pipe_with_a_writer_is_read_to_its_end(pipe):
+    """However long the writer takes: it writes when we have begun to wait for the second time."""
+    reads = []
+    read = os.read
+
+    def counted(file, most):
+        reads.append(file)
+        if len(reads) == 2:
+            os.write(writer, b"[1,")
+        if len(reads) == 3:
+            os.write(writer, b"2]")
+            os.close(writer)
+        return read(file, most)
+
+    keeper = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(pipe, os.O_WRONLY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "read", counted)
+        assert [1, 2] == read_json(pipe)
+    os.close(keeper)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
+def test_a_cache_is_not_written_into_a_pipe(pipe):
+    """Nor to any other thing in its place that is no file, which stays as it is."""
+    keeper = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OSError, match="pipe is there and is no file"):
+        write_whole(pipe, "whole", private=True)
+    assert b"" == os.read(keeper, 1)
+    os.close(keeper)

@@ -10,9 +10,10 @@ import pytest
 from remat_graph import Graph, Implementation, Op, Value, simulate
 from remat_graph.partition import articulation_places, at_articulations
 from remat_graph.units import noremat_peak_nbytes
-from remat_solvers import Problem
+from remat_solvers import Problem, chain_dp
 from remat_solvers.chain_dp import Careful, ChainTable, Run, keep_all
 from remat_solvers.chen import CheckpointAP, ChenGreedy, ChenGreedyLinear, ChenSqrt, ChenSqrtLinear
+from remat_solvers.errors import TableTooLarge
 from remat_solvers.evaluate import evaluate, flatten
 from remat_solvers.families import layer_graph, random_graph
 from remat_solvers.griewank import Griewank, advances, reversal
@@ -85,6 +86,14 @@ def _plans(i: int, j: int) -> list[list[Run]]:
         there: list[Run] = [("forward", s, 0) for s in range(i, k)]
         found += [there + right + left for right in _plans(k, j) for left in _plans(i, k)]
     return found
+
+
+def test_a_table_that_fits_no_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a byte of it is taken: one line with both numbers."""
+    monkeypatch.setattr(chain_dp, "MOST_TABLE_NBYTES", 10_000)
+    graph = chain(0, 24)
+    with pytest.raises(TableTooLarge, match=r"^a table of 24 stages and 60 slots takes .*: ask for fewer"):
+        Rotor(slots=500).solve(Problem(graph, noremat_peak_nbytes(graph) // 2 + 1))
 
 
 @pytest.mark.parametrize("seed", range(10))

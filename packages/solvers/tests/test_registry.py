@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from remat_solvers import BadParameter, Solver, UnknownSolver, get_solver, solver_names
+from remat_solvers import BadParameter, Solver, UnknownSolver, get_solver, solver_names, solver_parameters
 
 NAMES = (
     *(
@@ -53,6 +53,20 @@ def test_a_bad_parameter_is_named(parameters: dict[str, object]) -> None:
     """Unknown parameters and values out of range name the solver."""
     with pytest.raises(BadParameter, match="solver 'search'"):
         get_solver("search", **parameters)
+
+
+# Compared with what there is (ops, attempts), or what the clock cuts in on: nothing is made for each.
+HARMLESS = {"leaf", "exact", "moves", "seed", "every", "attempts", "computations", "gap", "gap_s"}
+HARMLESS |= {"starts", "hot", "cold", "block_seconds", "leaf_seconds", "top_seconds", "guest_seconds"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_count_that_drives_a_loop_has_a_bound(name: str) -> None:
+    """What is made for each slot or stage is not made 10 to the 15th times."""
+    for parameter in set(solver_parameters(name)) - HARMLESS:
+        if type(getattr(get_solver(name), parameter)) is int:
+            with pytest.raises(BadParameter, match=f"'{parameter}' must be <= "):
+                get_solver(name, **{parameter: 10**15})
 
 
 def test_importing_loads_nothing_heavy() -> None:

@@ -12,8 +12,7 @@ at that session's size, although the address may be another block's by now.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +22,7 @@ from torch.autograd.profiler import profile
 
 from remat_executor import torch_private
 from remat_graph import RematError
+from remat_graph.contexts import context
 
 T = TypeVar("T")
 
@@ -115,8 +115,8 @@ def _records(session: profile) -> Iterator[tuple[int, int]]:
     return ((address, nbytes) for _, address, nbytes in records)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+@context
+def _quiet() -> Generator[None, None, None]:
     """Keep the profiler's start and stop lines off stderr; it reads its level once, at its first session."""
     name = "KINETO_LOG_LEVEL"
     if name in os.environ:

@@ -5,8 +5,7 @@ or accumulates, and says what is only kept to be seen. What a forward reads is g
 `remat_executor.settings`; both look at the same things.
 """
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from remat_executor.contents import DEEPEST, PLAIN, Contents, Room, contents
 from remat_executor.settings import exactly
 from remat_executor.tensors import REGISTRIES
+from remat_graph.contexts import context
 
 _COUNTS = (bool, int, float, complex, str)
 _MISSING = object()
@@ -33,8 +33,8 @@ class Changes:
     kept: list[str] = attrs.field(factory=list)
 
 
-@contextlib.contextmanager
-def kept_attributes(module: nn.Module) -> Iterator[Changes]:
+@context
+def kept_attributes(module: nn.Module) -> Generator[Changes, None, None]:
     """Put back what a forward sets on its submodules and in what they hold; say at the end what it was."""
     changes = Changes()
     places = list(_places(module))

@@ -112,7 +112,15 @@ class _Step(nn.Module):
         held = [flat[slot.place] for slot in tensors.slots]
         watched = Watched(self.__dict__["_original"], swapped, held, self.__dict__["_call"])
         named = {f"original.{name}": tensor for name, tensor in swapped.items()}
-        output = torch.func.functional_call(watched, named, (tensors, *args), kwargs, tie_weights=False)
+        behind = False
+        try:
+            output = torch.func.functional_call(watched, named, (tensors, *args), kwargs, tie_weights=False)
+        except Exception as error:
+            behind = watched.is_behind(error)
+            if not behind:
+                raise
+        if behind:
+            raise watched.taken()  # not where the other one is handled: that is no context of it
         leaves, spec = torch_private.flatten(output)
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         requires = [leaf.requires_grad for leaf in found]

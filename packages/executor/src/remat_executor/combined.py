@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from remat_executor.errors import warn
+from remat_graph.errors import text_of
 
 
 def class_for(cls: type, model: nn.Module) -> type:
@@ -40,7 +41,8 @@ def class_for(cls: type, model: nn.Module) -> type:
     try:
         return types.new_class(kind.__name__, (cls, kind), exec_body=lambda namespace: namespace.update(body))
     except Exception as error:  # noqa: BLE001 - whatever a metaclass or `__init_subclass__` raises
-        warn(f"the planned module is no {kind.__name__}: that class cannot be a base of another ({error})")
+        problem = f"that class cannot be a base of another ({text_of(error)})"
+        warn(f"the planned module is no {kind.__name__}: {problem}")
         return type(cls.__name__, (cls,), {"__module__": cls.__module__} | _special_methods(kind, cls))
 
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from remat_executor.errors import BadInput, RankFailed, RanksDiffer, warn
 from remat_graph import Graph, RematError
-from remat_graph.errors import shown
+from remat_graph.errors import shown, text_of
 from remat_graph.fingerprint import fingerprint
 from remat_graph.plan import Plan
 from remat_graph.serialize import plan_from_data, plan_to_data
@@ -179,7 +179,7 @@ def _raise_first(reports: Iterable[Mapping[str, Any]]) -> None:
 
 def _told(error: BaseException) -> dict[str, Any]:
     """An error as JSON data: an error of ours with its fields."""
-    told: dict[str, Any] = {"kind": type(error).__qualname__, "text": str(error)}
+    told: dict[str, Any] = {"kind": type(error).__qualname__, "text": text_of(error)}
     if isinstance(error, RematError) and attrs.has(kind := type(error)):
         fields = {field.name: getattr(error, field.name) for field in attrs.fields(kind)}
         if all(isinstance(content, str | int | float) for content in fields.values()):

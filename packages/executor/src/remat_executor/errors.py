@@ -10,7 +10,15 @@ from remat_graph import RematError
 from remat_graph.errors import cut
 
 _OURS = "remat: "
-_BETWEEN = ("remat_executor", "remat_offload", "remat_facade", "torch", "contextlib", "weakref")
+_BETWEEN = (
+    "remat_executor",
+    "remat_offload",
+    "remat_facade",
+    "remat_graph",
+    "torch",
+    "contextlib",
+    "weakref",
+)
 
 
 class RematWarning(UserWarning):
@@ -28,8 +36,8 @@ def warn(message: str) -> None:
 def add_note(error: Exception, note: str) -> None:
     """Add a line to a user's exception that is passed on, if its class lets us; once."""
     if note_on(error) is None:
-        with contextlib.suppress(AttributeError, TypeError):
-            error.add_note(_OURS + note)
+        with contextlib.suppress(AttributeError, TypeError):  # past a class that lets nobody set anything
+            BaseException.__setattr__(error, "__notes__", [*getattr(error, "__notes__", ()), _OURS + note])
 
 
 def note_on(error: BaseException) -> str | None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from remat_executor import torch_private
 from remat_executor.errors import CaptureError
+from remat_graph.errors import text_of
 
 _OWN, _TORCH = str(Path(__file__).parent), torch.__path__[0]
 
@@ -33,7 +34,7 @@ def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureErro
             problem=f"{what} depends on the values of a tensor{place}",
             advice="wrap the submodules on either side of it instead of the whole model",
         )
-    first_line = (str(error).splitlines() or [""])[0][:300]
+    first_line = (text_of(error).splitlines() or [""])[0][:300]
     if "_WatchedGenerator" in first_line or "torch._C.Generator" in first_line:
         return foreign_generator(place)
     if "Unexpected fake buffer" in first_line:

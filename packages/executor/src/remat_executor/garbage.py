@@ -5,14 +5,15 @@ again: a sixth of the time to plan a GPT-2 of 12 layers from saved costs and a s
 """
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+
+from remat_graph.contexts import context
 
 _OBJECTS = 200_000  # between two looks at the young ones; garbage of a few hundred MiB at most
 
 
-@contextmanager
-def rare_collections() -> Iterator[None]:
+@context
+def rare_collections() -> Generator[None, None, None]:
     """Collect more rarely; a caller who collects by hand, or even more rarely, is left alone."""
     before = gc.get_threshold()
     if 0 < before[0] < _OBJECTS:

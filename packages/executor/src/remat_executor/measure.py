@@ -27,6 +27,7 @@ from remat_executor.allocator import ProfilerBusy, allocator_peak
 from remat_executor.cost_cache import CostCache, OpCost
 from remat_executor.rng import preserved_generators
 from remat_graph import RematError
+from remat_graph.errors import text_of
 
 Thunk = Callable[[], object]
 
@@ -111,7 +112,7 @@ def _measure_one(key: str, factory: Callable[[], Thunk], device: torch.device) -
     except ProfilerBusy:
         raise
     except Exception as error:  # whatever the operator raises, the key must be told
-        problem = str(error).strip().partition("\n")[0]
+        problem = text_of(error).strip().partition("\n")[0]
         raise MeasureError(key=key, problem=f"{type(error).__name__}: {problem}") from error
     return OpCost(
         time_s=time_s,

@@ -26,6 +26,7 @@ from remat_executor import torch_private
 from remat_executor.errors import CaptureError
 from remat_executor.tensors import Tensors
 from remat_executor.watch import no_other_randomness
+from remat_graph.errors import text_of
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -66,7 +67,7 @@ def ask(forward: Callable[[Tensors], object], tensors: Tensors) -> Answer:
         return Answer()
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the answer
         # Transforms of torch.func do not take the hooks that drop what is saved.
-        ours = torch_private.is_out_of_memory(error) or "saved tensor" in str(error)
+        ours = torch_private.is_out_of_memory(error) or "saved tensor" in text_of(error)
         return Answer() if ours else Answer(error=error)
     return Answer(runs=True)
 

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar, Protocol
 
 import attrs
@@ -32,6 +32,7 @@ from remat_executor.stepgraph import Progress, capture_graph
 from remat_executor.surroundings import thing_key
 from remat_executor.tensors import Tensors
 from remat_graph import Graph, OverBudget, simulate
+from remat_graph.contexts import context
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform
 from remat_graph.units import format_seconds
@@ -51,8 +52,8 @@ class _UnderWay(threading.local):
     count = 0
 
 
-@contextlib.contextmanager
-def _one_more(under_way: _UnderWay) -> Iterator[None]:
+@context
+def _one_more(under_way: _UnderWay) -> Generator[None, None, None]:
     under_way.count += 1
     try:
         yield

@@ -6,12 +6,13 @@ The same code serves CPU (Mersenne twister, 5,056 bytes of state) and CUDA (phil
 on the host).
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from remat_graph.contexts import context
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -41,8 +42,8 @@ def replay(state: Tensor, device: str, target: Callable[..., Any], /, *args: Any
         generator.set_state(found)
 
 
-@contextlib.contextmanager
-def preserved_generators(devices: Iterable[torch.device]) -> Iterator[None]:
+@context
+def preserved_generators(devices: Iterable[torch.device]) -> Generator[None, None, None]:
     """Put the generators of these devices, and the CPU's, back at the end."""
     wanted = {torch.device("cpu"), *(d for d in devices if d.type != "meta")}
     generators = [default_generator(device) for device in wanted]

@@ -3,8 +3,7 @@
 Stand-ins have the layout of what they stand for, are on the device that is planned for, and have no memory.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
@@ -12,12 +11,13 @@ from torch import Tensor, nn
 
 from remat_executor import torch_private
 from remat_executor.tensors import Tensors, collect
+from remat_graph.contexts import context
 
 
-@contextlib.contextmanager
+@context
 def stand_ins(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
-) -> Iterator[Tensors]:
+) -> Generator[Tensors, None, None]:
     """Within it the model has stand-ins for its parameters and buffers, and a call of it has for its inputs.
 
     Args:
@@ -42,8 +42,8 @@ def stand_ins(
             yield collect(model, args, kwargs)
 
 
-@contextlib.contextmanager
-def _in_place(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
+@context
+def _in_place(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Generator[None, None, None]:
     """The model with other tensors in the place of its parameters and buffers; tied ones stay tied."""
     made: dict[int, Tensor] = {}
     before: list[tuple[Any, str, Tensor]] = []

@@ -20,7 +20,7 @@ from remat_executor.standins import stand_ins
 from remat_executor.tensors import Tensors, collect
 from remat_executor.translate import Translation, translate, work_device
 from remat_graph import Graph
-from remat_graph.errors import shown
+from remat_graph.errors import shown, text_of
 from remat_graph.platform import Platform
 
 Progress = Callable[[str, int, int], None]
@@ -70,7 +70,7 @@ def capture_graph(
         if note_on(error) is not None:
             raise  # the user's own
         raise CaptureError(
-            problem=f"it has something that is not handled yet ({type(error).__name__}: {error})",
+            problem=f"it has something that is not handled yet ({type(error).__name__}: {text_of(error)})",
             advice="wrap a submodule without it, and please report it",
         ) from error
     failed: MeasureError | None = None

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor.errors import UnsupportedTorch
 from remat_executor.layouts import Layouts
+from remat_graph.contexts import context
+from remat_graph.errors import text_of
 
 
 def _private(module: str, name: str) -> Any:
@@ -75,8 +77,8 @@ def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> 
     optimizer.step = method  # type: ignore[method-assign]
 
 
-@contextlib.contextmanager
-def step_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+@context
+def step_hooks(optimizer: torch.optim.Optimizer) -> Generator[None, None, None]:
     """Call the hooks that a user registered for an optimizer's steps, before and after."""
     for hook in list(optimizer._optimizer_step_pre_hooks.values()):
         hook(optimizer, (), {})
@@ -85,8 +87,8 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         hook(optimizer, (), {})
 
 
-@contextlib.contextmanager
-def fake_tensors() -> Iterator[Callable[[torch.Tensor, torch.device], torch.Tensor]]:
+@context
+def fake_tensors() -> Generator[Callable[[torch.Tensor, torch.device], torch.Tensor], None, None]:
     """A function that makes a tensor of the same layout on a device, without memory."""
     mode = _private("torch._subclasses.fake_tensor", "FakeTensorMode")(allow_non_fake_inputs=True)
 
@@ -98,8 +100,8 @@ def fake_tensors() -> Iterator[Callable[[torch.Tensor, torch.device], torch.Tens
     yield fake
 
 
-@contextlib.contextmanager
-def _as_if_compiling() -> Iterator[None]:
+@context
+def _as_if_compiling() -> Generator[None, None, None]:
     """Hugging Face mask code branches on data unless it believes that it is being compiled."""
     compiler = torch.compiler
     if not hasattr(compiler, "_is_compiling_flag"):
@@ -118,8 +120,8 @@ def _as_if_compiling() -> Iterator[None]:
         compiler._is_compiling_flag, compiler.is_compiling = before, ask
 
 
-@contextlib.contextmanager
-def _as_eager_composes() -> Iterator[None]:
+@context
+def _as_eager_composes() -> Generator[None, None, None]:
     """Trace what C++ composes as C++ composes it, which is what eager runs.
 
     Torch's Python decompositions of these differ from it: other kernels, other rounding, an LSTM without its
@@ -149,8 +151,8 @@ def _as_eager_composes() -> Iterator[None]:
             operator._dispatch_cache.clear()
 
 
-@contextlib.contextmanager
-def _with_careful_fake_cache() -> Iterator[None]:
+@context
+def _with_careful_fake_cache() -> Generator[None, None, None]:
     """Infer anew each result of which torch's cache forgets something, and each that others put there.
 
     A cached result has storages of its own, one for each tensor, as large as that tensor shows: wrong where
@@ -254,8 +256,8 @@ def _caller() -> str:
     return str(frame.f_globals.get("__name__"))
 
 
-@contextlib.contextmanager
-def watched_generators(tell: Callable[[str], None]) -> Iterator[None]:
+@context
+def watched_generators(tell: Callable[[str], None]) -> Generator[None, None, None]:
     """Tell when a function of torch's is about to seed a default generator or to set its state."""
     device = torch.accelerator.current_accelerator()
     owners: list[Any] = [torch, torch.random]
@@ -397,7 +399,7 @@ def has_dynamic_shape(error: Exception) -> bool:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an allocator, of the CPU or of a device, had nothing left."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in text_of(error)
 
 
 def has_no_values(tensor: torch.Tensor) -> bool:

@@ -4,9 +4,8 @@ Each such effect is refused where it happens, with what to do instead; effects t
 (a seed set to what it was, `.data` replaced) are the reason to watch and not only to compare.
 """
 
-import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,8 @@ from remat_executor.collectives import no_collectives
 from remat_executor.errors import CaptureError
 from remat_executor.rng import preserved_generators
 from remat_executor.tensors import Slot, Tensors
+from remat_graph import RematError
+from remat_graph.contexts import context
 
 
 class Watched(nn.Module):
@@ -29,6 +30,7 @@ class Watched(nn.Module):
     Attributes:
         replaced: indices into `Tensors.flat` of plainly held tensors that the forward replaced.
         changes: what it set on its modules, put back by now.
+        raised: what it raised, until it is `taken`.
     """
 
     original: nn.Module
@@ -37,6 +39,7 @@ class Watched(nn.Module):
     call: Callable[..., Any]
     replaced: set[int]
     changes: Changes
+    raised: Exception | None
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class Watched(nn.Module):
         super().__init__()
         self.original = original
         self.__dict__.update(swapped=swapped, held=held, call=call, replaced=set(), changes=Changes())
+        self.__dict__["raised"] = None
 
     def forward(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
         """Call the original.
@@ -72,7 +76,11 @@ class Watched(nn.Module):
                 no_collectives(),
                 straight_checkpoints(),
             ):
-                output = self.call(*args, **kwargs)
+                try:
+                    output = self.call(*args, **kwargs)
+                except Exception as error:
+                    self.__dict__["raised"] = error
+                    raise
             for name, tensor in self.swapped.items():
                 path, _, attribute = name.rpartition(".")
                 if getattr(self.original.get_submodule(path), attribute) is not tensor:
@@ -82,8 +90,22 @@ class Watched(nn.Module):
                     )
         return output
 
-    @contextlib.contextmanager
-    def swapped_slots(self, slots: Iterable[Slot]) -> Iterator[None]:
+    def is_behind(self, error: Exception) -> bool:
+        """Whether torch met this while the user's error passed, on which it wrote: a frozen class refuses."""
+        if self.raised is None or self.raised is error or isinstance(error, RematError):
+            self.__dict__["raised"] = None
+            return False
+        return True
+
+    def taken(self) -> Exception:
+        """The user's error, which is not held here any more."""
+        error = self.raised
+        self.__dict__["raised"] = None
+        assert error is not None
+        return error
+
+    @context
+    def swapped_slots(self, slots: Iterable[Slot]) -> Generator[None, None, None]:
         """Put the stand-ins where the module plainly holds tensors; note which it replaces meanwhile."""
         swaps = [
             (slot, slot.holder[slot.key], stand_in) for slot, stand_in in zip(slots, self.held, strict=True)
@@ -100,8 +122,8 @@ class Watched(nn.Module):
                     self.replaced.add(slot.place)
 
 
-@contextlib.contextmanager
-def straight_checkpoints() -> Iterator[None]:
+@context
+def straight_checkpoints() -> Generator[None, None, None]:
     """Let reentrant checkpoints run what they wrap: their backward cannot be traced, and a plan has its own.
 
     As they do, gradients reach only what depends on a tensor that is passed to them.
@@ -146,8 +168,8 @@ def _refuse_seeding(what: str) -> None:
     )
 
 
-@contextlib.contextmanager
-def no_other_randomness(tensors: Tensors) -> Iterator[None]:
+@context
+def no_other_randomness(tensors: Tensors) -> Generator[None, None, None]:
     """Put generators back, and refuse a forward that draws from one that no graph repeats."""
     before = (random.getstate(), np.random.get_state())
     try:

@@ -16,6 +16,7 @@ import typer
 from remat_facade.files import check_places, save_to, write_whole
 from remat_facade.terminal import complain, give_up_output, progress, say, show
 from remat_graph import RematError
+from remat_graph.errors import shown, text_of
 
 if TYPE_CHECKING:
     from remat_graph import Graph
@@ -46,8 +47,20 @@ _Config = Annotated[
     str | None, typer.Option(metavar="FILE|TYPE", help="Instead of a solver: `remat config`.")
 ]
 _Seed = Annotated[int, typer.Option(min=0, help="Seeds the solver's random choices.")]
+
+
+def _seconds(given: float | None) -> float | None:
+    """A time limit means the same in each command, and in a config."""
+    from remat_facade.config import LONGEST_S
+
+    if given is not None and not 0 < given <= LONGEST_S:
+        raise typer.BadParameter(f"wants seconds above 0, up to {LONGEST_S:.0e}, got {given:g}")
+    return given
+
+
 _TimeLimit = Annotated[
-    float | None, typer.Option(min=0.0, metavar="SECONDS", help="Return the best plan found by then.")
+    float | None,
+    typer.Option(metavar="SECONDS", help="Return the best plan found by then.", callback=_seconds),
 ]
 _Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there.")]
 
@@ -207,7 +220,7 @@ def sweep(
     budgets: Annotated[
         str | None, typer.Option(metavar="A,B,...", help='Such as "30%,50%,2GiB"; else from the smallest up.')
     ] = None,
-    points: Annotated[int, typer.Option(min=1, help="How many budgets, without --budgets.")] = 9,
+    points: Annotated[int, typer.Option(min=1, max=1000, help="How many budgets, without --budgets.")] = 9,
     time_limit: _TimeLimit = None,
     csv: _Out = None,
     png: _Out = None,
@@ -349,7 +362,7 @@ def solvers() -> None:
         try:
             about = (type(get_solver(name)).__doc__ or "").strip()
         except ImportError as error:  # a package of someone else's may be broken; the others still work
-            about = f"cannot be loaded: {error}"
+            about = f"cannot be loaded: {text_of(error)}"
         rows.append((name, about.partition("\n")[0]))
     show(Table(title="solvers", columns=("name", "what it does"), rows=tuple(rows), prose=True))
 
@@ -379,12 +392,18 @@ def _run(words: list[str]) -> int:
     except RematError as error:
         complain(str(error))
         return USER_ERROR
+    except SystemExit as ended:  # not ours: a model's, or of what it calls
+        complain(f"the model ended the program (exit code {shown(ended.code)}): take that out of it")
+        return USER_ERROR
+    except MemoryError:
+        complain("this machine's memory does not do for it: ask for less, or take a larger machine")
+        return USER_ERROR
     except Exception as error:
         from remat_executor.errors import note_on
 
         note = note_on(error)
         if note is not None:
-            complain(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}; {note}")
+            complain(f"{type(error).__name__}: {text_of(error).partition(chr(10))[0]}; {note}")
         elif isinstance(error, OSError):  # files have errors of their own: it is the output, or a device
             give_up_output()
             complain(

@@ -6,6 +6,7 @@ writes explains every field in a comment and ends with YAML's end mark, so that 
 
 import difflib
 from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -19,6 +20,7 @@ from remat_graph import BadFile, Links
 from remat_graph.errors import BadBudget, cut, shown
 from remat_graph.jsonfile import read_text
 from remat_graph.units import parse_nbytes
+from remat_solvers.protocol import MOST_PARTS, MOST_PASSES, MOST_SLOTS
 
 FORMAT = 1
 _MARK = "remat_config"
@@ -37,27 +39,35 @@ def _option(
     return attrs.field(default=default, validator=validate, converter=read, metadata={"doc": doc})
 
 
-_MOST = 2**63 - 1  # numbers go into 64-bit ones
-_LONGEST_S = 1e9  # what may be waited for; clocks cannot count for ever
+_MOST = 2**63 - 1  # of what nothing is done for each: numbers go into 64-bit ones
+LONGEST_S = 1e9  # what may be waited for; clocks cannot count for ever
 
 
-def _whole(least: int) -> Callable[[object], str | None]:
+def _whole(least: int, most: int = _MOST) -> Callable[[object], str | None]:
+    wanted = (
+        f"wants a whole number, {least} or more"
+        if most == _MOST
+        else f"wants a whole number, {least} to {most:,}"
+    )
+
     def check(value: object) -> str | None:
-        good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
-        return None if good else f"wants a whole number, {least} or more"
+        good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        return None if good else wanted
 
     return check
 
 
-_natural, _one_or_more, _several = _whole(0), _whole(1), _whole(2)
+_natural, _several = _whole(0), _whole(2)
+_parts, _several_parts = _whole(1, MOST_PARTS), _whole(2, MOST_PARTS)
+_slots, _passes = _whole(2, MOST_SLOTS), _whole(1, MOST_PASSES)
 
 
 def _positive_or_none(value: object) -> str | None:
     if value is None:
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LONGEST_S:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LONGEST_S:
         return None
-    return f"wants seconds above 0, up to {_LONGEST_S:.0e}, or null for none"
+    return f"wants seconds above 0, up to {LONGEST_S:.0e}, or null for none"
 
 
 def _share(value: object) -> str | None:
@@ -102,8 +112,10 @@ def _path_or_none(value: object) -> str | None:
 
 
 def _options(value: object) -> str | None:
-    good = isinstance(value, dict) and all(isinstance(name, str) for name in value)
-    return None if good else "wants names with values, such as {lr: 0.001}"
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        return "wants names with values, such as {lr: 0.001}"
+    endless = [name for name, option in value.items() if isinstance(option, float) and not isfinite(option)]
+    return f"wants a finite {cut(endless[0], 80)}" if endless else None
 
 
 def _read_options(value: Any) -> Any:
@@ -120,6 +132,11 @@ def _number(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def _plain_number(value: Any) -> Any:
+    """The same for one number."""
+    return _number(value) if isinstance(value, str) else value
 
 
 def _rates(value: object) -> str | None:
@@ -168,6 +185,7 @@ class Config:
         None,
         "Seconds after which the solver returns its best plan so far; null lets it do all of its work.",
         _positive_or_none,
+        _plain_number,
     )
 
     @classmethod
@@ -205,6 +223,7 @@ class AutoConfig(Config):
         0.001,
         "How near to the bound is near enough, as a share of the step; measured times are no more exact.",
         _share,
+        _plain_number,
     )
 
 
@@ -227,8 +246,8 @@ class RotorConfig(Config):
     type: ClassVar[str] = "rotor"
     about: ClassVar[str] = "dynamic programming over a chain of blocks"
 
-    stages: int = _option(64, "Most stages of the chain; neighbours are joined beyond.", _one_or_more)
-    slots: int = _option(500, _SLOTS, _several)
+    stages: int = _option(64, "Most stages of the chain; neighbours are joined beyond.", _parts)
+    slots: int = _option(500, _SLOTS, _slots)
 
 
 @attrs.frozen(kw_only=True)
@@ -267,12 +286,12 @@ class RockmateConfig(Config):
     type: ClassVar[str] = "rockmate"
     about: ClassVar[str] = "an integer linear program in each block, rotor over the blocks"
 
-    stages: int = _option(32, "Most blocks; neighbours are joined beyond.", _one_or_more)
-    slots: int = _option(500, _SLOTS, _several)
-    levels: int = _option(6, _LEVELS, _one_or_more)
+    stages: int = _option(32, "Most blocks; neighbours are joined beyond.", _parts)
+    slots: int = _option(500, _SLOTS, _slots)
+    levels: int = _option(6, _LEVELS, _parts)
     exact: int = _option(60, "A block of at most so many ops is given to the integer program.", _natural)
     block_seconds: float | None = _option(
-        1.0, "Seconds for one block at one budget; null for no limit.", _positive_or_none
+        1.0, "Seconds for one block at one budget; null for no limit.", _positive_or_none, _plain_number
     )
     backend: str = _option("HIGHS", _BACKEND, _name)
 
@@ -294,15 +313,15 @@ class HilpConfig(Config):
     type: ClassVar[str] = "hilp"
     about: ClassVar[str] = "integer linear programs over a hierarchy of subgraphs"
 
-    segments: int = _option(8, "Most segments that one level is cut into.", _several)
+    segments: int = _option(8, "Most segments that one level is cut into.", _several_parts)
     leaf: int = _option(40, "A subgraph of at most so many ops is solved as it is.", _several)
-    levels: int = _option(4, _LEVELS, _one_or_more)
-    options: int = _option(4, "Most options of a segment that the program on top sees.", _one_or_more)
+    levels: int = _option(4, _LEVELS, _parts)
+    options: int = _option(4, "Most options of a segment that the program on top sees.", _parts)
     leaf_seconds: float | None = _option(
-        1.0, "Seconds for one leaf at one budget; null for no limit.", _positive_or_none
+        1.0, "Seconds for one leaf at one budget; null for no limit.", _positive_or_none, _plain_number
     )
     top_seconds: float | None = _option(
-        30.0, "Seconds for the program on top; null for no limit.", _positive_or_none
+        30.0, "Seconds for the program on top; null for no limit.", _positive_or_none, _plain_number
     )
     backend: str = _option("HIGHS", _BACKEND, _name)
 
@@ -325,17 +344,18 @@ class HiremateConfig(Config):
     type: ClassVar[str] = "hiremate"
     about: ClassVar[str] = "a hierarchy of subgraphs, each planned by the method that suits it"
 
-    segments: int = _option(16, "Most segments that one level is cut into.", _several)
+    segments: int = _option(16, "Most segments that one level is cut into.", _several_parts)
     leaf: int = _option(80, "A subgraph of at most so many ops is not cut any more.", _several)
     exact: int = _option(
         40, "A subgraph of at most so many ops is given to the integer program too.", _natural
     )
-    slots: int = _option(400, _SLOTS, _several)
-    levels: int = _option(6, _LEVELS, _one_or_more)
+    slots: int = _option(400, _SLOTS, _slots)
+    levels: int = _option(6, _LEVELS, _parts)
     leaf_seconds: float | None = _option(
         1.0,
         "Seconds for the integer program of one leaf at one budget; null for no limit.",
         _positive_or_none,
+        _plain_number,
     )
     moves: int = _option(20_000, "Changes that the search may try in one leaf.", _natural)
     backend: str = _option("HIGHS", _BACKEND, _name)
@@ -386,7 +406,7 @@ class OffmateConfig(Config):
         _path_or_none,
     )
     accumulation: int = _option(
-        1, "Micro-batches to a step, which the plan is made for; any other number works too.", _one_or_more
+        1, "Micro-batches to a step, which the plan is made for; any other number works too.", _passes
     )
     links: Mapping[str, float | str | None] | None = _option(
         None,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_facade.errors import BadConfig, MissingExtra
-from remat_graph.errors import shown
+from remat_graph.errors import shown, text_of
 
 Batch = Mapping[str, Tensor]
 
@@ -165,7 +165,7 @@ def _import_torchvision() -> ModuleType | None:
     except ModuleNotFoundError:
         return None
     except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
+        if "torchvision::nms" not in text_of(error):
             raise
     library = torch.library.Library("torchvision", "FRAGMENT")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -33,7 +33,7 @@ from remat_facade.method import Method, as_config
 from remat_facade.planner import PLANNING_S, SAVED, Progress, silent, versions
 from remat_facade.zoo import Zoo
 from remat_graph import Grads, Graph, Links, RematError, simulate
-from remat_graph.errors import BadBudget, shown
+from remat_graph.errors import BadBudget, shown, text_of
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform, links_of
 from remat_graph.training import accumulating, at_home
@@ -507,7 +507,7 @@ def named_optimizer(config: OffmateConfig, model: nn.Module) -> Optimizer:
     try:
         return found(trained, **options)
     except Exception as error:  # whatever the class raises
-        problem = f"{found.__name__} refuses {shown(options)}: {error}"
+        problem = f"{found.__name__} refuses {shown(options)}: {text_of(error)}"
         raise BadConfig(field="optimizer_options", problem=" ".join(problem.split())) from error
 
 
@@ -528,7 +528,7 @@ def _optimizer_class(name: str) -> object:
         try:
             return offered[name].load() if name in offered else None
         except Exception as error:  # whatever that package raises
-            problem = f"{shown(name)} cannot be loaded ({error})"
+            problem = f"{shown(name)} cannot be loaded ({text_of(error)})"
             raise BadConfig(field="optimizer", problem=" ".join(problem.split())) from error
     module = sys.modules.get(place)
     if module is None:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from remat_facade.errors import BadTarget
+from remat_graph.errors import text_of
 
 
 def load_target(target: str, *args: Any) -> tuple[Any, Any, Any]:
@@ -76,9 +77,9 @@ def _guarded(target: str, doing: str, call: Callable[[], Any]) -> Any:
         return call()
     except BadTarget:
         raise
-    except Exception as error:  # the code is the user's
+    except (Exception, SystemExit) as error:  # the code is the user's
         last = traceback.extract_tb(error.__traceback__)[-1]
         # A call that does not fit fails here, before a line of the user's is reached.
         where = "" if last.filename == __file__ else f" ({Path(last.filename).name}, line {last.lineno})"
-        problem = f"{doing} raised {type(error).__name__}: {error}{where}: correct it"
+        problem = f"{doing} raised {type(error).__name__}: {text_of(error)}{where}: correct it"
         raise BadTarget(target=target, problem=problem) from error

@@ -13,6 +13,7 @@ MOST_NBYTES = 1 << 16
 """Of a file that a person wrote; what `save_config` writes takes some two thousand."""
 
 _DEEPEST = 16
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class Refused(yaml.MarkedYAMLError):
@@ -74,6 +75,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and ":" in node.value:
+            raise _refused(f"has {node.value[:40]}, which YAML counts in sixties", node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -21,6 +21,14 @@ def shown(value: object) -> str:
     return cut(" ".join(text.split()), 160)
 
 
+def text_of(error: BaseException) -> str:
+    """What an exception of somebody else's says: its class may say nothing, or raise when it is asked."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the code is the user's
+        return f"({type(error).__name__} cannot say what it means)"
+
+
 def cut(text: str, most: int = _MOST_TEXT) -> str:
     """A text without its middle where it is longer than so many characters; advice stands at the end."""
     if len(text) <= most:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NoReturn, TypeVar, final
 
+from remat_graph import pipes
 from remat_graph.errors import BadFile, shown
 from remat_graph.ir import MOST_NBYTES
 from remat_graph.wholefile import write_whole
@@ -49,29 +50,38 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     if not text.strip():
         raise BadFile(path=name, problem="is empty; a JSON file was wanted")
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
         problem = f"is not valid JSON at line {error.lineno}: {error.msg}; it may be cut off, save it again"
         raise BadFile(path=name, problem=problem) from None
     except RecursionError:
         raise BadFile(path=name, problem="is nested too deeply to be one of our files") from None
     except ValueError as error:
-        raise BadFile(path=name, problem=f"holds a number that cannot be used: {error}") from None
+        # Python's own words for the latter tell to change a setting of Python's.
+        problem = "a number of thousands of digits" if "digits" in str(error) else str(error)
+        raise BadFile(path=name, problem=f"holds what cannot be used: {problem}") from None
 
 
 def read_text(path: str | os.PathLike[str], most_nbytes: int) -> str:
     """Read a file of text that holds no more than so many bytes.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is a pipe into which nobody writes.
         UnicodeDecodeError: it is not UTF-8.
         ValueError: it is larger, or endless as some devices are.
     """
-    with open(path, "rb") as file:
-        data = file.read(most_nbytes + 1)
+    if pipes.is_pipe(path):
+        data = b""
+        for chunk in pipes.chunks(path):
+            data += chunk
+            if len(data) > most_nbytes:
+                break
+    else:
+        with open(path, "rb") as file:
+            data = file.read(most_nbytes + 1)
     if len(data) > most_nbytes:
         raise ValueError(f"it is longer than {most_nbytes // 1024:,} KiB, so none of our files")
-    return data.decode()
+    return data.decode("utf-8-sig")  # some editors begin a text with a mark
 
 
 def write_json(data: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
@@ -130,6 +140,18 @@ def _checksum(data: Mapping[str, Any]) -> str:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number here")
+
+
+def _without_repeats(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The members of an object; of two with one name the second would hide the first."""
+    found = dict(members)
+    if len(found) < len(members):
+        seen: set[str] = set()
+        for key, _ in members:
+            if key in seen:
+                raise ValueError(f"{shown(key)} twice in one object")
+            seen.add(key)
+    return found
 
 
 @final
@@ -205,6 +227,8 @@ class Reader:
         """A string."""
         if not isinstance(self.data, str):
             self._wanted("text")
+        if not self.data.isascii() and any("\ud800" <= letter <= "\udfff" for letter in self.data):
+            self._wanted("text that can be written")
         return self.data
 
     def flag(self) -> bool:
@@ -216,7 +240,7 @@ class Reader:
     def size(self) -> int:
         """A whole number from 0 on."""
         if isinstance(self.data, bool) or not isinstance(self.data, int) or not 0 <= self.data <= _LARGEST:
-            self._wanted("a whole number from 0 on")
+            self._wanted("a whole number from 0 on, up to 2**63 - 1,")
         return self.data
 
     def nbytes(self) -> int:
@@ -238,7 +262,7 @@ class Reader:
         if isinstance(number, bool) or not isinstance(number, int | float):
             self._wanted("a number")
         if not (0 <= number <= _LARGEST and math.isfinite(number)):
-            self._wanted("a finite number from 0 on")
+            self._wanted(f"a finite number from 0 on, up to {_LARGEST:.2g},")
         return float(number)
 
     def index(self, count: int, kind: str) -> int:

@@ -20,6 +20,8 @@ from remat_graph.platform import OpCost, Platform, Roofline, get_platform
 FORMAT, VERSION = "remat-platform", 1
 _BEST = 0.9  # quantile of the rates seen that counts as what the device can do
 _SHORTEST_S, _LONGEST_S, _MOST_NBYTES = 1e-12, 1e6, 2**50  # of one operator, on any device
+_MOST_FLOPS = 1e24  # of one operator
+_LEAST_RATE, _MOST_RATE = 1.0, 1e24  # of any device, a second
 _LONG = 4.0  # launches: what takes longer tells about rates
 
 
@@ -92,6 +94,11 @@ class Measured:
         """The device, and when it was measured."""
         return f"{self.device}, measured {self.date}"
 
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Operations and bytes a second, as fitted."""
+        return self._roofline.flops_per_s, self._roofline.nbytes_per_s
+
     def time_s(self, cost: OpCost) -> float:
         """What the operator took, or what the fit says."""
         known = self.measurements.get(cost.key)
@@ -154,13 +161,17 @@ def load_platform(path: str | os.PathLike[str]) -> Measured:
     reader = Reader(read_json(path), os.fspath(path))
     reader.header(FORMAT, VERSION, "platform")
     measurements = reader.get("measurements")
-    return Measured(
+    found = Measured(
         device=reader.get("device").text(),
         date=reader.get("date").text(),
         versions={key: reader.get("versions").get(key).text() for key in reader.get("versions").mapping()},
         measurements=[_measurement(key, measurements.get(key)) for key in measurements.mapping()],
         links=reader.maybe("links", _links),
     )
+    for rate, of_what in zip(found.rates, ("operations", "bytes"), strict=True):
+        if not _LEAST_RATE <= rate <= _MOST_RATE:
+            measurements.fail(f"no device takes {rate:g} {of_what} a second; measure again")
+    return found
 
 
 def _links(reader: Reader) -> Links:
@@ -178,9 +189,12 @@ def _measurement(key: str, reader: Reader) -> Measurement:
         reader.get("time_s").fail(f"no operator takes {time_s:g} s; measure again")
     if workspace_nbytes > _MOST_NBYTES:
         reader.get("workspace_nbytes").fail(f"no device has {workspace_nbytes} bytes; measure again")
+    flops = reader.get("flops").seconds()
+    if flops and not 1 <= flops <= _MOST_FLOPS:
+        reader.get("flops").fail(f"no operator has {flops:g} floating-point operations; measure again")
     return Measurement(
         cost=OpCost(
-            flops=reader.get("flops").seconds(),
+            flops=flops,
             read_nbytes=reader.get("read_nbytes").nbytes(),
             written_nbytes=reader.get("written_nbytes").nbytes(),
             key=key,

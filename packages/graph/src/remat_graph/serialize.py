@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from remat_graph.corpus import is_corpus, read_corpus
-from remat_graph.errors import BadFile, ForeignPlan, InvalidGraph, InvalidSchedule, OverBudget
+from remat_graph.errors import BadFile, FalseBound, ForeignPlan, InvalidGraph, InvalidSchedule, OverBudget
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Update, Value
 from remat_graph.jsonfile import Reader, read_json, write_json
@@ -333,6 +333,11 @@ def _rejudged(plan: Plan, graph: Graph, source: str) -> Plan:
         )
     except InvalidSchedule as error:
         raise BadFile(path=source, problem=f"its schedule cannot be carried out: {error}") from error
+    except FalseBound as error:
+        claimed = (
+            f"its lower bound of {error.lower_bound_s:g} s is above the {error.time_s:g} s that it takes"
+        )
+        raise BadFile(path=source, problem=f"{claimed}: solve again") from error
     if not graph.updates:
         return judged
     # What gradients that are there already take beside it depends on no measurement.

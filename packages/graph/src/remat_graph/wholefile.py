@@ -6,6 +6,7 @@ lock on it, which ends with the process however that ends; so the next writer in
 temporary files are nobody's, and removes them.
 """
 
+import errno
 import os
 import re
 import secrets
@@ -13,6 +14,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from remat_graph import pipes
 
 try:
     import fcntl
@@ -31,27 +34,33 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes, *, private: 
     Args:
         path: the file, in a folder that there is.
         content: text is written as UTF-8.
-        private: whether nobody but the user may read the file; else a new file has the mode that any
-            program's has, and one that is replaced keeps its own.
+        private: whether nobody but the user may read it, and what it replaces must be a file; else a new
+            file has the mode that any program's has, and one that is replaced keeps its own.
 
     Raises:
-        OSError: the folder is missing or read-only, or the disk is full; an existing file is as it was.
+        OSError: the folder is missing or read-only, the disk is full, or nobody reads from the pipe; an
+            existing file is as it was.
     """
     target = Path(os.path.realpath(path))
     data = content.encode() if isinstance(content, str) else content
     if target.exists() and not target.is_file():
-        target.write_bytes(data)  # nothing there to replace
+        if private:
+            raise OSError(errno.EEXIST, f"{target.name} is there and is no file")
+        if pipes.is_pipe(target):
+            pipes.write(target, data)
+        else:
+            target.write_bytes(data)  # nothing there to replace
         return
     _remove_abandoned(target.parent)
     temporary, file = _temporary_beside(target, 0o600 if private else 0o666)
     try:
         with file:
+            if not private:
+                with suppress(OSError):  # before there is anything to read
+                    shutil.copymode(target, temporary)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            if not private:
-                with suppress(OSError):
-                    shutil.copymode(target, temporary)
             if fcntl is not None:
                 os.replace(temporary, target)  # while it is locked
         if fcntl is None:

@@ -7,8 +7,8 @@ the update of a parameter on the CPU, the copy that brought an activation.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol, cast
 
 import attrs
@@ -32,6 +32,7 @@ from remat_graph import (
     Update,
     Wait,
 )
+from remat_graph.contexts import context
 from remat_offload.clipping import Clipping
 from remat_offload.errors import LaneFailed, OffloadMisuse
 from remat_offload.flat import overlapping
@@ -387,8 +388,8 @@ class Engine:
         resident.read = ticket
         return there, ticket
 
-    @contextmanager
-    def grounded(self) -> Iterator[None]:
+    @context
+    def grounded(self) -> Generator[None, None, None]:
         """Within it parameters are ordinary, and who reads one waits for its update himself, as a call does.
 
         Those whose updates are under way at its end, however it ends, are in flight again.

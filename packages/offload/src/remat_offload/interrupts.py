@@ -5,14 +5,15 @@ what it raises would leave an update half done. Here handlers are replaced by on
 is handled as soon as the update is whole. Other threads run no handlers.
 """
 
-import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import attrs
+
+from remat_graph.contexts import context
 
 _SIGNALS = tuple(sorted(signal.valid_signals()))
 
@@ -32,8 +33,8 @@ class _Noted:
             self.came.append(number)
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+@context
+def uninterrupted() -> Generator[None, None, None]:
     """Within it no handler of a signal runs in this thread; those of what came run at its end."""
     handlers = _handlers()
     if not handlers:  # nothing is to come, or it is put off already

@@ -20,6 +20,7 @@ import attrs
 import torch
 from torch.optim import Optimizer
 
+from remat_graph.errors import text_of
 from remat_offload.errors import RefusedOptimizer
 from remat_offload.shadow import private_copy, step
 from remat_offload.trial import Outcome, Trial, generators_kept, same
@@ -156,6 +157,7 @@ def _first_run(*trials: Trial) -> tuple[Trial, list[Outcome]]:
         except Exception as raised:  # noqa: BLE001 - whatever a user's class raises
             error = error or raised
     trial = trials[0]
-    found = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    said = "" if error is None else text_of(error).strip()
+    found = (said.splitlines() or [type(error).__name__])[0]
     reason = f"its step fails on a small dense {trial.dtype} parameter on {trial.device.type} ({found})"
     raise trial.refused(reason, "change its settings, or train with another") from error

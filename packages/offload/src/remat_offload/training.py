@@ -5,9 +5,8 @@ place of the optimizer's ``step``, ``zero_grad`` and what else must wait for upd
 optimizer stays the user's object, with its groups, its state and its hooks.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -19,6 +18,7 @@ from remat_executor import torch_private
 from remat_executor.step import PlannedStep
 from remat_executor.tensors import Tensors
 from remat_graph import Graph, Home, Role
+from remat_graph.contexts import context
 from remat_graph.training import Optimized, at_home, training_graph
 from remat_offload.engine import Engine, Layout, Transfers
 from remat_offload.errors import OffloadMisuse
@@ -156,8 +156,8 @@ class Training:
         self._attach()
         return settled
 
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
+    @context
+    def entered(self) -> Generator[None, None, None]:
         """Within it a call runs; see `Handlers`.
 
         Raises:
@@ -182,8 +182,8 @@ class Training:
             torch_private.mark_stepped(self.optimizer)  # which its backward will do
         return self.engine.begin(step)
 
-    @contextlib.contextmanager
-    def original(self) -> Iterator[None]:
+    @context
+    def original(self) -> Generator[None, None, None]:
         """In it the original can run; see `Handlers`."""
         with self.entered(), Lending(self.engine):
             yield
@@ -295,8 +295,8 @@ class Training:
             engine.params, engine.at_home_on_host(), max_norm, norm_type, error_if_nonfinite, foreach
         )
 
-    @contextlib.contextmanager
-    def accumulating(self) -> Iterator[None]:
+    @context
+    def accumulating(self) -> Generator[None, None, None]:
         """Within it a backward adds to ``.grad`` and steps nothing, which ordinary training does anyway.
 
         Raises:

@@ -5,9 +5,8 @@ that limits on norms come to bear; weights over six decades, so that half precis
 learning rate is replaced by a fixed one: a warm-up that begins at zero would hide everything.
 """
 
-import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import attrs
@@ -16,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from remat_executor.rng import default_generator, preserved_generators
+from remat_graph.contexts import context
 from remat_offload.errors import RefusedOptimizer
 from remat_offload.flat import flat
 from remat_offload.piecewise import PiecewiseStep
@@ -195,8 +195,8 @@ def same(a: Any, b: Any) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def generators_kept(device: torch.device) -> Iterator[Callable[[], list[str]]]:
+@context
+def generators_kept(device: torch.device) -> Generator[Callable[[], list[str]], None, None]:
     """Draws of random numbers leave no trace, and are the same in every run.
 
     The generators are those of the whole process. So this is for the thread that runs the user's step: in

@@ -12,6 +12,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from remat_graph.errors import text_of
+from remat_graph.pipes import is_pipe
 from remat_offload.errors import BadWeights
 
 Weights = str | PathLike[str] | Mapping[str, Tensor]
@@ -128,10 +130,12 @@ def _source(weights: Weights) -> _Source:
             problem=f"{path} cannot be read without safetensors",
             advice="pip install 'remat-offload[weights]', or give a mapping from names to tensors",
         ) from None
+    if is_pipe(path):  # it would wait for one who writes
+        raise BadWeights(problem=f"{path} is a pipe", advice="give a safetensors file")
     try:
         file = safe_open(path, framework="pt")
     except Exception as error:  # its own errors have no public base
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (text_of(error).splitlines() or [type(error).__name__])[0]
         raise BadWeights(
             problem=f"{path} cannot be read ({reason})", advice="give a safetensors file"
         ) from error

@@ -99,7 +99,7 @@ def _budgets(graph: Graph, levels: int) -> list[tuple[int, int]]:
         return []
     floor = budget_floor(graph).nbytes
     tight = (floor + unplanned.peak_nbytes) // 2
-    keeps = [handed_on + saved * level // levels for level in reversed(range(levels))]
+    keeps = dict.fromkeys(handed_on + saved * level // levels for level in reversed(range(levels)))
     peaks = dict.fromkeys([unplanned.peak_nbytes, tight])
     return [(peak, most) for peak in peaks for most in keeps if most <= peak]
 

@@ -25,10 +25,12 @@ import attrs
 import numpy as np
 
 from remat_graph.partition import Partition
+from remat_solvers.errors import TableTooLarge
 from remat_solvers.evaluate import Arrays, Floats, Ints, evaluate
 from remat_solvers.linear import without_useless
 from remat_solvers.protocol import Deadline
 
+MOST_TABLE_NBYTES = 2**32
 LEVELS = 24  # memory levels at which a table is read
 
 Run = tuple[str, int, int]  # ("forward", group, 0) or ("backward", group, option)
@@ -207,7 +209,11 @@ class ChainTable:
         slots: int,
         deadline: Deadline | None = None,
     ) -> None:
-        """Fill the table; past the deadline it holds no plan of the whole."""
+        """Fill the table; past the deadline it holds no plan of the whole.
+
+        Raises:
+            TableTooLarge: so many stages and slots take more memory than a plan is worth.
+        """
         deadline = deadline or Deadline()
         self.chain, self.options = chain, options
         self.groups = chain.groups
@@ -215,6 +221,7 @@ class ChainTable:
         self.cost: dict[tuple[int, int], Floats] = {}
         self.choice: dict[tuple[int, int], Ints] = {}
         count = len(self.groups)
+        self._check_size(count)
         cuts = [chain.crossing(i) for i in range(count + 1)]
         self.held = {
             (i, k): chain.total(cuts[k] - cuts[i]) for i in range(count) for k in range(i, count + 1)
@@ -242,6 +249,12 @@ class ChainTable:
         exact = budget_nbytes // divisor + 1
         self.slots = exact if exact <= slots else slots
         self.slot_nbytes = max(1.0, float(divisor) if exact <= slots else budget_nbytes / (slots - 1))
+
+    def _check_size(self, count: int) -> None:
+        cells = (count + 1) * (count + 2) // 2
+        nbytes = 16 * cells * self.slots  # a float and a whole number a slot
+        if nbytes > MOST_TABLE_NBYTES:
+            raise TableTooLarge(stages=count, slots=self.slots, nbytes=nbytes)
 
     def _fill(self, i: int, j: int) -> None:
         """Compute one entry from shorter ones."""

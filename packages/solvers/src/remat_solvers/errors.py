@@ -48,6 +48,27 @@ class BadParameter(RematError):
 
 
 @attrs.frozen(kw_only=True, str=False)
+class TableTooLarge(RematError):
+    """A dynamic program over stages and memory levels would take too much memory.
+
+    Attributes:
+        stages: how many there are.
+        slots: memory levels that were asked for.
+        nbytes: what the table would take.
+    """
+
+    stages: int
+    slots: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"a table of {self.stages} stages and {self.slots} slots takes {format_nbytes(self.nbytes)}: "
+            "ask for fewer slots or fewer stages"
+        )
+
+
+@attrs.frozen(kw_only=True, str=False)
 class InfeasibleBudget(RematError):
     """No schedule fits the budget, or none was found.
 

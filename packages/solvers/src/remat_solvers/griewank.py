@@ -20,7 +20,7 @@ from remat_graph.partition import at_narrow_places
 from remat_solvers.evaluate import evaluate, flatten
 from remat_solvers.linear import expand, without_useless
 from remat_solvers.noremat import Rematerializer
-from remat_solvers.protocol import Deadline, Problem, Solution, judge
+from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, judge
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +32,7 @@ class Griewank(Rematerializer):
     """
 
     name: ClassVar[str] = "griewank"
-    stages: int = attrs.field(default=64, validator=attrs.validators.ge(1))
+    stages: int = attrs.field(default=64, validator=between(1, MOST_PARTS))
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""

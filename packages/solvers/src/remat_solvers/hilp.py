@@ -25,7 +25,7 @@ from remat_solvers.evaluate import Arrays, Ints, evaluate, flatten
 from remat_solvers.linear import without_useless
 from remat_solvers.noremat import Rematerializer
 from remat_solvers.programs import minimize
-from remat_solvers.protocol import Deadline, Problem, Solution, judge, positive_or_none
+from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, judge, positive_or_none
 from remat_solvers.repair import MOVES, repaired
 from remat_solvers.stages import TimeIsUp, Work, stage_program
 
@@ -47,10 +47,10 @@ class Hilp(Rematerializer):
     """
 
     name: ClassVar[str] = "hilp"
-    segments: int = attrs.field(default=8, validator=attrs.validators.ge(2))
+    segments: int = attrs.field(default=8, validator=between(2, MOST_PARTS))
     leaf: int = attrs.field(default=40, validator=attrs.validators.ge(2))
-    levels: int = attrs.field(default=4, validator=attrs.validators.ge(1))
-    options: int = attrs.field(default=4, validator=attrs.validators.ge(1))
+    levels: int = attrs.field(default=4, validator=between(1, MOST_PARTS))
+    options: int = attrs.field(default=4, validator=between(1, MOST_PARTS))
     leaf_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
     top_seconds: float | None = attrs.field(default=30.0, validator=positive_or_none)
     backend: str = "HIGHS"

@@ -24,7 +24,16 @@ from remat_solvers.chain_dp import plans_of
 from remat_solvers.checkmate import Checkmate
 from remat_solvers.evaluate import Ints, flatten
 from remat_solvers.noremat import Rematerializer
-from remat_solvers.protocol import Deadline, Problem, Solution, judge, positive_or_none
+from remat_solvers.protocol import (
+    MOST_PARTS,
+    MOST_SLOTS,
+    Deadline,
+    Problem,
+    Solution,
+    between,
+    judge,
+    positive_or_none,
+)
 from remat_solvers.repair import MOVES, repaired
 from remat_solvers.search import Search
 
@@ -46,11 +55,11 @@ class Hiremate(Rematerializer):
     """
 
     name: ClassVar[str] = "hiremate"
-    segments: int = attrs.field(default=16, validator=attrs.validators.ge(2))
+    segments: int = attrs.field(default=16, validator=between(2, MOST_PARTS))
     leaf: int = attrs.field(default=80, validator=attrs.validators.ge(2))
     exact: int = attrs.field(default=40, validator=attrs.validators.ge(0))
-    slots: int = attrs.field(default=400, validator=attrs.validators.ge(2))
-    levels: int = attrs.field(default=6, validator=attrs.validators.ge(1))
+    slots: int = attrs.field(default=400, validator=between(2, MOST_SLOTS))
+    levels: int = attrs.field(default=6, validator=between(1, MOST_PARTS))
     leaf_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
     moves: int = attrs.field(default=20_000, validator=attrs.validators.ge(0))
     seed: int = 0

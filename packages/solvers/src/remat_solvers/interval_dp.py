@@ -20,7 +20,7 @@ from remat_solvers.chain_dp import ChainTable, Lenient, fastest_that_fits, keep_
 from remat_solvers.evaluate import Arrays, Ints, flatten
 from remat_solvers.noremat import Rematerializer
 from remat_solvers.polish import polish
-from remat_solvers.protocol import Deadline, Problem, Solution, judge
+from remat_solvers.protocol import MOST_PARTS, MOST_SLOTS, Deadline, Problem, Solution, between, judge
 
 
 @attrs.frozen(kw_only=True)
@@ -33,8 +33,8 @@ class IntervalDP(Rematerializer):
     """
 
     name: ClassVar[str] = "interval_dp"
-    stages: int = attrs.field(default=36, validator=attrs.validators.ge(1))
-    slots: int = attrs.field(default=160, validator=attrs.validators.ge(2))
+    stages: int = attrs.field(default=36, validator=between(1, MOST_PARTS))
+    slots: int = attrs.field(default=160, validator=between(2, MOST_SLOTS))
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""

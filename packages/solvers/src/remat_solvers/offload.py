@@ -27,7 +27,7 @@ from remat_solvers.attempt import PERIODS, Attempt
 from remat_solvers.homes import Program, Terms, whole_params
 from remat_solvers.ladder import Ladder
 from remat_solvers.neighbours import neighbours
-from remat_solvers.protocol import Deadline, Problem, Solution, Status
+from remat_solvers.protocol import MOST_PASSES, Deadline, Problem, Solution, Status, between
 from remat_solvers.reasons import explain, statistics
 from remat_solvers.runs import params_of, runs_of
 from remat_solvers.stepping import Style
@@ -62,7 +62,7 @@ class Offload:
 
     in_backward: bool = False
     accumulate: bool = True
-    micro_batches: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    micro_batches: int = attrs.field(default=1, validator=between(1, MOST_PASSES))
     homes: frozenset[int] | None = None
     attempts: int = attrs.field(default=40, validator=attrs.validators.ge(1))
 

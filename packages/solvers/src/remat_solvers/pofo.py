@@ -25,7 +25,16 @@ from remat_graph.partition import at_articulations
 from remat_solvers.chain_dp import Careful, ChainTable, keep_all
 from remat_solvers.noremat import Rematerializer
 from remat_solvers.pofo_table import Plan, PofoTable
-from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge_schedule
+from remat_solvers.protocol import (
+    MOST_PARTS,
+    MOST_SLOTS,
+    Deadline,
+    Problem,
+    Solution,
+    Status,
+    between,
+    judge_schedule,
+)
 from remat_solvers.rotor import Rotor
 from remat_solvers.transfers import gaps, place
 
@@ -42,10 +51,10 @@ class Pofo(Rematerializer):
     """
 
     name: ClassVar[str] = "pofo"
-    stages: int = attrs.field(default=64, validator=attrs.validators.ge(1))
-    slots: int = attrs.field(default=500, validator=attrs.validators.ge(2))
-    labels: int = attrs.field(default=300, validator=attrs.validators.ge(1))
-    plans: int = attrs.field(default=100, validator=attrs.validators.ge(1))
+    stages: int = attrs.field(default=64, validator=between(1, MOST_PARTS))
+    slots: int = attrs.field(default=500, validator=between(2, MOST_SLOTS))
+    labels: int = attrs.field(default=300, validator=between(1, MOST_SLOTS))
+    plans: int = attrs.field(default=100, validator=between(1, MOST_SLOTS))
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""

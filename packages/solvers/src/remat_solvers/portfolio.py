@@ -21,6 +21,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
+from remat_graph.errors import text_of
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.coarse import CoarseBound, Round
 from remat_solvers.bounds.cut import CutBound
@@ -178,7 +179,7 @@ class _Run:
         try:
             order = find()
         except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
-            self.warn(f"{method} failed ({type(error).__name__}: {error})")
+            self.warn(f"{method} failed ({type(error).__name__}: {text_of(error)})")
             return []
         return [] if order is None else [self.offer(order, method)]
 
@@ -214,7 +215,7 @@ class _Run:
             try:
                 result = coarse.round(deadline, enough_s=self.best_s - self.base_s, checks=checks)
             except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
-                self.warn(f"the coarse program failed ({type(error).__name__}: {error})")
+                self.warn(f"the coarse program failed ({type(error).__name__}: {text_of(error)})")
                 break
             if self.base_s + result.extra_s > self.best_s + result.slack_s:
                 self.warn("the coarse program claims a bound above a schedule that is there")

@@ -18,6 +18,10 @@ SMALLEST = "smallest_nbytes"
 """Key of `Solution.stats`, where nothing was found: the smallest peak that any schedule had on the way."""
 
 
+MOST_PARTS, MOST_SLOTS, MOST_PASSES = 1_000, 10_000, 10_000
+"""Of stages, levels or options, of memory levels, and of micro-batches: what drives a loop has a bound."""
+
+
 @attrs.frozen(eq=False)
 class Problem:
     """Find the fastest schedule of `graph` that never holds more than `budget_nbytes`.
@@ -209,6 +213,11 @@ def positive_or_none(_: Any, field: "attrs.Attribute[Any]", value: Any) -> None:
     """
     if value is not None and not value > 0:
         raise ValueError(f"{field.name} wants seconds above 0, or None for no limit, got {shown(value)}")
+
+
+def between(least: int, most: int) -> Any:
+    """A validator of counts from `least` to `most`; it raises ValueError."""
+    return attrs.validators.and_(attrs.validators.ge(least), attrs.validators.le(most))
 
 
 def judge(

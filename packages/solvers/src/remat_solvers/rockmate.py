@@ -21,7 +21,16 @@ from remat_solvers.checkmate import Checkmate
 from remat_solvers.evaluate import flatten
 from remat_solvers.greedy import Greedy
 from remat_solvers.noremat import Rematerializer
-from remat_solvers.protocol import Deadline, Problem, Solution, judge, positive_or_none
+from remat_solvers.protocol import (
+    MOST_PARTS,
+    MOST_SLOTS,
+    Deadline,
+    Problem,
+    Solution,
+    between,
+    judge,
+    positive_or_none,
+)
 from remat_solvers.repair import repaired
 
 
@@ -39,9 +48,9 @@ class Rockmate(Rematerializer):
     """
 
     name: ClassVar[str] = "rockmate"
-    stages: int = attrs.field(default=32, validator=attrs.validators.ge(1))
-    slots: int = attrs.field(default=500, validator=attrs.validators.ge(2))
-    levels: int = attrs.field(default=6, validator=attrs.validators.ge(1))
+    stages: int = attrs.field(default=32, validator=between(1, MOST_PARTS))
+    slots: int = attrs.field(default=500, validator=between(2, MOST_SLOTS))
+    levels: int = attrs.field(default=6, validator=between(1, MOST_PARTS))
     exact: int = attrs.field(default=60, validator=attrs.validators.ge(0))
     block_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
     backend: str = "HIGHS"

@@ -15,7 +15,7 @@ from remat_graph.partition import at_articulations
 from remat_solvers.chain_dp import Careful, ChainTable, fastest_that_fits, keep_all
 from remat_solvers.evaluate import flatten
 from remat_solvers.noremat import Rematerializer
-from remat_solvers.protocol import Deadline, Problem, Solution, judge
+from remat_solvers.protocol import MOST_PARTS, MOST_SLOTS, Deadline, Problem, Solution, between, judge
 
 
 @attrs.frozen(kw_only=True)
@@ -28,8 +28,8 @@ class Rotor(Rematerializer):
     """
 
     name: ClassVar[str] = "rotor"
-    stages: int = attrs.field(default=64, validator=attrs.validators.ge(1))
-    slots: int = attrs.field(default=500, validator=attrs.validators.ge(2))
+    stages: int = attrs.field(default=64, validator=between(1, MOST_PARTS))
+    slots: int = attrs.field(default=500, validator=between(2, MOST_SLOTS))
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""

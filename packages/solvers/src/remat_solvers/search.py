@@ -24,7 +24,7 @@ import attrs
 import numpy as np
 
 from remat_solvers.evaluate import Arrays, Ints, evaluate, flatten
-from remat_solvers.protocol import Deadline, Problem, Solution, judge
+from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, judge
 
 CHUNK = 4_000  # moves between two looks at the clock: Ctrl-C waits no longer than that
 # Shares of evict, drop, shift, exchange, evict a run, drop a run, shift a first run.
@@ -46,7 +46,7 @@ class Search:
     name: ClassVar[str] = "search"
     seed: int = 0
     moves: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
-    rounds: int = attrs.field(default=4, validator=attrs.validators.ge(1))
+    rounds: int = attrs.field(default=4, validator=between(1, MOST_PARTS))
     hot: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
     cold: float = attrs.field(default=0.01, validator=attrs.validators.gt(0))
 

@@ -20,6 +20,7 @@ from remat_executor.runtime import Ends, Run
 from remat_executor.runtime.effects import written
 from remat_executor.runtime.opaque import Opaque
 from remat_executor.runtime.pieces import cut
+from remat_graph.errors import text_of
 
 
 class Inductor:
@@ -42,7 +43,7 @@ class Inductor:
         except Exception as error:  # noqa: BLE001 - whatever a compiler fails with, the plan can still be run
             if not self.warned:
                 self.warned = True
-                line = (str(error).strip().splitlines() or [""])[0][:200]
+                line = (text_of(error).strip().splitlines() or [""])[0][:200]
                 problem = f"Inductor cannot compile a part of the plan ({type(error).__name__}: {line})"
                 warn(f"{problem}; that part runs uncompiled")
             run: Run = module.forward
