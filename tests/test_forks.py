@@ -61,6 +61,7 @@ WAITING = {  # what may wait, and where: whatever is new here must be shown not 
     "SimpleQueue": {"remat_offload/threads.py"},  # its lane's thread alone waits for it
     "RLock": {"remat_executor/forks.py", "remat_offload/threads.py"},
     "run": {"remat_solvers/guest.py"},  # of subprocess, which has a limit
+    "select": {"remat_graph/pipes.py"},  # for somebody to open a pipe's other end, with a limit
 }
 MAKERS = {"threading", "queue", "multiprocessing", "subprocess", "concurrent", "asyncio", "signal", "select"}
 HARMLESS = {"current_thread", "get_ident", "local", "main_thread", "TimeoutExpired"} | {
@@ -114,6 +115,7 @@ def test_whatever_can_wait_is_known() -> None:
         ("remat_offload/threads.py", "thread.join", 1),
         ("remat_executor/forks.py", "self._lock.acquire", 1),
         ("remat_solvers/guest.py", "subprocess.run", 1),
+        ("remat_graph/pipes.py", "select.select", 1),
     ],
 )
 def test_every_wait_has_a_limit(path: str, method: str, places: int) -> None:
@@ -122,5 +124,5 @@ def test_every_wait_has_a_limit(path: str, method: str, places: int) -> None:
     assert places == len(calls)
     for call in calls:
         named = [keyword.value for keyword in call.keywords if keyword.arg == "timeout"]
-        (limit,) = call.args if method != "subprocess.run" and call.args else named
+        limit = named[0] if named else call.args[-1]
         assert re.fullmatch(r"[A-Z_]+_S|min\(\w+, [A-Z_]+_S\)", ast.unparse(limit))

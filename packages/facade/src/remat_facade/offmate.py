@@ -558,7 +558,7 @@ def _check(name: str, given: object, wanted: type, advice: str) -> None:
         )
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class _End:
     """The end of a module, which may be called again, and in the midst of anything.
 
@@ -566,11 +566,13 @@ class _End:
         training: what it trains with.
         own: the machine and the pool that were made for it.
         process: the one that made it, in which alone it ends.
+        told: whether a failure was told; those of other updates are not told after it.
     """
 
     training: Training
     own: Sequence[LanedMachine | HostPool]
     process: int = attrs.field(factory=os.getpid)
+    told: bool = False
 
     def __call__(self) -> None:
         """Finish, since the module was let go: that is nobody's call that could be told of a failure."""
@@ -591,7 +593,11 @@ class _End:
         if self.process != os.getpid():
             return
         try:
-            self.training.leave()
+            if not self.told:
+                self.training.leave()
+        except RematError:
+            self.told = True
+            raise
         finally:
             for each in self.own:
                 if isinstance(each, HostPool):
