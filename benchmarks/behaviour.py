@@ -27,9 +27,9 @@ import record
 from remat_executor import MemoryMeter
 from remat_facade import Hiremate, Offmate
 from remat_graph import Graph
+from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.serialize import load_graph, schedule_to_data
 from remat_graph.testing import random_links, random_training
-from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, get_solver, min_budget, solver_names
 from remat_solvers.families import chain, dense, mobile, transformer, unet
 from tests.acceptance import whole_step

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 import record
 from remat_executor import plan_graph
 from remat_facade import Hiremate
-from remat_graph.units import gradient_nbytes, noremat_peak_nbytes
+from remat_graph.budget import gradient_nbytes, noremat_peak_nbytes
 from remat_solvers.questions import min_budget
 from tests.acceptance import as_it_is, broken_rules, compare, whole_step
 from tests.models import CASES, ModelCase

@@ -21,8 +21,8 @@ import attrs
 
 import record
 from remat_graph import Graph, Links
+from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.testing import random_chain
-from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Solution, get_solver
 from remat_solvers.families import chain, mobile
 from remat_solvers.offload import Offload

@@ -18,8 +18,8 @@ import attrs
 
 import record
 from remat_graph import Graph, simulate
+from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.serialize import load_graph
-from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Progress, Status, get_solver
 from remat_solvers.bounds import lower_bound, tight_bound
 from remat_solvers.bounds.floor import working_nbytes

@@ -21,8 +21,9 @@ from remat_facade.fit import (
     total_nbytes,
 )
 from remat_graph import load_plan
+from remat_graph.budget import parse_nbytes
 from remat_graph.serialize import plan_to_data
-from remat_graph.units import format_nbytes, parse_nbytes
+from remat_graph.units import format_nbytes
 
 CPU = torch.device("cpu")
 

@@ -60,7 +60,7 @@ WAITING = {  # what may wait, and where: whatever is new here must be shown not 
     "Thread": {"remat_offload/threads.py"},
     "SimpleQueue": {"remat_offload/threads.py"},  # its lane's thread alone waits for it
     "RLock": {"remat_executor/forks.py", "remat_offload/threads.py"},
-    "run": {"remat_solvers/guest.py"},  # of subprocess, which has a limit
+    "run": {"remat_solvers/subprocess_json.py"},  # of subprocess, which has a limit
     "select": {"remat_graph/pipes.py"},  # for somebody to open a pipe's other end, with a limit
 }
 MAKERS = {"threading", "queue", "multiprocessing", "subprocess", "concurrent", "asyncio", "signal", "select"}
@@ -114,7 +114,7 @@ def test_whatever_can_wait_is_known() -> None:
         ("remat_offload/threads.py", "thread.through.wait", 1),
         ("remat_offload/threads.py", "thread.join", 1),
         ("remat_executor/forks.py", "self._lock.acquire", 1),
-        ("remat_solvers/guest.py", "subprocess.run", 1),
+        ("remat_solvers/subprocess_json.py", "subprocess.run", 1),
         ("remat_graph/pipes.py", "select.select", 1),
     ],
 )

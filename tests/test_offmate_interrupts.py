@@ -15,7 +15,7 @@ from remat_graph import Lane, OptimizerStep
 from remat_offload import MachineMisuse, threads
 from remat_offload.errors import OffloadMisuse
 from remat_offload.interrupts import uninterrupted
-from remat_offload.rates import UpdateCost
+from remat_offload.step_cost import UpdateCost
 from remat_offload.threads import Job
 from tests.offmates import offmate
 

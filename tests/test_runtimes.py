@@ -24,11 +24,12 @@ from remat_executor import (
     torch_private,
 )
 from remat_executor.errors import OverCompiled
-from remat_executor.runtime import Ends, Run, inductor
+from remat_executor.runtime import inductor
+from remat_executor.runtime_protocol import Ends, Run
 from remat_facade import Hiremate
 from remat_graph import Graph
+from remat_graph.budget import resolve_budget
 from remat_graph.plan import Plan
-from remat_graph.units import resolve_budget
 from tests.models import Block
 from tests.planners import save_all
 

@@ -10,7 +10,7 @@ from remat_facade.errors import NoRoom
 from remat_facade.method import Method
 from remat_facade.planner import Planner
 from remat_graph import save_graph
-from remat_graph.units import noremat_peak_nbytes
+from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import Deadline, InfeasibleBudget, min_budget
 from remat_solvers.families import chain
 

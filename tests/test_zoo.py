@@ -18,9 +18,9 @@ from remat_facade.method import Method
 from remat_facade.planner import SAVED, Planner
 from remat_facade.zoo import Zoo
 from remat_graph import Graph, load_graph
+from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.jsonfile import write_sealed
 from remat_graph.platform import with_times
-from remat_graph.units import noremat_peak_nbytes
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from packages.solvers.tests import oracle
 
 from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, simulate
-from remat_graph.units import noremat_peak_nbytes
+from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import Problem, SolverWarning, Status, get_solver, portfolio
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.bounds.coarse import CoarseBound

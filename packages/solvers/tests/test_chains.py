@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from remat_graph import Graph, Implementation, Op, Value, simulate
+from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.partition import articulation_places, at_articulations
-from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Problem, chain_dp
 from remat_solvers.chain_dp import Careful, ChainTable, Run, keep_all
 from remat_solvers.chen import CheckpointAP, ChenGreedy, ChenGreedyLinear, ChenSqrt, ChenSqrtLinear

@@ -12,7 +12,7 @@ import pytest
 from packages.solvers.tests import oracle, stage_oracle
 
 from remat_graph import Graph
-from remat_graph.units import noremat_peak_nbytes
+from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import BadParameter, Deadline, Problem, Solution, get_solver
 from remat_solvers.errors import SolverWarning
 from remat_solvers.families import layer_graph, random_graph

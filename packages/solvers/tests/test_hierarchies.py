@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, load_graph, simulate
+from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.partition import at_articulations, cut
-from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Solution, get_solver
 from remat_solvers.blocks import Menus, with_turn, without_turn
 from remat_solvers.checkmate import Checkmate

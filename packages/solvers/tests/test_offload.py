@@ -9,10 +9,10 @@ import attrs
 import pytest
 
 from remat_graph import Graph, Home, Lane, Links, OptimizerStep, Role, Schedule, Start, simulate
+from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.simulate import Grads
 from remat_graph.testing import random_chain, random_graph, random_links, random_training
 from remat_graph.training import Optimized, accumulating, at_home, training_graph
-from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Solution, Status
 from remat_solvers.neighbours import fates, neighbours
 from remat_solvers.offload import PERIODS, WORTH, Offload

@@ -9,9 +9,9 @@ from packages.solvers.tests import lane_oracle, plan_oracle
 from packages.solvers.tests.test_robust import GRAPHS
 
 from remat_graph import Graph, Links, Start, simulate
+from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.partition import at_articulations
 from remat_graph.testing import random_chain, random_graph, random_links, streamed
-from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Solution, Status
 from remat_solvers.families import chain, mobile, unet
 from remat_solvers.pofo import Pofo

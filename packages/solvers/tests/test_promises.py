@@ -7,8 +7,8 @@ import attrs
 import pytest
 
 from remat_graph import Graph, simulate
+from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.serialize import load_graph
-from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Deadline, InfeasibleBudget, Problem, Status, get_solver, min_budget, solve
 from remat_solvers.families import chain, random_graph, unet
 

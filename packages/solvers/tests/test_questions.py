@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from remat_graph import Graph
-from remat_graph.units import noremat_peak_nbytes
+from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers.families import layer_graph, random_graph
 from remat_solvers.questions import budgets_of, max_batch, min_budget, pareto
 

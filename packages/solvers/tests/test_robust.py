@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from remat_graph import Graph, Implementation, Op, Value, simulate
-from remat_graph.units import noremat_peak_nbytes
+from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Status, get_solver, solver_names
 from remat_solvers.families import random_graph
 

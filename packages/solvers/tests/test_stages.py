@@ -8,7 +8,7 @@ import pytest
 from packages.solvers.tests import stage_oracle
 
 from remat_graph import Graph, Home, Role, Value
-from remat_graph.units import noremat_peak_nbytes
+from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import BadParameter, Deadline, Problem
 from remat_solvers.checkmate import ACCOUNTINGS, Checkmate
 from remat_solvers.checkmate_lp import CheckmateLP

@@ -14,7 +14,6 @@ from remat_executor.capture import Captured
 from remat_executor.cost_cache import CostCache
 from remat_executor.dataflow import drops_statistics
 from remat_executor.keys import anywhere
-from remat_executor.lower import own_copy
 from remat_executor.measure import measure
 from remat_executor.nodes import (
     args_of,
@@ -25,7 +24,16 @@ from remat_executor.nodes import (
     source_of,
     target_of,
 )
-from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
+from remat_executor.recipes import (
+    Call,
+    Draw,
+    OwnGradient,
+    ReadGenerator,
+    Recipe,
+    TrainBatchNorm,
+    WriteBack,
+    own_copy,
+)
 from remat_executor.recurrent import reads_opaque_bytes
 from remat_executor.rng import default_generator, preserved_generators, read_state, replay
 from remat_executor.tensors import Tensors

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import attrs
 import torch
-from torch import Tensor
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 
@@ -24,9 +23,18 @@ from remat_executor.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.handler import Action, handled, reads
 from remat_executor.nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.parts import cut
-from remat_executor.recipes import Call, Draw, OwnGradient, ReadGenerator, Recipe, TrainBatchNorm, WriteBack
+from remat_executor.recipes import (
+    Call,
+    Draw,
+    OwnGradient,
+    ReadGenerator,
+    Recipe,
+    TrainBatchNorm,
+    WriteBack,
+    own_copy,
+)
 from remat_executor.rng import read_state, replay
-from remat_executor.runtime import Ends, Run, Runtime
+from remat_executor.runtime_protocol import Ends, Run, Runtime
 from remat_executor.translate import Translation
 from remat_graph import (
     Compute,
@@ -483,8 +491,3 @@ def _freed_next(steps: Sequence[Step], position: int) -> set[int]:
             break
         freed.add(step.value)
     return freed
-
-
-def own_copy(source: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """A copy with a storage of its own and the given layout."""
-    return torch.empty_strided(size, stride, dtype=source.dtype, device=source.device).copy_(source)

@@ -1,7 +1,10 @@
 """How an op of the IR is carried out: what `translate` binds to each op and `lower` emits."""
 
+from collections.abc import Sequence
+
 import attrs
 import torch
+from torch import Tensor
 
 
 @attrs.frozen(eq=False)
@@ -54,3 +57,8 @@ class OwnGradient:
 
 
 Recipe = Call | Draw | ReadGenerator | TrainBatchNorm | WriteBack | OwnGradient
+
+
+def own_copy(source: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """A copy with a storage of its own and the given layout."""
+    return torch.empty_strided(size, stride, dtype=source.dtype, device=source.device).copy_(source)

@@ -16,7 +16,7 @@ from remat_executor.handler import Handlers
 from remat_executor.lower import Program, lower
 from remat_executor.nodes import replayed
 from remat_executor.recipes import OwnGradient
-from remat_executor.runtime import Runtime
+from remat_executor.runtime_protocol import Runtime
 from remat_executor.tensors import Tensors
 from remat_executor.translate import Translation
 from remat_graph import Graph, Update

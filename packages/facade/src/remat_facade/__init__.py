@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from remat_facade.entrypoints import PureRockmate as PureRockmate
     from remat_facade.entrypoints import PureRotor as PureRotor
     from remat_facade.entrypoints import Rockmate as Rockmate
-    from remat_facade.entrypoints import from_config as from_config
+    from remat_facade.factory import from_config as from_config
     from remat_facade.offmate import Offmate as Offmate
 
 __version__ = "0.1.0"
@@ -45,8 +45,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     torch_free = ("Config", "generate_config", "load_config", "save_config")
-    place = "config" if name in torch_free else "offmate" if name == "Offmate" else "entrypoints"
-    module = import_module(f"{__name__}.{place}")
+    places = dict.fromkeys(torch_free, "config") | {"Offmate": "offmate", "from_config": "factory"}
+    module = import_module(f"{__name__}.{places.get(name, 'entrypoints')}")
     return getattr(module, name)  # `entrypoints` has `Buckets` too
 
 

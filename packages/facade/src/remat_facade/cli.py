@@ -123,8 +123,8 @@ def plan(
     from remat_facade.method import choose_method
     from remat_facade.report.table import fit_table
     from remat_facade.target import load_target
+    from remat_graph.budget import parse_nbytes
     from remat_graph.measured import find_platform
-    from remat_graph.units import parse_nbytes
 
     check_places(
         {"--out": out, "--graph-out": graph_out},
@@ -135,9 +135,9 @@ def plan(
     with progress(f"loading {target}") as tell:
         model, sample, sample_kwargs = load_target(target)
         from remat_facade.elsewhere import plan_elsewhere
-        from remat_facade.entrypoints import plan_model
         from remat_facade.fit import fit_of, states_nbytes
         from remat_facade.inputs import device_of
+        from remat_facade.prepare import plan_model
 
         states_nbytes((), optimizer)  # a name that means nothing is found before the work
         plan_it = (
@@ -227,8 +227,8 @@ def sweep(
 ) -> None:
     """Extra time against budget, method by method; needs no torch."""
     from remat_facade.report import sweep as report
+    from remat_graph.budget import resolve_budget
     from remat_graph.serialize import load_graph
-    from remat_graph.units import resolve_budget
     from remat_solvers import get_solver
     from remat_solvers.questions import bounds_of, budgets_of, pareto
 
@@ -277,7 +277,7 @@ def largest_batch(
     from remat_facade.inputs import as_call, check_model
     from remat_facade.report.table import batch_table
     from remat_facade.target import load_target
-    from remat_graph.units import parse_nbytes
+    from remat_graph.budget import parse_nbytes
     from remat_solvers.questions import max_batch
 
     nbytes = parse_nbytes(budget)

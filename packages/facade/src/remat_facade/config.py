@@ -17,9 +17,9 @@ from remat_facade import yamlfile
 from remat_facade.errors import BadConfig
 from remat_facade.files import write_whole
 from remat_graph import BadFile, Links
+from remat_graph.budget import parse_nbytes
 from remat_graph.errors import BadBudget, cut, shown
 from remat_graph.jsonfile import read_text
-from remat_graph.units import parse_nbytes
 from remat_solvers.protocol import MOST_PARTS, MOST_PASSES, MOST_SLOTS
 
 FORMAT = 1

@@ -7,11 +7,12 @@ import attrs
 from torch import nn
 
 from remat_executor import plan_graph
-from remat_facade.entrypoints import prepare, stages
 from remat_facade.fit import auto_budget
 from remat_facade.inputs import device_of
 from remat_facade.method import Method
+from remat_facade.options import stages
 from remat_facade.planner import Progress
+from remat_facade.prepare import prepare
 from remat_graph import Graph
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform

@@ -1,4 +1,4 @@
-"""What a user touches: `Rockmate` and its variants, `from_config`, and planning without building a module.
+"""The classes that a user trains with: `Rockmate` and its variants.
 
     model = Hiremate(model, sample, "2GiB")   # use it as the original
     model.plan                                # predicted peak, time, overhead, lower bound, schedule
@@ -7,53 +7,26 @@ The `Pure` classes run the one method of their name and nothing else; a method t
 is an error, never another method in its place.
 """
 
-import os
-from collections.abc import Callable, Iterable, Mapping
-from os import PathLike
-from pathlib import Path
-from typing import Any, ClassVar, TypedDict, Unpack, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
-from remat_executor import Buckets, PlannedModule, plan_graph
+from remat_executor import Buckets, PlannedModule
 from remat_executor import Planner as AnyPlanner
-from remat_executor.cost_cache import CostCache
 from remat_executor.distributed import Ranks, planning
 from remat_executor.plans import MOST_PLANS
-from remat_facade.config import Config, OffmateConfig
-from remat_facade.errors import BadModel, UnknownOptimizer
-from remat_facade.fit import Fit, Optimizer, auto_budget, fit_of, total_nbytes
-from remat_facade.inputs import as_call, check_model, device_of
-from remat_facade.method import Method, as_config, choose_method
-from remat_facade.planner import Noted, Planner, Progress, SavedPlan, silent
-from remat_facade.zoo import Zoo
-from remat_graph import Graph
+from remat_facade.config import Config
+from remat_facade.errors import UnknownOptimizer
+from remat_facade.fit import Fit, Optimizer, fit_of
+from remat_facade.inputs import device_of
+from remat_facade.method import choose_method
+from remat_facade.options import AnyPath, folder, stages
+from remat_facade.planner import Noted, Progress
+from remat_facade.prepare import prepare, saved_plan
+from remat_graph.budget import parse_nbytes
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform
-from remat_graph.serialize import load_plan
-from remat_graph.units import parse_nbytes
-
-AnyPath = str | PathLike[str]
-
-
-class Options(TypedDict, total=False):
-    """What every entry point takes beside model, sample and budget; `Rockmate` explains them."""
-
-    sample_kwargs: Mapping[str, Any] | None
-    reserve_nbytes: int
-    cache_dir: AnyPath | None
-    plan: Plan | AnyPath | None
-    platform: Platform | None
-    differentiate: Iterable[int] | None
-    on_progress: Progress | None
-    ranks: Ranks | None
-    optimizer: Optimizer
-    zoo: bool
-    max_plans: int
-    buckets: Buckets | None
-    runtime: str
-    part_nbytes: int | None
 
 
 class Rockmate(PlannedModule):
@@ -159,7 +132,7 @@ class Rockmate(PlannedModule):
                 cache_dir=cache_dir,
                 zoo=zoo,
             )
-            planner: AnyPlanner = own if plan is None else _saved(plan, own)
+            planner: AnyPlanner = own if plan is None else saved_plan(plan, own)
             if together is not None:
                 terms = {"budget": str(own.budget), "reserve_nbytes": str(own.reserve_nbytes)}
                 planner = together.planner(planner, terms)
@@ -234,137 +207,3 @@ class PureHiremate(Rockmate):
     """`Rockmate` by the method of the HiRemate paper alone."""
 
     _remat_method = "hiremate"
-
-
-class Offmate(Rockmate):
-    """`Rockmate` that also moves values to the host."""
-
-    _remat_method = "offmate"
-
-
-def from_config(
-    model: nn.Module,
-    sample: Any,
-    budget: int | str,
-    config: Config | AnyPath = "auto",
-    **options: Unpack[Options],
-) -> Rockmate:
-    """A planned module as a config says.
-
-    Args:
-        model: as for `Rockmate`.
-        sample: as for `Rockmate`.
-        budget: as for `Rockmate`.
-        config: a `Config`, the path of one, or a type's name.
-        **options: as for `Rockmate`, or for `Offmate` where the config is of that type.
-
-    Raises:
-        BadConfig: no such type, or not a config, or it has no such option.
-        BadFile: the path holds no config.
-        MethodNotAvailable: the config's method is not in this version.
-    """
-    if as_config(config).type == OffmateConfig.type:
-        from remat_facade.offmate import Offmate, check_options  # which builds on this module
-
-        check_options(options)
-        return Offmate(model, sample, budget, config=config, **cast(dict[str, Any], options))
-    return Rockmate(model, sample, budget, config=config, **options)
-
-
-def plan_model(
-    model: nn.Module,
-    sample: Any,
-    budget: int | str,
-    *,
-    sample_kwargs: Mapping[str, Any] | None = None,
-    reserve_nbytes: int = 0,
-    method: Method | None = None,
-    platform: Platform | None = None,
-    cache_dir: AnyPath | None = None,
-    on_progress: Progress | None = None,
-    optimizer: Optimizer = "adamw",
-    zoo: bool = True,
-) -> tuple[Graph, Plan]:
-    """Capture, measure and plan without building a module; arguments and errors as for `Rockmate`."""
-    args, kwargs, planner = prepare(
-        model,
-        sample,
-        budget,
-        sample_kwargs,
-        reserve_nbytes,
-        method or Method(),
-        platform,
-        on_progress,
-        optimizer=optimizer,
-        cache_dir=cache_dir,
-        zoo=zoo,
-    )
-    graph = plan_graph(
-        model, args, kwargs, platform=platform, cache_dir=folder(cache_dir), on_progress=stages(on_progress)
-    )
-    return graph, planner(graph)
-
-
-def prepare(
-    model: nn.Module,
-    sample: Any,
-    budget: int | str,
-    sample_kwargs: Mapping[str, Any] | None,
-    reserve_nbytes: int,
-    method: Method,
-    platform: Platform | None,
-    on_progress: Progress | None,
-    *,
-    optimizer: Optimizer = "adamw",
-    cache_dir: AnyPath | None = None,
-    zoo: bool = True,
-) -> tuple[tuple[Any, ...], dict[str, Any], Planner]:
-    """Check everything that can be checked before any work; the call's arguments and the planner."""
-    if isinstance(model, PlannedModule):
-        raise BadModel(problem="is planned already: give the original, which is its `module`")
-    args, kwargs = as_call(sample, sample_kwargs)
-    device = check_model(model, args, kwargs)
-    if budget == "auto":
-        budget = auto_budget(model, optimizer, device)
-    planner = Planner(
-        budget=budget,
-        method=method,
-        reserve_nbytes=reserve_nbytes,
-        device_nbytes=total_nbytes(device),
-        device=str(device),
-        platform=platform.name if platform is not None else f"{device.type}, measured",
-        on_progress=on_progress or silent,
-        zoo=zoo_of(folder(cache_dir), device, platform) if zoo else None,
-    )
-    planner.check()
-    return args, kwargs, planner
-
-
-def zoo_of(folder: Path | None, device: torch.device, platform: Platform | None) -> Zoo | None:
-    """The saved plans beside the costs that they were made with; None where the environment forbids them."""
-    if os.environ.get("REMAT_NO_ZOO"):
-        return None
-    costs = CostCache(device, folder).path
-    return Zoo(folder=costs.parent / "plans", times=costs.stem if platform is None else platform.name)
-
-
-def stages(on_progress: Progress | None) -> Callable[[str, int, int], None] | None:
-    """What the executor reports, in words."""
-    if on_progress is None:
-        return None
-
-    def tell(what: str, done: int, total: int) -> None:
-        on_progress(f"{what} {done} of {total}" if total > 1 else what)
-
-    return tell
-
-
-def folder(path: AnyPath | None) -> Path | None:
-    """A path that may not be given."""
-    return None if path is None else Path(path)
-
-
-def _saved(plan: Plan | AnyPath, planner: Planner) -> SavedPlan:
-    if isinstance(plan, Plan):
-        return SavedPlan(plan, planner)
-    return SavedPlan(load_plan(plan), planner, source=str(plan))

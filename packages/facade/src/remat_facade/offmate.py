@@ -25,19 +25,21 @@ from remat_executor import Buckets, PlannedModule
 from remat_executor.errors import warn
 from remat_executor.plans import MOST_PLANS
 from remat_facade.config import Config, OffmateConfig, links_from
-from remat_facade.entrypoints import AnyPath, Rockmate, folder, stages, zoo_of
+from remat_facade.entrypoints import Rockmate
 from remat_facade.errors import BadConfig, BadModel, NoRoom
 from remat_facade.fit import Fit, free_on
 from remat_facade.inputs import as_call, check_model, tensors_of
 from remat_facade.method import Method, as_config
+from remat_facade.options import AnyPath, folder, stages, zoo_of
 from remat_facade.planner import PLANNING_S, SAVED, Progress, silent, versions
 from remat_facade.zoo import Zoo
 from remat_graph import Grads, Graph, Links, RematError, simulate
+from remat_graph.budget import parse_nbytes, resolve_budget
 from remat_graph.errors import BadBudget, shown, text_of
 from remat_graph.plan import Plan
 from remat_graph.platform import Platform, links_of
 from remat_graph.training import accumulating, at_home
-from remat_graph.units import format_nbytes, parse_nbytes, resolve_budget
+from remat_graph.units import format_nbytes
 from remat_offload import CudaMachine, HostPool, HostPoolStatistics, Machine, SimulatedMachine
 from remat_offload.errors import OffloadMisuse
 from remat_offload.rates import measure_links

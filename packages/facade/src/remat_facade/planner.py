@@ -16,11 +16,12 @@ from remat_facade.method import Method
 from remat_facade.scratch import scratch_note
 from remat_facade.zoo import Zoo
 from remat_graph import Graph, Implementation, Op, Schedule, Value
+from remat_graph.budget import resolve_budget
 from remat_graph.errors import BadBudget, OverBudget, shown
 from remat_graph.fingerprint import fingerprint
 from remat_graph.plan import Plan
 from remat_graph.serialize import plan_from_data, plan_to_data
-from remat_graph.units import format_nbytes, format_seconds, resolve_budget
+from remat_graph.units import format_nbytes, format_seconds
 from remat_solvers import Deadline, InfeasibleBudget, Problem, Solution, get_solver
 from remat_solvers import Progress as SolverProgress
 from remat_solvers.protocol import SMALLEST

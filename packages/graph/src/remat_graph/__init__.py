@@ -1,5 +1,6 @@
 """A training step as plain data: the graph, the schedule, and the referee that judges one on the other."""
 
+from remat_graph.budget import Budget, gradient_nbytes, noremat_peak_nbytes, parse_nbytes, resolve_budget
 from remat_graph.errors import (
     BadBudget,
     BadFile,
@@ -13,7 +14,7 @@ from remat_graph.errors import (
 )
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Update, Value
-from remat_graph.lanes import Links
+from remat_graph.links import Links
 from remat_graph.measured import Measured, Measurement, find_platform, load_platform, save_platform
 from remat_graph.plan import Plan
 from remat_graph.platform import (
@@ -56,15 +57,7 @@ from remat_graph.serialize import (
     schedule_to_data,
 )
 from remat_graph.simulate import Grads, Timeline, simulate
-from remat_graph.units import (
-    Budget,
-    format_nbytes,
-    format_seconds,
-    gradient_nbytes,
-    noremat_peak_nbytes,
-    parse_nbytes,
-    resolve_budget,
-)
+from remat_graph.units import format_nbytes, format_seconds
 from remat_graph.verify import verify
 
 __version__ = "0.1.0"

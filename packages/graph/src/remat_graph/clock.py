@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from remat_graph.ir import Graph, Update
-from remat_graph.lanes import Job, Links, finish_times
+from remat_graph.lanes import Job, finish_times
+from remat_graph.links import Links
 from remat_graph.schedule import Lane, Transfer
 
 

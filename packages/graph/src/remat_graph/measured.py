@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from remat_graph.jsonfile import Reader, read_json, write_json
-from remat_graph.lanes import Links
+from remat_graph.links import Links
 from remat_graph.platform import OpCost, Platform, Roofline, get_platform
 
 FORMAT, VERSION = "remat-platform", 1

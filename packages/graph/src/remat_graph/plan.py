@@ -2,20 +2,22 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from operator import index
 from typing import Any
 
 import attrs
 import numpy as np
 
+from remat_graph.budget import gradient_nbytes
 from remat_graph.errors import FalseBound, OverBudget
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Home
-from remat_graph.lanes import Links
+from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
 from remat_graph.simulate import simulate
 from remat_graph.training import at_home, persistent
-from remat_graph.units import format_nbytes, format_seconds, gradient_nbytes
+from remat_graph.units import format_nbytes, format_seconds
 
 MOST_PERIODS = 16
 """Steps of training that a plan may be timed over: the referee plays each of them, whoever asks for them."""
@@ -158,8 +160,6 @@ class Plan:
             OverBudget: it peaks above the budget. A plan above its budget is never made.
             FalseBound: the lower bound is above what the schedule takes.
         """
-        from remat_graph import __version__
-
         timeline = simulate(graph, schedule, links=links, periods=periods)
         compute_s = timeline.lane_s[Lane.COMPUTE]
         if lower_bound_s > compute_s * (1 + _BOUND_SLACK):
@@ -180,7 +180,7 @@ class Plan:
             lower_bound_s=min(lower_bound_s, compute_s),
             solver=solver,
             solver_stats=solver_stats or {},
-            versions={"remat_graph": __version__} | dict(versions or {}),
+            versions={"remat_graph": version("remat-graph")} | dict(versions or {}),
             platform=platform,
             deadline_hit=deadline_hit,
             host_peak_nbytes=timeline.host_peak_nbytes,

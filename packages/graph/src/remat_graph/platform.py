@@ -13,7 +13,7 @@ import attrs
 
 from remat_graph.errors import UnknownPlatform
 from remat_graph.ir import Graph
-from remat_graph.lanes import Links
+from remat_graph.links import Links
 
 GROUP = "remat.platforms"
 

@@ -16,7 +16,7 @@ from remat_graph.errors import BadFile, FalseBound, ForeignPlan, InvalidGraph, I
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Update, Value
 from remat_graph.jsonfile import Reader, read_json, write_json
-from remat_graph.lanes import Links
+from remat_graph.links import Links
 from remat_graph.plan import MOST_PERIODS, Plan
 from remat_graph.schedule import (
     Compute,

@@ -15,7 +15,7 @@ import attrs
 from remat_graph.clock import Clock
 from remat_graph.errors import InvalidSchedule, shown
 from remat_graph.ir import Graph, Home, Role, Value
-from remat_graph.lanes import Links
+from remat_graph.links import Links
 from remat_graph.schedule import (
     Compute,
     Deliver,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Value
-from remat_graph.lanes import Links
+from remat_graph.links import Links
 from remat_graph.schedule import Compute, Free, FreeHost, Lane, Schedule, Start, Step, Transfer, Wait
 from remat_graph.training import Optimized, training_graph
 

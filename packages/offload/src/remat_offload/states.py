@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from remat_offload.draws import without_draws
 from remat_offload.errors import OffloadMisuse
 from remat_offload.probe import Kind, StateTensor
-from remat_offload.rates import UpdateCost, update_cost
+from remat_offload.step_cost import UpdateCost, update_cost
 from remat_offload.stepper import Stepper
 
 MASTER = "master"

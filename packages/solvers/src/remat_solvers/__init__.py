@@ -13,7 +13,8 @@ from remat_solvers.protocol import (
     judge,
     judge_schedule,
 )
-from remat_solvers.registry import get_solver, solve, solver_names, solver_parameters
+from remat_solvers.registry import get_solver, solver_names, solver_parameters
+from remat_solvers.solve import solve
 
 __version__ = "0.1.0"
 

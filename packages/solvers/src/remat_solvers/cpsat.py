@@ -29,9 +29,9 @@ import attrs
 from remat_graph.serialize import graph_from_data, graph_to_data
 from remat_solvers.bounds import budget_floor
 from remat_solvers.errors import BadParameter, SolverWarning
-from remat_solvers.guest import NO_ORDER, exchange, order_of_ops
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 from remat_solvers.stages import Work, work_of
+from remat_solvers.subprocess_json import NO_ORDER, exchange, order_of_ops
 
 WORK = 600.0  # most that CP-SAT may do, in its deterministic units: about a second each
 GRACE_S = 5.0  # beyond the deadline, for the process to start and to say what it has found

@@ -5,7 +5,6 @@ can be ended where a thread could not; nothing it does to its own memory reaches
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +13,7 @@ import attrs
 
 from remat_graph.serialize import graph_from_data, graph_to_data
 from remat_solvers.protocol import Deadline, Problem
-
-NO_ORDER = "returned what is no order of ops"
-MOST_S = 86_400.0  # no process of ours is waited for any longer, whatever its deadline
-START_S = 30.0  # for a process to start and to load its compiled code, beyond the solver's own time
+from remat_solvers.subprocess_json import NO_ORDER, START_S, exchange, order_of_ops
 
 
 @attrs.frozen
@@ -64,60 +60,6 @@ def ask(
         return Answer(order_of_ops(said["order"], problem))
     except (ValueError, KeyError, TypeError):
         return Answer(None, NO_ORDER)
-
-
-def exchange(module: str, question: object, seconds: float) -> tuple[Any, str]:
-    """Put a question to a module of ours in a process of its own, which is ended when time is up.
-
-    Args:
-        module: run as a program: JSON on stdin, JSON as the last line of stdout.
-        question: what JSON can say.
-        seconds: how long the process may take in all, a day at most; may be infinite.
-
-    Returns:
-        what the module said, and what went wrong (then there is nothing said); empty if nothing did.
-    """
-    try:
-        done = subprocess.run(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", module],
-            check=False,
-            input=json.dumps(question),
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=min(seconds, MOST_S),
-        )
-    except subprocess.TimeoutExpired:
-        return None, f"did not end within {seconds:.0f} s and was ended"
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return None, f"crashed: {last}"
-    try:
-        return json.loads(done.stdout.strip().splitlines()[-1]), ""
-    except (ValueError, IndexError):
-        return None, NO_ORDER
-
-
-def order_of_ops(said: object, problem: Problem) -> tuple[int, ...] | None:
-    """What a process said is an order, if it is one.
-
-    Raises:
-        ValueError: it holds something else than op indices.
-        TypeError: it is no list.
-    """
-    return None if said is None else tuple(_op(i, problem) for i in _listed(said))
-
-
-def _listed(said: object) -> list[object]:
-    if not isinstance(said, list):
-        raise TypeError(said)
-    return said
-
-
-def _op(index: object, problem: Problem) -> int:
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(problem.graph.ops):
-        raise ValueError(index)
-    return index
 
 
 def main() -> None:

@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from remat_graph import Graph, Schedule, simulate
-from remat_graph.units import noremat_peak_nbytes
+from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.descend import descend
 from remat_solvers.errors import InfeasibleBudget
 from remat_solvers.evaluate import flatten
-from remat_solvers.portfolio import Auto
 from remat_solvers.protocol import Deadline, Problem, Solution
-from remat_solvers.registry import get_solver
+from remat_solvers.registry import get_solver, solver_parameters
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -136,14 +135,16 @@ def pareto(
         graph: the training step.
         budgets: in bytes; None for nine from the smallest to the unplanned peak, the smallest found within
             one budget's limit.
-        solver: who plans. The portfolio begins each budget with the plan of the one before, which fits.
+        solver: who plans. One with a parameter ``starts`` begins each budget with the plan of the one before,
+            which fits.
         seconds: limit by the clock for one budget.
         **parameters: of the solver.
     """
     points: list[Point] = []
     known: tuple[int, ...] | None = None
+    takes_starts = "starts" in solver_parameters(solver)
     for budget in sorted(budgets if budgets is not None else budgets_of(graph, seconds=seconds)):
-        warm = {"starts": (known,)} if solver == Auto.name and known is not None else {}
+        warm = {"starts": (known,)} if takes_starts and known is not None else {}
         deadline = Deadline(seconds)
         solution = get_solver(solver, **{**parameters, **warm}).solve(Problem(graph, budget), deadline)
         points.append(Point(budget_nbytes=budget, solution=solution, wall_s=deadline.elapsed_s))

@@ -4,9 +4,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
 
-from remat_graph import Graph
 from remat_solvers.errors import BadParameter, UnknownSolver
-from remat_solvers.protocol import Deadline, Problem, Solution, Solver
+from remat_solvers.protocol import Solver
 
 GROUP = "remat.solvers"
 
@@ -54,32 +53,3 @@ def get_solver(name: str, **parameters: object) -> Solver:
         problem = str(error.args[0] if error.args else error)
         raise BadParameter(solver=name, problem=problem) from error
     return solver
-
-
-def solve(
-    graph: Graph,
-    budget_nbytes: int,
-    solver: str = "auto",
-    deadline: Deadline | None = None,
-    **parameters: object,
-) -> Solution:
-    """Find a schedule within a budget.
-
-    Args:
-        graph: the training step.
-        budget_nbytes: bound on the referee's peak.
-        solver: a registered name.
-        deadline: limit by the clock; each solver also has its own limit of work.
-        **parameters: of the solver.
-
-    Raises:
-        UnknownSolver: no such solver.
-        BadParameter: it does not take such a parameter.
-        InfeasibleBudget: no schedule was found; says the smallest budget that works.
-    """
-    solution = get_solver(solver, **parameters).solve(Problem(graph, budget_nbytes), deadline)
-    if solution.feasible:
-        return solution
-    from remat_solvers.questions import infeasible
-
-    raise infeasible(graph, budget_nbytes, deadline)

@@ -4,10 +4,10 @@ import torch
 
 from remat_executor import torch_private
 from remat_executor.errors import BadInput
-from remat_executor.runtime import Runtime
 from remat_executor.runtime.cudagraph import CudaGraphs
 from remat_executor.runtime.eager import Eager
 from remat_executor.runtime.inductor import Inductor
+from remat_executor.runtime_protocol import Runtime
 from remat_graph.errors import shown
 
 RUNTIMES = ("eager", "inductor", "cudagraph")

@@ -29,8 +29,8 @@ from remat_executor import torch_private
 from remat_executor.errors import UnplannedUse
 from remat_executor.nodes import args_of, is_item
 from remat_executor.rng import default_generator, read_state, replay
-from remat_executor.runtime import Ends, Run
 from remat_executor.runtime.effects import written
+from remat_executor.runtime_protocol import Ends, Run
 
 
 @attrs.frozen(kw_only=True)

@@ -16,10 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from remat_executor import torch_private
 from remat_executor.errors import warn
 from remat_executor.nodes import args_of
-from remat_executor.runtime import Ends, Run
 from remat_executor.runtime.effects import written
 from remat_executor.runtime.opaque import Opaque
 from remat_executor.runtime.pieces import cut
+from remat_executor.runtime_protocol import Ends, Run
 from remat_graph.errors import text_of
 
 

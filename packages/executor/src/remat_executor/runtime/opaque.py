@@ -14,8 +14,8 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from remat_executor import torch_private
 from remat_executor.dropout import noise_dropout, replay_noise_dropout
-from remat_executor.lower import own_copy
 from remat_executor.nodes import may_draw, target_of
+from remat_executor.recipes import own_copy
 from remat_executor.recurrent import recording_lstm_layer
 from remat_executor.rng import default_generator, read_state, replay
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from remat_executor.nodes import args_of, is_item
-from remat_executor.runtime import Run
+from remat_executor.runtime_protocol import Run
 
 
 @attrs.define(kw_only=True, eq=False)

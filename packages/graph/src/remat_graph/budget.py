@@ -1,0 +1,130 @@
+"""Budgets: what people write, in bytes."""
+
+import math
+import re
+from operator import index
+from typing import SupportsIndex
+
+import attrs
+
+from remat_graph.errors import BadBudget, shown
+from remat_graph.ir import Graph
+from remat_graph.schedule import Schedule
+from remat_graph.simulate import simulate
+
+Budget = SupportsIndex | float | str
+"""What a person may give as a budget: bytes, or text such as ``"2GiB"``, ``"800MB"`` or ``"40%"``."""
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+_DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
+
+_SCALES: dict[str, int] = {
+    unit.lower(): base**power
+    for base, units in ((1024, _BINARY), (1000, _DECIMAL))
+    for power, unit in enumerate(units)
+}
+
+_AMOUNT = re.compile(
+    r"([+-]?[\d_]*\.?\d+|[+-]?\d[\d_]*\.?)(?:e([+-]?\d{1,2}))?\s*([a-z%]*)", re.IGNORECASE | re.ASCII
+)
+
+
+def parse_nbytes(amount: Budget) -> int:
+    """Bytes of an int or of text with a unit.
+
+    ``"2GiB"`` and ``"800MiB"`` are binary, ``"2GB"`` and ``"800MB"`` decimal, a bare number is bytes. Case
+    does not matter, fractions of a byte are dropped. Zero is a size too; negative sizes are not.
+
+    Raises:
+        BadBudget: anything else.
+    """
+    try:
+        number, unit, shown = _split(amount)
+        if unit == "%":
+            raise BadBudget(budget=shown, problem="a percentage says no number of bytes here")
+        return _as_nbytes(number, unit, shown)
+    except BadBudget as error:
+        raise attrs.evolve(error, share=False) from None
+
+
+def resolve_budget(budget: Budget, graph: Graph) -> int:
+    """Bytes that a budget means for a graph.
+
+    A percentage such as ``"40%"`` means G + 0.40 (P - G): P is the peak of the unplanned step with ``.grad``
+    None, and G its gradients, which no plan can avoid.
+
+    Args:
+        budget: whole bytes, text with a unit, or a percentage.
+        graph: what percentages refer to.
+
+    Raises:
+        BadBudget: zero, negative, not finite, not whole, a bool, or text that is neither a size nor a
+            percentage.
+    """
+    number, unit, shown = _split(budget)
+    if number <= 0:
+        problem = "is zero" if number == 0 else "is negative"
+        raise BadBudget(budget=shown, problem=problem)
+    if unit == "%":
+        fixed = gradient_nbytes(graph)
+        nbytes = min(fixed + math.floor(number / 100 * (noremat_peak_nbytes(graph) - fixed)), 2**63 - 1)
+    else:
+        nbytes = _as_nbytes(number, unit, shown)
+    if nbytes <= 0:
+        raise BadBudget(budget=shown, problem="comes to less than one byte")
+    return nbytes
+
+
+def gradient_nbytes(graph: Graph) -> int:
+    """Bytes of all gradients as the allocator rounds them: what every plan holds when the step ends."""
+    return sum(graph.allocated_nbytes(grad) for grad in graph.gradients)
+
+
+def noremat_peak_nbytes(graph: Graph) -> int:
+    """Predicted peak of the unplanned step: every op once in trace order, each free at its earliest."""
+    return simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+
+
+def _split(amount: object) -> tuple[float | int, str, str]:
+    """Number, unit in lower case, and the amount as it came, for messages."""
+    if isinstance(amount, str):
+        came = repr(amount if len(amount) <= 40 else amount[:37] + "...")
+        match = _AMOUNT.fullmatch(amount.strip())
+        if match is None or "__" in amount:
+            raise BadBudget(budget=came, problem="is neither a size nor a percentage")
+        digits, exponent, unit = match.group(1).replace("_", ""), match.group(2), match.group(3).lower()
+        if unit not in _SCALES and unit not in ("", "%"):
+            raise BadBudget(budget=came, problem=f"{shown(match.group(3))} is no unit")
+        if exponent is None and "." not in digits and len(digits) < 30:
+            return int(digits), unit, came
+        return _finite(float(digits + ("" if exponent is None else f"e{exponent}")), came), unit, came
+    came = shown(amount)
+    if isinstance(amount, bool):
+        raise BadBudget(budget=came, problem="is a bool, not a number of bytes")
+    if isinstance(amount, float):
+        if not _finite(amount, came).is_integer():
+            raise BadBudget(budget=came, problem="is not a whole number of bytes")
+        return int(amount), "b", came
+    try:
+        return index(amount), "b", came  # type: ignore[arg-type]
+    except TypeError:
+        raise BadBudget(budget=came, problem=f"is a {type(amount).__name__}") from None
+
+
+def _finite(number: float, shown: str) -> float:
+    if not math.isfinite(number):
+        raise BadBudget(budget=shown, problem="is not a finite number")
+    return number
+
+
+def _as_nbytes(number: float | int, unit: str, shown: str) -> int:
+    if number < 0:
+        raise BadBudget(budget=shown, problem="is negative")
+    if not unit and number != int(number):
+        raise BadBudget(budget=shown, problem="is not a whole number of bytes")
+    scale: int = _SCALES[unit or "b"]
+    nbytes = math.floor(number * scale)
+    if nbytes >= 2**63:
+        raise BadBudget(budget=shown, problem="is more than any machine has")
+    return nbytes

@@ -1,0 +1,34 @@
+"""Solve a problem by the name of a solver."""
+
+from remat_graph import Graph
+from remat_solvers.protocol import Deadline, Problem, Solution
+from remat_solvers.registry import get_solver
+
+
+def solve(
+    graph: Graph,
+    budget_nbytes: int,
+    solver: str = "auto",
+    deadline: Deadline | None = None,
+    **parameters: object,
+) -> Solution:
+    """Find a schedule within a budget.
+
+    Args:
+        graph: the training step.
+        budget_nbytes: bound on the referee's peak.
+        solver: a registered name.
+        deadline: limit by the clock; each solver also has its own limit of work.
+        **parameters: of the solver.
+
+    Raises:
+        UnknownSolver: no such solver.
+        BadParameter: it does not take such a parameter.
+        InfeasibleBudget: no schedule was found; says the smallest budget that works.
+    """
+    solution = get_solver(solver, **parameters).solve(Problem(graph, budget_nbytes), deadline)
+    if solution.feasible:
+        return solution
+    from remat_solvers.questions import infeasible
+
+    raise infeasible(graph, budget_nbytes, deadline)
