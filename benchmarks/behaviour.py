@@ -28,10 +28,11 @@ from remat_executor import MemoryMeter
 from remat_facade import Hiremate, Offmate
 from remat_graph import Graph
 from remat_graph.budget import noremat_peak_nbytes
-from remat_graph.serialize import load_graph, schedule_to_data
+from remat_graph.serialization.graphs import load_graph
+from remat_graph.serialization.schedules import schedule_to_data
 from remat_graph.testing import random_links, random_training
 from remat_solvers import Deadline, Problem, get_solver, min_budget, solver_names
-from remat_solvers.families import chain, dense, mobile, transformer, unet
+from remat_solvers.testing import chain, dense, mobile, transformer, unet
 from tests.acceptance import whole_step
 from tests.models import get_case
 from tests.offmates import LINKS, PLATFORM, convolutions, images
@@ -93,7 +94,7 @@ def schedules() -> Iterator[dict[str, Any]]:
 def one(name: str, solver: str, problem: Problem) -> dict[str, Any]:
     """Solve, without a clock."""
     if solver == "offload":
-        from remat_solvers.offload import Offload
+        from remat_solvers.offload.solver import Offload
 
         made: Any = Offload()
     else:

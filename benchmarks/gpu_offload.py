@@ -42,11 +42,11 @@ import record
 import report
 from gpu import device_name
 from offload_ways import Shape, Way, cpu_step, eager, finish, new_machine, offmate, save_on_cpu
-from remat_executor.meter import MemoryMeter
-from remat_facade.fit import free_on
+from remat_executor.memory.meter import MemoryMeter
+from remat_facade.planning.memory_fit import free_on
 from remat_graph import Lane, Links, RematError
 from remat_offload import HostPool, Machine
-from remat_offload.rates import measure_links
+from remat_offload.machine.bandwidth import measure_links
 
 RESULTS = Path(__file__).resolve().parent / "results"
 GIB = 1 << 30

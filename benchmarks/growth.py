@@ -19,7 +19,7 @@ import record
 from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Progress, get_solver
 from remat_solvers.bounds import lower_bound
-from remat_solvers.families import mobile, transformer
+from remat_solvers.testing import mobile, transformer
 
 LAYERS = (1, 2, 4, 9, 18, 36, 60, 88)
 FRACTION = 0.6  # one layer alone cannot do with less than 57 %

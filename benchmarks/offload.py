@@ -32,7 +32,7 @@ import record
 from remat_facade import Offmate
 from remat_graph import Lane, Links, simulate
 from remat_offload import SimulatedMachine
-from remat_offload.states import States
+from remat_offload.optimizer.states import States
 from tests.models import import_transformers
 
 MOST = 1.10  # of the roof, where all is hidden

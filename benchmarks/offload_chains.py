@@ -24,9 +24,9 @@ from remat_graph import Graph, Links
 from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.testing import random_chain
 from remat_solvers import Deadline, Problem, Solution, get_solver
-from remat_solvers.families import chain, mobile
-from remat_solvers.offload import Offload
-from remat_solvers.pofo import Pofo
+from remat_solvers.methods.pofo import Pofo
+from remat_solvers.offload.solver import Offload
+from remat_solvers.testing import chain, mobile
 
 STAGES = (5, 8, 12, 16, 24)
 FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)

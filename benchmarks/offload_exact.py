@@ -23,7 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
-from remat_executor.meter import MemoryMeter
+from remat_executor.memory.meter import MemoryMeter
 from remat_facade.errors import NoRoom
 from remat_graph.units import format_nbytes
 from remat_offload import HostPool, SimulatedMachine

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from remat_facade import Offmate
 from remat_graph import Links
 from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine
-from remat_offload.weights import fill
+from remat_offload.engine.weight_loading import fill
 from tests.models import import_transformers
 from tests.offmates import Mapped
 

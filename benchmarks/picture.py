@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 from remat_executor import plan_graph
-from remat_facade.demo_tasks import Task, get_task
+from remat_facade.demo.tasks import Task, get_task
+from remat_facade.entrypoints.inputs import as_call
 from remat_facade.files import write_whole
-from remat_facade.inputs import as_call
-from remat_facade.planner import Planner
+from remat_facade.planning.planner import Planner
 from remat_facade.report.picture import draw, png
 from remat_graph import Graph
-from remat_graph.platform import with_times
+from remat_graph.platforms.base import with_times
 from remat_graph.units import format_seconds
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "memory.png"

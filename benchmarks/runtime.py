@@ -39,9 +39,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
-from remat_executor.snapshot import Snapshot
+from remat_executor.guards.snapshot import Snapshot
 from remat_facade import Hiremate
-from remat_facade.planner import PLANNING_S
+from remat_facade.planning.planner import PLANNING_S
 from tests.models import import_torchvision, import_transformers
 
 LAUNCH_BOUND_RATIO = 1.05

@@ -19,12 +19,12 @@ import attrs
 import record
 from remat_graph import Graph, simulate
 from remat_graph.budget import noremat_peak_nbytes
-from remat_graph.serialize import load_graph
+from remat_graph.serialization.graphs import load_graph
 from remat_solvers import Deadline, Problem, Progress, Status, get_solver
 from remat_solvers.bounds import lower_bound, tight_bound
 from remat_solvers.bounds.floor import working_nbytes
-from remat_solvers.bounds.relatives import relatives
-from remat_solvers.families import mobile
+from remat_solvers.bounds.reachability import relatives
+from remat_solvers.testing import mobile
 
 CORPUS = Path(__file__).parents[1] / "tests" / "data" / "graphs"
 TIGHTEST = {

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor.torch_private import is_generator
-from remat_offload import threads
+from remat_offload.machine import threaded
 
 _GLOBAL = {
     id(torch.default_generator): "torch's generator",
@@ -65,16 +65,16 @@ def _watched(note: Callable[[str], None]) -> Iterator[None]:
 def lanes_watched() -> Iterator[list[str]]:
     """What lanes do to the process' generators meanwhile, one line each: nothing, as it should be."""
     found: list[str] = []
-    run = threads.Job.run
+    run = threaded.Job.run
 
-    def watched(job: threads.Job, *args: Any, **kwargs: Any) -> None:
+    def watched(job: threaded.Job, *args: Any, **kwargs: Any) -> None:
         def note(what: str) -> None:
             found.append(f"{what} in {job.name!r} on the lane {job.lane}")
 
         # Taken when it is called, and not kept: what it holds of the host's memory goes before the job ends.
         functions = [job._function]
 
-        def call(after: Sequence[threads.Job]) -> Any:
+        def call(after: Sequence[threaded.Job]) -> Any:
             with _watched(note):
                 return functions.pop()(after)
 
@@ -86,8 +86,8 @@ def lanes_watched() -> Iterator[list[str]]:
             functions.clear()
         run(job, *args, **kwargs)
 
-    threads.Job.run = watched
+    threaded.Job.run = watched
     try:
         yield found
     finally:
-        threads.Job.run = run
+        threaded.Job.run = run

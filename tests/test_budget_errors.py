@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import remat_facade
 from remat_facade import Hiremate, Offmate, Rockmate, from_config, generate_config, save_config
+from remat_facade.entrypoints.inputs import as_call
 from remat_facade.errors import BadConfig, BadModel, BadSample, BudgetAboveDevice
-from remat_facade.inputs import as_call
 from remat_graph import BadFile, RematError, save_plan
 from remat_graph.errors import BadBudget, ForeignPlan, OverBudget
 from remat_solvers import InfeasibleBudget, UnknownSolver

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from remat_facade.cli import main
-from remat_facade.config import config_types, load_config
+from remat_facade.cli.app import main
+from remat_facade.config.types import config_types
+from remat_facade.config.yaml_io import load_config
 from remat_solvers import solver_names
 
 GPT2 = Path(__file__).parent / "data" / "graphs" / "gpt2.json"
@@ -17,7 +18,7 @@ GPT2 = Path(__file__).parent / "data" / "graphs" / "gpt2.json"
 def test_help_is_quick_and_imports_nothing_heavy(words: list[str]) -> None:
     """No torch, matplotlib or numpy for a page of text."""
     code = (
-        f"import sys; from remat_facade.cli import main; code = main({words!r}); "
+        f"import sys; from remat_facade.cli.app import main; code = main({words!r}); "
         "assert not {'torch', 'matplotlib', 'numba', 'scipy'} & set(sys.modules); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -70,7 +71,7 @@ def test_a_wrong_word_is_one_line(words: list[str], said: str, capsys: pytest.Ca
 INTERRUPTED_SOLVE = """
 import os, signal, sys, time
 from remat_facade import planner
-from remat_facade.cli import main
+from remat_facade.cli.app import main
 
 class Slow:
     def solve(self, problem, deadline):

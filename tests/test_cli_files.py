@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remat_facade.cli import main
+from remat_facade.cli.app import main
 from remat_facade.errors import CannotWrite
 from remat_facade.files import check_places, write_whole
 from remat_graph import load_graph, load_plan
@@ -138,7 +138,7 @@ def test_names_that_are_too_long(words: list[str], name: str, capsys: pytest.Cap
 @pytest.mark.parametrize("words", [["config", "auto"], ["--help"], ["show", "plan.json"]])
 def test_an_output_that_takes_nothing(words: list[str]) -> None:
     """One line and an exit code, not a traceback."""
-    code = "import sys; from remat_facade.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from remat_facade.cli.app import main; sys.exit(main(sys.argv[1:]))"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", code, *words], stdout=full, stderr=subprocess.PIPE, text=True

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from remat_facade.cli import main
+from remat_facade.cli.app import main
 from remat_graph import load_graph, load_plan
 
 FACTORIES = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remat_facade.cli import main
+from remat_facade.cli.app import main
 
 GRAPHS = Path(__file__).parent / "data" / "graphs"
 UNET = str(GRAPHS / "unet.json")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remat_facade.cli import main
+from remat_facade.cli.app import main
 from remat_graph import load_graph, load_plan, simulate
 
 DATA = Path(__file__).parent / "data" / "graphs"
@@ -32,7 +32,7 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_saved_graph_is_solved_without_torch(tmp_path: Path) -> None:
     """The whole command, in a process of its own, never imports torch."""
     code = (
-        "import sys; from remat_facade.cli import main; "
+        "import sys; from remat_facade.cli.app import main; "
         f"code = main(['solve', {str(UNET)!r}, '--budget', '100%', '--solver', 'noremat', "
         f"'--plan-out', {str(tmp_path / 'plan.json')!r}]); "
         f"code = code or main(['show', {str(tmp_path / 'plan.json')!r}, '--graph', {str(UNET)!r}, "
@@ -129,7 +129,7 @@ def test_no_text_of_a_file_writes_on_the_terminal_or_breaks_it(tmp_path: Path) -
     data = json.loads(UNET.read_text())
     path = tmp_path / "graph.json"
     path.write_text(json.dumps({**data, "name": "\x1b[31mgr\u00f6\u00dfe\x9b1m"}))
-    code = "import sys; from remat_facade.cli import main; sys.exit(main())"
+    code = "import sys; from remat_facade.cli.app import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "solve", str(path), "--budget", "100%", "--solver", "noremat"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
@@ -146,7 +146,7 @@ def test_memory_that_runs_out_is_one_line(
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("remat_graph.serialize.load_graph", full)
+    monkeypatch.setattr("remat_graph.serialization.graphs.load_graph", full)
     assert solve(UNET, "--budget", "40%") == 2
     assert "memory does not do for it" in complaint(capsys)
 

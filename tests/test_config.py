@@ -7,20 +7,13 @@ import attrs
 import pytest
 import yaml
 
-from remat_facade.config import (
-    AutoConfig,
-    OffmateConfig,
-    config_text,
-    config_types,
-    generate_config,
-    links_from,
-    load_config,
-    save_config,
-)
+from remat_facade.config.fields import links_from
+from remat_facade.config.types import AutoConfig, OffmateConfig, config_types, generate_config
+from remat_facade.config.yaml_io import config_text, load_config, save_config
 from remat_facade.errors import BadConfig, CannotWrite
-from remat_facade.fit import states_nbytes
-from remat_facade.method import Method, choose_method
-from remat_facade.planner import Planner
+from remat_facade.planning.memory_fit import states_nbytes
+from remat_facade.planning.method import Method, choose_method
+from remat_facade.planning.planner import Planner
 from remat_graph import BadFile, Links, RematError
 from remat_solvers import get_solver
 

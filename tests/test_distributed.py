@@ -22,16 +22,16 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import remat_executor.stepgraph
+import remat_executor.module.step_graph
 from remat_executor import BadInput, CaptureError, MemoryMeter, PlannedModule, RematWarning
-from remat_executor.distributed import OnePlan
 from remat_executor.errors import RankFailed, RanksDiffer
-from remat_executor.snapshot import Snapshot
-from remat_executor.tensors import collect
+from remat_executor.guards.snapshot import Snapshot
+from remat_executor.inspection.tensors import collect
+from remat_executor.module.distributed import OnePlan
 from remat_facade import Hiremate
 from remat_graph import BadBudget, Graph
 from remat_graph.plan import Plan
-from remat_graph.platform import Flops
+from remat_graph.platforms.base import Flops
 from remat_solvers import InfeasibleBudget
 from tests.planners import repeat_at_random, save_all
 from tests.ranks import LIMIT_S, RankError, Ranks, gathered
@@ -367,7 +367,7 @@ def test_what_fails_on_one_rank_is_raised_on_all(ranks: Ranks, cache: Path) -> N
 
 
 def _workspaces(rank: int, cache: Path) -> None:
-    honest, asked = remat_executor.stepgraph.with_costs, []
+    honest, asked = remat_executor.module.step_graph.with_costs, []
 
     def measured(*args: Any, **options: Any) -> Graph:
         """As if rank 1 had measured a workspace at its first op."""
@@ -381,7 +381,7 @@ def _workspaces(rank: int, cache: Path) -> None:
         return save_all(graph)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remat_executor.stepgraph, "with_costs", measured)
+        patch.setattr(remat_executor.module.step_graph, "with_costs", measured)
         planned = _planned(plan, cache)
     assert [[1 << 20], []] == gathered(asked)
     one, other = gathered((planned.plan.schedule, planned.plan.peak_nbytes))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from remat_facade import Hiremate
-from remat_facade.cli import main
+from remat_facade.cli.app import main
 from remat_facade.errors import NothingLeft, UnknownOptimizer
-from remat_facade.fit import (
+from remat_facade.planning.memory_fit import (
     RESERVE,
     auto_budget,
     fit_of,
@@ -22,7 +22,7 @@ from remat_facade.fit import (
 )
 from remat_graph import load_plan
 from remat_graph.budget import parse_nbytes
-from remat_graph.serialize import plan_to_data
+from remat_graph.serialization.plans import plan_to_data
 from remat_graph.units import format_nbytes
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import BadInput, CaptureError, MemoryMeter, PlannedModule, RematWarning, UnplannedUse
-from remat_executor.snapshot import Snapshot
-from remat_executor.tensors import collect
+from remat_executor.guards.snapshot import Snapshot
+from remat_executor.inspection.tensors import collect
 from tests.planners import repeat_at_random
 
 

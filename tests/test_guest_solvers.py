@@ -17,7 +17,7 @@ class Saves:
     """Saves all it can: greedy's own answer under another name."""
     name = "saves"
     def solve(self, problem, deadline=None):
-        from remat_solvers.greedy import Greedy
+        from remat_solvers.methods.greedy import Greedy
         return Greedy().solve(problem, deadline)
 
 class Crashes:
@@ -47,7 +47,7 @@ class Babbles:
 
 PROGRAM = """
 import json, sys, warnings
-from remat_graph.serialize import load_graph
+from remat_graph.serialization.plans import load_graph
 from remat_graph.units import noremat_peak_nbytes
 from remat_solvers import Problem, get_solver, guest, solver_names
 guest.START_S = float(sys.argv[3])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from remat_executor.meter import MemoryMeter
+from remat_executor.memory.meter import MemoryMeter
 from remat_facade.errors import NoRoom
 from remat_graph.errors import BadBudget
 from remat_offload import HostPool, SimulatedMachine

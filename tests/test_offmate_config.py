@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from torch.optim import SGD
 
 from remat_facade import Offmate, from_config
-from remat_facade.config import generate_config
+from remat_facade.config.types import generate_config
+from remat_facade.entrypoints.offmate import named_optimizer
 from remat_facade.errors import BadConfig
-from remat_facade.offmate import named_optimizer
 from tests.offmates import MODELS, PLATFORM, Run, differences
 
 MAKE, BATCHES = MODELS["convolutions"]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from remat_executor.meter import MemoryMeter
+from remat_executor.memory.meter import MemoryMeter
 from remat_graph import Lane
 from remat_offload import HostPool, SimulatedMachine
-from remat_offload.lending import Lending
+from remat_offload.engine.on_demand_weights import Lending
 from tests.offmates import MODELS, OPTIMIZERS, Convolutions, Mapped, Run, differences, llama, offmate, tokens
 
 BUDGETS = {"llama": "35%", "convolutions": "60%"}

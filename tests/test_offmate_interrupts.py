@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn, optim
 
 from remat_graph import Lane, OptimizerStep
-from remat_offload import MachineMisuse, threads
+from remat_offload import MachineMisuse
+from remat_offload.deferred_signals import uninterrupted
 from remat_offload.errors import OffloadMisuse
-from remat_offload.interrupts import uninterrupted
-from remat_offload.step_cost import UpdateCost
-from remat_offload.threads import Job
+from remat_offload.machine import threaded
+from remat_offload.machine.threaded import Job
+from remat_offload.optimizer.step_cost import UpdateCost
 from tests.offmates import offmate
 
 Kept = list[list[Tensor]]
@@ -133,7 +134,7 @@ def test_what_is_left_on_the_device_comes_home(monkeypatch: pytest.MonkeyPatch) 
     """A copy of updated states that could not be begun is made before anybody looks."""
     # A slow optimizer, wherever it steps: the device steps states that come from the host and go back.
     slow = UpdateCost(s_per_element=1e-6, scratch_nbytes_per_element=4.0)
-    monkeypatch.setattr("remat_offload.states.update_cost", lambda *_: slow)
+    monkeypatch.setattr("remat_offload.optimizer.states.update_cost", lambda *_: slow)
     plain, ours = plainly(), made(zoo=False)
     for model, optimizer, x in (plain, ours):
         model(x).square().mean().backward()
@@ -305,7 +306,7 @@ def test_closing_goes_on_where_it_was_interrupted(under_way: Pair, monkeypatch: 
 
     with monkeypatch.context() as patched:
         patched.setattr(Job, "wait", interrupted)
-        patched.setattr(threads, "_join", interrupted)
+        patched.setattr(threaded, "_join", interrupted)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 ours.close()

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from remat_executor import plan_graph
-from remat_executor.estimate import estimated_graph
+from remat_executor.costs.estimate import estimated_graph
 from remat_facade.errors import NoRoom
 from remat_offload import HostPool
 from remat_offload.errors import BadWeights, OffloadMisuse

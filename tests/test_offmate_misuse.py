@@ -15,7 +15,7 @@ from remat_graph import Lane
 from remat_graph.errors import BadBudget
 from remat_offload import CannotPin, HostPool, LaneFailed, RefusedOptimizer, SimulatedMachine
 from remat_offload.errors import BadWeights, OffloadMisuse
-from remat_offload.memory import RegisteredMemory
+from remat_offload.host_memory.pinned import RegisteredMemory
 from tests.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
 MAKE, BATCHES = MODELS["convolutions"]

@@ -3,9 +3,9 @@
 import attrs
 import pytest
 
-from remat_facade.planner import SAVED
+from remat_facade.planning.planner import SAVED
 from remat_graph import Links, load_plan, save_plan
-from remat_solvers.offload import Offload
+from remat_solvers.offload.solver import Offload
 from tests.offmates import LINKS, MODELS, OPTIMIZERS, Run, differences, offmate
 
 MAKE, BATCHES = MODELS["convolutions"]
@@ -77,7 +77,7 @@ def test_what_a_plan_depends_on(kept, nobody_solves, change):
 def test_bandwidths_that_are_measured(tmp_path, monkeypatch):
     """A plan serves where they are about the same, and not where a link has become another."""
     now = [LINKS]
-    monkeypatch.setattr("remat_facade.offmate.measure_links", lambda *_: now[0])
+    monkeypatch.setattr("remat_facade.entrypoints.offmate.measure_links", lambda *_: now[0])
     assert SAVED not in built(tmp_path, links=None).plan.solver_stats
     for factor, found in ((1.1, True), (0.9, True), (1.5, False)):
         now[0] = attrs.evolve(LINKS, to_host_nbytes_per_s=factor * LINKS.to_host_nbytes_per_s)

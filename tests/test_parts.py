@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor import BadInput, PlannedModule, plan_graph
-from remat_executor.parts import cut
+from remat_executor.lowering.gradient_segments import cut
 from remat_graph import Deliver, Schedule
-from remat_graph.platform import Flops
+from remat_graph.platforms.base import Flops
 from tests.planners import save_all
 
 ROWS, WIDTH, LAYERS = 512, 64, 6

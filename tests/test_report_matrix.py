@@ -28,7 +28,7 @@ from remat_graph import (
 )
 from remat_graph.plan import Plan
 from remat_graph.testing import random_graph, random_moves, random_order
-from remat_solvers.families import chain
+from remat_solvers.testing import chain
 
 
 def step() -> Graph:

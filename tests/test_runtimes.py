@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-import remat_executor.planning
+import remat_executor.module.replanning
 from remat_executor import (
     BadInput,
     MemoryMeter,
@@ -24,8 +24,8 @@ from remat_executor import (
     torch_private,
 )
 from remat_executor.errors import OverCompiled
+from remat_executor.lowering.runtime_protocol import Ends, Run
 from remat_executor.runtime import inductor
-from remat_executor.runtime_protocol import Ends, Run
 from remat_facade import Hiremate
 from remat_graph import Graph
 from remat_graph.budget import resolve_budget
@@ -225,7 +225,7 @@ class _Hungry:
 
 def hungry(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Let every runtime that compiles take so many bytes more than is planned."""
-    monkeypatch.setattr(remat_executor.planning, "new_runtime", lambda name: _Hungry(nbytes))
+    monkeypatch.setattr(remat_executor.module.replanning, "new_runtime", lambda name: _Hungry(nbytes))
 
 
 def test_a_runtime_that_takes_more_is_planned_tighter(

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from remat_executor import plan_graph
 from remat_facade import Hiremate
-from remat_facade.scratch import scratch_note
-from remat_graph.platform import Flops
+from remat_facade.planning.onednn_note import scratch_note
+from remat_graph.platforms.base import Flops
 
 
 class Last(nn.Module):

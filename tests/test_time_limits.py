@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from remat_facade.cli import main
+from remat_facade.cli.app import main
 from remat_facade.errors import NoRoom
-from remat_facade.method import Method
-from remat_facade.planner import Planner
+from remat_facade.planning.method import Method
+from remat_facade.planning.planner import Planner
 from remat_graph import save_graph
 from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import Deadline, InfeasibleBudget, min_budget
-from remat_solvers.families import chain
+from remat_solvers.testing import chain
 
 PARTS = 200  # of planning that may each find out for itself that time is up
 
@@ -25,7 +25,7 @@ def test_what_fits_is_looked_for_within_the_limit(monkeypatch: pytest.MonkeyPatc
     def made(limit: float | None, tell: Any) -> Deadline:
         return Deadline(limit, tell, clock=clock.__next__)
 
-    monkeypatch.setattr("remat_facade.planner.Deadline", made)
+    monkeypatch.setattr("remat_facade.planning.planner.Deadline", made)
     graph = chain(24, skips=4)
     smallest = min_budget(graph).nbytes
     planner = Planner(budget=smallest - 1, method=Method(time_limit_s=seconds))
@@ -51,7 +51,9 @@ def test_what_the_solver_found_on_its_way_is_told(monkeypatch: pytest.MonkeyPatc
     """Where no time is left to look for the smallest budget: less than the unplanned peak, and it works."""
     graph = chain(24, skips=4)
     smallest = min_budget(graph).nbytes
-    monkeypatch.setattr("remat_facade.planner.min_budget", lambda graph, _: min_budget(graph, Deadline(0.0)))
+    monkeypatch.setattr(
+        "remat_facade.planning.planner.min_budget", lambda graph, _: min_budget(graph, Deadline(0.0))
+    )
     planner = Planner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
     with pytest.raises(InfeasibleBudget, match="time was up") as caught:
         planner(graph)

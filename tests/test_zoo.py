@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from remat_facade import Hiremate
 from remat_facade.errors import PlanNotKept
-from remat_facade.method import Method
-from remat_facade.planner import SAVED, Planner
-from remat_facade.zoo import Zoo
+from remat_facade.planning.method import Method
+from remat_facade.planning.planner import SAVED, Planner
+from remat_facade.planning.zoo import Zoo
 from remat_graph import Graph, load_graph
 from remat_graph.budget import noremat_peak_nbytes
-from remat_graph.jsonfile import write_sealed
-from remat_graph.platform import with_times
+from remat_graph.platforms.base import with_times
+from remat_graph.serialization.json_reader import write_sealed
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_plan_not_used_for_the_longest_makes_room(
     graph: Graph, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Being found counts as use."""
-    monkeypatch.setattr("remat_facade.zoo.MOST_PLANS", 2)
+    monkeypatch.setattr("remat_facade.planning.zoo.MOST_PLANS", 2)
     plans = {name: attrs.evolve(planner(zoo), budget=name) for name in ("60%", "70%", "80%")}
     for i, name in enumerate(("60%", "70%")):
         plans[name](graph)
@@ -100,7 +100,7 @@ def test_what_a_plan_depends_on(change: str, graph: Graph, zoo: Zoo, monkeypatch
         different = attrs.evolve(graph, conditions=(*graph.conditions, ("autocast", "on")))
     with monkeypatch.context() as patch:
         if change == "sources":
-            patch.setattr("remat_facade.zoo._digest", lambda package: "edited")
+            patch.setattr("remat_facade.planning.zoo._digest", lambda package: "edited")
         assert not saved(other(different))
         assert saved(other(different))
     assert saved(first(graph))
@@ -110,7 +110,7 @@ def test_an_edited_solver_finds_no_plan_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The digest is of the sources, not of a version that an edit leaves as it is."""
-    from remat_facade.zoo import _digest
+    from remat_facade.planning.zoo import _digest
 
     package = tmp_path / "some_solvers"
     package.mkdir()
@@ -277,7 +277,7 @@ def test_an_entry_point_keeps_its_plans(tmp_path: Path, monkeypatch: pytest.Monk
 SECOND = """
 import sys, torch
 from remat_facade import Hiremate
-import remat_executor.measure as measuring
+import remat_executor.costs.measure as measuring
 from tests.test_zoo import Net
 def refuse(*_):
     raise AssertionError("measured although the cost is known")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from remat_executor.allocator import ProfilerBusy, allocator_peak
-from remat_executor.meter import MemoryMeter
+from remat_executor.memory.allocator import ProfilerBusy, allocator_peak
+from remat_executor.memory.meter import MemoryMeter
 
 N = 1000
 NBYTES = 4 * N
@@ -102,7 +102,7 @@ def test_an_error_passes_and_ends_the_session() -> None:
 
 def test_says_nothing() -> None:
     """A session leaves standard output and standard error empty."""
-    code = "import torch; from remat_executor.allocator import allocator_peak as a; a(lambda: torch.empty(9))"
+    code = "import torch; from remat_executor import allocator_peak; allocator_peak(lambda: torch.empty(9))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_executor.cost_cache import CostCache, OpCost, default_folder
-from remat_graph.jsonfile import write_sealed
+from remat_executor.costs.cache import CostCache, OpCost, default_folder
+from remat_graph.serialization.json_reader import write_sealed
 
 COST = OpCost(time_s=1e-3, workspace_nbytes=8, output_nbytes=64)
 costs = st.builds(

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from remat_executor import torch_private
+from remat_executor.lowering.runtime_protocol import Ends
 from remat_executor.runtime.eager import Eager, fold_views
-from remat_executor.runtime_protocol import Ends
 
 aten = torch.ops.aten
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import torch_private
-from remat_executor.capture import capture
-from remat_executor.stepgraph import check_input
-from remat_executor.translate import translate
+from remat_executor.capture.joint_graph import capture
+from remat_executor.module.step_graph import check_input
+from remat_executor.translation.translate import translate
 from remat_graph import Graph
 
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from remat_executor.cost_cache import CostCache, OpCost
-from remat_executor.measure import MeasureError, measure
+from remat_executor.costs.cache import CostCache, OpCost
+from remat_executor.costs.measure import MeasureError, measure
 
 aten = torch.ops.aten
 Factory = Callable[[], Callable[[], object]]
@@ -96,7 +96,7 @@ def test_times_are_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda: run
 
     clock = SimpleNamespace(perf_counter=lambda: now_s, monotonic=time.monotonic)
-    monkeypatch.setattr("remat_executor.measure.time", clock)
+    monkeypatch.setattr("remat_executor.costs.measure.time", clock)
     seconds = {"10 us": 1e-5, "1 ms": 1e-3, "30 ms": 3e-2}
     costs = measure({key: taking(s) for key, s in seconds.items()})
     assert {key: cost.time_s for key, cost in costs.items()} == pytest.approx(seconds)

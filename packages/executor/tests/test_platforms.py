@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-import remat_executor.costs
+import remat_executor.costs.annotate
 from remat_executor import PlannedModule, plan_graph
 from remat_executor.errors import UnplannedUse
-from remat_executor.keys import anywhere
+from remat_executor.translation.keys import anywhere
 from remat_graph import H200Spec, Measured, OpCost, load_platform, save_platform
 from tests.planners import save_all
 
@@ -37,7 +37,7 @@ def test_a_measured_device_is_planned_for_without_measuring(
         asked.extend(requests)
         return {}
 
-    monkeypatch.setattr(remat_executor.costs, "measure", measure)
+    monkeypatch.setattr(remat_executor.costs.annotate, "measure", measure)
     platform = load_platform(tmp_path / "platform.json")
     graph = plan_graph(network(), sample, platform=platform, cache_dir=tmp_path / "elsewhere")
     assert asked == []

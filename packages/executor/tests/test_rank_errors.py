@@ -5,8 +5,8 @@ from typing import Any
 import attrs
 import pytest
 
-from remat_executor import distributed
 from remat_executor.errors import RankFailed
+from remat_executor.module import distributed
 from remat_graph import RematError
 
 

@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch import nn
 
-from remat_executor.contents import MOST
-from remat_executor.settings import settings
+from remat_executor.inspection.attribute_keys import settings
+from remat_executor.inspection.object_contents import MOST
 
 
 class Box:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_executor.snapshot import Snapshot
+from remat_executor.guards.snapshot import Snapshot
 
 
 class Slotted:

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from remat_graph import load_order, save_order
-from remat_graph.jsonfile import write_json
+from remat_graph.serialization.json_reader import write_json
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

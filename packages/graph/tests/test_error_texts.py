@@ -5,8 +5,8 @@ import pytest
 
 from remat_graph import RematError, parse_nbytes
 from remat_graph.errors import BadBudget, cut, shown
-from remat_graph.jsonfile import Reader
-from remat_graph.platform import get_platform
+from remat_graph.platforms.base import get_platform
+from remat_graph.serialization.json_reader import Reader
 
 
 class Long:

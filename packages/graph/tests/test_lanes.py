@@ -24,7 +24,7 @@ from remat_graph import (
     Wait,
     simulate,
 )
-from remat_graph.lanes import Job, finish_times
+from remat_graph.simulator.lanes import Job, finish_times
 
 OUT, BACK, CPU, COMPUTE = Lane.TO_HOST, Lane.TO_DEVICE, Lane.CPU_OPTIMIZER, Lane.COMPUTE
 

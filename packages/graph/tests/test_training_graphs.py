@@ -28,7 +28,8 @@ from remat_graph import (
     verify,
 )
 from remat_graph.plan import Plan
-from remat_graph.serialize import plan_from_data, plan_to_data, schedule_from_data, schedule_to_data
+from remat_graph.serialization.plans import plan_from_data, plan_to_data
+from remat_graph.serialization.schedules import schedule_from_data, schedule_to_data
 from remat_graph.training import Optimized, accumulating, at_home, persistent, training_graph
 
 

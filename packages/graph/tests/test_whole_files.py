@@ -8,14 +8,15 @@ import threading
 
 import pytest
 
-from remat_graph import BadFile, pipes, wholefile
-from remat_graph.jsonfile import read_json
-from remat_graph.wholefile import write_whole
+from remat_graph import BadFile
+from remat_graph.serialization import pipes, whole_file
+from remat_graph.serialization.json_reader import read_json
+from remat_graph.serialization.whole_file import write_whole
 
 STOPS = """
 import os, signal, sys
 from remat_graph import BadFile, pipes, wholefile
-from remat_graph.jsonfile import read_json
+from remat_graph.serialization.json_reader import read_json
 if sys.argv[2] == "killed":
     os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 else:
@@ -85,7 +86,7 @@ def test_files_of_others_stay(tmp_path):
 
 def test_without_locks(tmp_path, monkeypatch):
     """Where there are none, a file that nobody has open can be removed and one in use cannot."""
-    monkeypatch.setattr(wholefile, "fcntl", None)
+    monkeypatch.setattr(whole_file, "fcntl", None)
     (tmp_path / ".a.00000000.remat-part").write_text("half")
     write_whole(tmp_path / "a", b"whole")
     assert ["a"] == os.listdir(tmp_path)

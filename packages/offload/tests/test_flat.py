@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_offload.flat import flat, memory_order, overlapping, pieces, share_order
+from remat_offload.optimizer.chunking import flat, memory_order, overlapping, pieces, share_order
 
 GRAIN = 32768
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_offload import CannotPin, HostPool, HostPoolExhausted, HostPoolMisuse, LaneFailed
-from remat_offload.memory import PlainMemory, RegisteredMemory
+from remat_offload.host_memory.pinned import PlainMemory, RegisteredMemory
 
 
 @attrs.define

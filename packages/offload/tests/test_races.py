@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from remat_graph import Lane
 from remat_offload import HostPool, LaneFailed, MachineMisuse, Race, Recorder, SimulatedMachine, find_races
-from remat_offload.lanes import Ticket
+from remat_offload.machine.base import Ticket
 
 
 def races(recorder: Recorder) -> list[tuple[str, str]]:

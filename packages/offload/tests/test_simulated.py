@@ -5,10 +5,10 @@ import time
 import pytest
 import torch
 
-from remat_executor.meter import MemoryMeter
+from remat_executor.memory.meter import MemoryMeter
 from remat_graph import Lane
 from remat_offload import HostPool, LaneFailed, MachineMisuse, SimulatedMachine
-from remat_offload.rates import measure_links
+from remat_offload.machine.bandwidth import measure_links
 
 
 def laid_out(size: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -5,8 +5,8 @@ from itertools import combinations, product
 
 from remat_graph import Graph
 from remat_graph.partition import Partition
-from remat_solvers.evaluate import evaluate, flatten
-from remat_solvers.linear import without_useless
+from remat_solvers.evaluation.arrays import evaluate, flatten
+from remat_solvers.evaluation.linear_order import without_useless
 
 Runs = list[tuple[str, int]]
 

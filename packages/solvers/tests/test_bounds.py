@@ -10,11 +10,12 @@ from packages.solvers.tests import oracle
 
 from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, simulate
 from remat_graph.budget import noremat_peak_nbytes
-from remat_solvers import Problem, SolverWarning, Status, get_solver, portfolio
+from remat_solvers import Problem, SolverWarning, Status, get_solver
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.bounds.coarse import CoarseBound
-from remat_solvers.bounds.relatives import in_order, relatives
-from remat_solvers.families import chain, dense, mobile, random_graph, unet
+from remat_solvers.bounds.reachability import in_order, relatives
+from remat_solvers.portfolio import auto
+from remat_solvers.testing import chain, dense, mobile, random_graph, unet
 
 
 def run(name: str, inputs: list[int], outputs: list[int], time_s: float, scratch: int = 0) -> Op:
@@ -199,7 +200,7 @@ def test_a_part_that_fails_loses_its_place(part: str, monkeypatch: pytest.Monkey
     if part == "CoarseBound.round":
         monkeypatch.setattr(CoarseBound, "round", fail)
     else:
-        monkeypatch.setattr(portfolio, part, fail)
+        monkeypatch.setattr(auto, part, fail)
     with pytest.warns(SolverWarning, match="out of order"):
         solution = get_solver("auto", moves=2000, gap=0.0).solve(Problem(graph, int(0.75 * peak)))
     assert solution.feasible

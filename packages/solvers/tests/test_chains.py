@@ -10,19 +10,20 @@ import pytest
 from remat_graph import Graph, Implementation, Op, Value, simulate
 from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.partition import articulation_places, at_articulations
-from remat_solvers import Problem, chain_dp
-from remat_solvers.chain_dp import Careful, ChainTable, Run, keep_all
-from remat_solvers.chen import CheckpointAP, ChenGreedy, ChenGreedyLinear, ChenSqrt, ChenSqrtLinear
+from remat_solvers import Problem
+from remat_solvers.chain import table
+from remat_solvers.chain.table import Careful, ChainTable, Run, keep_all
 from remat_solvers.errors import TableTooLarge
-from remat_solvers.evaluate import evaluate, flatten
-from remat_solvers.families import layer_graph, random_graph
-from remat_solvers.griewank import Griewank, advances, reversal
-from remat_solvers.hilp import Hilp
-from remat_solvers.hiremate import Hiremate
-from remat_solvers.mincut import MinCut
-from remat_solvers.rockmate import Rockmate
-from remat_solvers.rotor import Rotor
-from remat_solvers.twremat import Parts, TwRemat
+from remat_solvers.evaluation.arrays import evaluate, flatten
+from remat_solvers.methods.chen import CheckpointAP, ChenGreedy, ChenGreedyLinear, ChenSqrt, ChenSqrtLinear
+from remat_solvers.methods.griewank import Griewank, advances, reversal
+from remat_solvers.methods.hilp import Hilp
+from remat_solvers.methods.hiremate import Hiremate
+from remat_solvers.methods.mincut import MinCut
+from remat_solvers.methods.rockmate import Rockmate
+from remat_solvers.methods.rotor import Rotor
+from remat_solvers.methods.twremat import Parts, TwRemat
+from remat_solvers.testing import layer_graph, random_graph
 
 ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
 
@@ -90,7 +91,7 @@ def _plans(i: int, j: int) -> list[list[Run]]:
 
 def test_a_table_that_fits_no_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a byte of it is taken: one line with both numbers."""
-    monkeypatch.setattr(chain_dp, "MOST_TABLE_NBYTES", 10_000)
+    monkeypatch.setattr(table, "MOST_TABLE_NBYTES", 10_000)
     graph = chain(0, 24)
     with pytest.raises(TableTooLarge, match=r"^a table of 24 stages and 60 slots takes .*: ask for fewer"):
         Rotor(slots=500).solve(Problem(graph, noremat_peak_nbytes(graph) // 2 + 1))

@@ -15,7 +15,7 @@ from remat_graph import Graph
 from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import BadParameter, Deadline, Problem, Solution, get_solver
 from remat_solvers.errors import SolverWarning
-from remat_solvers.families import layer_graph, random_graph
+from remat_solvers.testing import layer_graph, random_graph
 
 ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
 HAVE = find_spec("ortools") is not None
@@ -163,7 +163,7 @@ def test_a_process_that_dies_is_a_warning(fake: Path, fate: str, said: str) -> N
 
 def test_a_process_that_hangs_is_ended(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Soon after the deadline, and it is gone."""
-    monkeypatch.setattr("remat_solvers.cpsat.GRACE_S", 0.5)
+    monkeypatch.setattr("remat_solvers.mip.cp_sat.GRACE_S", 0.5)
     number = tmp_path / "pid"
     write = f"pathlib.Path({str(number)!r}).write_text(str(os.getpid()))"
     fake.write_text(f"import os, pathlib, time; {write}; time.sleep(600)")

@@ -8,11 +8,11 @@ import sys
 SCRIPT = """
 import json
 from remat_graph import Schedule, simulate
-from remat_graph.serialize import schedule_to_data
+from remat_graph.serialization.plans import schedule_to_data
 from remat_graph.testing import random_links, random_training
 from remat_solvers import Deadline, Problem, get_solver, solver_names
-from remat_solvers.families import chain, mobile, unet
-from remat_solvers.offload import Offload
+from remat_solvers.testing import chain, mobile, unet
+from remat_solvers.offload.solver import Offload
 
 PROGRAMS = {"checkmate", "checkmate_lp", "moccasin", "rockmate", "hilp", "hiremate"}
 found = {}

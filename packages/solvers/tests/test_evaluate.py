@@ -5,8 +5,8 @@ import random
 import pytest
 
 from remat_graph import InvalidSchedule, Schedule, simulate, verify
-from remat_solvers.evaluate import evaluate, flatten
-from remat_solvers.families import random_graph
+from remat_solvers.evaluation.arrays import evaluate, flatten
+from remat_solvers.testing import random_graph
 
 
 @pytest.mark.parametrize("seed", range(60))

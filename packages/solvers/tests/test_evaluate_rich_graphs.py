@@ -6,7 +6,7 @@ import pytest
 
 from remat_graph import InvalidSchedule, Schedule, simulate
 from remat_graph.testing import random_graph, random_order
-from remat_solvers.evaluate import evaluate, flatten
+from remat_solvers.evaluation.arrays import evaluate, flatten
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -10,15 +10,15 @@ from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, load_g
 from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.partition import at_articulations, cut
 from remat_solvers import Deadline, Problem, Solution, get_solver
-from remat_solvers.blocks import Menus, with_turn, without_turn
-from remat_solvers.checkmate import Checkmate
-from remat_solvers.evaluate import evaluate, flatten
-from remat_solvers.families import chain as network
-from remat_solvers.families import random_graph
-from remat_solvers.hilp import Hilp
-from remat_solvers.hiremate import Hiremate
-from remat_solvers.repair import repaired
-from remat_solvers.rockmate import Rockmate
+from remat_solvers.chain.block_options import Menus, with_turn, without_turn
+from remat_solvers.evaluation.arrays import evaluate, flatten
+from remat_solvers.local_search.repair import repaired
+from remat_solvers.methods.checkmate import Checkmate
+from remat_solvers.methods.hilp import Hilp
+from remat_solvers.methods.hiremate import Hiremate
+from remat_solvers.methods.rockmate import Rockmate
+from remat_solvers.testing import chain as network
+from remat_solvers.testing import random_graph
 
 CORPUS = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
 

@@ -11,14 +11,15 @@ from remat_graph import Graph
 from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.partition import at_articulations
 from remat_graph.testing import random_links, random_training
-from remat_solvers import Deadline, Problem, Progress, get_solver, min_budget, portfolio, solver_names
+from remat_solvers import Deadline, Problem, Progress, get_solver, min_budget, solver_names
 from remat_solvers.bounds.coarse import CoarseBound, Round
-from remat_solvers.chain_dp import Careful, ChainTable, keep_all
-from remat_solvers.evaluate import Ints
-from remat_solvers.families import chain, unet
-from remat_solvers.offload import Offload
-from remat_solvers.questions import bounds_of, budgets_of, pareto
-from remat_solvers.twremat import Parts, TwRemat
+from remat_solvers.chain.table import Careful, ChainTable, keep_all
+from remat_solvers.evaluation.arrays import Ints
+from remat_solvers.methods.twremat import Parts, TwRemat
+from remat_solvers.offload.solver import Offload
+from remat_solvers.portfolio import auto
+from remat_solvers.queries import bounds_of, budgets_of, pareto
+from remat_solvers.testing import chain, unet
 
 PARTS = 200  # of a solver that may each find out for itself that time is up
 
@@ -38,7 +39,7 @@ def idle_round(extra_s: float = 0.0) -> Round:
         slack_s=0.0,
         proven=False,
         ended=True,
-        checks=portfolio.CHECKS,
+        checks=auto.CHECKS,
     )
 
 
@@ -64,7 +65,7 @@ def test_rounds_that_gain_nothing_end(monkeypatch: pytest.MonkeyPatch, gains: in
     graph = chain(24)
     solution = get_solver("auto", moves=0).solve(Problem(graph, int(0.5 * noremat_peak_nbytes(graph))))
     assert solution.feasible
-    assert gains + portfolio.IDLE_ROUNDS == len(done) == solution.stats["rounds"]
+    assert gains + auto.IDLE_ROUNDS == len(done) == solution.stats["rounds"]
 
 
 def test_rounds_end_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +74,7 @@ def test_rounds_end_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = min_budget(graph).nbytes - 1
     done = with_rounds(monkeypatch, 0)
     assert not get_solver("auto", moves=0).solve(Problem(graph, budget)).feasible
-    assert portfolio.IDLE_ROUNDS == len(done)
+    assert auto.IDLE_ROUNDS == len(done)
 
 
 def test_a_short_walk_comes_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +83,8 @@ def test_a_short_walk_comes_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -
     def trace(arrays: Any, *_: Any, **__: Any) -> Ints:
         return np.arange(len(arrays.backward), dtype=np.int64)
 
-    monkeypatch.setattr(portfolio, "evict", trace)
-    monkeypatch.setattr(portfolio, "keep_only", trace)
+    monkeypatch.setattr(auto, "evict", trace)
+    monkeypatch.setattr(auto, "keep_only", trace)
     done = with_rounds(monkeypatch, 0)
     told: list[tuple[str, int]] = []
 

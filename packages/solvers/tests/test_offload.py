@@ -10,14 +10,14 @@ import pytest
 
 from remat_graph import Graph, Home, Lane, Links, OptimizerStep, Role, Schedule, Start, simulate
 from remat_graph.budget import noremat_peak_nbytes
-from remat_graph.simulate import Grads
+from remat_graph.simulator.simulate import Grads
 from remat_graph.testing import random_chain, random_graph, random_links, random_training
 from remat_graph.training import Optimized, accumulating, at_home, training_graph
 from remat_solvers import Deadline, Problem, Solution, Status
-from remat_solvers.neighbours import fates, neighbours
-from remat_solvers.offload import PERIODS, WORTH, Offload
-from remat_solvers.pofo import Pofo
-from remat_solvers.runs import params_of
+from remat_solvers.methods.pofo import Pofo
+from remat_solvers.offload.parameter_groups import params_of
+from remat_solvers.offload.placement_neighbors import fates, neighbours
+from remat_solvers.offload.solver import PERIODS, WORTH, Offload
 
 FARTHEST = 0.02  # above the best homes, as a ratio of the time; not moving is worth as much (`offload.WORTH`)
 FROM_TABLE = 0.03  # above the chain DP's time

@@ -6,7 +6,7 @@ from packages.solvers.tests import oracle
 from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import Problem, Status, get_solver
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
-from remat_solvers.families import random_graph
+from remat_solvers.testing import random_graph
 
 SOLVERS = (
     *("noremat", "checkpoint_ap", "chen_sqrt", "chen_sqrt_linear", "chen_greedy", "chen_greedy_linear"),

@@ -13,11 +13,11 @@ from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.partition import at_articulations
 from remat_graph.testing import random_chain, random_graph, random_links, streamed
 from remat_solvers import Deadline, Problem, Solution, Status
-from remat_solvers.families import chain, mobile, unet
-from remat_solvers.pofo import Pofo
-from remat_solvers.pofo_labels import FIELDS, best_of, held, in_both, join, pass_by, waits
-from remat_solvers.rotor import Rotor
-from remat_solvers.transfers import gaps, place
+from remat_solvers.chain.offload_labels import FIELDS, best_of, held, in_both, join, pass_by, waits
+from remat_solvers.methods.pofo import Pofo
+from remat_solvers.methods.rotor import Rotor
+from remat_solvers.testing import chain, mobile, unet
+from remat_solvers.transfers.placement import gaps, place
 
 FARTHEST = 0.04  # from the optimum, as a ratio of the time; seen once on 192 chains of 3 stages
 

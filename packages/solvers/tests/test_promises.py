@@ -8,9 +8,9 @@ import pytest
 
 from remat_graph import Graph, simulate
 from remat_graph.budget import noremat_peak_nbytes
-from remat_graph.serialize import load_graph
+from remat_graph.serialization.graphs import load_graph
 from remat_solvers import Deadline, InfeasibleBudget, Problem, Status, get_solver, min_budget, solve
-from remat_solvers.families import chain, random_graph, unet
+from remat_solvers.testing import chain, random_graph, unet
 
 CORPUS = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
 

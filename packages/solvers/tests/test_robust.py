@@ -8,7 +8,7 @@ import pytest
 from remat_graph import Graph, Implementation, Op, Value, simulate
 from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Status, get_solver, solver_names
-from remat_solvers.families import random_graph
+from remat_solvers.testing import random_graph
 
 QUICK: dict[str, dict[str, object]] = {
     "auto": {"moves": 1000},

@@ -10,10 +10,10 @@ from packages.solvers.tests import stage_oracle
 from remat_graph import Graph, Home, Role, Value
 from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import BadParameter, Deadline, Problem
-from remat_solvers.checkmate import ACCOUNTINGS, Checkmate
-from remat_solvers.checkmate_lp import CheckmateLP
-from remat_solvers.families import layer_graph, random_graph
-from remat_solvers.moccasin import Moccasin
+from remat_solvers.methods.checkmate import ACCOUNTINGS, Checkmate
+from remat_solvers.methods.checkmate_lp import CheckmateLP
+from remat_solvers.methods.moccasin import Moccasin
+from remat_solvers.testing import layer_graph, random_graph
 
 ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
 OPTIMA = {

@@ -6,10 +6,10 @@ import numba
 import numpy as np
 import pytest
 
-from remat_solvers import kernels_state as kernels
-from remat_solvers.evaluate import evaluate, flatten
-from remat_solvers.families import random_graph
-from remat_solvers.state import get_order, make_state
+from remat_solvers.evaluation.arrays import evaluate, flatten
+from remat_solvers.evaluation.search_state import get_order, make_state
+from remat_solvers.kernels import incremental as kernels
+from remat_solvers.testing import random_graph
 
 
 @numba.njit

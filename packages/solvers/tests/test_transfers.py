@@ -28,7 +28,7 @@ from remat_graph import (
 )
 from remat_graph.testing import random_chain, random_graph, random_links, random_order, streamed
 from remat_solvers.errors import NoGap
-from remat_solvers.transfers import Gap, gaps, place
+from remat_solvers.transfers.placement import Gap, gaps, place
 
 Made = tuple[Graph, list[int], list[Gap], Links]
 

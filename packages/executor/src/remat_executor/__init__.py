@@ -1,12 +1,12 @@
 """Capture, measure, lower and run PyTorch models under a plan, and meter the memory they use."""
 
-from remat_executor.allocator import AllocatorRecord, allocator_peak
-from remat_executor.buckets import Buckets
 from remat_executor.errors import BadInput, CaptureError, RematWarning, UnplannedUse, UnsupportedTorch
-from remat_executor.meter import MemoryMeter
-from remat_executor.module import PlannedModule
-from remat_executor.planning import Planner
-from remat_executor.stepgraph import plan_graph
+from remat_executor.memory.allocator import AllocatorRecord, allocator_peak
+from remat_executor.memory.meter import MemoryMeter
+from remat_executor.module.buckets import Buckets
+from remat_executor.module.planned_module import PlannedModule
+from remat_executor.module.replanning import Planner
+from remat_executor.module.step_graph import plan_graph
 
 __version__ = "0.1.0"
 

@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor.errors import UnsupportedTorch
-from remat_executor.layouts import Layouts
+from remat_executor.stride_rules import Layouts
 from remat_graph.contexts import context
 from remat_graph.errors import text_of
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from remat_executor import Buckets as Buckets
-    from remat_facade.config import Config as Config
-    from remat_facade.config import generate_config as generate_config
-    from remat_facade.config import load_config as load_config
-    from remat_facade.config import save_config as save_config
-    from remat_facade.entrypoints import Hiremate as Hiremate
-    from remat_facade.entrypoints import PureCheckmate as PureCheckmate
-    from remat_facade.entrypoints import PureHiremate as PureHiremate
-    from remat_facade.entrypoints import PureRockmate as PureRockmate
-    from remat_facade.entrypoints import PureRotor as PureRotor
-    from remat_facade.entrypoints import Rockmate as Rockmate
-    from remat_facade.factory import from_config as from_config
-    from remat_facade.offmate import Offmate as Offmate
+    from remat_facade.config.types import Config as Config
+    from remat_facade.config.types import generate_config as generate_config
+    from remat_facade.config.yaml_io import load_config as load_config
+    from remat_facade.config.yaml_io import save_config as save_config
+    from remat_facade.entrypoints.factory import from_config as from_config
+    from remat_facade.entrypoints.offmate import Offmate as Offmate
+    from remat_facade.entrypoints.rockmate import Hiremate as Hiremate
+    from remat_facade.entrypoints.rockmate import PureCheckmate as PureCheckmate
+    from remat_facade.entrypoints.rockmate import PureHiremate as PureHiremate
+    from remat_facade.entrypoints.rockmate import PureRockmate as PureRockmate
+    from remat_facade.entrypoints.rockmate import PureRotor as PureRotor
+    from remat_facade.entrypoints.rockmate import Rockmate as Rockmate
 
 __version__ = "0.1.0"
 
@@ -40,14 +40,22 @@ __all__ = [
 ]
 
 
+_PLACES = {
+    "Buckets": "entrypoints.options",
+    "Config": "config.types",
+    "Offmate": "entrypoints.offmate",
+    "from_config": "entrypoints.factory",
+    "generate_config": "config.types",
+    "load_config": "config.types",
+    "save_config": "config.types",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Load a public name from the module that holds it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    torch_free = ("Config", "generate_config", "load_config", "save_config")
-    places = dict.fromkeys(torch_free, "config") | {"Offmate": "offmate", "from_config": "factory"}
-    module = import_module(f"{__name__}.{places.get(name, 'entrypoints')}")
-    return getattr(module, name)  # `entrypoints` has `Buckets` too
+    return getattr(import_module(f"{__name__}.{_PLACES.get(name, 'entrypoints.rockmate')}"), name)
 
 
 def __dir__() -> list[str]:

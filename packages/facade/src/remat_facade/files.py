@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from remat_facade.errors import CannotWrite
-from remat_graph import wholefile
+from remat_graph.serialization import whole_file
 
 
 def check_places(
@@ -75,7 +75,7 @@ def save_to(path: Path, save: Callable[[Path], None]) -> Path:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
-    """Write a file in one step (`remat_graph.wholefile`), in a folder that is made if it is missing.
+    """Write a file in one step, in a folder that is made if it is missing.
 
     Args:
         path: the file.
@@ -84,7 +84,7 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
     Raises:
         CannotWrite: the folder or the file cannot be written.
     """
-    return save_to(Path(path), lambda path: wholefile.write_whole(path, content))
+    return save_to(Path(path), lambda path: whole_file.write_whole(path, content))
 
 
 def _reason(error: OSError) -> str:

@@ -15,9 +15,8 @@ from remat_graph.errors import (
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Update, Value
 from remat_graph.links import Links
-from remat_graph.measured import Measured, Measurement, find_platform, load_platform, save_platform
 from remat_graph.plan import Plan
-from remat_graph.platform import (
+from remat_graph.platforms.base import (
     Flops,
     H200Spec,
     OpCost,
@@ -29,6 +28,7 @@ from remat_graph.platform import (
     with_platform,
     with_times,
 )
+from remat_graph.platforms.measured import Measured, Measurement, find_platform, load_platform, save_platform
 from remat_graph.schedule import (
     Compute,
     Deliver,
@@ -42,21 +42,10 @@ from remat_graph.schedule import (
     Transfer,
     Wait,
 )
-from remat_graph.serialize import (
-    graph_from_data,
-    graph_to_data,
-    load_graph,
-    load_order,
-    load_plan,
-    plan_from_data,
-    plan_to_data,
-    save_graph,
-    save_order,
-    save_plan,
-    schedule_from_data,
-    schedule_to_data,
-)
-from remat_graph.simulate import Grads, Timeline, simulate
+from remat_graph.serialization.graphs import graph_from_data, graph_to_data, load_graph, save_graph
+from remat_graph.serialization.plans import load_plan, plan_from_data, plan_to_data, save_plan
+from remat_graph.serialization.schedules import load_order, save_order, schedule_from_data, schedule_to_data
+from remat_graph.simulator.simulate import Grads, Timeline, simulate
 from remat_graph.units import format_nbytes, format_seconds
 from remat_graph.verify import verify
 

@@ -10,18 +10,15 @@ import attrs
 from remat_graph.errors import BadBudget, shown
 from remat_graph.ir import Graph
 from remat_graph.schedule import Schedule
-from remat_graph.simulate import simulate
+from remat_graph.simulator.simulate import simulate
+from remat_graph.units import BINARY, DECIMAL
 
 Budget = SupportsIndex | float | str
 """What a person may give as a budget: bytes, or text such as ``"2GiB"``, ``"800MB"`` or ``"40%"``."""
 
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-_DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
-
 _SCALES: dict[str, int] = {
     unit.lower(): base**power
-    for base, units in ((1024, _BINARY), (1000, _DECIMAL))
+    for base, units in ((1024, BINARY), (1000, DECIMAL))
     for power, unit in enumerate(units)
 }
 

@@ -15,7 +15,7 @@ from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Home
 from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
-from remat_graph.simulate import simulate
+from remat_graph.simulator.simulate import simulate
 from remat_graph.training import at_home, persistent
 from remat_graph.units import format_nbytes, format_seconds
 

@@ -1,21 +1,22 @@
-"""Bytes and seconds as text and back, and what a budget given by a person means in bytes."""
+"""Bytes and seconds as text for people."""
 
 import math
 
-from remat_graph.budget import _BINARY
+BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def format_nbytes(nbytes: int) -> str:
     """Bytes for people: three digits and a binary unit, such as ``1.43 GiB``; below 1024 the exact number."""
     size, power = abs(float(nbytes)), 0
     # 1023.9996 would print as 1024, so the step to the next unit looks at the printed digits.
-    while power < len(_BINARY) - 1 and float(f"{size:.4g}") >= 1024:
+    while power < len(BINARY) - 1 and float(f"{size:.4g}") >= 1024:
         size, power = size / 1024, power + 1
     sign = "-" if nbytes < 0 else ""
     if power == 0:
         return f"{sign}{abs(nbytes)} B"
     digits = 2 if size < 10 else 1 if size < 100 else 0
-    return f"{sign}{size:.{digits}f} {_BINARY[power]}"
+    return f"{sign}{size:.{digits}f} {BINARY[power]}"
 
 
 def format_seconds(seconds: float) -> str:

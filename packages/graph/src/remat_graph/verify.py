@@ -6,7 +6,7 @@ from typing import NoReturn
 from remat_graph.errors import InvalidGraph
 from remat_graph.ir import MOST_NBYTES, Graph, Implementation, Op, Role
 from remat_graph.schedule import Schedule
-from remat_graph.simulate import simulate
+from remat_graph.simulator.simulate import simulate
 
 
 def verify(graph: Graph, schedule: Schedule | None = None) -> None:

@@ -1,6 +1,5 @@
 """Moving values off the device: host memory, lanes, and optimizers stepped where their state is."""
 
-from remat_offload.cuda import CudaMachine
 from remat_offload.errors import (
     CannotPin,
     HostPoolExhausted,
@@ -10,14 +9,15 @@ from remat_offload.errors import (
     RefusedOptimizer,
     StepMisuse,
 )
-from remat_offload.lanes import Machine, Ticket
-from remat_offload.piecewise import PiecewiseStep
-from remat_offload.pool import HostPool, HostPoolStatistics
-from remat_offload.probe import Kind, StateTensor
-from remat_offload.races import Operation, Race, find_races
-from remat_offload.recorder import Recorder
-from remat_offload.simulated import SimulatedMachine
-from remat_offload.stepper import Stepper, kind_of, state_layout
+from remat_offload.host_memory.pool import HostPool, HostPoolStatistics
+from remat_offload.machine.base import Machine, Ticket
+from remat_offload.machine.cuda import CudaMachine
+from remat_offload.machine.races import Operation, Race, find_races
+from remat_offload.machine.recorder import Recorder
+from remat_offload.machine.simulated import SimulatedMachine
+from remat_offload.optimizer.chunked_step import PiecewiseStep
+from remat_offload.optimizer.partial_step import Stepper, kind_of, state_layout
+from remat_offload.optimizer.profile import Kind, StateTensor
 
 __version__ = "0.1.0"
 

@@ -19,15 +19,15 @@ from remat_solvers.solve import solve
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from remat_solvers.questions import MinBudget, min_budget
+    from remat_solvers.queries import MinBudget, min_budget
 
 
 def __getattr__(name: str) -> Any:
     """Load what needs the compiled parts when it is first asked for."""
     if name in ("MinBudget", "min_budget"):
-        from remat_solvers import questions
+        from remat_solvers import queries
 
-        return getattr(questions, name)
+        return getattr(queries, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -29,6 +29,6 @@ def solve(
     solution = get_solver(solver, **parameters).solve(Problem(graph, budget_nbytes), deadline)
     if solution.feasible:
         return solution
-    from remat_solvers.questions import infeasible
+    from remat_solvers.queries import infeasible
 
     raise infeasible(graph, budget_nbytes, deadline)

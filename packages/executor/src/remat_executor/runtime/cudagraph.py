@@ -27,10 +27,10 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from remat_executor import torch_private
 from remat_executor.errors import UnplannedUse
-from remat_executor.nodes import args_of, is_item
+from remat_executor.fx_nodes import args_of, is_item
+from remat_executor.lowering.runtime_protocol import Ends, Run
 from remat_executor.rng import default_generator, read_state, replay
-from remat_executor.runtime.effects import written
-from remat_executor.runtime_protocol import Ends, Run
+from remat_executor.runtime.mutations import written
 
 
 @attrs.frozen(kw_only=True)

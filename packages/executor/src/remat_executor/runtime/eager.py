@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from remat_executor import torch_private
-from remat_executor.nodes import args_of, is_item, source_of, target_of
-from remat_executor.runtime_protocol import Ends, Run
+from remat_executor.fx_nodes import args_of, is_item, source_of, target_of
+from remat_executor.lowering.runtime_protocol import Ends, Run
 
 aten = torch.ops.aten
 

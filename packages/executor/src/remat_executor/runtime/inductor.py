@@ -3,7 +3,8 @@
 A piece is traced again under Inductor's decompositions. What crosses from piece to piece is what the plan
 keeps; within one Inductor fuses, in the order it is given, and frees its inputs as it goes. What would move
 work or change layouts is switched off. In-place forms of the plan become new storages that Inductor places
-itself, so a compiled step may hold a little more than its plan says: `remat_executor.rehearsal` measures it.
+itself, so a compiled step may hold a little more than its plan says: `remat_executor.module.peak_check`
+measures it.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,11 +16,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat_executor import torch_private
 from remat_executor.errors import warn
-from remat_executor.nodes import args_of
-from remat_executor.runtime.effects import written
-from remat_executor.runtime.opaque import Opaque
-from remat_executor.runtime.pieces import cut
-from remat_executor.runtime_protocol import Ends, Run
+from remat_executor.fx_nodes import args_of
+from remat_executor.lowering.runtime_protocol import Ends, Run
+from remat_executor.runtime.mutations import written
+from remat_executor.runtime.opaque_ops import Opaque
+from remat_executor.runtime.repeat_splits import cut
 from remat_graph.errors import text_of
 
 

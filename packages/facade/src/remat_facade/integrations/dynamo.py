@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from remat_executor.autograd.pending_calls import planned_calls_behind
 from remat_executor.errors import NothingToDifferentiate, warn
-from remat_executor.upstream import planned_calls_behind
-from remat_facade.entrypoints import Rockmate
+from remat_facade.entrypoints.rockmate import Rockmate
 from remat_facade.errors import BadOption
 
 _NOT_OPTIONS = frozenset({"model", "sample", "sample_kwargs", "plan"})

@@ -14,7 +14,7 @@ from remat_facade.report.table import Table
 from remat_graph import Graph
 from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.units import format_nbytes
-from remat_solvers.questions import Point
+from remat_solvers.queries import Point
 
 Curves = Mapping[str, Sequence[Point]]  # by solver
 

@@ -8,10 +8,10 @@ from remat_facade.report.trace import repeated_targets
 from remat_graph import Graph
 from remat_graph.plan import Plan
 from remat_graph.units import format_nbytes, format_seconds
-from remat_solvers.questions import MaxBatch, MinBudget
+from remat_solvers.queries import MaxBatch, MinBudget
 
 if TYPE_CHECKING:  # it imports torch
-    from remat_facade.fit import Fit
+    from remat_facade.planning.memory_fit import Fit
 
 
 @attrs.frozen(kw_only=True)

@@ -5,10 +5,10 @@ Each pass takes a graph and gives a `Partition`: `at_articulations`, `at_repetit
 """
 
 from remat_graph.partition.articulation import articulation_places, at_articulations
-from remat_graph.partition.grouping import grouped
+from remat_graph.partition.bottom_up import grouped
 from remat_graph.partition.groups import Partition, Subgraph, cut, forward_ops, repeatable
-from remat_graph.partition.narrow import at_narrow_places, narrow_places
-from remat_graph.partition.repeated import Block, Repetition, at_repetitions, repeated_blocks
+from remat_graph.partition.repeated_blocks import Block, Repetition, at_repetitions, repeated_blocks
+from remat_graph.partition.windows import at_narrow_places, narrow_places
 
 __all__ = [
     "Block",

@@ -34,11 +34,11 @@ import attrs
 import numpy as np
 
 from remat_graph import Graph
+from remat_solvers.bounds.coarse_program import Moments
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.bounds.floor import budget_floor
-from remat_solvers.bounds.moments import Moments
-from remat_solvers.bounds.relatives import Relatives, in_order
-from remat_solvers.evaluate import Arrays, Ints, evaluate, flatten
+from remat_solvers.bounds.reachability import Relatives, in_order
+from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.protocol import Deadline
 
 # Of the unit of cost: by how much a program's bound may be off by rounding. At HiGHS's own tolerances one

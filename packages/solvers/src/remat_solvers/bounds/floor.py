@@ -12,7 +12,7 @@ Imperfect: what several ops in a row need at once is not seen, so the true small
 import attrs
 
 from remat_graph import Graph, Implementation
-from remat_solvers.bounds.relatives import Relatives, relatives
+from remat_solvers.bounds.reachability import Relatives, relatives
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,1 @@
+"""The planned step as one autograd function, and the calls that are pending between its two halves."""

@@ -1,0 +1,271 @@
+"""Gradients delivered in parts: a chain of autograd functions tied by tokens.
+
+Link 0 is applied last in the forward, runs all of it and owns the outputs; the other links only pass a token
+along. Autograd then calls the links in the order 0, 1, 2, ...; each runs its part of the backward and returns
+the gradients of its parameters, which the engine accumulates before it calls the next link. The live values
+travel with the gradient of the token, so they belong to one backward run.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+import attrs
+import torch
+from torch import Tensor
+
+from remat_executor import torch_private
+from remat_executor.errors import UnplannedUse
+from remat_executor.lowering.program import Part, Program, Section
+from remat_executor.lowering.step_handler import StepHandler
+
+
+@attrs.define(eq=False)
+class Live:
+    """What one backward run carries from link to link.
+
+    Attributes:
+        values: live tensors by value index.
+        undefined: indices of the gradients that stay None, since nothing that was differentiated reaches
+            them.
+        doubtful: indices of the gradients that an output without a tangent reaches too: zeros went in.
+    """
+
+    values: dict[int, Tensor]
+    undefined: frozenset[int]
+    doubtful: frozenset[int]
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Wiring:
+    """What all calls of a step have in common.
+
+    Attributes:
+        program: what to run.
+        tangents: per output of link 0 the shape to fill with zeros if autograd brings none; None if the plan
+            does not expect a tangent there.
+        tangent_values: per output of link 0 the value index of its tangent.
+        reach: per gradient the places of the tangents it depends on.
+        guarded: value indices whose tensors the caller could write to before the backward.
+        differentiable: per output of link 0 its place among the outputs that are not replayed.
+        device: where the tokens live.
+    """
+
+    program: Program
+    tangents: tuple[Tensor | None, ...]
+    tangent_values: tuple[int | None, ...]
+    reach: tuple[frozenset[int], ...]
+    guarded: frozenset[int]
+    differentiable: tuple[int, ...]
+    device: torch.device
+
+
+@attrs.define(eq=False, kw_only=True)
+class Call:
+    """One call of the module, from its forward to the end of its backward.
+
+    Attributes:
+        wiring: the step's.
+        externals: the caller's tensors, by value index; from the end of the forward on aliases of those that
+            the backward reads.
+        autocast: whether the caller was under autocast.
+        handler: carries out what the schedule does beside computing; None if it does nothing else.
+        saved: what the forward left for the backward, by value index; None once it is handed over.
+        watched: tensors that must not be written before the backward, with
+        versions: how often they had been written.
+        others: outputs that autograd does not see, by their place among those that are not replayed.
+    """
+
+    wiring: Wiring
+    externals: Sequence[Tensor] | dict[int, Tensor]
+    autocast: bool
+    handler: StepHandler | None = None
+    saved: dict[int, Tensor] | None = None
+    watched: list[Tensor] = attrs.field(factory=list)
+    versions: list[int] = attrs.field(factory=list)
+    others: dict[int, Tensor] = attrs.field(factory=dict)
+
+    def inputs(self, part: Part) -> list[Tensor]:
+        """The caller's tensors that a part reads."""
+        return [self.externals[i] for i in part.reads]
+
+    def carry_out(self, section: Section, live: dict[int, Tensor]) -> list[Tensor | None]:
+        """Run a section: its results; what it leaves is in `live`."""
+        results: list[Tensor | None] = []
+        for item in section.items:
+            if not isinstance(item, Part):
+                assert self.handler is not None
+                results += self.handler.carry_out(item, live)
+                continue
+            tensors = self.inputs(item)
+            tensors.extend(live[value] for value in item.takes)
+            for value in item.drops:
+                del live[value]
+            made = item.run(tensors)
+            live.update(zip(item.gives, made[item.results :], strict=True))
+            results += made[: item.results]
+            del made
+        return results
+
+    def run_forward(self) -> tuple[Tensor, ...]:
+        """Run the forward; keep what the backward needs; return what autograd sees."""
+        saved: dict[int, Tensor] = {}
+        outputs = cast(list[Tensor], self.carry_out(self.wiring.program.forward, saved))
+        lent = [value for value in self.wiring.guarded if value in saved]
+        # The caller gets this storage too. A detached alias: the output itself would hold its own graph.
+        saved.update(zip(lent, [saved[value].detach() for value in lent], strict=True))
+        # An alias keeps the storage that the forward read, also if `.data` is replaced meanwhile.
+        again = {i: self.externals[i].detach() for i in self.wiring.program.read_again}
+        self.externals = again
+        self.watched = [*(saved[value] for value in lent), *again.values()]
+        self.versions = torch_private.versions(self.watched)
+        self.saved = saved
+        if len(outputs) > len(self.wiring.differentiable):
+            chosen = set(self.wiring.differentiable)
+            self.others = {i: output for i, output in enumerate(outputs) if i not in chosen}
+        return tuple(outputs[i] for i in self.wiring.differentiable)
+
+    def begin_backward(self, tangents: Sequence[Tensor | None]) -> Live:
+        """Take over the saved values; check that they are what the forward left."""
+        if torch.is_grad_enabled():
+            raise UnplannedUse(
+                problem="a planned module cannot be differentiated twice (create_graph=True)",
+                advice="use the original, at `.module`, for double backward",
+            )
+        if torch.is_autocast_enabled(self.wiring.device.type) and not self.autocast:
+            raise UnplannedUse(
+                problem="the backward is called under autocast and the forward was not",
+                advice="leave autocast before backward(), as torch advises",
+            )
+        if self.saved is None:
+            raise UnplannedUse(
+                problem="the backward of this call has run already and its saved values are freed",
+                advice="pass retain_graph=True to the first backward, or run the forward again",
+            )
+        if torch_private.versions(self.watched) != self.versions:
+            raise UnplannedUse(
+                problem="a tensor that the backward needs was modified in place after the forward",
+                advice="modify a clone of it, or call backward first",
+            )
+        if self.handler is not None:
+            self.handler.begin_backward()
+        values = dict(self.saved)
+        if torch_private.backward_keeps_graph():
+            if self.handler is not None:
+                raise UnplannedUse(
+                    problem="retain_graph=True keeps the graph for a second backward, and what moves is gone",
+                    advice="run the forward again, or sum the losses before backward()",
+                )
+            # The promise of the budget is for one backward: a second one needs what this one writes over.
+            values.update({v: values[v].clone() for v in self.wiring.program.overwritten & values.keys()})
+        else:
+            self.saved = None
+            self.watched.clear()
+            self.versions.clear()
+        missing = set()
+        for place, (tangent, like) in enumerate(zip(tangents, self.wiring.tangents, strict=True)):
+            value = self.wiring.tangent_values[place]
+            if like is None or value is None:
+                if tangent is not None:
+                    raise UnplannedUse(
+                        problem=f"output {self.wiring.differentiable[place]} received a gradient, but the "
+                        "plan differentiates other outputs only",
+                        advice="name the outputs that you differentiate with differentiate=[...]",
+                    )
+                continue
+            if tangent is None:
+                missing.add(place)
+                tangent = _empty_as(like, self.wiring.device).zero_()
+            elif tangent.stride() != like.stride() and tangent.numel() > 1:
+                tangent = _empty_as(like, tangent.device).copy_(tangent)
+            values[value] = tangent
+        reached = [(i, places) for i, places in enumerate(self.wiring.reach) if places & missing]
+        undefined = frozenset(i for i, places in reached if places <= missing)
+        return Live(values, undefined, frozenset(i for i, _ in reached) - undefined)
+
+    def run_part(self, index: int, live: Live) -> tuple[Tensor | None, list[Tensor | None]]:
+        """Run one part: the token's gradient, None after the last, and the part's gradients."""
+        section = self.wiring.program.backward[index]
+        gradients = self.carry_out(section, live.values)
+        if live.undefined or live.doubtful:
+            for place, gradient in enumerate(section.gradients):
+                made = gradients[place]
+                if gradient in live.undefined:
+                    gradients[place] = None
+                elif gradient in live.doubtful and made is not None and not bool(made.sum().isfinite()):
+                    # Zeros times an infinity may have made it; eager would not have multiplied.
+                    raise UnplannedUse(
+                        problem="a gradient is not finite, and an output that was not differentiated may be "
+                        "why",
+                        advice="name the outputs that you differentiate with differentiate=[...]",
+                    )
+        if index + 1 == len(self.wiring.program.backward):
+            if self.saved is None:
+                self.externals = {}
+            return None, gradients
+        token = torch.empty(0, device=self.wiring.device)
+        token.remat_live = live  # type: ignore[attr-defined]
+        return token, gradients
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Autocast off: what it does is in the graph. To make its context costs more than to ask."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def _empty_as(like: Tensor, device: torch.device) -> Tensor:
+    """A real tensor with the layout of a fake one."""
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+
+
+class _Link(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, index: int, token: Tensor | None, *owners: Tensor) -> Any:
+        ctx.call, ctx.index = call, index
+        ctx.set_materialize_grads(False)
+        if index == 0:
+            return call.run_forward()
+        return torch.empty(0, device=call.wiring.device)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> Any:
+        call: Call = ctx.call
+        if ctx.index == 0:
+            live = call.begin_backward(tangents)
+        else:
+            (token,) = tangents
+            if token is None or not hasattr(token, "remat_live"):
+                raise UnplannedUse(
+                    problem="a part of the backward was called without the one before it",
+                    advice="call backward on the outputs of the planned module",
+                )
+            live = token.remat_live
+            del token.remat_live
+        with without_autocast(call.wiring.device):
+            token, gradients = call.run_part(ctx.index, live)
+        return (None, None, token, *gradients)
+
+
+def apply(call: Call, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Run the forward under autograd.
+
+    Args:
+        call: the call.
+        owners: per gradient of the translation the tensor that gets it.
+
+    Returns:
+        the outputs that autograd sees, in the order of `Call.differentiable`.
+    """
+    token: Tensor | None = None
+    parts = call.wiring.program.backward
+    outputs: Any = ()
+    for index in range(len(parts) - 1, -1, -1):
+        mine = [owners[g] for g in parts[index].gradients]
+        result = torch_private.apply_plainly(_Link, call, index, token, *mine)
+        if index == 0:
+            outputs = result
+        else:
+            token = result
+    return tuple(outputs)

@@ -1,0 +1,23 @@
+"""Planned calls whose outputs a tensor was made from: more than one call of a step is in flight then."""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from remat_executor.autograd.chain import Call
+
+
+def planned_calls_behind(tensors: Iterable[Tensor]) -> int:
+    """How many calls of planned modules lie in the history of these tensors."""
+    pending = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    seen, calls = set(pending), set()
+    while pending:
+        node = pending.pop()
+        call = getattr(node, "call", None)
+        if isinstance(call, Call):
+            calls.add(id(call))
+        for source, _ in node.next_functions:
+            if source is not None and source not in seen:
+                seen.add(source)
+                pending.append(source)
+    return len(calls)

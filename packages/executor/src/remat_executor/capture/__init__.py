@@ -1,0 +1,1 @@
+"""From a module and a sample to one joint graph of forward and backward."""

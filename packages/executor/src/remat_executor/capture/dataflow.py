@@ -1,0 +1,239 @@
+"""What a captured graph computes from what: storages, views, and the order of forward and backward.
+
+A storage is recognised by the fake tensors' storages: a node whose result shares one is a view, and views are
+not ops; they are replayed where an op reads them. The backward keeps the order of the nodes that depend on a
+tangent; whatever else only the backward needs is placed right before its first reader, or it would pull every
+recomputation to the front.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from remat_executor import torch_private
+from remat_executor.capture.dropout import noise_dropout
+from remat_executor.capture.joint_graph import Captured
+from remat_executor.errors import CaptureError
+from remat_executor.fx_nodes import (
+    args_of,
+    is_foreign,
+    is_item,
+    may_draw,
+    meta_tensors,
+    operator_of,
+    source_of,
+)
+
+
+def is_random(node: Node) -> bool:
+    """Whether a node draws from a generator, for all that is known."""
+    operator = operator_of(node)
+    if is_foreign(operator):
+        return bool(meta_tensors(node.meta["val"]))
+    if operator is noise_dropout:
+        return True
+    if not may_draw(operator):
+        return False
+    names = [argument.name for argument in operator._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    # Attention kernels carry the tag for the sake of a dropout that most calls switch off.
+    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
+
+
+class Dataflow:
+    """The storages of a captured graph and who reads them.
+
+    Attributes:
+        base_of: fx node -> node whose storage it looks at (itself unless it is a view).
+        norms: train-mode batch norm -> the buffers with its running mean and variance.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        """Follow the storages of a captured graph.
+
+        Raises:
+            CaptureError: an op shares storage in a way that cannot be followed.
+        """
+        self.captured = captured
+        self.base_of: dict[Node, Node] = {}
+        self._find_bases()
+        self.norms = self._find_batch_norms()
+
+    def _find_bases(self) -> None:
+        """Follow storages through the trace; `base_of` leads to the node that made one."""
+        owner: dict[int, Node] = {}
+        for node in self.captured.graph_module.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self.base_of[node] = node
+                value = node.meta.get("val")
+                if isinstance(value, Tensor):
+                    owner.setdefault(torch_private.storage_id(value), node)
+            elif node.op == "call_function":
+                self._find_base(node, owner)
+
+    def _find_base(self, node: Node, owner: dict[int, Node]) -> None:
+        value = node.meta.get("val")
+        if is_item(node) and source_of(node) in self.base_of and isinstance(value, Tensor):
+            source, place = args_of(node)
+            if self.is_view(source):
+                self.base_of[node] = self.base_of[source]
+                return
+            made = source.meta["val"][place]
+            base = self.base_of[node] = owner.setdefault(torch_private.storage_id(made), node)
+            same = (base.meta["val"].shape, base.meta["val"].stride()) == (made.shape, made.stride())
+            if base is not node and not (is_item(base) and source_of(base) is source and same):
+                raise CaptureError(
+                    problem=f"output {place} of {source.target} shares a storage with {base}",
+                    advice="wrap a submodule that does not use it",
+                )
+            return
+        if isinstance(value, Tensor):
+            # Inputs may share a storage with each other: a view belongs to the one that it was taken from.
+            storage = torch_private.storage_id(value)
+            looked_at = (a for a in node.all_input_nodes if _storage(a) == storage)
+            source = next(looked_at, None)
+            self.base_of[node] = self.base_of[source] if source else owner.setdefault(storage, node)
+        elif isinstance(value, list | tuple):
+            known = [owner.get(torch_private.storage_id(v)) for v in value if isinstance(v, Tensor)]
+            shared = known[0] if known and known[0] is not None and len(set(known)) == 1 else None
+            self.base_of[node] = shared if shared is not None else node
+
+    def is_view(self, node: Node) -> bool:
+        """Whether a node looks at a storage that another node made."""
+        return self.base_of.get(node, node) is not node
+
+    def _find_batch_norms(self) -> dict[Node, tuple[Node, Node]]:
+        """Train-mode batch norms whose new statistics do nothing but replace a buffer of the caller."""
+        found: dict[Node, tuple[Node, Node]] = {}
+        latest: dict[Node, Node] = {}  # new statistic -> buffer, through repeated use of one norm
+        casts: dict[Node, Node] = {}
+        for node in self.captured.graph_module.graph.nodes:
+            if node.target is not torch.ops.aten._native_batch_norm_legit_functional.default:
+                continue
+            buffers = []
+            for place, argument in ((3, args_of(node)[3]), (4, args_of(node)[4])):
+                buffer = latest.get(argument, argument if argument.op == "placeholder" else None)
+                news = [u for u in node.users if is_item(u) and u.args[1] == place]
+                if buffer is None or len(news) != 1:
+                    break
+                new = _cast_back(news[0], buffer)
+                if not _only_statistic(new):
+                    break
+                buffers.append((buffer, new))
+                casts[new] = news[0]
+            if len(buffers) == 2 and node.args[5] is True:
+                found[node] = (buffers[0][0], buffers[1][0])
+                latest.update({new: buffer for buffer, new in buffers})
+        written = {target for target, _ in self.captured.mutations}
+        if not all({m, v} <= written for m, v in found.values()):
+            return {}
+        # The kernel writes buffers of any dtype itself: a cast on the way back is no op.
+        self.base_of.update((new, self.base_of[casts[new]]) for new in latest)
+        return found
+
+    def reads(self, node: Node) -> Iterator[Node]:
+        """The nodes whose storages a node reads, views resolved to what made them."""
+        for argument in self.arguments(node):
+            base = self.base_of.get(argument, argument)
+            yield source_of(base) if is_item(base) and not self.is_view(base) else base
+
+    def arguments(self, node: Node) -> list[Node]:
+        """The tensor arguments that matter: a train-mode norm's backward needs no running statistics."""
+        arguments = list(node.all_input_nodes)
+        if node in self.norms:
+            return [a for a in arguments if a in node.args[:3]]
+        if drops_statistics(node):
+            kept = {a for i, a in enumerate(node.args) if i not in (3, 4) and isinstance(a, Node)}
+            return [a for a in arguments if a in kept]
+        return arguments
+
+    def maker(self, node: Node) -> Node:
+        """The call that makes the storage of a node."""
+        base = self.base_of.get(node, node)
+        return source_of(base) if is_item(base) else base
+
+    def order(self) -> tuple[list[Node], list[Node]]:
+        """The compute nodes of the forward and of the backward, in the order the graph gets."""
+        nodes = [
+            n
+            for n in self.captured.graph_module.graph.nodes
+            if n.op == "call_function" and not is_item(n) and not self.is_view(n)
+        ]
+        depends = {o.tangent for o in self.captured.outputs if o.tangent is not None}
+        for node in nodes:
+            if any(source in depends for source in self.reads(node)):
+                depends.add(node)
+        results = [o.node for o in self.captured.outputs if not o.replayed]
+        results += [new for _, new in self.captured.mutations]
+        roots = [self.maker(n) for n in results]
+        roots += [n for n in nodes if is_random(n) and n not in depends]
+        # What reads a tensor of the caller that the forward overwrites must do so before that.
+        overwritten = {target for target, _ in self.captured.mutations}
+        roots += [n for n in nodes if n not in depends and not overwritten.isdisjoint(self.reads(n))]
+        in_forward = self._ancestors(roots)
+        wanted = self._ancestors([self.maker(g) for _, g in self.captured.gradients])
+        forward = [n for n in nodes if n in in_forward]
+        backward: list[Node] = []
+        placed = set(forward)
+
+        def place(node: Node) -> None:
+            # An explicit stack: chains of nodes can be deeper than Python's recursion limit.
+            stack = [(node, iter(list(self.reads(node))))]
+            while stack:
+                current, sources = stack[-1]
+                source = next(sources, None)
+                if source is None:
+                    stack.pop()
+                    if current not in placed and current.op == "call_function":
+                        placed.add(current)
+                        backward.append(current)
+                elif source not in placed and source.op == "call_function":
+                    stack.append((source, iter(list(self.reads(source)))))
+
+        for node in nodes:
+            if node in wanted and node in depends:
+                place(node)
+        for _, gradient in self.captured.gradients:
+            place(self.maker(gradient))
+        return forward, backward
+
+    def _ancestors(self, roots: Iterable[Node]) -> set[Node]:
+        seen = set(roots)
+        stack = list(seen)
+        while stack:
+            for source in self.reads(stack.pop()):
+                if source not in seen:
+                    seen.add(source)
+                    stack.append(source)
+        return seen
+
+
+def _storage(node: Node) -> int | None:
+    value = node.meta.get("val")
+    return torch_private.storage_id(value) if isinstance(value, Tensor) else None
+
+
+def _cast_back(new: Node, buffer: Node) -> Node:
+    """A new statistic as its buffer gets it: torch infers float32 for it, whatever the buffer's dtype."""
+    users = list(new.users)
+    cast = users[0] if len(users) == 1 else new
+    back = (
+        cast.target is torch.ops.aten._to_copy.default and cast.meta["val"].dtype == buffer.meta["val"].dtype
+    )
+    return cast if back else new
+
+
+def _only_statistic(new: Node) -> bool:
+    """Whether a batch norm's new statistic goes nowhere but to other norms and back to its buffer."""
+    norms = (
+        torch.ops.aten._native_batch_norm_legit_functional.default,
+        torch.ops.aten.native_batch_norm_backward.default,
+    )
+    return all(user.op == "output" or user.target in norms for user in new.users)
+
+
+def drops_statistics(node: Node) -> bool:
+    """Whether a node is the backward of a train-mode batch norm, which reads no running statistics."""
+    return node.target is torch.ops.aten.native_batch_norm_backward.default and node.args[7] is True

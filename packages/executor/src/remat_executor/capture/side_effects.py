@@ -1,0 +1,192 @@
+"""Running a user's forward under watch: what it does beside computing, no captured graph would do again.
+
+Each such effect is refused where it happens, with what to do instead; effects that leave no trace afterwards
+(a seed set to what it was, `.data` replaced) are the reason to watch and not only to compare.
+"""
+
+import random
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from remat_executor import torch_private
+from remat_executor.capture.collectives import no_collectives
+from remat_executor.errors import CaptureError
+from remat_executor.inspection.attribute_changes import Changes, kept_attributes
+from remat_executor.inspection.tensors import Slot, Tensors
+from remat_executor.rng import preserved_generators
+from remat_graph import RematError
+from remat_graph.contexts import context
+
+
+class Watched(nn.Module):
+    """Calls the original, with other tensors in the place of its own, and refuses what a graph cannot do.
+
+    Attributes:
+        replaced: indices into `Tensors.flat` of plainly held tensors that the forward replaced.
+        changes: what it set on its modules, put back by now.
+        raised: what it raised, until it is `taken`.
+    """
+
+    original: nn.Module
+    swapped: Mapping[str, Tensor]
+    held: list[Tensor]
+    call: Callable[..., Any]
+    replaced: set[int]
+    changes: Changes
+    raised: Exception | None
+
+    def __init__(
+        self,
+        original: nn.Module,
+        swapped: Mapping[str, Tensor],
+        held: list[Tensor],
+        call: Callable[..., Any],
+    ) -> None:
+        """Watch a forward.
+
+        Args:
+            original: the user's module.
+            swapped: by name what stands for parameters and buffers; the caller puts it there.
+            held: what stands for each of `Tensors.slots`.
+            call: its forward, or what is planned in its place.
+        """
+        super().__init__()
+        self.original = original
+        self.__dict__.update(swapped=swapped, held=held, call=call, replaced=set(), changes=Changes())
+        self.__dict__["raised"] = None
+
+    def forward(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
+        """Call the original.
+
+        Raises:
+            CaptureError: it assigned a parameter or buffer, set a generator or a tensor's `.data`, or spoke
+                to other ranks.
+        """
+        # Torch runs the forward twice to trace it: each time finds its module as the first did.
+        with kept_attributes(self.original) as self.__dict__["changes"], self.swapped_slots(tensors.slots):
+            with (
+                torch_private.watched_generators(_refuse_seeding),
+                _NoDataAssignment(),
+                no_collectives(),
+                straight_checkpoints(),
+            ):
+                try:
+                    output = self.call(*args, **kwargs)
+                except Exception as error:
+                    self.__dict__["raised"] = error
+                    raise
+            for name, tensor in self.swapped.items():
+                path, _, attribute = name.rpartition(".")
+                if getattr(self.original.get_submodule(path), attribute) is not tensor:
+                    raise CaptureError(
+                        problem=f"the forward puts a new tensor in the place of {name!r}",
+                        advice=f"write into it instead: self.{attribute}.copy_(...)",
+                    )
+        return output
+
+    def is_behind(self, error: Exception) -> bool:
+        """Whether torch met this while the user's error passed, on which it wrote: a frozen class refuses."""
+        if self.raised is None or self.raised is error or isinstance(error, RematError):
+            self.__dict__["raised"] = None
+            return False
+        return True
+
+    def taken(self) -> Exception:
+        """The user's error, which is not held here any more."""
+        error = self.raised
+        self.__dict__["raised"] = None
+        assert error is not None
+        return error
+
+    @context
+    def swapped_slots(self, slots: Iterable[Slot]) -> Generator[None, None, None]:
+        """Put the stand-ins where the module plainly holds tensors; note which it replaces meanwhile."""
+        swaps = [
+            (slot, slot.holder[slot.key], stand_in) for slot, stand_in in zip(slots, self.held, strict=True)
+        ]
+        for slot, _, stand_in in swaps:
+            slot.holder[slot.key] = stand_in
+        try:
+            yield
+        finally:
+            for slot, tensor, stand_in in swaps:
+                if _holds(slot.holder, slot.key, stand_in):
+                    slot.holder[slot.key] = tensor
+                else:
+                    self.replaced.add(slot.place)
+
+
+@context
+def straight_checkpoints() -> Generator[None, None, None]:
+    """Let reentrant checkpoints run what they wrap: their backward cannot be traced, and a plan has its own.
+
+    As they do, gradients reach only what depends on a tensor that is passed to them.
+    """
+
+    def run(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+        passed = any(isinstance(a, Tensor) and a.requires_grad for a in args)
+        with torch.set_grad_enabled(passed and torch.is_grad_enabled()):
+            return function(*args)
+
+    before = CheckpointFunction.apply
+    CheckpointFunction.apply = run  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CheckpointFunction.apply = before  # type: ignore[method-assign]
+
+
+def _holds(holder: Any, key: Any, tensor: Tensor) -> bool:
+    try:
+        return holder[key] is tensor
+    except (KeyError, IndexError):
+        return False
+
+
+class _NoDataAssignment(TorchFunctionMode):
+    """Refuses `tensor.data = ...`: the tensor stays the same object, so nothing else would notice."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+            raise CaptureError(
+                problem="the forward assigns a tensor's .data, which a captured graph would not do",
+                advice="write into the tensor instead: tensor.copy_(...)",
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _refuse_seeding(what: str) -> None:
+    raise CaptureError(
+        problem=f"the forward sets torch's random generator ({what}), which a captured graph would not do",
+        advice="seed, or set the generator's state, outside of it",
+    )
+
+
+@context
+def no_other_randomness(tensors: Tensors) -> Generator[None, None, None]:
+    """Put generators back, and refuse a forward that draws from one that no graph repeats."""
+    before = (random.getstate(), np.random.get_state())
+    try:
+        with preserved_generators(t.device for t in tensors.flat):
+            yield
+    finally:
+        drew_python, drew_numpy = random.getstate() != before[0], not _same_numpy(before[1])
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+    if drew_python or drew_numpy:
+        raise CaptureError(
+            problem=f"the forward draws from {'Python' if drew_python else 'numpy'}'s random module, which a "
+            "captured graph cannot repeat",
+            advice="draw with torch instead, or wrap the submodules around the draw",
+        )
+
+
+def _same_numpy(before: Any) -> bool:
+    now = np.random.get_state()
+    return all(np.array_equal(a, b) for a, b in zip(now, before, strict=True))

@@ -1,0 +1,180 @@
+"""Measured costs kept on disk, so that an operator is timed once on a machine and not once in every process.
+
+One JSON file for each device, torch version, thread count and set of kernel-choosing flags, since what was
+measured under other conditions does not hold: a convolution takes other scratch with one CPU thread than with
+two. A cache is a convenience, so nothing that happens to its file may stop the work: a file that cannot be
+read is ignored, a folder that cannot be written is left alone, each with one warning. Nobody can see that a
+workspace of 0 bytes is wrong, so the file has a checksum: one that was edited or damaged is ignored too.
+
+A save reads the file again, adds to it, and puts the whole in place by renaming, so a reader never sees half
+a file. Of two processes that save in the same moment one may lose its additions; it measures them again next
+time.
+"""
+
+import math
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from remat_executor.errors import warn
+from remat_executor.guards.global_flags import unusual_flags
+from remat_graph import BadFile
+from remat_graph.serialization.json_reader import Reader, read_sealed, write_sealed
+
+_FORMAT = "remat-costs"
+_VERSION = 2
+_LONGEST_S = 3600.0  # no operator takes longer; a machine that slept while it was measured does
+
+
+@attrs.frozen(kw_only=True)
+class OpCost:
+    """What one run of an operator costs, in its steady state.
+
+    Attributes:
+        time_s: seconds, the lower quartile of several runs.
+        workspace_nbytes: bytes held while it ran beyond its inputs and outputs.
+        output_nbytes: bytes that its outputs hold and its inputs did not: 0 for a view.
+    """
+
+    time_s: float = attrs.field(validator=attrs.validators.ge(0.0))
+    workspace_nbytes: int = attrs.field(validator=attrs.validators.ge(0))
+    output_nbytes: int = attrs.field(validator=attrs.validators.ge(0))
+
+
+class CostCache:
+    """The costs known for one device under the conditions of the moment.
+
+    Args:
+        device: the device that the costs are for.
+        folder: where the files are; ``None`` means ``$REMAT_CACHE_DIR`` or the platform's cache folder.
+    """
+
+    def __init__(
+        self, device: torch.device | str = "cpu", folder: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._device = torch.device(device)
+        self._folder = default_folder() if folder is None else Path(folder)
+        self._costs: dict[Path, dict[str, OpCost]] = {}
+        self._may_write = True
+        self._may_warn = True  # of a bad file
+
+    @property
+    def path(self) -> Path:
+        """The file behind the cache, there or not; another one once threads or flags have changed."""
+        return self._folder / _file_name(self._device)
+
+    def get(self, keys: Iterable[str]) -> dict[str, OpCost]:
+        """The costs known among these keys. A file is read at its first call."""
+        path = self.path
+        if path not in self._costs:
+            self._costs[path] = self._read(path)
+        known = self._costs[path]
+        return {key: known[key] for key in keys if key in known}
+
+    def add(self, costs: Mapping[str, OpCost]) -> None:
+        """Keep costs, here and on disk; later ones replace earlier ones of the same key."""
+        if not costs:
+            return
+        path = self.path
+        self._costs[path] = {**self._costs.get(path, {}), **self._read(path), **costs}
+        if self._may_write:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_sealed(self._content(self._costs[path]), path)
+            except OSError as error:
+                self._may_write = False
+                warn(
+                    f"costs are not kept: {path.parent}: {error.strerror or error}; "
+                    "set REMAT_CACHE_DIR to a folder that can be written"
+                )
+
+    def _read(self, path: Path) -> dict[str, OpCost]:
+        if not os.path.exists(path):
+            return {}
+        try:
+            costs = read_sealed(path, _FORMAT, _VERSION).get("costs")
+            return {key: self._cost(costs.get(key)) for key in costs.mapping()}
+        except BadFile as error:
+            if self._may_warn:
+                self._may_warn = False
+                warn(f"{error}; it is ignored and costs are measured again")
+            return {}
+
+    def _cost(self, reader: Reader) -> OpCost:
+        """A cost from the numbers of a file, which may be anything."""
+        numbers = reader.items()
+        if len(numbers) != 3:
+            reader.fail("seconds and two sizes were wanted")
+        time_s, workspace_nbytes, output_nbytes = numbers[0].seconds(), numbers[1].size(), numbers[2].size()
+        cost = OpCost(time_s=time_s, workspace_nbytes=workspace_nbytes, output_nbytes=output_nbytes)
+        return cost if self._believed(cost) else reader.fail("more than an operator can take on this device")
+
+    def _content(self, costs: Mapping[str, OpCost]) -> dict[str, Any]:
+        kept = {key: list(attrs.astuple(cost)) for key, cost in costs.items() if self._believed(cost)}
+        return {"format": _FORMAT, "version": _VERSION, "costs": kept}
+
+    def _believed(self, cost: OpCost) -> bool:
+        most_nbytes = max(cost.workspace_nbytes, cost.output_nbytes)
+        return cost.time_s <= _LONGEST_S and most_nbytes <= _memory_nbytes(self._device)
+
+
+def default_folder() -> Path:
+    """``$REMAT_CACHE_DIR``, or ``remat`` in the folder where this platform keeps a user's caches."""
+    chosen = os.environ.get("REMAT_CACHE_DIR")
+    if chosen:
+        return _expanded(chosen)
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        base = "~/Library/Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return _expanded(base) / "remat"
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
+        there = Path(tempfile.gettempdir(), f"remat{user}")
+        warn(f"nobody knows what {path[:80]} is: costs and plans are kept in {there}; set REMAT_CACHE_DIR")
+        return there
+
+
+def _file_name(device: torch.device) -> str:
+    if device.type == "cpu":
+        name = f"cpu-{_cpu_name()}-{torch.get_num_threads()}threads"
+    else:
+        properties = torch.get_device_module(device).get_device_properties(device)
+        name = f"{device.type}-{properties.name}"
+    flags = "".join(f"-{flag}" for flag in unusual_flags())
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", f"costs-v{_VERSION}-{name}-torch{torch.__version__}{flags}.json")
+
+
+def _memory_nbytes(device: torch.device) -> float:
+    """What the device has, or without limit where nobody says."""
+    if device.type != "cpu":
+        properties = torch.get_device_module(device).get_device_properties(device)
+        return float(getattr(properties, "total_memory", math.inf))
+    if not hasattr(os, "sysconf"):
+        return math.inf
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _cpu_name() -> str:
+    """The processor's model where the system tells it, else its architecture."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.machine()

@@ -1,0 +1,1 @@
+"""What a plan depends on beside shapes: when one of these changes, the step is captured again."""

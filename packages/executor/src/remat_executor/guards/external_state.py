@@ -1,0 +1,258 @@
+"""What a forward can read beside its module and its arguments: globals, classes, closures, clocks.
+
+A captured graph holds the numbers that were there. So what the code of a forward names is guarded, as the
+module's own attributes are, and a reading of the clock, which no guard could follow, is told.
+
+The code is read, not run: a name counts if a function mentions it, whether or not it gets there. From a name
+the reader goes on to what is found under it: functions, methods of the classes of the module's submodules,
+fields of objects, members of modules, classes and containers; not into torch and the standard library, and no
+further than `MOST` functions. Numbers and containers are guarded by value, functions, classes and objects by
+identity, and of an object's fields those that are named.
+
+Imperfect: what is found by a computed name, in the environment, in a file or inside a compiled extension is
+not seen, nor a name that comes to be there only later.
+"""
+
+import datetime
+import functools
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import attrs
+import numpy as np
+from torch import Tensor, nn
+
+from remat_executor.inspection.attribute_keys import key_of
+from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Itself, Room
+from remat_executor.inspection.tensors import REGISTRIES
+
+MOST = 500
+"""Functions that are read for one module."""
+
+MOST_ENTRIES = 100
+"""A container with more is not looked through for functions."""
+
+_NOT_READ = frozenset({"torch", "numpy", "remat_executor", *sys.stdlib_module_names}) - {"__main__"}
+_KINDS = ("time", "monotonic", "perf_counter", "process_time", "thread_time", "localtime", "gmtime", "ctime")
+_CLOCKS = frozenset(name for kind in _KINDS for name in (kind, f"{kind}_ns") if hasattr(time, name))
+_DATES = frozenset({"now", "today", "utcnow"})
+_ALWAYS = ("__call__", "__getattr__")  # what runs without being named
+_BY_VALUE = (*PLAIN, dict, list, tuple, set, frozenset, np.ndarray, np.generic, Tensor)
+_NONE: frozenset[str] = frozenset()
+
+Holder = Mapping[str, Any] | CellType
+
+
+def thing_key(value: Any, room: Room | None = None, levels: int = DEEPEST) -> Any:
+    """A hashable key of something that is read.
+
+    Numbers and containers count by value. Functions share a key while they are of one code and hold the same
+    things, since a program may make one anew at each step. Everything else counts by identity.
+    """
+    if isinstance(value, _BY_VALUE):
+        return key_of(value, room)
+    if levels and isinstance(value, MethodType):
+        return (Itself(value.__self__), thing_key(value.__func__, room, levels))
+    if levels and isinstance(value, functools.partial):
+        held = (value.func, *value.args, *value.keywords.values())
+        return (tuple(value.keywords), *(thing_key(each, room, levels - 1) for each in held))
+    if levels and isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        held = (value.__defaults__, *(value.__kwdefaults__ or {}).values(), *cells)
+        return (value.__code__, *(thing_key(each, room, levels - 1) for each in held))
+    return Itself(value)
+
+
+@attrs.frozen(eq=False)
+class Place:
+    """Where a forward can read something.
+
+    Attributes:
+        label: what a user calls it.
+        holder: the globals of a module, the dict of a class or of an object, or a cell of a closure.
+        name: the key in that dict.
+    """
+
+    label: str
+    holder: Holder
+    name: str
+
+    def key(self, room: Room) -> Any:
+        """What tells when it changes; hashable."""
+        if isinstance(self.holder, CellType):
+            return thing_key(self.holder.cell_contents if self.holder != CellType() else None, room)
+        return thing_key(self.holder.get(self.name), room)
+
+
+@attrs.frozen(eq=False)
+class Surroundings:
+    """What the forwards of a module can read.
+
+    Attributes:
+        places: what is guarded.
+        clocks: names of the clocks that are read.
+    """
+
+    places: tuple[Place, ...]
+    clocks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, modules: Iterable[nn.Module], *functions: Any) -> "Surroundings":
+        """Read the code of the forwards of these modules, and of functions beside them."""
+        reader = _Reader()
+        for function in functions:
+            reader.meet(function)
+        held = [thing for module in modules for thing in reader.add(module)]
+        for thing in held:
+            reader.meet(thing, frozenset(reader.names))
+        return cls(tuple(reader.places.values()), tuple(sorted(reader.clocks)))
+
+    def keys(self, room: Room) -> tuple[tuple[str, Any], ...]:
+        """(label, key) of each value now; hashable.
+
+        Args:
+            room: limits what is looked into, and notes it.
+        """
+        return tuple((place.label, place.key(room)) for place in self.places)
+
+
+class _Reader:
+    """Reads functions, and goes on to what they name."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, str], Place] = {}
+        self.clocks: set[str] = set()
+        self.names: dict[str, None] = dict.fromkeys(("forward", *_ALWAYS))  # of all functions, in order
+        self._kinds: dict[type, None] = {}  # of the submodules
+        self._members: dict[type, Mapping[str, Any]] = {}
+        self._functions: dict[int, FunctionType] = {}  # kept, so that none has the address of another
+        self._met: dict[tuple[int, frozenset[str]], Any] = {}
+
+    def add(self, module: nn.Module) -> Iterator[Any]:
+        """Read the methods of a submodule that are named anywhere; give the objects that it holds."""
+        if type(module) not in self._kinds:
+            self._kinds[type(module)] = None
+            for name in list(self.names):
+                self._member(type(module), name, _NONE)
+        for name, value in vars(module).items():
+            if name not in REGISTRIES and not isinstance(value, (nn.Module, Tensor, *PLAIN)):
+                yield value
+
+    def follow(self, function: FunctionType) -> None:
+        """Read a function."""
+        if id(function) in self._functions or len(self._functions) >= MOST or _is_theirs(function.__module__):
+            return
+        self._functions[id(function)] = function
+        code = function.__code__
+        # What is no identifier nobody wrote: pytest puts such names into tests.
+        names = frozenset(n for each in _codes(code) for n in each.co_names if n.isidentifier())
+        for name in sorted(names & function.__globals__.keys()):
+            self.place(function.__globals__, name, name, names)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if cell != CellType():
+                self.place(cell, name, name, names)
+        for name in sorted(names - self.names.keys()):
+            self.names[name] = None
+            for kind in list(self._kinds):
+                self._member(kind, name, names)
+
+    def place(
+        self, holder: Holder, name: str, label: str, names: frozenset[str], levels: int = DEEPEST
+    ) -> None:
+        """Note where something is, and go on to it.
+
+        Args:
+            holder: where it is.
+            name: its key there.
+            label: what a user calls it.
+            names: what else is named beside it: its own members may be among them.
+            levels: how deep to go on.
+        """
+        value = holder.cell_contents if isinstance(holder, CellType) else holder[name]
+        if not name.startswith("__") and not isinstance(value, ModuleType):
+            self.places.setdefault((id(holder), name), Place(label, holder, name))
+        self.meet(value, names, label, levels)
+
+    def meet(self, value: Any, names: frozenset[str] = _NONE, label: str = "", levels: int = DEEPEST) -> None:
+        """Go on to what a value holds of what is named."""
+        if getattr(value, "__module__", None) == "time" and getattr(value, "__name__", "") in _CLOCKS:
+            self.clocks.add(f"time.{value.__name__}")
+        if not levels or (id(value), names) in self._met or isinstance(value, (nn.Module, Tensor, *PLAIN)):
+            return
+        if isinstance(value, FunctionType):
+            self.follow(value)
+            return
+        self._met[id(value), names] = value
+        if isinstance(value, MethodType):
+            self.meet(value.__func__)
+            if isinstance(value.__func__, FunctionType):
+                self._fields(value.__self__, frozenset(value.__func__.__code__.co_names), label, levels)
+        elif isinstance(value, functools.partial):
+            for inner in (value.func, *value.args, *value.keywords.values()):
+                self.meet(inner, names, label, levels - 1)
+        elif isinstance(value, ModuleType):
+            self._module(value, names, label, levels)
+        elif isinstance(value, type):
+            self._class(value, names, label)
+        elif isinstance(value, dict | list | tuple) and len(value) <= MOST_ENTRIES:
+            for inner in value.values() if isinstance(value, dict) else value:
+                self.meet(inner, names, label, levels - 1)
+        else:
+            self._fields(value, names, label, levels)
+
+    def _module(self, module: ModuleType, names: frozenset[str], label: str, levels: int) -> None:
+        if module is time:
+            self.clocks |= {f"time.{name}" for name in names & _CLOCKS}
+        elif module is datetime and names & _DATES:
+            self.clocks.add("datetime.now")
+        elif not _is_theirs(module.__name__):
+            for name in sorted(names & vars(module).keys()):
+                self.place(vars(module), name, f"{label}.{name}", names, levels - 1)
+
+    def _class(self, kind: type, names: frozenset[str], label: str) -> None:
+        if issubclass(kind, datetime.date) and names & _DATES:
+            self.clocks.add("datetime.now")
+        for name in sorted(names):
+            self._member(kind, name, names)
+
+    def _fields(self, thing: Any, names: frozenset[str], label: str, levels: int) -> None:
+        """The fields of an object, and what its class shares among its instances."""
+        simple = isinstance(thing, SimpleNamespace)
+        if isinstance(thing, nn.Module) or (_is_theirs(type(thing).__module__) and not simple):
+            return
+        fields = getattr(thing, "__dict__", {})
+        for name in sorted(names & fields.keys()):
+            self.place(fields, name, f"{label}.{name}".lstrip("."), names, levels - 1)
+        for name in (*sorted(names), *_ALWAYS):
+            self._member(type(thing), name, names)
+
+    def _member(self, kind: type, name: str, names: frozenset[str]) -> None:
+        """What a class and its bases have by a name: methods, and values that its instances share."""
+        for base in kind.__mro__:
+            if name in vars(base) and not _is_theirs(base.__module__):
+                found = vars(base)[name]
+                if isinstance(found, property):
+                    found = found.fget
+                elif isinstance(found, staticmethod | classmethod):
+                    found = found.__func__
+                if name not in _ALWAYS or isinstance(found, FunctionType):
+                    holder = self._members.setdefault(base, vars(base))  # another object each time
+                    place = Place(f"{base.__name__}.{name}", holder, name)
+                    self.places.setdefault((id(holder), name), place)
+                self.meet(found, names, f"{base.__name__}.{name}")
+
+
+def _is_theirs(module: str | None) -> bool:
+    """Whether a module is one whose code is not read."""
+    return (module or "").partition(".")[0] in _NOT_READ
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those inside of it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

@@ -1,0 +1,264 @@
+"""Guards: what a captured step depends on, read anew at each call, and when the original must run instead."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from remat_executor import torch_private
+from remat_executor.guards.external_state import Surroundings
+from remat_executor.guards.global_flags import unusual_flags
+from remat_executor.inspection.attribute_keys import exactly, settings
+from remat_executor.inspection.object_contents import PLAIN, Room
+from remat_executor.inspection.tensors import Owned, Tensors
+
+SHARD_LATER = "plan the parts first and shard them then, as in fully_shard(Hiremate(block, ...))"
+
+
+@attrs.frozen(kw_only=True, cache_hash=True)
+class OwnSignature:
+    """The share of a signature that is the module's; hashable.
+
+    Attributes:
+        modules: of every submodule its name, its class, whether it trains, and which ones it holds where.
+        settings: plain attributes of every submodule.
+        surroundings: what else its forwards can read: globals, attributes of classes, closures.
+        sharing: for each tensor the first one that shares its storage.
+        parameters: layout and requires_grad of each parameter, and which names share one.
+        buffers: the same of each buffer.
+    """
+
+    modules: tuple[tuple[str, type, bool, tuple[Any, ...]], ...]
+    settings: tuple[Any, ...]
+    surroundings: tuple[Any, ...]
+    sharing: tuple[int, ...]
+    parameters: tuple[Any, ...]
+    buffers: tuple[Any, ...]
+
+
+@attrs.frozen(kw_only=True, cache_hash=True)
+class Signature:
+    """Everything that decides which graph a call runs; hashable.
+
+    Attributes:
+        own: the module's share.
+        sharing: for each input the first tensor that shares its storage: of the module's, else (below 0) of
+            the inputs.
+        inputs: layout and requires_grad of each input tensor, the places of leaves and slots.
+        constants: the arguments that are not tensors.
+        spec: structure of the arguments, as text.
+        flags: (name, value) of the global state that changes kernels.
+        forward: what the call runs, where that is not the forward of the module as it is.
+    """
+
+    own: OwnSignature
+    sharing: tuple[int, ...]
+    inputs: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    spec: str
+    flags: tuple[tuple[str, str], ...]
+    forward: Any = None
+
+    def changes(self, other: "Signature") -> str:
+        """In which respects another call differs from this one."""
+        changed: dict[str, str] = {}
+        for mine, theirs in ((self.own, other.own), (self, other)):
+            names = [field.name for field in attrs.fields(type(mine)) if field.name != "own"]
+            changed |= {name: name for name in names if getattr(mine, name) != getattr(theirs, name)}
+        for name in ("settings", "surroundings"):
+            if name in changed:
+                entries = {*getattr(self.own, name)} ^ {*getattr(other.own, name)}
+                differing = ", ".join(sorted({entry[0] for entry in entries}))
+                changed[name] = f"{name} ({differing})" if differing else name
+        return ", ".join(changed.values())
+
+    def conditions(self) -> tuple[tuple[str, str], ...]:
+        """What of it a plan's fingerprint covers beside the ops."""
+        modes = {training for _, _, training, _ in self.own.modules}
+        mode = "mixed" if len(modes) > 1 else "train" if True in modes else "eval"
+        # Without the device's index: ranks on different devices run one plan.
+        flags = ((name, value.partition(":")[0] if "device" in name else value) for name, value in self.flags)
+        return (("mode", mode), *flags)
+
+
+def own_signature(
+    owned: Owned, first: Mapping[int, int], room: Room, surroundings: Surroundings
+) -> OwnSignature:
+    """Read the module's share of a signature.
+
+    Args:
+        owned: its tensors.
+        first: what `storages` says of them.
+        room: notes what was looked into.
+        surroundings: what its forwards can read beside it.
+    """
+    return OwnSignature(
+        modules=_structure(owned.modules),
+        settings=settings((m for _, m in owned.modules), room),
+        surroundings=surroundings.keys(room),
+        sharing=tuple(first[torch_private.storage_id(t)] for t in owned.tensors),
+        parameters=tuple((names, _layout(p), p.requires_grad) for names, p in owned.parameters),
+        buffers=tuple((names, _layout(b), b.requires_grad) for names, b in owned.buffers),
+    )
+
+
+def storages(owned: Owned) -> dict[int, int]:
+    """The place of the first tensor of a module with each storage."""
+    first: dict[int, int] = {}
+    for place, tensor in enumerate(owned.tensors):
+        first.setdefault(torch_private.storage_id(tensor), place)
+    return first
+
+
+def signature(
+    tensors: Tensors, own: OwnSignature, owned_storages: Mapping[int, int], device: torch.device | None = None
+) -> Signature:
+    """Read the signature of a call.
+
+    Args:
+        tensors: the module's and the call's.
+        own: the module's share.
+        owned_storages: what `storages` says of the module.
+        device: where it runs; None: where the module is.
+    """
+    if device is None:
+        device = tensors.flat[0].device if tensors.flat else torch.device("cpu")
+    inputs = tensors.inputs
+    first = {torch_private.storage_id(t): -1 - i for i, t in reversed(list(enumerate(inputs)))}
+    first.update(owned_storages)
+    return Signature(
+        own=own,
+        sharing=tuple(first[torch_private.storage_id(t)] for t in inputs),
+        inputs=(
+            tensors.leaves,
+            tuple((slot.name, slot.place) for slot in tensors.slots),
+            *((_layout(t), t.requires_grad) for t in inputs),
+        ),
+        constants=tuple(exactly(c) for c in tensors.constants),
+        spec=str(tensors.spec),
+        flags=global_flags(device.type),
+    )
+
+
+def _structure(
+    modules: Sequence[tuple[str, nn.Module]],
+) -> tuple[tuple[str, type, bool, tuple[Any, ...]], ...]:
+    """A submodule that is held twice is listed once, so who holds it is part of the structure."""
+    place = {id(module): i for i, (_, module) in enumerate(modules)}
+    place[id(None)] = -1
+    return tuple(
+        (name, type(m), m.training, tuple((key, place[id(child)]) for key, child in m._modules.items()))
+        for name, m in modules
+    )
+
+
+def global_flags(device_type: str) -> tuple[tuple[str, str], ...]:
+    """The global state of torch that changes which kernels run."""
+    autocast = "off"
+    if torch.is_autocast_enabled(device_type):
+        autocast = str(torch.get_autocast_dtype(device_type))
+    return (
+        ("autocast", autocast),
+        ("kernels", " ".join(unusual_flags())),
+        ("attention", torch_private.attention_order()),
+        ("threads", str(torch.get_num_threads()) if device_type == "cpu" else ""),
+        ("default_dtype", str(torch.get_default_dtype())),
+        ("default_device", str(torch.get_default_device())),
+    )
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj())
+
+
+def hooked(modules: Iterable[tuple[str, nn.Module]]) -> str | None:
+    """Which submodule has hooks; None if none has. A graph would not call them.
+
+    The hooks that transformers installs on its own models at their first call are no reason: they hand on
+    what the call asked for, within the call, and are captured with it. Nor are those of this package.
+    """
+    for name, submodule in modules:
+        for registry in torch_private.hook_registries(submodule):
+            for hook in registry.values():
+                made_by = getattr(hook, "__module__", None) or ""
+                if not made_by.startswith(("transformers.", "remat_executor.")):
+                    return f"submodule {(name or type(submodule).__name__)!r} has hooks"
+    return None
+
+
+def is_planned(module: nn.Module) -> bool:
+    """Whether a module has a plan."""
+    return hasattr(type(module), "_remat")
+
+
+def calls_itself(module: nn.Module) -> bool:
+    """Whether a module's class has a `__call__` of its own, which is planned then, hooks and all."""
+    return type(module).__call__ is not nn.Module.__call__
+
+
+def hookless(modules: Sequence[tuple[str, nn.Module]]) -> Sequence[tuple[str, nn.Module]]:
+    """The submodules that must have no hooks: those of the module itself are called around its plan."""
+    return modules if calls_itself(modules[0][1]) else modules[1:]
+
+
+def objection(owned: Owned) -> str | None:
+    """Why the module as it is must run without a plan, whatever it is called with; None if it need not.
+
+    What has a plan of its own runs by that.
+    """
+    planned = next((name for name, m in owned.modules if is_planned(m)), None)
+    if planned is not None:
+        return f"submodule {planned!r} is planned itself"
+    return odd(owned.tensors, "it has") or hooked(hookless(owned.modules))
+
+
+def reason_in_force() -> str | None:
+    """Why no call at all can be served by a plan now: a transform would not even let tensors be looked at."""
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return "gradients are off (no_grad or inference mode)"
+    transformed = torch_private.transformed()
+    if transformed is not None:
+        return transformed
+    if torch_private.global_module_hooks():
+        return "every module (global hooks) has hooks"
+    return None
+
+
+def reason_for_original(tensors: Tensors) -> str | None:
+    """Why a call must run the original module, beside what the module itself objects; None if a plan can."""
+    if not any(t.requires_grad for t in tensors.flat):
+        return "nothing requires a gradient"
+    strange = unseen_change(tensors)
+    if strange is not None:
+        return f"it was given a {strange}, which could change without being seen"
+    return odd(tensors.inputs, "it was given")
+
+
+def odd(tensors: Iterable[Tensor], whose: str, *, empty: bool = False) -> str | None:
+    """What is no plain tensor, which alone a plan can handle; `empty`: it may yet have to get its values."""
+    for tensor in tensors:
+        kind = type(tensor)
+        if kind.__name__ == "DTensor":
+            return f"inside it are sharded parameters: {SHARD_LATER}"
+        if kind not in (Tensor, nn.Parameter, nn.Buffer):
+            return f"{whose} a {kind.__name__}, a tensor subclass"
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return f"{whose} a tensor of layout {'nested' if tensor.is_nested else tensor.layout}"
+        if tensor.is_quantized:
+            return f"{whose} a quantized tensor"
+        if tensor.is_meta and not empty:
+            return f"{whose} a tensor without values, on the device meta"
+    return None
+
+
+def unseen_change(tensors: Tensors) -> str | None:
+    """What is wrong with an argument that cannot be compared by value or is the module's own."""
+    if tensors.arguments:
+        own = {id(t) for _, t in (*tensors.parameters, *tensors.buffers)}
+        if any(id(t) in own for t in tensors.arguments):
+            return "parameter or buffer of its own"
+    odd = (c for c in tensors.constants if not (isinstance(c, PLAIN) or callable(c) or isinstance(c, Enum)))
+    return next((type(c).__name__ for c in odd), None)

@@ -1,0 +1,202 @@
+"""What a module was when it was last read, and a quick look at whether it still is.
+
+Reading all that a forward could notice takes some ten microseconds a submodule. Between two steps of a
+training loop nothing of it changes as a rule, so the next call only looks whether everything that was found
+is still the same object in the same place, in loops that run in C. If anything is not, the module is read
+again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from operator import attrgetter, call, is_, itemgetter
+from types import CellType
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from remat_executor import torch_private
+from remat_executor.guards.external_state import Surroundings
+from remat_executor.guards.signature import (
+    OwnSignature,
+    Signature,
+    objection,
+    own_signature,
+    signature,
+    storages,
+)
+from remat_executor.inspection.object_contents import Contents, Room, contents
+from remat_executor.inspection.tensors import REGISTRIES, Owned, Tensors, owned_by
+
+_ENCLOSED = attrgetter("cell_contents")
+_NEEDED = frozenset(("training", *torch_private.READ_REGISTRIES))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Snapshot:
+    """A module as it was read.
+
+    Attributes:
+        called: what runs in the place of its forward; None if nothing does.
+        owned: its tensors.
+        own: its share of the signature of a call.
+        storages: the place of its first tensor with each storage.
+        objection: why it must run without a plan; None if it need not.
+        clocks: names of those that its forwards read.
+        holds: whether it is still what it was.
+    """
+
+    called: Any
+    owned: Owned
+    own: OwnSignature
+    storages: dict[int, int]
+    objection: str | None
+    clocks: tuple[str, ...]
+    holds: Callable[[], bool]
+
+    @classmethod
+    def take(cls, module: nn.Module, called: Any = None) -> "Snapshot":
+        """Read a module.
+
+        Args:
+            module: the module.
+            called: what runs in the place of its forward.
+        """
+        owned, room = owned_by(module), Room()
+        first = storages(owned)
+        # A scripted module keeps what others have in their dict elsewhere: it is read anew each time.
+        readable = all(m.__dict__.keys() >= _NEEDED for _, m in owned.modules)
+        around = Surroundings.of((m for _, m in owned.modules), module.forward, called)
+        own = own_signature(owned, first, room, around)  # notes in `room` what it looked into
+        return cls(
+            called=called,
+            owned=owned,
+            own=own,
+            storages=first,
+            objection=objection(owned),
+            clocks=around.clocks,
+            holds=_Unchanged(owned, room, around).look if readable else bool,
+        )
+
+    def signature(self, tensors: Tensors, device: torch.device | None = None) -> Signature:
+        """The signature of a call of the module with these tensors, on a device if not where they are."""
+        return signature(tensors, self.own, self.storages, device)
+
+
+class _Unchanged:
+    """Everything that was looked at, flat, so that looking again is a few loops in C."""
+
+    def __init__(self, owned: Owned, room: Room, around: Surroundings) -> None:
+        self.cells = [place.holder for place in around.places if isinstance(place.holder, CellType)]
+        self.enclosed = [cell.cell_contents for cell in self.cells]
+        named: dict[int, tuple[Any, list[str]]] = {}
+        for place in around.places:
+            if not isinstance(place.holder, CellType):
+                named.setdefault(id(place.holder), (place.holder, []))[1].append(place.name)
+        self.holders = [holder for holder, _ in named.values()]
+        # With two names or more it gives a tuple.
+        self.takers = [itemgetter(*names, names[0]) for _, names in named.values()]
+        self.around = list(chain.from_iterable(map(call, self.takers, self.holders)))
+        modules = [module for _, module in owned.modules]
+        self.attributes = [module.__dict__ for module in modules]
+        self.counts = list(map(len, self.attributes))
+        self.readers = [_reader(attributes) for attributes in self.attributes]
+        self.read = list(chain.from_iterable(map(call, self.readers, self.attributes)))
+        registries = [m[name] for m in self.attributes for name in ("_parameters", "_buffers", "_modules")]
+        registries += [registry for m in modules for registry in torch_private.hook_registries(m)]
+        self.empty = [registry for registry in registries if not registry]
+        self.dicts: list[dict[Any, Any]] = [registry for registry in registries if registry]
+        self.lists: list[list[Any]] = []
+        self.others: list[tuple[Any, Contents]] = []
+        self.counted = [(thing, len(thing)) for thing in room.counted]
+        for thing, found in room.found:
+            self.add(thing, found)
+        for _, holder, _, _ in owned.plain:
+            if isinstance(holder, list):
+                self.lists.append(holder)
+            elif not any(holder is known for known in self.attributes):
+                self.dicts.append(holder)
+        self.typed: list[Any] = [*modules, *(thing for thing, _ in room.found)]
+        self.types = list(map(type, self.typed))
+        self.keys = list(chain.from_iterable(self.dicts))
+        self.values = list(chain.from_iterable(map(dict.values, self.dicts)))
+        self.lengths = list(map(len, self.lists))
+        self.items = list(chain.from_iterable(self.lists))
+        self.tensors = owned.tensors
+        self.laid_out = torch_private.layout_guard(self.tensors)
+        try:
+            self.addresses = list(map(Tensor.data_ptr, self.tensors))
+        except RuntimeError:  # a tensor without memory of its own, such as a shard: no quick look at that
+            self.laid_out = bool
+
+    def add(self, thing: Any, found: Contents) -> None:
+        """Note one thing that was looked into."""
+        kind = type(thing)
+        if issubclass(kind, tuple | frozenset):
+            return  # stays what it is, and what is in it is noted on its own
+        if issubclass(kind, list):
+            self.lists.append(thing)
+        elif issubclass(kind, dict) and all(type(key) is str for key in thing):
+            self.dicts.append(thing)
+        elif found.kind == "fields" and _only_fields(thing, found):
+            self.dicts.append(thing.__dict__)
+        else:
+            self.others.append((thing, found))
+
+    def look(self) -> bool:
+        """Whether all of it is as it was."""
+        try:
+            return (
+                list(map(len, self.attributes)) == self.counts
+                and _same(chain.from_iterable(map(call, self.readers, self.attributes)), self.read)
+                and list(chain.from_iterable(self.dicts)) == self.keys
+                and _same(chain.from_iterable(map(dict.values, self.dicts)), self.values)
+                and list(map(len, self.lists)) == self.lengths
+                and _same(chain.from_iterable(self.lists), self.items)
+                and _same(map(type, self.typed), self.types)
+                and _same(chain.from_iterable(map(call, self.takers, self.holders)), self.around)
+                and _same(map(_ENCLOSED, self.cells), self.enclosed)
+                and not any(self.empty)
+                and self.laid_out()
+                and list(map(Tensor.data_ptr, self.tensors)) == self.addresses
+                and all(len(thing) == length for thing, length in self.counted)
+                and all(_unchanged(thing, found) for thing, found in self.others)
+            )
+        except (KeyError, ValueError, RuntimeError):  # something is gone; another thread changes a container
+            return False
+
+
+def _reader(attributes: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """Takes from the dict of a module what a step depends on.
+
+    Where all of it is there and nothing else came, no attribute was renamed either: the others are registries
+    that every module has.
+    """
+    own = (name for name in attributes if name not in REGISTRIES)
+    return itemgetter("training", *torch_private.READ_REGISTRIES, *own)
+
+
+def _same(now: Iterable[Any], before: list[Any]) -> bool:
+    return all(map(is_, now, before))
+
+
+def _only_fields(thing: Any, found: Contents) -> bool:
+    """Whether an object's dict is all there is to it."""
+    fields = getattr(thing, "__dict__", None)
+    return type(fields) is dict and len(fields) == len(found.parts)
+
+
+def _unchanged(thing: Any, before: Contents) -> bool:
+    now = contents(thing, Room())
+    if now is None or len(now.parts) != len(before.parts):
+        return False
+    if before.kind == "numbers":
+        return now.parts == before.parts
+    pairs = zip(_flat(now), _flat(before), strict=True)
+    return all(one is other for one, other in pairs)
+
+
+def _flat(found: Contents) -> Iterator[Any]:
+    for name, part in found.parts:
+        yield from (name, part)

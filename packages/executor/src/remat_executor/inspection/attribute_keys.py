@@ -1,0 +1,91 @@
+"""What a module holds beside tensors and submodules, as a key that changes when a forward could notice.
+
+Plain values count by value, functions by identity and by what they close over, containers and objects by
+their class and by what is in them: a config that holds a dict of numbers, a strategy object. How deep and how
+much is looked at is said in `remat_executor.inspection.object_contents`: a module that refers to its trainer
+must not make each call walk through a data set.
+"""
+
+from collections.abc import Iterable, Set
+from enum import Enum
+from typing import Any
+
+from torch import Tensor, nn
+
+from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Itself, Room, contents
+from remat_executor.inspection.tensors import REGISTRIES
+
+MARKS = frozenset(
+    {"_is_fsdp_managed_module", "_fsdp_use_orig_params", "_is_torch_compile", "_compiled_call_impl"}
+)
+"""Attributes that `fully_shard` and `torch.compile` set on modules for themselves; no forward reads them."""
+
+MARK = "__composable_api_state_key"
+"""What the names of the attributes begin with that `fully_shard` keeps its own state under."""
+
+_SIMPLE = frozenset((type(None), bool, int, str))  # those of PLAIN that `==` tells apart within one type
+
+
+def exactly(value: Any) -> tuple[Any, ...]:
+    """A key that tells apart what `==` does not: True from 1, 0.0 from -0.0; and a NaN equals itself."""
+    if isinstance(value, float):
+        return (type(value), value.hex())
+    if isinstance(value, complex):
+        return (type(value), value.real.hex(), value.imag.hex())
+    return (type(value), value if isinstance(value, PLAIN) else Itself(value))
+
+
+def settings(modules: Iterable[nn.Module], room: Room | None = None) -> tuple[Any, ...]:
+    """(attribute, key) of every plain attribute of these modules; hashable.
+
+    Args:
+        modules: of which the attributes are read.
+        room: limits what is looked into, and notes it; None for a new one.
+    """
+    room = room or Room()
+    return tuple(
+        (name, key_of(value, room))
+        for module in modules
+        for name, value in module.__dict__.items()
+        if not (name in REGISTRIES or name in MARKS or name.startswith(MARK))
+        and not issubclass(type(value), Tensor)
+    )
+
+
+def key_of(value: Any, room: Room | None = None, levels: int = DEEPEST) -> Any:
+    """A hashable key that changes when a reader of the value could notice.
+
+    Args:
+        value: anything.
+        room: limits what is looked into, and notes it; None for a new one.
+        levels: how deep.
+    """
+    room = room or Room()
+    kind = type(value)
+    if kind in _SIMPLE:
+        return (kind, value)
+    if kind is tuple and _SIMPLE.issuperset(kinds := tuple(map(type, value))):
+        return (kinds, value)  # a stride, a padding: most of what modules hold
+    if issubclass(kind, PLAIN):
+        return exactly(value)
+    if issubclass(kind, Tensor):
+        return Tensor  # an input of the graph, guarded as such
+    if issubclass(kind, Enum):
+        return Itself(value)
+    if not room.enter(value):
+        return kind  # its parts stand where it was met first
+    found = contents(value, room) if levels else None
+    if found is None:
+        if not issubclass(kind, dict | list | Set):
+            return Itself(value)
+        room.counted.append(value)
+        return (Itself(value), len(value))
+    mark = Itself(value) if callable(value) else kind
+    if found.kind == "numbers":
+        return (mark, found.parts[0][1])
+    keys = ((_name(name), key_of(inner, room, levels - 1)) for name, inner in found.parts)
+    return (mark, frozenset(keys)) if issubclass(kind, Set) else (mark, *keys)
+
+
+def _name(name: Any) -> Any:
+    return name if type(name) is str else exactly(name)

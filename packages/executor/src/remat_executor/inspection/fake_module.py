@@ -1,0 +1,67 @@
+"""A model with stand-ins for its tensors, so that it can be traced for a device that does not hold it.
+
+Stand-ins have the layout of what they stand for, are on the device that is planned for, and have no memory.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remat_executor import torch_private
+from remat_executor.inspection.tensors import Tensors, collect
+from remat_graph.contexts import context
+
+
+@context
+def stand_ins(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
+) -> Generator[Tensors, None, None]:
+    """Within it the model has stand-ins for its parameters and buffers, and a call of it has for its inputs.
+
+    Args:
+        model: the module, on any device.
+        args: positional inputs, on any device.
+        kwargs: keyword inputs.
+        device: where the stand-ins are.
+
+    Returns:
+        The tensors of the model and of the call.
+    """
+    with torch_private.fake_tensors() as fake:
+
+        def stand_in(tensor: Tensor) -> Tensor:
+            return fake(tensor, device)
+
+        with _in_place(model, stand_in):
+            leaves, spec = torch_private.flatten((args, dict(kwargs)))
+            made = {id(leaf): stand_in(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+            leaves = [made.get(id(leaf), leaf) for leaf in leaves]  # what is given twice is one input
+            args, kwargs = torch_private.unflatten(leaves, spec)
+            yield collect(model, args, kwargs)
+
+
+@context
+def _in_place(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Generator[None, None, None]:
+    """The model with other tensors in the place of its parameters and buffers; tied ones stay tied."""
+    made: dict[int, Tensor] = {}
+    before: list[tuple[Any, str, Tensor]] = []
+    try:
+        for module in model.modules():
+            registries: tuple[Any, ...] = (module._parameters, module._buffers)
+            for registry in registries:
+                for name, tensor in registry.items():
+                    if tensor is None:
+                        continue
+                    before.append((registry, name, tensor))
+                    if id(tensor) not in made:
+                        fake = stand_in(tensor)
+                        if isinstance(tensor, nn.Parameter):
+                            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+                        made[id(tensor)] = fake
+                    registry[name] = made[id(tensor)]
+        yield
+    finally:
+        for registry, name, tensor in before:
+            registry[name] = tensor

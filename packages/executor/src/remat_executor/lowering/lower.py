@@ -1,0 +1,430 @@
+"""Lowering: a schedule becomes fx graphs, one for the forward and a chain of them for the backward.
+
+Each graph takes its tensors in one list, which it empties, so that fx's generated code, which drops every
+name after its last use, frees a storage exactly where the schedule does. A section of the backward (`parts`)
+ends by handing over its gradients, and passes on what the next ones still need. Where a schedule moves values
+or steps the optimizer, a section is several graphs with those steps between them. Views are rebuilt from
+their base where they are read, once per graph while the base lives.
+"""
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import attrs
+import torch
+from torch.fx import Graph as FxGraph
+from torch.fx import Node
+
+from remat_executor import torch_private
+from remat_executor.capture.dataflow import drops_statistics
+from remat_executor.capture.dropout import noise_dropout, replay_noise_dropout
+from remat_executor.capture.joint_graph import Captured
+from remat_executor.fx_nodes import args_of, is_item, is_second_name, source_of, target_of
+from remat_executor.lowering.gradient_segments import cut
+from remat_executor.lowering.program import Part, Program, Section
+from remat_executor.lowering.runtime_protocol import Ends, Runtime
+from remat_executor.lowering.step_handler import Action, handled, reads
+from remat_executor.rng import read_state, replay
+from remat_executor.translation.recipes import (
+    Call,
+    Draw,
+    OwnGradient,
+    ReadGenerator,
+    Recipe,
+    TrainBatchNorm,
+    WriteBack,
+    own_copy,
+)
+from remat_executor.translation.translate import Translation
+from remat_graph import (
+    Compute,
+    Deliver,
+    Free,
+    Graph,
+    Home,
+    Lane,
+    OptimizerStep,
+    Role,
+    Schedule,
+    Start,
+    Step,
+)
+
+aten = torch.ops.aten
+
+
+def lower(
+    captured: Captured,
+    translation: Translation,
+    schedule: Schedule,
+    *,
+    runtime: Runtime,
+    part_nbytes: int | None = None,
+) -> Program:
+    """Turn a schedule into runnable parts.
+
+    Args:
+        captured: the joint graph.
+        translation: its IR and the way back.
+        schedule: valid steps on that IR.
+        runtime: makes each graph runnable.
+        part_nbytes: gradient bytes after which a part of the backward ends at the latest; see `parts.cut`.
+    """
+    graph = translation.graph
+    beside = handled(graph, schedule)
+    segments = cut(graph, schedule, part_nbytes)
+    whole = _Whole(captured, translation, _repeated_draws(translation, schedule.steps), runtime)
+    runs = [_runs(schedule.steps[: schedule.boundary], 0, beside)]
+    first = schedule.boundary
+    for segment in segments:
+        runs.append(_runs(segment, first, beside))
+        first += len(segment)
+    outputs = [o.node for o in captured.outputs if not o.replayed]
+    needed = _needed_later(graph, runs)
+    for later in needed[0][:-1]:
+        later.update(translation.value_of[translation.base_of[node]] for node in outputs)
+    sections: list[Section] = []
+    live: set[int] = set()
+    overwritten: set[int] = set()
+    for i, section in enumerate(runs):
+        items: list[Part | Action] = []
+        gradients: list[int] = []
+        for run, later in zip(section, needed[i], strict=True):
+            if not isinstance(run, list):
+                live, owned = _after(graph, run, live)
+                gradients += [whole.gradient_of[value] for value in owned]
+                items.append(run)
+                continue
+            lowering = _Lowering(whole, live)
+            lowering.follow(run)
+            last_of_forward = i == 0 and run is section[-1]
+            results = [lowering.resolve(node) for node in outputs] if last_of_forward else []
+            results += [lowering.gradient(g) for g in lowering.delivered]
+            part = lowering.finish(results, later)
+            gradients += lowering.delivered
+            items.append(part)
+            if i > 0:
+                overwritten |= lowering.overwritten & sections[0].gives
+            live = live - set(part.drops) | set(part.gives)
+        sections.append(Section(items=tuple(items), gives=frozenset(live), gradients=tuple(gradients)))
+        if i == 0:
+            live |= set(graph.tangents)
+    backward = tuple(sections[1:])
+    return Program(
+        forward=sections[0],
+        backward=backward,
+        overwritten=frozenset(overwritten),
+        read_again=tuple(sorted({v for section in backward for part in section.parts for v in part.reads})),
+        tail=() if schedule.end is None else schedule.steps[schedule.end :],
+    )
+
+
+def _runs(steps: Sequence[Step], first: int, beside: frozenset[int]) -> list[list[Step] | Action]:
+    """Steps in runs that become one graph each, and between them those that a handler carries out.
+
+    The last one is a run, an empty one if need be: what a section returns, a graph returns.
+    """
+    found: list[list[Step] | Action] = []
+    run: list[Step] = []
+    for position, step in enumerate(steps, first):
+        if position in beside:
+            if run:
+                found.append(run)
+            run = []
+            found.append(cast(Action, step))
+        else:
+            run.append(step)
+    return [*found, run]
+
+
+def _needed_later(graph: Graph, sections: Sequence[Sequence[list[Step] | Action]]) -> list[list[set[int]]]:
+    """For each run of each section the values that what follows it needs."""
+    needed: set[int] = set()
+    found: list[list[set[int]]] = []
+    for section in reversed(sections):
+        mine = []
+        for run in reversed(section):
+            mine.append(set(needed))
+            needed |= _read_by(graph, run) if isinstance(run, list) else reads(graph, run)
+        found.append(mine[::-1])
+    return found[::-1]
+
+
+def _after(graph: Graph, step: Action, live: set[int]) -> tuple[set[int], list[int]]:
+    """What is live after a handler's step, and the gradients that the step makes an end of."""
+    match step:
+        case Start(transfer) if transfer.lane is Lane.TO_DEVICE:
+            return live | {transfer.value}, []
+        case Free(value):
+            return live - {value}, []
+        case Deliver(value):
+            return live, [value]
+        case OptimizerStep(value):
+            return live, [update.grad for update in graph.updates if update.param == value]
+        case _:
+            return live, []
+
+
+def _read_by(graph: Graph, steps: Iterable[Step]) -> set[int]:
+    """Values that these steps compute with or deliver."""
+    return set().union(*(reads(graph, step) for step in steps if isinstance(step, Compute | Deliver)))
+
+
+def _repeated_draws(translation: Translation, steps: Iterable[Step]) -> set[int]:
+    """Generator states that a repeat will ask for; the others need not be read."""
+    seen: set[int] = set()
+    found: set[int] = set()
+    for step in steps:
+        if isinstance(step, Compute):
+            recipe = translation.recipes[step.op]
+            if isinstance(recipe, Draw) and step.op in seen:
+                found.add(recipe.state)
+            seen.add(step.op)
+    return found
+
+
+@attrs.frozen(eq=False)
+class _Whole:
+    """What the lowerings of all parts share.
+
+    Attributes:
+        replays: generator states that a repeat will ask for.
+        node_of: per value the captured node that makes it.
+        gradient_of: per value that is a gradient its index into `Translation.gradients`.
+    """
+
+    captured: Captured
+    translation: Translation
+    replays: set[int]
+    runtime: Runtime
+    node_of: dict[int, Node] = attrs.field(init=False)
+    gradient_of: dict[int, int] = attrs.field(init=False)
+
+    @node_of.default
+    def _nodes(self) -> dict[int, Node]:
+        return {value: node for node, value in self.translation.value_of.items()}
+
+    @gradient_of.default
+    def _gradients(self) -> dict[int, int]:
+        return {value: i for i, (_, _, value) in enumerate(self.translation.gradients)}
+
+
+class _Lowering:
+    """Emits one part; `nodes_of` maps live values, `views` the views rebuilt so far."""
+
+    def __init__(self, whole: _Whole, live: set[int]) -> None:
+        self.whole, self.translation = whole, whole.translation
+        self.before = live
+        self.untouched = set(live)
+        self.fx = FxGraph()
+        self.argument = self.fx.placeholder("tensors")
+        self.head = self.argument
+        self.nodes_of: dict[int, Node] = {}
+        self.views: dict[Node, Node] = {}
+        self.views_on: dict[int, list[Node]] = {}
+        self.reads: dict[int, Node] = {}
+        self.delivered: list[int] = []
+        self.takes: dict[int, Node] = {}
+        self.overwritten: set[int] = set()
+
+    def unpack(self, name: str, value: int) -> Node:
+        """A node for one tensor of the list; its index is known only when the part is finished."""
+        with self.fx.inserting_after(self.head):
+            self.head = self.fx.create_node("call_function", operator.getitem, (self.argument, 0), name=name)
+        captured = self.whole.node_of.get(value)
+        return self.head if captured is None else _like(self.head, captured)
+
+    # -- following steps
+
+    def follow(self, steps: Sequence[Step]) -> None:
+        for position, step in enumerate(steps):
+            if isinstance(step, Compute):
+                self.compute(step, _freed_next(steps, position))
+            elif isinstance(step, Free):
+                self.drop(step.value)
+            elif isinstance(step, Deliver):
+                self.delivered.append(self.whole.gradient_of[step.value])
+
+    def drop(self, value: int) -> None:
+        self.nodes_of.pop(value, None)
+        self.untouched.discard(value)
+        for view in self.views_on.pop(value, []):
+            self.views.pop(view, None)
+
+    def compute(self, step: Compute, dying: set[int]) -> None:
+        op = self.translation.graph.ops[step.op]
+        recipe = self.translation.recipes[step.op]
+        implementation = op.implementations[step.implementation]
+        repeat = step.implementation != 0
+        if isinstance(recipe, ReadGenerator):
+            (state,) = implementation.outputs
+            if state in self.whole.replays:
+                self.nodes_of[state] = self.fx.call_function(read_state, (recipe.device,))
+            return
+        made = self.translation.made_by[step.op]
+        over = next((source for _, source in implementation.reuses if source in dying), None)
+        if over is not None and not any(self.is_live(v) for _, v in made):
+            self.overwritten.add(over)
+            result = self.emit_in_place(recipe, *self.translation.in_place[step.op][over])
+        else:
+            result = self.emit(recipe, repeat)
+        if isinstance(recipe, OwnGradient):
+            self.define(implementation.outputs[0], result)
+            return
+        for node, value in made:
+            if value in dying and value in implementation.outputs:
+                continue
+            self.define(value, _like(self.part_of(result, node), node))
+
+    def part_of(self, result: Node, node: Node) -> Node:
+        if not is_item(node):
+            return result
+        return self.fx.call_function(operator.getitem, (result, node.args[1]))
+
+    def define(self, value: int, node: Node) -> None:
+        """Bind a value; a repeat's second copy of an output or gradient is not kept."""
+        if self.is_live(value) and self.translation.graph.values[value].pinned:
+            return
+        self.drop(value)
+        self.nodes_of[value] = node
+
+    def is_live(self, value: int) -> bool:
+        return value in self.nodes_of or value in self.untouched
+
+    # -- emitting
+
+    def emit(self, recipe: Recipe, repeat: bool) -> Node:
+        match recipe:
+            case Call(node):
+                args, kwargs = self.call_arguments(node)
+                return self.fx.call_function(target_of(node), args, kwargs)
+            case Draw(node, device, state):
+                args, kwargs = self.call_arguments(node)
+                if not repeat:
+                    return self.fx.call_function(target_of(node), args, kwargs)
+                if node.target is noise_dropout:
+                    # fx cannot print a function of ours as an argument, only as a target.
+                    return self.fx.call_function(
+                        replay_noise_dropout, (self.value_node(state), device, *args), kwargs
+                    )
+                return self.fx.call_function(
+                    replay, (self.value_node(state), device, target_of(node), *args), kwargs
+                )
+            case TrainBatchNorm(node, mean, variance):
+                x, weight, bias = torch.fx.node.map_arg(args_of(node)[:3], self.resolve)
+                rest = node.args[5:]
+                if repeat:
+                    return self.fx.call_function(
+                        aten._native_batch_norm_legit.no_stats, (x, weight, bias, *rest)
+                    )
+                statistics = (self.resolve(mean), self.resolve(variance))
+                return self.fx.call_function(
+                    aten._native_batch_norm_legit.default, (x, weight, bias, *statistics, *rest)
+                )
+            case WriteBack(target, source):
+                return self.fx.call_function(aten.copy_.default, (self.resolve(target), self.resolve(source)))
+            case OwnGradient(source, size, stride):
+                return self.fx.call_function(own_copy, (self.resolve(source), size, stride))
+            case ReadGenerator(device):
+                return self.fx.call_function(read_state, (device,))
+
+    def emit_in_place(self, recipe: Recipe, place: int, form: Any) -> Node:
+        assert isinstance(recipe, Call)
+        args, kwargs = self.call_arguments(recipe.node)
+        if form.out is not None:
+            kwargs = {**kwargs, form.out: args[place]}
+        return self.fx.call_function(form.target, args, kwargs)
+
+    def call_arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args: tuple[Any, ...] = node.args
+        if drops_statistics(node):
+            args = (*args[:3], None, None, *args[5:])
+        return (
+            torch.fx.node.map_arg(args, self.resolve),
+            torch.fx.node.map_arg(node.kwargs, self.resolve),
+        )
+
+    def resolve(self, node: Node) -> Node:
+        """The lowered node for an original one: a value, or a view rebuilt from its base."""
+        base = self.translation.base_of[node]
+        value = self.translation.value_of[base]
+        if node is base or is_second_name(node, base):
+            return self.value_node(value)
+        if node not in self.views:
+            source, rest = source_of(node), node.args[1:]
+            if is_item(node):
+                made = self.fx.call_function(operator.getitem, (self.resolve(source), *rest))
+            else:
+                args = torch.fx.node.map_arg(node.args, self.resolve)
+                kwargs = torch.fx.node.map_arg(node.kwargs, self.resolve)
+                made = self.fx.call_function(target_of(node), args, kwargs)
+            self.views[node] = _like(made, node)
+            self.views_on.setdefault(value, []).append(node)
+        return self.views[node]
+
+    def value_node(self, value: int) -> Node:
+        if value in self.untouched:
+            self.takes[value] = self.nodes_of[value] = self.unpack(f"v{value}", value)
+            self.untouched.discard(value)
+        elif value not in self.nodes_of:
+            assert self.is_lent(value), self.translation.graph.values[value].name
+            self.reads[value] = self.nodes_of[value] = self.unpack(f"x{value}", value)
+        return self.nodes_of[value]
+
+    def gradient(self, index: int) -> Node:
+        _, node, value = self.translation.gradients[index]
+        base = self.translation.base_of.get(node, node)
+        if self.translation.value_of.get(base) == value:
+            return self.resolve(node)
+        return self.value_node(value)
+
+    def is_lent(self, value: int) -> bool:
+        """Whether it is the caller's, or the optimizer's on the device: there in every call."""
+        stored = self.translation.graph.values[value]
+        return stored.external or stored.home is Home.DEVICE
+
+    def lasts(self, value: int) -> bool:
+        """Whether the caller's tensor stays where it is from call to call, as an input does not."""
+        return self.translation.graph.values[value].role in (Role.PARAM, Role.BUFFER)
+
+    def finish(self, results: Sequence[Node], needed: set[int]) -> Part:
+        """Number the list's entries, empty the list after reading it, and compile."""
+        # What lasts from call to call comes first.
+        self.reads = dict(sorted(self.reads.items(), key=lambda read: not self.lasts(read[0])))
+        reads, takes = tuple(self.reads), tuple(self.takes)
+        for i, node in enumerate((*self.reads.values(), *self.takes.values())):
+            node.args = (self.argument, i)
+        with self.fx.inserting_after(self.head):
+            self.fx.call_method("clear", (self.argument,))
+        kept = {v for v in takes if self.nodes_of.get(v) is self.takes[v] and v in needed}
+        made = {v for v in self.nodes_of if not self.is_lent(v) and v not in kept}
+        gives = tuple(sorted(made & needed))
+        self.fx.output([*results, *(self.nodes_of[v] for v in gives)])
+        module = torch_private.read_later(self.fx)  # a runtime makes its own code of it
+        lasting = sum(map(self.lasts, reads))
+        return Part(
+            run=self.whole.runtime(module, Ends(lasting=lasting, results=len(results))),
+            reads=reads,
+            takes=takes,
+            drops=tuple(sorted(self.before - kept - (self.untouched & needed))),
+            gives=gives,
+            results=len(results),
+            module=module,
+        )
+
+
+def _like(lowered: Node, captured: Node) -> Node:
+    """Note on a lowered node what capture knows of its tensor, for the runtimes."""
+    if "val" in captured.meta:
+        lowered.meta["val"] = captured.meta["val"]
+    return lowered
+
+
+def _freed_next(steps: Sequence[Step], position: int) -> set[int]:
+    freed: set[int] = set()
+    for step in steps[position + 1 :]:
+        if not isinstance(step, Free):
+            break
+        freed.add(step.value)
+    return freed

@@ -1,0 +1,129 @@
+"""The second reading of memory: what the allocator handed out, kernel scratch included.
+
+It shares nothing with ``remat_executor.memory.meter``: no dispatch mode, no storages. On a device whose
+allocator keeps statistics (CUDA and the like) it is ``max_memory_allocated`` above ``memory_allocated`` at
+entry. The CPU's allocator keeps none, so there the profiler's memory records are added up: one record for
+each block handed out or taken back, with its address.
+
+What the CPU's records do not show: blocks that a library takes from the system by itself (MKL's packing
+buffers), what other Python threads allocate, and the going of blocks that were there at entry. Blocks are
+matched by their address, because the profiler reports the going of a block that it met in an earlier session
+at that session's size, although the address may be another block's by now.
+"""
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from operator import itemgetter
+from typing import Any, Generic, TypeVar
+
+import attrs
+import torch
+from torch.autograd.profiler import profile
+
+from remat_executor import torch_private
+from remat_graph import RematError
+from remat_graph.contexts import context
+
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True, str=False)
+class ProfilerBusy(RematError):
+    """Memory on the CPU is read with the profiler, and there is only one."""
+
+    def __str__(self) -> str:
+        return (
+            "a profiler is running, and memory on the CPU cannot be read beside it: do this before it starts"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class AllocatorRecord(Generic[T]):
+    """What the allocator saw while a function ran.
+
+    Attributes:
+        peak_nbytes: the most it had handed out at any moment, above what it had at entry.
+        end_nbytes: what it had handed out when the function returned, its result still held; above entry too.
+        result: what the function returned.
+    """
+
+    peak_nbytes: int
+    end_nbytes: int
+    result: T
+
+
+def allocator_peak(function: Callable[[], T], device: torch.device | str = "cpu") -> AllocatorRecord[T]:
+    """Run a function once and read its peak from the device's allocator.
+
+    Raises:
+        ProfilerBusy: on CPU, if a profiler runs already; starting another would end that one.
+    """
+    device = torch.device(device)
+    return _from_profiler(function) if device.type == "cpu" else _from_statistics(function, device)
+
+
+def _from_statistics(function: Callable[[], T], device: torch.device) -> AllocatorRecord[T]:
+    memory = torch.accelerator.memory
+    torch.accelerator.synchronize(device)
+    memory.reset_peak_memory_stats(device)
+    before = memory.memory_allocated(device)
+    result = function()
+    torch.accelerator.synchronize(device)
+    return AllocatorRecord(
+        peak_nbytes=memory.max_memory_allocated(device) - before,
+        end_nbytes=memory.memory_allocated(device) - before,
+        result=result,
+    )
+
+
+def _from_profiler(function: Callable[[], T]) -> AllocatorRecord[T]:
+    if torch_private.profiler_running():
+        raise ProfilerBusy()
+    session = profile(profile_memory=True, use_kineto=True)
+    try:
+        with _quiet(), session:
+            result = function()
+    finally:
+        torch_private.end_profilers_thread()
+    live: dict[int, int] = {}
+    level = peak = 0
+    for address, nbytes in _records(session):
+        if nbytes > 0:
+            live[address] = nbytes
+            level += nbytes
+            peak = max(peak, level)
+        else:
+            level -= live.pop(address, 0)
+    return AllocatorRecord(peak_nbytes=peak, end_nbytes=level, result=result)
+
+
+def _records(session: profile) -> Iterator[tuple[int, int]]:
+    """The blocks that came (positive bytes) and went (negative), in order of time."""
+    results = session.kineto_results
+    if results is None:
+        raise RuntimeError("the profiler returned no results")
+    records = []
+    pending = list(reversed(results.experimental_event_tree()))
+    while pending:  # parents before children, in order: what began in the same nanosecond stays in order
+        event = pending.pop()
+        pending.extend(reversed(event.children))
+        if event.name == "[memory]":
+            block: Any = event.extra_fields  # of the kind that has a device, an address and a size
+            if block.device.type == "cpu":
+                records.append((event.start_time_ns, block.ptr, block.alloc_size))
+    records.sort(key=itemgetter(0))
+    return ((address, nbytes) for _, address, nbytes in records)
+
+
+@context
+def _quiet() -> Generator[None, None, None]:
+    """Keep the profiler's start and stop lines off stderr; it reads its level once, at its first session."""
+    name = "KINETO_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "6"  # above its most insistent kind of line
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)

@@ -1,0 +1,1 @@
+"""`PlannedModule`, and the pipeline from a call to a planned step."""

@@ -1,0 +1,184 @@
+"""A captured step with its plan, ready to run."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from remat_executor import torch_private
+from remat_executor.autograd.chain import Call, Wiring, apply, without_autocast
+from remat_executor.capture.joint_graph import Captured
+from remat_executor.costs.annotate import op_cost
+from remat_executor.fx_nodes import replayed
+from remat_executor.inspection.tensors import Tensors
+from remat_executor.lowering.lower import lower
+from remat_executor.lowering.program import Program
+from remat_executor.lowering.runtime_protocol import Runtime
+from remat_executor.lowering.step_handler import Handlers
+from remat_executor.translation.recipes import OwnGradient
+from remat_executor.translation.translate import Translation
+from remat_graph import Graph, Update
+from remat_graph.plan import Plan
+from remat_graph.platforms.measured import Measurement
+
+GradientLayout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PlannedStep:
+    """A captured step with its plan, ready to run."""
+
+    captured: Captured
+    translation: Translation
+    graph: Graph
+    plan: Plan
+    wiring: Wiring
+    direct: tuple[int, ...]  # outputs that the program makes, in its order
+    constants: tuple[Tensor, ...]
+    owners: tuple[int, ...]  # per gradient the place of the tensor that gets it
+    rehearsed_nbytes: int | None = None  # peak by the allocator, where the runtime had to be tried
+    handlers: Handlers | None = None  # for what the schedule does beside computing
+
+    @classmethod
+    def build(
+        cls,
+        captured: Captured,
+        translation: Translation,
+        graph: Graph,
+        plan: Plan,
+        runtime: Runtime,
+        part_nbytes: int | None = None,
+        handlers: Handlers | None = None,
+    ) -> "PlannedStep":
+        """Lower the plan's schedule."""
+        translation = attrs.evolve(translation, graph=graph)  # with what was measured
+        direct = tuple(i for i, o in enumerate(captured.outputs) if not o.replayed)
+        differentiable = tuple(
+            place
+            for place, i in enumerate(direct)
+            if captured.outputs[i].tangent is not None or captured.outputs[i].requires_grad
+        )
+        tangents = [captured.outputs[direct[place]].tangent for place in differentiable]
+        return cls(
+            captured=captured,
+            translation=translation,
+            graph=graph,
+            plan=plan,
+            wiring=Wiring(
+                program=lower(captured, translation, plan.schedule, runtime=runtime, part_nbytes=part_nbytes),
+                tangents=tuple(None if t is None else t.meta["val"] for t in tangents),
+                tangent_values=tuple(None if t is None else translation.value_of[t] for t in tangents),
+                reach=_reach(translation, tangents),
+                guarded=frozenset(graph.outputs),
+                differentiable=differentiable,
+                device=translation.device,
+            ),
+            direct=direct,
+            constants=tuple(
+                getattr(captured.graph_module, str(n.target))
+                for n in captured.graph_module.graph.nodes
+                if n.op == "get_attr"
+            ),
+            owners=tuple(place for place, _, _ in translation.gradients),
+            handlers=handlers,
+        )
+
+    @functools.cached_property
+    def updates(self) -> dict[int, Update]:
+        """The optimizer's updates by their parameters."""
+        return {update.param: update for update in self.graph.updates}
+
+    @functools.cached_property
+    def _gradient_layouts(self) -> dict[int, GradientLayout]:
+        found = {}
+        for _, node, value in self.translation.gradients:
+            made = node.meta["val"]
+            found[value] = (tuple(made.shape), made.stride(), made.dtype)
+        for op, recipe in zip(self.graph.ops, self.translation.recipes, strict=True):
+            if isinstance(recipe, OwnGradient):
+                (value,) = op.first.outputs
+                found[value] = (recipe.size, recipe.stride, found[value][2])
+        return found
+
+    def gradient_layout(self, value: int) -> GradientLayout:
+        """Sizes, strides and dtype of a gradient as autograd takes it; it fills a storage of its own."""
+        return self._gradient_layouts[value]
+
+    @property
+    def program(self) -> Program:
+        """The lowered schedule."""
+        return self.wiring.program
+
+    def call(self, flat: Sequence[Tensor]) -> Call:
+        """One call on the caller's tensors, in the order of `Tensors.flat`."""
+        return Call(
+            wiring=self.wiring,
+            externals=(*flat, *self.constants),
+            autocast=torch.is_autocast_enabled(self.wiring.device.type),
+            handler=None if self.handlers is None else self.handlers.begin(self, flat),
+        )
+
+    def measurements(self) -> list[Measurement]:
+        """What its operators were measured to take, each distinct one once."""
+        costs = {}
+        for i, (op, recipe) in enumerate(zip(self.graph.ops, self.translation.recipes, strict=True)):
+            for k, run in enumerate(op.implementations):
+                cost = op_cost(recipe, self.graph, i, k)
+                costs[cost.key] = Measurement(
+                    cost=cost, time_s=run.time_s, workspace_nbytes=run.workspace_nbytes
+                )
+        return list(costs.values())
+
+    def run(self, tensors: Tensors, begins: Callable[[Call], None] | None = None) -> Any:
+        """Run the forward under autograd and put the outputs into their containers.
+
+        Args:
+            tensors: the module's and the call's.
+            begins: told of the call.
+        """
+        captured, flat = self.captured, tensors.flat
+        call = self.call(flat)
+        if begins is not None:
+            begins(call)
+        owners = [flat[place] for place in self.owners]
+        with without_autocast(self.wiring.device):
+            visible = apply(call, owners)
+        made: dict[int, Tensor] = {self.direct[p]: t for p, t in call.others.items()}
+        call.others = {}
+        made.update(zip((self.direct[p] for p in self.wiring.differentiable), visible, strict=True))
+        if len(made) < len(captured.outputs):
+            self._replay(flat, made)
+        leaves = [
+            constant if place is None else made[place]
+            for place, constant in zip(captured.output_leaves, captured.output_constants, strict=True)
+        ]
+        return torch_private.unflatten(leaves, captured.out_spec)
+
+    def _replay(self, flat: Sequence[Tensor], made: dict[int, Tensor]) -> None:
+        """Add the views of inputs or outputs, made under autograd as the original would."""
+        captured = self.captured
+        sources = {captured.outputs[i].node: tensor for i, tensor in made.items()}
+        tensor_of = dict(zip(captured.externals, flat, strict=True))
+        sources.update(tensor_of)
+        sources.update((new, tensor_of[written]) for written, new in captured.mutations)
+        for place, output in enumerate(captured.outputs):
+            if place not in made:
+                made[place] = replayed(output.node, sources)
+
+
+def _reach(translation: Translation, tangents: list[torch.fx.Node | None]) -> tuple[frozenset[int], ...]:
+    """For each gradient the places of the tangents it depends on."""
+    graph = translation.graph
+    reach: list[set[int]] = [set() for _ in graph.values]
+    for place, tangent in enumerate(tangents):
+        if tangent is not None:
+            reach[translation.value_of[tangent]].add(place)
+    for op in graph.ops:
+        found = set().union(*(reach[v] for v in op.first.inputs))
+        if found:
+            for value in op.first.outputs:
+                reach[value] |= found
+    return tuple(frozenset(reach[value]) for _, _, value in translation.gradients)

@@ -1,0 +1,422 @@
+"""Plans for the ways in which a module is called: made when one is first needed, kept, found again."""
+
+import contextlib
+import functools
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, ClassVar, Protocol
+
+import attrs
+import torch
+from torch import nn
+
+from remat_executor import torch_private
+from remat_executor.autograd.chain import Call
+from remat_executor.costs.cache import CostCache
+from remat_executor.errors import CaptureError, NothingToDifferentiate, UntruePlan, warn
+from remat_executor.fork_lock import ForkAwareLock
+from remat_executor.guards.external_state import thing_key
+from remat_executor.guards.signature import Signature, calls_itself
+from remat_executor.guards.snapshot import Snapshot
+from remat_executor.inspection.tensors import Tensors
+from remat_executor.lowering.step_handler import Handlers
+from remat_executor.module.buckets import Buckets
+from remat_executor.module.forward_descriptor import NOTHING, BoundForward, Called, Nothing
+from remat_executor.module.gc_pause import rare_collections
+from remat_executor.module.peak_check import within_budget
+from remat_executor.module.plan_cache import Plans
+from remat_executor.module.planned_step import PlannedStep
+from remat_executor.module.step_graph import Progress, capture_graph
+from remat_executor.runtime.registry import new_runtime
+from remat_graph import Graph, OverBudget, simulate
+from remat_graph.contexts import context
+from remat_graph.plan import Plan
+from remat_graph.platforms.base import Platform
+from remat_graph.units import format_seconds
+
+
+class Planner(Protocol):
+    """Any function from a graph to a plan on it."""
+
+    def __call__(self, graph: Graph) -> Plan:
+        """Plan the graph; raises if the budget cannot be met."""
+        ...
+
+
+class _UnderWay(threading.local):
+    """How many of something are under way in a thread."""
+
+    count = 0
+
+
+@context
+def _one_more(under_way: _UnderWay) -> Generator[None, None, None]:
+    under_way.count += 1
+    try:
+        yield
+    finally:
+        under_way.count -= 1
+
+
+@attrs.define(kw_only=True, eq=False)
+class Planning:
+    """How a planned module plans, and what it has planned.
+
+    Attributes:
+        original: the module that is planned.
+        handlers: for what plans do beside computing.
+        device: where plans run.
+        steps: the planned steps by how the module was called; `latest` is the one that ran last, for
+            `latest_signature`.
+        undifferentiable: ways of calling it whose outputs require no gradient.
+        lock: held while the module is captured, when it holds stand-ins for its tensors.
+        runs: see `PlannedModule`.
+        said: what has been said, which is said once.
+        usual: structure of what the first captured step returned.
+        last_call: a weak reference to the call that began last.
+        in_vain: calls in a row that were captured anew and found the plan they had.
+        first: what the original's forward was when the module was planned.
+        assigned: what has been assigned to the planned module's forward since.
+        outside: what was assigned and cannot be captured, by its key, and why: it runs as it is, around
+            planned calls.
+        forwards: of the original that are under way: what was a forward before runs as it is in them.
+        forward: the planned module's, as Dynamo leaves it alone, and
+        runner: the same for any of its forwards; made late, since Dynamo takes seconds to import.
+    """
+
+    ENOUGH: ClassVar[int] = 3
+    CAPTURES: ClassVar[_UnderWay] = _UnderWay()  # of all modules: one may be called inside of another's
+
+    original: nn.Module
+    planner: Planner
+    platform: Platform | None
+    cache: CostCache
+    differentiate: tuple[int, ...] | None
+    on_progress: Progress | None
+    runtime: str
+    part_nbytes: int | None
+    buckets: Buckets | None
+    handlers: Handlers | None
+    device: torch.device
+    steps: Plans[Signature, PlannedStep]
+    undifferentiable: Plans[Signature, bool] = attrs.field(factory=Plans)
+    lock: Any = attrs.field(factory=lambda: ForkAwareLock("a module that is planned"))
+    runs: Counter[str] = attrs.field(factory=Counter)
+    said: set[str] = attrs.field(factory=set)
+    in_vain: int = 0
+    snapshot: Snapshot | None = None
+    latest: Any = None
+    latest_signature: Any = None
+    last_call: Any = None
+    usual: Any = None
+    first: Called = None
+    assigned: Called | Nothing = NOTHING
+    outside: Plans[Any, str] = attrs.field(factory=Plans)
+    forward: Any = None
+    runner: Any = None
+    forwards: _UnderWay = attrs.field(factory=_UnderWay, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.first = self.called()
+
+    def copied(self, original: nn.Module) -> "Planning":
+        """For a copy of the module: the same plans, nothing that it has seen or run."""
+        return attrs.evolve(
+            self,
+            original=original,
+            snapshot=None,
+            # What was assigned may mean the module that is copied, whose step is not the copy's.
+            steps=self.steps.copy(lambda seen: seen.forward is None),
+            undifferentiable=Plans(),
+            outside=Plans(),
+            said=set(self.said),
+            runs=Counter(),
+            last_call=None,
+            assigned=NOTHING,
+        )
+
+    # -- which function is planned
+
+    def called(self) -> Called:
+        """What the planned module's forward stands for now; None: the method of the original's class."""
+        if not isinstance(self.assigned, Nothing):
+            return self.assigned
+        if calls_itself(self.original):
+            return None
+        own: Called = self.original.__dict__.get("forward")
+        mine = isinstance(own, BoundForward) and own.__self__._remat is self
+        return own.called if mine else own  # type: ignore[union-attr]
+
+    def resolved(self, called: Called) -> Callable[..., Any]:
+        """The function itself."""
+        if called is None and calls_itself(self.original):
+            return functools.partial(type(self.original).__call__, self.original)
+        return self.shown(called)
+
+    def shown(self, called: Called) -> Callable[..., Any]:
+        """The forward whose signature and attributes it has."""
+        if called is not None:
+            return called
+        if "forward" not in self.original.__dict__:
+            return self.original.forward
+        method: Callable[..., Any] = type(self.original).forward.__get__(self.original)
+        return method
+
+    def assign(self, forward: Called) -> None:
+        """Let something else be what the planned module's forward stands for; None: its class's."""
+        if self.forwards.count and self.CAPTURES.count:
+            raise CaptureError(
+                problem="the forward puts another forward in its place, which a captured graph would not do",
+                advice="do it outside of the forward",
+            )
+        self.assigned = NOTHING if forward is self.original.__dict__.get("forward") else forward
+
+    def unassign(self) -> None:
+        """Let the planned module's forward be its class's, as it is where an instance's is deleted.
+
+        Raises:
+            AttributeError: it is.
+        """
+        own = "forward" in self.original.__dict__
+        if self.assigned is NOTHING and not own:
+            raise AttributeError("forward")
+        self.assigned = None if own else NOTHING
+
+    def is_first(self, method: Any) -> bool:
+        """Whether a method is what `forward.__func__` gave before anything was assigned."""
+        planned = method.__self__.__dict__ is self.original.__dict__
+        return planned and method.__func__ in (self.forward, getattr(self.forward, "__wrapped__", None))
+
+    @property
+    def inside(self) -> bool:
+        """Whether a forward of the original's, or any capture, is under way in this thread."""
+        return bool(self.forwards.count or self.CAPTURES.count)
+
+    def traced(self, called: Called) -> Callable[..., Any]:
+        """A function for capture to trace."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with _one_more(self.CAPTURES), _one_more(self.forwards):
+                return self.resolved(called)(*args, **kwargs)
+
+        return call
+
+    # -- plans
+
+    def look_at(self, called: Called) -> Snapshot:
+        """The module as it is now, and what a forward that stands in its place can read."""
+        snapshot = self.snapshot
+        if snapshot is None or snapshot.called is not called or not snapshot.holds():
+            with self.lock:
+                snapshot = self.snapshot = Snapshot.take(self.original, called)
+        return snapshot
+
+    def seen(self, snapshot: Snapshot, tensors: Tensors, called: Called = None) -> Signature:
+        """The signature of a call; what moves does not run where it is."""
+        found = snapshot.signature(tensors, None if self.handlers is None else self.device)
+        if called is self.original.__dict__.get("forward"):  # an attribute like others
+            return found
+        return attrs.evolve(found, forward=(called is None, thing_key(called)))
+
+    def step_for(self, tensors: Tensors, seen: Signature, called: Called) -> PlannedStep | None:
+        """The step for a call of this kind, or None; the first one is planned, and that is said."""
+        step: PlannedStep | None = self.steps.get(seen)
+        if step is not None:
+            self.in_vain = 0
+        elif not self.undifferentiable.get(seen):
+            try:
+                step = self._plan_anew(tensors, seen, called)
+            except NothingToDifferentiate:
+                self.undifferentiable[seen] = True
+        if step is not None:
+            self.latest, self.latest_signature = step, seen
+        return step
+
+    def _plan_anew(self, tensors: Tensors, seen: Signature, called: Called) -> PlannedStep:
+        with self.lock:
+            step: PlannedStep | None = self.steps.get(seen)
+            if step is not None:  # by another thread, meanwhile
+                return step
+            changes = seen.changes(self.latest_signature)
+            began_s = time.perf_counter()
+            step = self.plan(tensors, seen, called)
+            took = format_seconds(time.perf_counter() - began_s)
+            self._say_once(
+                "replanned",
+                f"called in another way ({changes} changed): planning again took {took}",
+            )
+            self.runs["replanned"] += 1
+            self._note_dropped()
+            if self.in_vain == self.ENOUGH:
+                self._say_once(
+                    "in vain",
+                    f"each call is captured anew because {changes} changes, and no op depends on it: keep it "
+                    "outside of the module",
+                )
+            return step
+
+    @rare_collections()
+    def plan(self, tensors: Tensors, seen: Signature, called: Called) -> PlannedStep:
+        """Capture, measure, plan and lower the step of a call; the plan for the same work serves again."""
+        if self.handlers is not None:
+            # Capture sets flags for the whole process: an optimizer that steps meanwhile, in a lane's thread,
+            # takes itself to be compiled, and rounds otherwise.
+            self.handlers.wait()
+        before = self.look_at(called)
+        captured, translation, graph = capture_graph(
+            self.original,
+            tensors,
+            seen,
+            call=self.traced(called),
+            usual=None if called == self.first else self.usual,
+            cache=self.cache,
+            platform=self.platform,
+            differentiate=self.differentiate,
+            on_progress=self.on_progress,
+            device=self.device,
+        )
+        if self.usual is None:
+            self.usual = captured.out_spec
+        if self._tell_surroundings(before):
+            seen = attrs.evolve(seen, own=self.look_at(called).own)  # or each call would find it changed
+        if self.handlers is not None:
+            graph = self.handlers.extended(graph, tensors)
+        same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
+        self.in_vain = self.in_vain + 1 if same is not None else 0
+        plan = same or self.planner(graph)
+        if self.handlers is not None:
+            graph = self.handlers.settle(graph, frozenset(plan.on_host), tensors)
+            seen = self.seen(self.look_at(called), tensors, called)  # some of its tensors are elsewhere now
+
+        def build(plan: Plan) -> PlannedStep:
+            _believe(graph, plan)
+            runtime = new_runtime(self.runtime)
+            with torch_private.without_any_autocast():  # as it will run
+                return PlannedStep.build(
+                    captured, translation, graph, plan, runtime, self.part_nbytes, self.handlers
+                )
+
+        step = build(plan)
+        if self.runtime != "eager":
+            step = within_budget(step, tensors, self.planner, build, self.runtime)
+        self.latest = self.steps[seen] = step
+        self.latest_signature = seen
+        return step
+
+    def begins(self, call: Call) -> None:
+        """Note a call; say once that the one before it is in flight still."""
+        last = None if self.last_call is None else self.last_call()
+        if last is not None and last.saved is not None:
+            self._say_once(
+                "in flight",
+                "called again before the backward of the call before, which is held as well: each call in "
+                "flight takes a budget of its own; call backward first, or give that much less as budget",
+            )
+        self.last_call = weakref.ref(call)
+        # Asked ever more rarely: a walk up the stack costs some microseconds.
+        count = self.runs["planned"]
+        if not count & (count - 1) and "compiled" not in self.said and torch_private.under_dynamo():
+            self.say_compiled()
+
+    def count_original(self, reason: str) -> None:
+        """Note that the original runs, and why."""
+        self.runs["original"] += 1
+        if torch.is_grad_enabled():  # otherwise there is nothing to plan, and that is no news
+            self._say_once("original", f"the original module runs without a plan: {reason}")
+
+    def original_runs(self) -> contextlib.AbstractContextManager[object]:
+        """In it the original can run."""
+        return contextlib.nullcontext() if self.handlers is None else self.handlers.original()
+
+    def run_original(
+        self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
+    ) -> Any:
+        """Run it in the place of a plan, and note why."""
+        self.count_original(reason)
+        with self.original_runs(), _one_more(self.forwards):
+            return self.resolved(called)(*args, **kwargs)
+
+    def run_outside(self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: str) -> Any:
+        """Run what was assigned and cannot be captured: the forwards that it calls are planned."""
+        before = self.runs["planned"], self.runs["original"]
+        result = self.resolved(called)(*args, **kwargs)
+        if before == (self.runs["planned"], self.runs["original"]):
+            self.count_original(f"what was assigned to its forward cannot be captured ({why})")
+        else:
+            self._say_once(
+                "outside",
+                f"what was assigned to its forward lies outside of the plan and the budget ({why})",
+            )
+        return result
+
+    def _tell_surroundings(self, before: Snapshot) -> bool:
+        """Say what a forward reads or changes outside of its module that a plan does not.
+
+        Args:
+            before: the module when its capture began.
+
+        Returns:
+            whether the capture changed it.
+        """
+        if before.clocks:
+            self._say_once(
+                "clock",
+                f"the forward reads the clock ({', '.join(before.clocks)}): a planned module keeps what it "
+                "read when it was planned; pass the time as an argument",
+            )
+        changed = {
+            name for name, _ in {*before.own.surroundings} ^ {*self.look_at(before.called).own.surroundings}
+        }
+        if changed:
+            self._say_once(
+                "globals",
+                f"the forward changes {', '.join(sorted(changed)[:3])} outside of its module: a planned "
+                "module does not do that",
+            )
+        return bool(changed)
+
+    def say_compiled(self) -> None:
+        """Tell whoever compiles the planned module that it changes nothing."""
+        self._say_once(
+            "compiled",
+            "torch.compile changes nothing of a planned module, whose plan runs as it is: give "
+            'runtime="inductor" to compile the plan',
+        )
+
+    def _note_dropped(self) -> None:
+        if self.steps.dropped > self.runs["dropped"]:
+            self.runs["dropped"] = self.steps.dropped
+            self._say_once(
+                "dropped",
+                f"called in more than {self.steps.most} ways: the plan not used for the longest time is "
+                "dropped for each new one; pad lengths with buckets=, or raise max_plans=",
+            )
+
+    def _say_once(self, kind: str, message: str) -> None:
+        if kind not in self.said:
+            self.said.add(kind)
+            warn(message)
+
+
+def _believe(graph: Graph, plan: Plan) -> None:
+    """Take no planner's word: the referee says what the schedule peaks at.
+
+    Raises:
+        InvalidSchedule: the schedule cannot be carried out.
+        OverBudget: it peaks above the plan's budget, whatever the plan says.
+        UntruePlan: its peak is not the one that the plan promises; where an optimizer steps, gradients that
+            are there already may take more than is seen here, and the plan promise it.
+    """
+    peak_nbytes = simulate(graph, plan.schedule).peak_nbytes
+    if peak_nbytes > plan.budget_nbytes:
+        raise OverBudget(solver=plan.solver, peak_nbytes=peak_nbytes, budget_nbytes=plan.budget_nbytes)
+    if peak_nbytes > plan.peak_nbytes or (peak_nbytes < plan.peak_nbytes and not graph.updates):
+        raise UntruePlan(solver=plan.solver, promised_nbytes=plan.peak_nbytes, peak_nbytes=peak_nbytes)
+
+
+def _same_work(one: Graph, other: Graph) -> bool:
+    """Whether a plan for one graph is a plan for the other: what changed did not reach it."""
+    return (one.values, one.ops, one.conditions) == (other.values, other.ops, other.conditions)

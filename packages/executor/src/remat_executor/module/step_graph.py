@@ -1,0 +1,229 @@
+"""From a model and a sample to the measured graph of its training step."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat_executor import torch_private
+from remat_executor.capture.joint_graph import Captured, capture, raise_as_original
+from remat_executor.costs.annotate import with_costs
+from remat_executor.costs.cache import CostCache
+from remat_executor.costs.measure import MeasureError
+from remat_executor.errors import BadInput, CaptureError, note_on
+from remat_executor.guards.signature import Signature, hooked, hookless, is_planned, odd, unseen_change
+from remat_executor.guards.snapshot import Snapshot
+from remat_executor.inspection.fake_module import stand_ins
+from remat_executor.inspection.tensors import Tensors, collect
+from remat_executor.translation.translate import Translation, translate, work_device
+from remat_graph import Graph
+from remat_graph.errors import shown, text_of
+from remat_graph.platforms.base import Platform
+
+Progress = Callable[[str, int, int], None]
+
+
+def capture_graph(
+    model: nn.Module,
+    tensors: Tensors,
+    seen: Signature,
+    *,
+    cache: CostCache | None = None,
+    platform: Platform | None = None,
+    differentiate: Iterable[int] | None = None,
+    on_progress: Progress | None = None,
+    device: torch.device | None = None,
+    call: Callable[..., Any] | None = None,
+    usual: Any = None,
+) -> tuple[Captured, Translation, Graph]:
+    """Capture, translate and measure one training step.
+
+    Args:
+        model: the module, in the mode to capture.
+        tensors: its tensors and the call's.
+        seen: the signature of the call.
+        cache: costs known from before.
+        platform: gives the times instead of the clock.
+        differentiate: indices among the output tensors that get gradients.
+        on_progress: called with (what, done, total).
+        device: where it will run, if not where the model is.
+        call: what to capture instead of the module's forward.
+        usual: structure of what the module's own forward returns, if that is not captured.
+
+    Raises:
+        CaptureError: the step is not one graph.
+        MeasureError: one of its operators does not run.
+        Exception: whatever the original raises when it is called in this way, with a note.
+    """
+    report = on_progress or (lambda what, done, total: None)
+    report("capture", 0, 1)
+    elsewhere = device is not None and any(t.device != device for t in tensors.owned.tensors)
+    try:
+        with _as_on(device, model, tensors) if elsewhere else contextlib.nullcontext(tensors) as traced:
+            captured = capture(model, traced, differentiate=differentiate, call=call, usual=usual)
+            report("capture", 1, 1)
+            translation = translate(captured, traced, name=type(model).__name__, conditions=seen.conditions())
+    except (KeyError, IndexError, AttributeError, NotImplementedError) as error:
+        if note_on(error) is not None:
+            raise  # the user's own
+        raise CaptureError(
+            problem=f"it has something that is not handled yet ({type(error).__name__}: {text_of(error)})",
+            advice="wrap a submodule without it, and please report it",
+        ) from error
+    failed: MeasureError | None = None
+    try:
+        graph = with_costs(
+            captured,
+            translation,
+            tensors,
+            cache=cache,
+            platform=platform,
+            on_progress=lambda done, total: report("measure", done, total),
+        )
+    except MeasureError as error:
+        failed = error
+    if failed is None:
+        return captured, translation, graph
+    try:
+        # Fake tensors let some calls pass that no kernel takes, such as a product of two dtypes.
+        raise_as_original(model, traced, call or model.forward)
+        raise failed
+    finally:
+        del failed
+
+
+def _as_on(
+    device: torch.device | None, model: nn.Module, tensors: Tensors
+) -> contextlib.AbstractContextManager[Tensors]:
+    """The same call with stand-ins on a device."""
+    assert device is not None
+    leaves = [
+        constant if place is None else tensors.arguments[place]
+        for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
+    ]
+    args, kwargs = torch_private.unflatten(leaves, tensors.spec)
+    return stand_ins(model, args, kwargs, device)
+
+
+def plan_graph(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    platform: Platform | None = None,
+    cache_dir: str | Path | None = None,
+    differentiate: Iterable[int] | None = None,
+    on_progress: Progress | None = None,
+) -> Graph:
+    """The measured graph of a training step, for planning without building a module.
+
+    Args:
+        model: the module, in the mode it will train in.
+        args: positional sample inputs.
+        kwargs: keyword sample inputs.
+        platform: gives the times instead of the clock.
+        cache_dir: folder of the cost cache; None for the user's.
+        differentiate: indices among the output tensors that get gradients; None: a lone scalar in front, else
+            all.
+        on_progress: called with (what, done, total).
+    """
+    tensors = check_input(model, args, kwargs or {})
+    cache = CostCache(work_device(tensors), cache_dir)
+    snapshot = Snapshot.take(model)
+    return capture_graph(
+        model,
+        tensors,
+        snapshot.signature(tensors),
+        cache=cache,
+        platform=platform,
+        differentiate=output_indices(differentiate),
+        on_progress=on_progress,
+    )[2]
+
+
+def output_indices(differentiate: object) -> tuple[int, ...] | None:
+    """The outputs that a user names.
+
+    Raises:
+        BadInput: it is no list of whole numbers.
+    """
+    if differentiate is None:
+        return None
+    given = tuple(differentiate) if isinstance(differentiate, Iterable) else ()
+    if not isinstance(differentiate, Iterable) or not all(type(i) is int for i in given):
+        raise BadInput(
+            problem=f"differentiate is {shown(differentiate)}, not a list of output indices",
+            advice="name the outputs that get gradients, as in differentiate=[0]",
+        )
+    return given
+
+
+def check_input(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    device: torch.device | None = None,
+) -> Tensors:
+    """Collect the tensors of a model and a sample; say what is wrong with them if they cannot be planned.
+
+    Args:
+        model: the module.
+        args: positional inputs.
+        kwargs: keyword inputs.
+        device: where it will run, and the model be brought with its values; None: where the model is.
+
+    Raises:
+        BadInput: with what came and what to do.
+    """
+    if not isinstance(model, nn.Module):
+        raise BadInput(
+            problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it in one"
+        )
+    for name, submodule in model.named_modules():
+        traced = "_parameters" not in vars(submodule)  # TorchScript keeps them out of sight
+        if traced or (submodule is model and isinstance(submodule, torch.jit.ScriptModule)):
+            which = f"submodule {name!r}" if name else "the model"
+            raise BadInput(
+                problem=f"{which} is TorchScript, which cannot be captured",
+                advice="give the module that was scripted or traced",
+            )
+        if is_planned(submodule):
+            raise BadInput(
+                problem=f"submodule {name!r} is planned already" if name else "the model is planned already",
+                advice="plan the whole, or its parts, from the originals, at their `module`",
+            )
+    tensors = collect(model, args, kwargs)
+    strange = odd(tensors.arguments, "the sample holds") or odd(
+        (*tensors.owned.tensors, *tensors.held), "the model has", empty=device is not None
+    )
+    if strange is not None:
+        raise BadInput(problem=strange, advice="plan the parts of the model that have plain, dense tensors")
+    device = device or work_device(tensors)
+    for tensor in tensors.arguments:
+        if tensor.device != device and tensor.ndim > 0:
+            raise BadInput(
+                problem=f"the sample is on {tensor.device}, and the model runs on {device}",
+                advice=f"move the sample with .to({str(device)!r})",
+            )
+    if not any(t.requires_grad for t in tensors.flat):
+        raise BadInput(
+            problem="the model has no trainable parameter and no input requires a gradient",
+            advice="set requires_grad on what is to be trained",
+        )
+    strange = unseen_change(tensors)
+    if strange is not None:
+        raise BadInput(
+            problem=f"the sample holds a {strange}, which could change without being seen",
+            advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
+        )
+    all_hooked = "every module (global hooks) has hooks" if torch_private.global_module_hooks() else None
+    hook = all_hooked or hooked(hookless(tensors.modules))
+    if hook is not None:
+        raise BadInput(
+            problem=f"{hook}, which a planned module would not call",
+            advice="remove them, or plan a part of the model without them",
+        )
+    return tensors

@@ -1,0 +1,22 @@
+"""What a lowered graph does to the caller's tensors."""
+
+import torch
+from torch.fx import GraphModule, Node
+
+from remat_executor.fx_nodes import args_of, is_item
+
+aten = torch.ops.aten
+
+
+def written(module: GraphModule) -> set[int]:
+    """Indices, in the list that a lowered graph takes, of the caller's tensors that it writes.
+
+    In-place forms that the plan chose write only what dies, so they do not count.
+    """
+    nodes: list[Node] = []
+    for node in module.graph.nodes:
+        if node.target is aten.copy_.default:
+            nodes.append(args_of(node)[0])
+        elif node.target is aten._native_batch_norm_legit.default:
+            nodes.extend(args_of(node)[3:5])
+    return {args_of(node)[1] for node in nodes if is_item(node) and args_of(node)[0].op == "placeholder"}

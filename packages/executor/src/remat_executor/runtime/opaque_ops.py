@@ -1,0 +1,160 @@
+"""Random draws as operators that a compiler neither looks into nor reorders.
+
+A draw becomes an operator of ours that takes a token and returns the next one: so draws stay in the order of
+the schedule, whatever else moves, and none is dropped. A draw from a generator state that was read is a pure
+function of that state and needs none.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+from remat_executor import torch_private
+from remat_executor.capture.dropout import noise_dropout, replay_noise_dropout
+from remat_executor.capture.recurrent import recording_lstm_layer
+from remat_executor.fx_nodes import may_draw, target_of
+from remat_executor.rng import default_generator, read_state, replay
+from remat_executor.translation.recipes import own_copy
+
+Operator = Callable[..., Any]
+
+
+class Opaque(Interpreter):
+    """Runs a lowered graph as a function of flat tensors and a token, with draws as operators of ours.
+
+    Made before the graph is traced, since operators cannot be registered while a trace is under way.
+
+    Attributes:
+        ordered: whether the graph draws or reads a generator, so that tokens matter.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.operators: dict[Node, Operator] = {}
+        self.tokens: dict[Node, bool] = {}
+        for node in module.graph.find_nodes(op="call_function", target=read_state):
+            self.operators[node] = _reader(str(node.args[0]))
+            self.tokens[node] = True
+        for node in module.graph.nodes:
+            if node.op == "call_function" and node not in self.operators:
+                self._prepare(node)
+        self.ordered = any(self.tokens.values())
+        self.token: Tensor | None = None
+
+    def _prepare(self, node: Node) -> None:
+        target = target_of(node)
+        if target is replay or target is replay_noise_dropout:
+            drawn = noise_dropout if target is replay_noise_dropout else node.args[2]
+            self.operators[node], self.tokens[node] = _redraw(drawn), False
+        elif target is own_copy:
+            self.operators[node], self.tokens[node] = _own_copy(), False
+        elif target is recording_lstm_layer:
+            self.operators[node], self.tokens[node] = _lstm_layer(), False
+        elif target is noise_dropout or (may_draw(target) and _returns_tensors(target)):
+            self.operators[node], self.tokens[node] = _draw(target), True
+
+    def flat(self, *tensors: Tensor) -> list[Tensor]:
+        """The graph on its tensors, and on a token last if `ordered`; returns the last token last."""
+        inputs = list(tensors)
+        self.token = inputs.pop() if self.ordered else None
+        results = list(self.run(inputs))
+        return [*results, self.token] if self.token is not None else results
+
+    def run_node(self, n: Node) -> Any:
+        """Call the operator that stands for a node, if one does."""
+        if n not in self.operators:
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if n.target is replay:
+            args = (*args[:2], *args[3:])  # the target is in the operator
+        if not self.tokens[n]:
+            return self.operators[n](*args, **kwargs)
+        *results, self.token = self.operators[n](self.token, *args, **kwargs)
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+def _reader(device: str) -> Operator:
+    """`read_state` of a device."""
+    size = default_generator(torch.device(device)).get_state().numel()
+
+    def run(token: Tensor, device: str) -> tuple[Tensor, Tensor]:
+        return read_state(device), token.clone()
+
+    def fake(token: Tensor, device: str) -> tuple[Tensor, Tensor]:
+        return torch.empty(size, dtype=torch.uint8), token.clone()
+
+    kind = torch.device(device).type
+    return _operator(f"read_{kind}", "(Tensor token, str device) -> (Tensor, Tensor)", run, fake)
+
+
+def _draw(target: Any) -> Operator:
+    """A random target with tokens."""
+    arguments, results = _signature(target)
+
+    def run(token: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        drawn = target(*args, **kwargs)
+        return *((drawn,) if results == 1 else drawn), token.clone()
+
+    returned = ", ".join(["Tensor"] * (results + 1))
+    return _operator(f"draw_{_name(target)}", f"(Tensor token, {arguments}) -> ({returned})", run, run)
+
+
+def _redraw(target: Any) -> Operator:
+    """A random target from a state that was read."""
+    arguments, results = _signature(target)
+
+    def run(state: Tensor, device: str, *args: Any, **kwargs: Any) -> Any:
+        return replay(state, device, target, *args, **kwargs)
+
+    def fake(state: Tensor, device: str, *args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+    schema = f"(Tensor state, str device, {arguments}) -> {returned}"
+    return _operator(f"redraw_{_name(target)}", schema, run, fake)
+
+
+def _own_copy() -> Operator:
+    """`own_copy`, which a compiler would leave out where the layout is the same."""
+    schema = "(Tensor source, SymInt[] size, SymInt[] stride) -> Tensor"
+    return _operator("own_copy", schema, own_copy, own_copy)
+
+
+def _lstm_layer() -> Operator:
+    target = torch.ops.aten.mkldnn_rnn_layer.default
+    arguments, results = _signature(target)
+    schema = f"({arguments}) -> ({', '.join(['Tensor'] * results)})"
+    return _operator("recording_lstm_layer", schema, recording_lstm_layer, target)
+
+
+def _returns_tensors(target: Any) -> bool:
+    """Whether an operator returns tensors and no list of them, which a compiler leaves as it is."""
+    return all(str(returned.type) == "Tensor" for returned in target._schema.returns)
+
+
+def _signature(target: Any) -> tuple[str, int]:
+    """The arguments of an operator or a function of ours as schema text, and how many tensors it returns."""
+    if hasattr(target, "overloadpacket"):
+        text = torch_private.schema_text(target)
+    else:
+        text = torch.library.infer_schema(target, mutates_args=())
+    arguments, _, returned = text.partition(" -> ")
+    return arguments.partition("(")[2].removesuffix(")"), returned.count("Tensor")
+
+
+def _name(target: Any) -> str:
+    name = str(target) if hasattr(target, "overloadpacket") else target.__name__
+    return name.replace(".", "_").replace("::", "_")
+
+
+def _operator(name: str, schema: str, run: Operator, fake: Operator) -> Operator:
+    """The operator ``remat::name``, registered when it is first asked for."""
+    if not hasattr(torch.ops.remat, name):
+        torch.library.define(f"remat::{name}", schema)
+        torch.library.impl(f"remat::{name}", "default", run)
+        torch.library.register_fake(f"remat::{name}", fake)
+    operator: Operator = getattr(torch.ops.remat, name).default
+    return operator

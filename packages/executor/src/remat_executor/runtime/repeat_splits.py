@@ -1,0 +1,123 @@
+"""A lowered graph cut before each repeat, so that no piece holds a computation and its recomputation.
+
+A compiler that sees both may fuse them, which undoes what the repeat is for: the first result would live
+until the second is wanted. What crosses a cut is a tensor, and each piece takes over what it is the last to
+read.
+"""
+
+import operator
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import attrs
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from remat_executor.fx_nodes import args_of, is_item
+from remat_executor.lowering.runtime_protocol import Run
+
+
+@attrs.define(kw_only=True, eq=False)
+class Piece:
+    """A run of nodes of a lowered graph, as a lowered graph of its own.
+
+    Attributes:
+        module: takes a list of tensors, empties it, and returns a list.
+        takes: the nodes whose values it takes.
+        last: those of them that nothing reads after it.
+        gives: the nodes whose values it returns.
+        run: what runs it; None until it is compiled.
+    """
+
+    module: GraphModule
+    takes: tuple[Node, ...]
+    last: frozenset[Node]
+    gives: tuple[Node, ...]
+    run: Run | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Pieces:
+    """The pieces of a lowered graph in order.
+
+    Attributes:
+        entries: the nodes that stand for the tensors of its list, in the list's order.
+        results: the nodes that it returns.
+    """
+
+    entries: tuple[Node, ...]
+    pieces: tuple[Piece, ...]
+    results: tuple[Node, ...]
+
+    def inputs(self, piece: Piece, live: dict[Node, Tensor]) -> list[Tensor]:
+        """What a piece takes, no longer live if it is the last to read it."""
+        return [live.pop(node) if node in piece.last else live[node] for node in piece.takes]
+
+
+def cut(module: GraphModule) -> Pieces:
+    """Cut a lowered graph before each op that its piece has computed already."""
+    argument = module.graph.find_nodes(op="placeholder")[0]
+    entries = sorted((n for n in argument.users if is_item(n)), key=lambda n: args_of(n)[1])
+    known = {argument, *entries, module.graph.output_node()}
+    nodes = [n for n in module.graph.nodes if n not in known and n.op != "call_method"]
+    results = args_of(module.graph.output_node())[0]
+    groups: list[list[Node]] = [[]]
+    number: dict[Node, Hashable] = {entry: entry for entry in entries}
+    seen: set[Hashable] = set()
+    for node in nodes:
+        number[node] = name = _computation(node, number)
+        computes = not is_item(node) and not getattr(node.target, "is_view", False) and node.all_input_nodes
+        if computes and name in seen and _tensors_cross(groups[-1], node):
+            groups.append([])
+            seen.clear()
+        if computes:
+            seen.add(name)
+        groups[-1].append(node)
+    found = []
+    for i, group in enumerate(groups):
+        later = {source for g in groups[i + 1 :] for node in g for source in node.all_input_nodes}
+        found.append(_piece(group, later | set(results)))
+    return Pieces(entries=tuple(entries), pieces=tuple(found), results=tuple(results))
+
+
+def _computation(node: Node, number: dict[Node, Hashable]) -> Hashable:
+    """What a node computes: equal for an op, its repeat, and their in-place forms."""
+    name = getattr(getattr(node.target, "overloadpacket", node.target), "__name__", str(node.target))
+    args, kwargs = args_of(node), {k: v for k, v in node.kwargs.items() if k not in ("out", "grad_input")}
+    if name == "_native_batch_norm_legit":
+        args = args[:3]  # a repeat has no running statistics
+    # A hash keeps the numbers of a deep graph short.
+    return hash((name.removesuffix("_"), _key((args, sorted(kwargs.items())), number)))
+
+
+def _key(argument: Any, number: dict[Node, Hashable]) -> Hashable:
+    if isinstance(argument, Node):
+        return number[argument]
+    if isinstance(argument, list | tuple):
+        return tuple(_key(a, number) for a in argument)
+    return (type(argument), repr(argument))
+
+
+def _tensors_cross(group: Sequence[Node], node: Node) -> bool:
+    """Whether a cut before this node leaves every several results of one op with their getitems."""
+    inside = {*group}
+    return all(user in inside for made in group for user in made.users if is_item(user))
+
+
+def _piece(group: Sequence[Node], later: set[Node]) -> Piece:
+    inside = {*group}
+    takes = tuple(dict.fromkeys(s for node in group for s in node.all_input_nodes if s not in inside))
+    gives = tuple(node for node in group if node in later)
+    graph = Graph()
+    argument = graph.placeholder("tensors")
+    copies = {n: graph.call_function(operator.getitem, (argument, i)) for i, n in enumerate(takes)}
+    graph.call_method("clear", (argument,))
+    for node in group:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output([copies[node] for node in gives])
+    return Piece(
+        module=GraphModule({}, graph),
+        takes=takes,
+        last=frozenset(n for n in takes if n not in later),
+        gives=gives,
+    )

@@ -1,0 +1,125 @@
+"""Layouts of outputs that torch's shape rules get wrong.
+
+A trace learns strides and dtypes from rules that stand in for the kernels. Where an input is not contiguous,
+or where inputs differ in precision as under autocast, those of the operators below differ from what the
+kernels return (torch 2.11 to 2.13 on CPU): batch norm of a transposed input has other strides, the means of a
+layer norm of half precision with weights in full are in full too. What the trace builds on them cannot be
+carried out. For these the kernel itself is asked, once for each layout, on zeros.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remat_executor.fx_nodes import meta_tensors
+
+aten = torch.ops.aten
+
+UNSURE = frozenset(
+    {
+        aten._fft_r2c.default,
+        aten._log_softmax_backward_data.default,
+        aten._native_batch_norm_legit.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit_no_training.default,
+        aten.batch_norm_backward.default,
+        aten.channel_shuffle.default,
+        aten.copysign.Tensor,
+        aten.div.Tensor_mode,
+        aten.elu_backward.default,
+        aten.hardswish_backward.default,
+        aten.hardtanh_backward.default,
+        aten.huber_loss_backward.default,
+        aten.ldexp.Tensor,
+        aten.log_sigmoid_forward.default,
+        aten.logaddexp.default,
+        aten.logaddexp2.default,
+        aten.max_unpool2d.default,
+        aten.max_unpool3d.default,
+        aten.mse_loss_backward.default,
+        aten.native_batch_norm.default,
+        aten.native_batch_norm_backward.default,
+        aten.native_dropout_backward.default,
+        aten.native_group_norm.default,
+        aten.native_layer_norm.default,
+        aten.native_layer_norm_backward.default,
+        aten.pow.Scalar,
+        aten.reflection_pad2d_backward.default,
+        aten.reflection_pad3d.default,
+        aten.reflection_pad3d_backward.default,
+        aten.replication_pad2d.default,
+        aten.replication_pad2d_backward.default,
+        aten.replication_pad3d.default,
+        aten.replication_pad3d_backward.default,
+        aten.smooth_l1_loss_backward.default,
+        aten.softplus_backward.default,
+        aten.special_xlog1py.default,
+        aten.xlogy.Tensor,
+    }
+)
+
+
+class Layouts:
+    """What the kernels answered.
+
+    Args:
+        for_real: a context in which operators run on real tensors, whatever modes are in force.
+    """
+
+    def __init__(self, for_real: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._for_real = for_real
+        self._known: dict[str, list[tuple[tuple[int, ...], torch.dtype]] | None] = {}
+
+    def corrected(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+        """The fake result of an operator, in the strides and dtypes that its kernel gives."""
+        if func not in UNSURE:
+            return result
+        given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        precisions = {t.dtype for t in given} - {torch.bool}  # a mask changes no result's dtype
+        if len(precisions) < 2 and all(t.is_contiguous() for t in given):
+            return result
+        key = repr((func, [_layout(a) for a in args], [(name, _layout(a)) for name, a in kwargs.items()]))
+        if key not in self._known:
+            self._known[key] = self._asked(func, args, kwargs)
+        known = self._known[key]
+        if known is None:
+            return result
+        layouts = iter(known)
+
+        def laid_out(fake: Any) -> Any:
+            if not isinstance(fake, Tensor):
+                return fake
+            stride, dtype = next(layouts)
+            if fake.stride() == stride and fake.dtype == dtype:
+                return fake
+            return fake.new_empty_strided(fake.shape, stride, dtype=dtype)
+
+        return laid_out(result) if isinstance(result, Tensor) else tuple(map(laid_out, result))
+
+    def _asked(self, func: Any, args: Any, kwargs: Any) -> list[tuple[tuple[int, ...], torch.dtype]] | None:
+        """What the kernel gives; None if it does not take these arguments, which measuring then says."""
+        with self._for_real():
+            try:
+                real = func(*map(_zeros, args), **{name: _zeros(a) for name, a in kwargs.items()})
+            except RuntimeError:
+                return None
+            return [(tensor.stride(), tensor.dtype) for tensor in meta_tensors(real)]
+
+
+def _layout(argument: Any) -> Any:
+    if not isinstance(argument, Tensor):
+        return argument
+    return argument.shape, argument.stride(), argument.dtype, argument.device
+
+
+def _zeros(argument: Any) -> Any:
+    """A real tensor in the layout of a fake one."""
+    if not isinstance(argument, Tensor):
+        return argument
+    elements = argument.untyped_storage().nbytes() // argument.element_size()
+    storage = torch.zeros(elements, dtype=argument.dtype, device=argument.device)
+    return storage.as_strided(argument.shape, argument.stride(), argument.storage_offset())

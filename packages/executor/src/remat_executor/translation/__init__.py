@@ -1,0 +1,1 @@
+"""From FX nodes to the ops, values and recipes of the graph IR."""

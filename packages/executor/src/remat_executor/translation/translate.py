@@ -1,0 +1,434 @@
+"""From the joint fx graph to the IR and back: ops, values, and how each op is carried out.
+
+Storages of the graph become values; what changes the caller's tensors becomes a chain of versions of an
+external value, so that the referee refuses a repeat that would read a later one. Generators are such chains:
+a draw moves its generator on, and its repeat reads the state that an op before it kept.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from remat_executor import torch_private
+from remat_executor.capture.dataflow import Dataflow, is_random
+from remat_executor.capture.joint_graph import Captured
+from remat_executor.fx_nodes import is_item, meta_tensors
+from remat_executor.inspection.tensors import Tensors
+from remat_executor.rng import default_generator
+from remat_executor.translation.inplace import InPlace, in_place_forms
+from remat_executor.translation.keys import call_key, target_name
+from remat_executor.translation.recipes import (
+    Call,
+    Draw,
+    OwnGradient,
+    ReadGenerator,
+    Recipe,
+    TrainBatchNorm,
+    WriteBack,
+)
+from remat_graph import Graph, Implementation, Op, Role, Value
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Translation:
+    """A graph with the way back to torch.
+
+    Attributes:
+        graph: the IR; times and workspaces are zero until measured.
+        recipes: per op how to carry it out.
+        value_of: fx node -> index of the value that it is (not of views).
+        made_by: per op the (fx node, value index) pairs that it defines.
+        base_of: fx node -> node whose storage it looks at (itself unless it is a view).
+        in_place: per op {value written over -> (argument position, form)}.
+        gradients: (external index, node to hand over, value index) in order of `Captured.gradients`.
+        device: where the work is done.
+    """
+
+    graph: Graph
+    recipes: tuple[Recipe, ...]
+    value_of: dict[Node, int]
+    made_by: tuple[tuple[tuple[Node, int], ...], ...]
+    base_of: dict[Node, Node]
+    in_place: tuple[dict[int, tuple[int, InPlace]], ...]
+    gradients: tuple[tuple[int, Node, int], ...]
+    device: torch.device
+
+
+def work_device(tensors: Tensors) -> torch.device:
+    """The device of the parameters, else of the inputs."""
+    for tensor in tensors.flat:
+        return tensor.device
+    return torch.device("cpu")
+
+
+def translate(
+    captured: Captured, tensors: Tensors, *, name: str, conditions: Iterable[tuple[str, str]] = ()
+) -> Translation:
+    """Build the IR of a captured step.
+
+    Args:
+        captured: the joint graph.
+        tensors: what it was captured with.
+        name: name of the graph.
+        conditions: what a plan depends on beside the ops.
+
+    Raises:
+        CaptureError: an op shares storage in a way that cannot be followed.
+    """
+    return _Translator(captured, tensors).run(name, tuple(conditions))
+
+
+@attrs.define(eq=False)
+class _Translator:
+    captured: Captured
+    tensors: Tensors
+    flow: Dataflow = attrs.field(init=False)
+    device: torch.device = attrs.field(init=False)
+    values: list[Value] = attrs.field(init=False, factory=list)
+    ops: list[Op] = attrs.field(init=False, factory=list)
+    recipes: list[Recipe] = attrs.field(init=False, factory=list)
+    made_by: list[tuple[tuple[Node, int], ...]] = attrs.field(init=False, factory=list)
+    in_place: list[dict[int, tuple[int, InPlace]]] = attrs.field(init=False, factory=list)
+    value_of: dict[Node, int] = attrs.field(init=False, factory=dict)
+    newest: dict[Node, int] = attrs.field(init=False, factory=dict)  # latest version of a mutated external
+    generator: dict[str, int] = attrs.field(init=False, factory=dict)  # latest version of each generator
+    forms: dict[Any, dict[int, InPlace]] = attrs.field(init=False, factory=in_place_forms)
+
+    def __attrs_post_init__(self) -> None:
+        self.flow = Dataflow(self.captured)
+        self.device = work_device(self.tensors)
+
+    def run(self, name: str, conditions: tuple[tuple[str, str], ...]) -> Translation:
+        forward, backward = self.flow.order()
+        self.add_externals()
+        for node in forward:
+            self.add_op(node, backward=False)
+        self.add_write_backs()
+        self.add_outputs_and_tangents()
+        for node in backward:
+            self.add_op(node, backward=True)
+        gradients = self.add_gradients()
+        graph = Graph(
+            name=name,
+            values=self.values,
+            ops=self.forbid_stale_repeats(),
+            rounding_nbytes=512 if self.device.type == "cuda" else 1,
+            conditions=conditions,
+        )
+        return Translation(
+            graph=graph,
+            recipes=tuple(self.recipes),
+            value_of=self.value_of,
+            made_by=tuple(self.made_by),
+            base_of=self.flow.base_of,
+            in_place=tuple(self.in_place),
+            gradients=gradients,
+            device=self.device,
+        )
+
+    # -- values and ops
+
+    def add_value(self, node: Node | None, tensor: Tensor | None, **fields: Any) -> int:
+        if tensor is not None and "nbytes" not in fields:
+            on_device = tensor.device.type == self.device.type
+            fields["nbytes"] = tensor.untyped_storage().nbytes() if on_device else 0
+        fields.setdefault("name", node.name if node is not None else "")
+        self.values.append(Value(**fields))
+        if node is not None:
+            self.value_of[node] = len(self.values) - 1
+        return len(self.values) - 1
+
+    def add_externals(self) -> None:
+        roles = [Role.PARAM] * len(self.tensors.parameters) + [Role.BUFFER] * len(self.tensors.buffers)
+        roles += [Role.ACTIVATION] * len(self.tensors.inputs)
+        names = self.tensors.names
+        for node, name, role in zip(self.captured.externals, names, roles, strict=True):
+            self.add_value(node, node.meta["val"], name=name, role=role, external=True)
+        for node in self.captured.graph_module.graph.nodes:
+            if node.op == "get_attr":
+                constant = getattr(self.captured.graph_module, node.target)
+                self.add_value(node, constant, role=Role.BUFFER, external=True)
+
+    def input_values(self, node: Node) -> tuple[int, ...]:
+        found: dict[int, None] = {}
+        for argument in self.flow.arguments(node):
+            base = self.flow.base_of[argument]
+            found[self.newest.get(base, self.value_of[base])] = None
+        return tuple(found)
+
+    def defined(self, node: Node) -> list[tuple[Node | None, Tensor]]:
+        """The storages that a compute node makes, each with the node that names it (None: never read)."""
+        value = node.meta["val"]
+        if isinstance(value, Tensor):
+            return [(node, value)]
+        bases = [u for u in node.users if is_item(u) and self.flow.base_of[u] is u]
+        named = {torch_private.storage_id(value[u.args[1]]): u for u in bases}
+        found: list[tuple[Node | None, Tensor]] = []
+        for tensor in meta_tensors(value):
+            # A tensor returned twice may be two in the kernel: the second is counted while the op runs.
+            found.append((named.pop(torch_private.storage_id(tensor), None), tensor))
+        return found
+
+    def add_op(self, node: Node, *, backward: bool) -> None:
+        inputs = self.input_values(node)
+        if node in self.flow.norms:
+            self.add_batch_norm(node, inputs)
+            return
+        state = self.add_reader(node, backward) if is_random(node) else None
+        made = self.add_made(node, self.defined(node))
+        outputs = tuple(value for _, value in made)
+        forms = self.reusable(node, outputs)
+        reuses = tuple((outputs[0], source) for source in forms)
+        first = Implementation(inputs=inputs, outputs=outputs, reuses=reuses)
+        key = call_key(node, self.device)
+        op = Op(
+            name=node.name, target=target_name(node), backward=backward, key=key, implementations=(first,)
+        )
+        named = tuple((n, v) for n, v in made if n is not None)
+        if state is None:
+            self.append(op, Call(node), named, forms)
+            return
+        device = str(self.draws_on(node))
+        before = self.generator[device]
+        after = self.add_value(
+            None, None, name=f"generator_{node.name}", nbytes=0, role=Role.RNG, external=True, replaces=before
+        )
+        self.generator[device] = after
+        draw = attrs.evolve(first, inputs=(*inputs, before), outputs=(*outputs, after), reuses=())
+        # A repeat allocates the state that it puts back at its end.
+        again = attrs.evolve(
+            first, inputs=(*inputs, state), reuses=(), workspace_nbytes=self.values[state].nbytes
+        )
+        op = attrs.evolve(op, rerun=1, implementations=(draw, again))
+        self.append(op, Draw(node, device, state), named, {})
+
+    def append(
+        self,
+        op: Op,
+        recipe: Recipe,
+        named: tuple[tuple[Node, int], ...],
+        forms: dict[int, tuple[int, InPlace]],
+    ) -> None:
+        self.ops.append(op)
+        self.recipes.append(recipe)
+        self.made_by.append(named)
+        self.in_place.append(forms)
+
+    def add_made(
+        self, node: Node, defined: list[tuple[Node | None, Tensor]]
+    ) -> list[tuple[Node | None, int]]:
+        return [
+            (name, self.add_value(name, tensor, name=name.name if name else f"{node.name}_unread{i}"))
+            for i, (name, tensor) in enumerate(defined)
+        ]
+
+    def draws_on(self, node: Node) -> torch.device:
+        device = meta_tensors(node.meta["val"])[0].device
+        return device if device.index is not None or device.type == "cpu" else self.device
+
+    def add_reader(self, node: Node, backward: bool) -> int:
+        """Add the op that reads the generator's state before a draw; the value index of the state."""
+        device = self.draws_on(node)
+        if str(device) not in self.generator:
+            self.generator[str(device)] = self.add_value(
+                None, None, name=f"generator_{device}", nbytes=0, role=Role.RNG, external=True
+            )
+        kept = default_generator(device).get_state()
+        state = self.add_value(
+            None,
+            None,
+            name=f"rng_{node.name}",
+            nbytes=kept.nbytes if self.device.type == kept.device.type else 0,
+            role=Role.RNG,
+        )
+        read = Implementation(inputs=(self.generator[str(device)],), outputs=(state,))
+        op = Op(
+            name=f"read_{node.name}",
+            target="read_generator",
+            backward=backward,
+            key=f"read_generator {device.type}",
+            rerun=None,
+            implementations=(read,),
+        )
+        self.append(op, ReadGenerator(str(device)), (), {})
+        return state
+
+    def add_batch_norm(self, node: Node, inputs: tuple[int, ...]) -> None:
+        made = self.add_made(node, self.defined(node)[:3])
+        outputs = tuple(value for _, value in made)
+        old, new = [], []
+        for buffer in self.flow.norms[node]:
+            old.append(self.newest.get(buffer, self.value_of[buffer]))
+            new.append(
+                self.add_value(
+                    None,
+                    None,
+                    name=f"{buffer.name}_after_{node.name}",
+                    nbytes=0,
+                    role=Role.BUFFER,
+                    external=True,
+                    replaces=old[-1],
+                )
+            )
+            self.newest[buffer] = new[-1]
+        first = Implementation(inputs=(*inputs, *old), outputs=(*outputs, *new))
+        again = Implementation(inputs=inputs, outputs=outputs)
+        op = Op(
+            name=node.name,
+            target=target_name(node),
+            key=call_key(node, self.device),
+            rerun=1,
+            implementations=(first, again),
+        )
+        named = tuple((n, v) for n, v in made if n is not None)
+        self.append(op, TrainBatchNorm(node, *self.flow.norms[node]), named, {})
+
+    def add_write_backs(self) -> None:
+        in_place = {buffer for pair in self.flow.norms.values() for buffer in pair}
+        for target, source in self.captured.mutations:
+            if target in in_place:
+                continue
+            old = self.newest.get(target, self.value_of[target])
+            read = self.value_of[self.flow.base_of[source]]
+            new = self.add_value(
+                None,
+                None,
+                name=f"{self.values[old].name}_written",
+                nbytes=0,
+                role=Role.BUFFER,
+                external=True,
+                replaces=old,
+            )
+            self.newest[target] = new
+            op = Op(
+                name=f"write_{target.name}",
+                target="aten.copy_.default",
+                key=f"write {self.values[old].nbytes}",
+                rerun=None,
+                implementations=(
+                    Implementation(inputs=(read, old) if read != old else (read,), outputs=(new,)),
+                ),
+            )
+            self.append(op, WriteBack(target, source), (), {})
+
+    def add_outputs_and_tangents(self) -> None:
+        for output in self.captured.outputs:
+            base = self.flow.base_of.get(output.node, output.node)
+            index = self.value_of.get(base)
+            if index is not None and not output.replayed and not self.values[index].external:
+                self.values[index] = attrs.evolve(self.values[index], role=Role.OUTPUT)
+            if output.tangent is not None:
+                tangent = output.tangent.meta["val"]
+                fields: dict[str, Any] = {"role": Role.TANGENT, "of": index}
+                if tangent.ndim == 0 and index is not None:
+                    # `loss.backward()` holds the gradient it begins with: it is counted with the loss.
+                    loss = self.values[index]
+                    self.values[index] = attrs.evolve(loss, nbytes=loss.nbytes + tangent.element_size())
+                    self.write_over_nothing(index)
+                    fields["nbytes"] = 0
+                self.add_value(output.tangent, tangent, **fields)
+
+    def write_over_nothing(self, value: int) -> None:
+        """Keep the op that makes a value from taking over an input's storage."""
+        for i, op in enumerate(self.ops):
+            if value in op.first.outputs:
+                only = tuple(attrs.evolve(way, reuses=()) for way in op.implementations)
+                self.ops[i] = attrs.evolve(op, implementations=only)
+                self.in_place[i] = {}
+
+    def reusable(self, node: Node, outputs: tuple[int, ...]) -> dict[int, tuple[int, InPlace]]:
+        """Values that this op could write over, with the argument position and the form to call."""
+        forms = self.forms.get(node.target, {})
+        found: dict[int, tuple[int, InPlace]] = {}
+        result = node.meta["val"]
+        for place, form in forms.items():
+            argument = node.args[place] if place < len(node.args) else None
+            if not isinstance(argument, Node) or not isinstance(argument.meta.get("val"), Tensor):
+                continue
+            written = argument.meta["val"]
+            base = self.flow.base_of[argument]
+            value = self.value_of[base]
+            stored = self.values[value]
+            alone = sum(self.flow.base_of.get(a) is base for a in node.all_input_nodes) == 1
+            same = (written.shape, written.stride(), written.dtype) == (
+                result.shape,
+                result.stride(),
+                result.dtype,
+            )
+            whole = stored.nbytes == self.values[outputs[0]].nbytes
+            twice = sum(a is argument for a in node.args if isinstance(a, Node)) > 1
+            # A tangent belongs to autograd, which may still show it to somebody: never written.
+            lent = stored.external or stored.role is Role.TANGENT
+            if same and whole and alone and not twice and not lent:
+                found[value] = (place, form)
+        return found
+
+    def add_gradients(self) -> tuple[tuple[int, Node, int], ...]:
+        """Give every gradient a storage of its own that autograd can take over without a copy."""
+        places = {node: i for i, node in enumerate(self.captured.externals)}
+        bases = [self.flow.base_of.get(g, g) for _, g in self.captured.gradients]
+        found = []
+        for (owner, gradient), base in zip(self.captured.gradients, bases, strict=True):
+            place = places[owner]
+            parameter, made = self.tensors.flat[place], gradient.meta["val"]
+            value = self.value_of[base]
+            stored = self.values[value]
+            own = (
+                bases.count(base) == 1
+                and not stored.external
+                and stored.role is Role.ACTIVATION
+                and made.untyped_storage().nbytes() == made.numel() * made.element_size()
+            )
+            if own and _obeys_layout(made, parameter):
+                self.values[value] = attrs.evolve(stored, role=Role.GRAD, of=place)
+            else:
+                value = self.copy_gradient(gradient, value, parameter, place)
+            found.append((place, gradient, value))
+        return tuple(found)
+
+    def copy_gradient(self, gradient: Node, source: int, parameter: Tensor, place: int) -> int:
+        made = gradient.meta["val"]
+        dense = torch.ops.aten.is_non_overlapping_and_dense.default(parameter)
+        stride = parameter.stride() if dense else _contiguous_stride(tuple(made.shape))
+        name = f"{gradient.name}_for_{self.values[place].name}"
+        nbytes = made.numel() * made.element_size()
+        value = self.add_value(None, None, name=name, nbytes=nbytes, role=Role.GRAD, of=place)
+        op = Op(
+            name=f"own_{name}",
+            target="own_gradient",
+            backward=True,
+            key=f"own_gradient {tuple(made.shape)} {made.stride()} {stride} {made.dtype}",
+            implementations=(Implementation(inputs=(source,), outputs=(value,)),),
+        )
+        self.append(op, OwnGradient(gradient, tuple(made.shape), tuple(stride)), (), {})
+        return value
+
+    def forbid_stale_repeats(self) -> tuple[Op, ...]:
+        """An op that reads a caller's tensor before the forward overwrites it must not run again."""
+        overwritten = {v.replaces for v in self.values if v.replaces is not None}
+        return tuple(
+            attrs.evolve(op, rerun=None)
+            if op.rerun is not None and overwritten & set(op.implementations[op.rerun].inputs)
+            else op
+            for op in self.ops
+        )
+
+
+def _contiguous_stride(size: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for extent in reversed(size):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def _obeys_layout(gradient: Tensor, parameter: Tensor) -> bool:
+    """Whether autograd keeps the gradient as it is: strides of a dense parameter, else contiguous."""
+    if not torch.ops.aten.is_non_overlapping_and_dense.default(parameter):
+        return gradient.is_contiguous()
+    pairs = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
+    return all(size == 1 or mine == theirs for size, mine, theirs in pairs)

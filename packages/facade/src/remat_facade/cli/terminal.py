@@ -1,0 +1,84 @@
+"""The terminal side of the command: tables on stdout, progress and errors on stderr."""
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import suppress
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from remat_facade.planning.planner import Progress
+from remat_facade.report.table import Table
+from remat_graph.contexts import context
+from remat_graph.errors import cut
+
+
+def printable(text: str, encoding: str | None = None) -> str:
+    """A text that does nothing to a terminal but appear: what it does not show or know is escaped.
+
+    Args:
+        text: any text, from a file, a model or a solver perhaps; its lines stay lines.
+        encoding: of the output; None for UTF-8.
+    """
+    shown = "".join(
+        letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
+    )
+    known = encoding or "utf-8"
+    return shown.encode(known, "backslashreplace").decode(known)
+
+
+def _text(console: Console, text: str, style: str = "") -> Text:
+    return Text(printable(text, console.encoding), style=style)
+
+
+def show(table: Table) -> None:
+    """Print a table on stdout."""
+    console = Console(highlight=False)
+    rich = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(table.columns):
+        rich.add_column(
+            _text(console, column), justify="right" if index and not table.prose else "left", overflow="fold"
+        )
+    for row in table.rows:
+        rich.add_row(*(_text(console, cell) for cell in row))
+    console.print(_text(console, table.title, "bold"))
+    console.print(rich)
+    if table.note:
+        console.print(_text(console, table.note, "dim"))
+
+
+def say(line: str) -> None:
+    """Print one line on stdout."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_text(console, line))
+
+
+def complain(line: str) -> None:
+    """Print one line on stderr; what would break it into several is folded, and a long one cut."""
+    with suppress(OSError):  # where nobody listens, the exit code still tells
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console.print(_text(console, f"remat: {cut(' '.join(line.split()))}"))
+
+
+def give_up_output() -> None:
+    """Drop what the output does not take, which Python would try to write again as it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@context
+def progress(first: str) -> Generator[Progress, None, None]:
+    """Show on a terminal what is being done; nothing where stderr is a file."""
+    console = Console(stderr=True)
+    spinner = "dots" if console.encoding.startswith("utf") else "line"
+    with console.status(_text(console, first), spinner=spinner) as status:
+
+        def tell(line: str) -> None:
+            status.update(_text(console, line))
+
+        yield tell

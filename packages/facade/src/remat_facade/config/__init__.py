@@ -1,0 +1,1 @@
+"""Planning options as typed values and as YAML."""

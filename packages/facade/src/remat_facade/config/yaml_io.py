@@ -1,0 +1,87 @@
+"""Configs as YAML files."""
+
+from pathlib import Path
+
+import attrs
+import yaml
+
+from remat_facade.config import yaml_reader
+from remat_facade.config.types import Config, class_of
+from remat_facade.errors import BadConfig
+from remat_facade.files import write_whole
+from remat_graph import BadFile
+from remat_graph.errors import shown
+from remat_graph.serialization.json_reader import read_text
+
+FORMAT = 1
+
+_MARK = "remat_config"
+
+
+def config_text(config: Config) -> str:
+    """The YAML of a config, every field explained."""
+    lines = [f"# remat config: {config.about}", "---", f"{_MARK}: {FORMAT}", f"type: {config.type}"]
+    for field in attrs.fields(config.__class__):
+        value = yaml_reader.text_of({field.name: getattr(config, field.name)})
+        lines += ["", f"# {field.metadata['doc']}", value]
+    return "\n".join([*lines, "...", ""])
+
+
+def save_config(config: Config, path: str | Path) -> Path:
+    """Write a config as YAML, whole or not at all.
+
+    Raises:
+        CannotWrite: the file cannot be written.
+    """
+    return write_whole(path, config_text(config))
+
+
+def load_config(path: str | Path) -> Config:
+    """Read what `save_config` wrote, or a shorter file by hand.
+
+    Raises:
+        BadFile: the file is missing, cut short, newer, not a config, or holds what a config cannot.
+    """
+    name = str(path)
+    try:
+        text = read_text(path, yaml_reader.MOST_NBYTES)
+    except UnicodeDecodeError as error:
+        raise BadFile(path=name, problem=f"is not text, so no config: {_HINT}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadFile(path=name, problem=f"cannot be read ({reason}): check the path") from error
+    try:
+        return _from_text(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}" if mark else ""
+        if isinstance(error, yaml_reader.Refused):
+            problem = f"{line} {error.problem}"
+        else:
+            problem = "is not valid YAML" + (f" at {line}" if line else "")
+        raise BadFile(path=name, problem=f"{problem}: correct it, or {_HINT}") from error
+    except BadConfig as error:
+        raise BadFile(path=name, problem=f"{error.field}: {error.problem}") from error
+
+
+_HINT = "write one with `remat config TYPE --out FILE`"
+
+
+def _from_text(text: str) -> Config:
+    lines = [line.strip() for line in text.splitlines()]
+    if "---" in lines and "..." not in lines:
+        raise BadConfig(
+            field="end", problem=f"the file is cut short (it starts with --- but never ends): {_HINT}"
+        )
+    content = yaml_reader.parse(text)
+    if not isinstance(content, dict) or "type" not in content:
+        raise BadConfig(field="type", problem=f"missing, so this is not a remat config: {_HINT}")
+    version = content.pop(_MARK, FORMAT)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise BadConfig(field=_MARK, problem=f"wants a version such as {FORMAT}, got {shown(version)}")
+    if version > FORMAT:
+        raise BadConfig(
+            field=_MARK,
+            problem=f"format {version} is newer than this remat reads ({FORMAT}): upgrade remat-facade",
+        )
+    return class_of(content.pop("type")).from_fields(content)

@@ -1,0 +1,1 @@
+"""``remat demo``: a short training run with a plan beside one without."""

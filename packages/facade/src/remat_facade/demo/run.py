@@ -1,0 +1,257 @@
+"""The main job: train one model twice from the same seed, unplanned and within a budget, and compare.
+
+Steps of the two trainings take turns, so that what else the machine does hits both alike. The first step is
+read by the memory meter, the second by the allocator's records, both with ``.grad`` None; the rest is timed.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from remat_executor import MemoryMeter, allocator_peak
+from remat_facade.demo.tasks import Batch, Task
+from remat_facade.entrypoints.rockmate import Hiremate
+from remat_facade.files import save_to, write_whole
+from remat_facade.planning.planner import PLANNING_S, Progress, silent
+from remat_facade.report import picture
+from remat_facade.report.html import page
+from remat_facade.report.table import Table, repeats_table
+from remat_graph import Graph
+from remat_graph.plan import Plan
+from remat_graph.serialization.graphs import save_graph
+from remat_graph.serialization.plans import save_plan
+from remat_graph.units import format_nbytes, format_seconds
+
+SEED = 0
+METERED, RECORDED, TIMED = (
+    0,
+    1,
+    3,
+)  # the step read by the meter, by the allocator, and the first that is timed
+
+
+@attrs.define
+class Training:
+    """One training: the model, its random state, and what was measured.
+
+    Attributes:
+        model: what trains.
+        task: on what.
+        batches: its batches.
+        losses: after each step.
+        times_s: of the timed steps.
+        meter_nbytes: peak of one step's tensors.
+        allocator_nbytes: peak of one step in the allocator, kernel scratch included.
+    """
+
+    model: nn.Module
+    task: Task
+    batches: Iterator[Batch]
+    losses: list[float] = attrs.field(factory=list)
+    times_s: list[float] = attrs.field(factory=list)
+    meter_nbytes: int = 0
+    allocator_nbytes: int = 0
+    _optimizer: torch.optim.Optimizer = attrs.field(init=False)
+    _random: Tensor = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.task.learning_rate)
+        self._random = torch.Generator().manual_seed(SEED).get_state()
+
+    def step(self) -> None:
+        """One step, with the random state that this training left behind."""
+        batch = next(self.batches)
+        torch.set_rng_state(self._random)
+        began_s = time.perf_counter()
+        index = len(self.losses)
+        if index == METERED:
+            with MemoryMeter() as meter:
+                loss = self._forward_backward(batch)
+            self.meter_nbytes = meter.peak_nbytes
+        elif index == RECORDED:
+            record = allocator_peak(lambda: self._forward_backward(batch))
+            self.allocator_nbytes, loss = record.peak_nbytes, record.result
+        else:
+            loss = self._forward_backward(batch)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if index >= TIMED:
+            self.times_s.append(time.perf_counter() - began_s)
+        self.losses.append(loss)
+        self._random = torch.get_rng_state()
+
+    def _forward_backward(self, batch: Batch) -> float:
+        loss = self.task.loss(self.model(**batch))
+        loss.backward()
+        return float(loss.detach())
+
+
+@attrs.frozen(kw_only=True)
+class Demo:
+    """What the demo found.
+
+    Attributes:
+        unplanned: the one training.
+        planned: the other.
+        plan: what the planned one ran.
+        graph: what it is a plan of.
+        built_s: seconds to capture, measure and plan.
+        same_weights: whether all parameters and buffers are bitwise equal in the end.
+        fell_through: steps of the planned training that ran without a plan.
+        written: the files.
+    """
+
+    unplanned: Training
+    planned: Training
+    plan: Plan
+    graph: Graph
+    built_s: float
+    same_weights: bool
+    fell_through: int
+    written: tuple[Path, ...] = ()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is not as promised, one line each."""
+        found = []
+        budget = self.plan.budget_nbytes
+        for reading, nbytes in (
+            ("the meter", self.planned.meter_nbytes),
+            ("the allocator", self.planned.allocator_nbytes),
+        ):
+            if nbytes > budget:
+                found.append(f"{reading} saw {nbytes} bytes, {nbytes - budget} above the budget of {budget}")
+        differing = [i for i, (a, b) in enumerate(self._losses) if a != b]
+        if differing:
+            found.append(f"the losses differ from step {differing[0] + 1} on")
+        if not self.same_weights:
+            found.append("the trained weights differ")
+        if self.fell_through:
+            found.append(f"{self.fell_through} steps ran without a plan")
+        return tuple(found)
+
+    @property
+    def _losses(self) -> list[tuple[float, float]]:
+        return list(zip(self.unplanned.losses, self.planned.losses, strict=True))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """What to show."""
+        if len(self.plan.schedule.order) == len(self.graph.ops):
+            return self.comparison, self.losses
+        return self.comparison, self.losses, repeats_table(self.graph, self.plan)
+
+    @property
+    def comparison(self) -> Table:
+        """Memory, time and planning, side by side."""
+        one, two, plan = self.unplanned, self.planned, self.plan
+        time_one, time_two = statistics.median(one.times_s), statistics.median(two.times_s)
+        repeats = len(plan.schedule.order) - len(self.graph.ops)
+        solving_s = float(plan.solver_stats.get(PLANNING_S, 0.0))
+        rows = (
+            ("budget", "", format_nbytes(plan.budget_nbytes)),
+            ("peak, meter", *_against(one.meter_nbytes, two.meter_nbytes)),
+            ("  predicted", "", format_nbytes(plan.live_peak_nbytes)),
+            ("peak, allocator", *_against(one.allocator_nbytes, two.allocator_nbytes)),
+            ("  predicted", "", format_nbytes(plan.peak_nbytes)),
+            (
+                "step time, median",
+                format_seconds(time_one),
+                f"{format_seconds(time_two)} ({time_two / time_one - 1:+.0%})",
+            ),
+            (
+                "recomputed",
+                "",
+                f"{repeats} runs of {len(self.graph.ops)} ops, +{plan.overhead:.1%} predicted",
+            ),
+            ("lower bound", "", f"+{plan.lower_bound_overhead:.1%}"),
+            ("losses", "", "identical" if all(a == b for a, b in self._losses) else "DIFFERENT"),
+            ("weights at the end", "", "identical" if self.same_weights else "DIFFERENT"),
+            (
+                "time to plan",
+                "",
+                f"{format_seconds(self.built_s)}, of it solving {format_seconds(solving_s)}",
+            ),
+        )
+        note = (
+            f"a percentage is of what {format_nbytes(plan.noremat_peak_nbytes)}, the peak of a plan that "
+            f"recomputes nothing, holds beyond the gradients ({format_nbytes(plan.gradient_nbytes)})"
+        )
+        return Table(title=one.task.about, columns=("", "unplanned", "planned"), rows=rows, note=note)
+
+    @property
+    def losses(self) -> Table:
+        """The loss after each step; equal means every bit."""
+        rows = tuple(
+            (f"{i}", f"{a:.6f}", f"{b:.6f}", "yes" if a == b else "NO")
+            for i, (a, b) in enumerate(self._losses, 1)
+        )
+        return Table(title="loss", columns=("step", "unplanned", "planned", "identical"), rows=rows)
+
+
+def run_demo(task: Task, budget: int | str, *, steps: int, out: Path, on_progress: Progress = silent) -> Demo:
+    """Train twice, compare, and write the picture.
+
+    Args:
+        task: what to train.
+        budget: as everywhere.
+        steps: training steps, at least 4.
+        out: folder for ``memory.png``, ``report.html``, ``plan.json`` and ``graph.json``.
+        on_progress: told what begins.
+
+    Raises:
+        InfeasibleBudget: no schedule fits the budget.
+    """
+    on_progress(f"building {task.name}")
+    unplanned = Training(_seeded(task.build), task, task.batches(SEED))
+    began_s = time.perf_counter()
+    module = Hiremate(
+        _seeded(task.build), next(task.batches(SEED)), budget, seed=SEED, on_progress=on_progress
+    )
+    built_s = time.perf_counter() - began_s
+    planned = Training(module, task, task.batches(SEED))
+    for index in range(max(steps, TIMED + 1)):
+        for training, what in ((unplanned, "unplanned"), (planned, f"in {budget}")):
+            on_progress(f"step {index + 1} of {steps}, {what}")
+            training.step()
+    demo = Demo(
+        unplanned=unplanned,
+        planned=planned,
+        plan=module.plan,
+        graph=module.graph,
+        built_s=built_s,
+        same_weights=_same_weights(unplanned.model, module),
+        fell_through=module.runs["original"] + module.runs["replanned"],
+    )
+    on_progress("drawing")
+    return attrs.evolve(demo, written=_write(demo, out))
+
+
+def _write(demo: Demo, out: Path) -> tuple[Path, ...]:
+    figure = picture.draw(demo.graph, demo.plan)
+    return (
+        write_whole(out / "memory.png", picture.png(figure)),
+        write_whole(out / "report.html", page(demo.graph, demo.plan, (demo.comparison, demo.losses))),
+        save_to(out / "plan.json", lambda path: save_plan(demo.plan, path)),
+        save_to(out / "graph.json", lambda path: save_graph(demo.graph, path)),
+    )
+
+
+def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        return build()
+
+
+def _same_weights(one: nn.Module, two: nn.Module) -> bool:
+    left, right = one.state_dict(), two.state_dict()
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def _against(unplanned: int, planned: int) -> tuple[str, str]:
+    return format_nbytes(unplanned), f"{format_nbytes(planned)} ({planned / max(unplanned, 1):.0%})"

@@ -1,0 +1,113 @@
+"""Who plans, and how: a config, a type's name or a solver's name becomes one `Method`. No torch here."""
+
+import os
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from remat_facade.config.types import Config, OffmateConfig, config_types, generate_config
+from remat_facade.config.yaml_io import load_config
+from remat_facade.errors import BadConfig, MethodNotAvailable
+from remat_graph.errors import shown
+from remat_solvers import solver_names, solver_parameters
+
+_Path = str | PathLike[str]
+
+_COMMON = frozenset(field.name for field in attrs.fields(Config))
+
+
+@attrs.frozen(kw_only=True)
+class Method:
+    """A solver by name, and what it is given.
+
+    Attributes:
+        solver: its registered name.
+        time_limit_s: wall-clock seconds, or None.
+        parameters: its own parameters, the seed among them.
+    """
+
+    solver: str = "auto"
+    time_limit_s: float | None = None
+    parameters: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @classmethod
+    def from_config(cls, config: Config) -> "Method":
+        """The method that a config means.
+
+        Raises:
+            MethodNotAvailable: it is not in this version.
+            BadConfig: it plans more than a step.
+        """
+        if isinstance(config, OffmateConfig):
+            raise BadConfig(
+                field="type", problem="offmate plans a model together with its optimizer: use Offmate"
+            )
+        if config.type not in solver_names():
+            raise MethodNotAvailable(method=config.type)
+        own = {
+            f.name: getattr(config, f.name) for f in attrs.fields(config.__class__) if f.name not in _COMMON
+        }
+        parameters = own | (_seeded(config.seed) if "seed" in solver_parameters(config.type) else {})
+        return cls(solver=config.type, time_limit_s=config.time_limit_s, parameters=parameters)
+
+
+def choose_method(
+    default: str, config: Config | _Path | None, solver: str | None, seed: int, time_limit_s: float | None
+) -> Method:
+    """The method that a user's choices name.
+
+    Args:
+        default: what the class runs.
+        config: instead of the default, if the class leaves the choice.
+        solver: the same, by the name of any solver; one that a config's type bears is that config.
+        seed: replaces the config's unless it is 0.
+        time_limit_s: replaces the config's unless it is None.
+
+    Raises:
+        BadConfig: the choices contradict each other.
+        MethodNotAvailable: the method is not in this version.
+    """
+    if not isinstance(solver, str | None):
+        raise BadConfig(field="solver", problem=f"wants the name of a solver, got {shown(solver)}")
+    if default != "auto" and (config is not None or solver is not None):
+        named = as_config(config).type if config is not None else solver
+        if named != default:
+            raise BadConfig(
+                field="type", problem=f"this class runs {default} alone, not {named}: use Hiremate"
+            )
+    if solver is not None and config is not None:
+        raise BadConfig(
+            field="solver", problem="a config names the method already: give one of solver and config"
+        )
+    if config is None:
+        config = solver if solver in config_types() else default
+    chosen = as_config(config).with_(seed=seed or None, time_limit_s=time_limit_s)
+    if solver is not None and solver not in config_types():
+        return Method(solver=solver, time_limit_s=chosen.time_limit_s, parameters=_seeded(chosen.seed))
+    return Method.from_config(chosen)
+
+
+def as_config(config: Config | _Path) -> Config:
+    """A config from itself, a type's name or a path.
+
+    Raises:
+        BadConfig: a text that is neither a type's name nor looks like a path.
+        BadFile: the path holds no config.
+    """
+    if isinstance(config, Config):
+        return config
+    if not isinstance(config, str | PathLike):
+        problem = f"wants a Config, a path or a type's name, got a {type(config).__name__}"
+        raise BadConfig(field="config", problem=problem)
+    looks_like_path = isinstance(config, PathLike) or Path(config).suffix or os.path.exists(config)
+    if looks_like_path and config not in config_types():
+        return load_config(Path(config))
+    return generate_config(str(config))
+
+
+def _seeded(seed: int) -> dict[str, Any]:
+    """Solver parameters for a seed: none for 0, the default of every solver that draws at all."""
+    return {"seed": seed} if seed else {}

@@ -1,0 +1,1 @@
+"""Cost platforms: where the times of operators come from."""

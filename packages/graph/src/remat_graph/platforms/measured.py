@@ -1,0 +1,205 @@
+"""A device by what its operators took there, kept in a file, for plans that are made elsewhere.
+
+An operator that was measured takes what it took. For another one the rates of the device are fitted: the
+roofline through its best measurements, times how much slower than that roofline operators of the same name
+are in the median (all operators, for a name that was not measured).
+"""
+
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from remat_graph.links import Links
+from remat_graph.platforms.base import OpCost, Platform, Roofline, get_platform
+from remat_graph.serialization.json_reader import Reader, read_json, write_json
+
+FORMAT, VERSION = "remat-platform", 1
+_BEST = 0.9  # quantile of the rates seen that counts as what the device can do
+_SHORTEST_S, _LONGEST_S, _MOST_NBYTES = 1e-12, 1e6, 2**50  # of one operator, on any device
+_MOST_FLOPS = 1e24  # of one operator
+_LEAST_RATE, _MOST_RATE = 1.0, 1e24  # of any device, a second
+_LONG = 4.0  # launches: what takes longer tells about rates
+
+
+@attrs.frozen(kw_only=True)
+class Measurement:
+    """What one operator took.
+
+    Attributes:
+        cost: what it computes and moves, with its key.
+        time_s: seconds of one run.
+        workspace_nbytes: scratch that the allocator saw beyond its outputs.
+    """
+
+    cost: OpCost
+    time_s: float = attrs.field(validator=attrs.validators.ge(0.0))
+    workspace_nbytes: int = attrs.field(validator=attrs.validators.ge(0))
+
+
+def _by_key(given: Iterable[Measurement] | Mapping[str, Measurement]) -> Mapping[str, Measurement]:
+    measurements = given.values() if isinstance(given, Mapping) else given
+    return {m.cost.key: m for m in measurements}
+
+
+@attrs.frozen(kw_only=True)
+class Measured:
+    """A platform made of measurements.
+
+    Attributes:
+        device: what was measured.
+        date: when, as ``2026-11-22``.
+        versions: of what ran there, such as torch.
+        measurements: by the keys of their costs; any iterable of them makes one.
+        links: what lies between the device and its host, if that was measured.
+    """
+
+    device: str
+    date: str
+    versions: Mapping[str, str] = attrs.field(factory=dict)
+    measurements: Mapping[str, Measurement] = attrs.field(converter=_by_key)
+    links: Links | None = None
+    _roofline: Roofline = attrs.field(init=False)
+    _slower: Mapping[str, float] = attrs.field(init=False)  # by name of operator; "" is any
+
+    @_roofline.default
+    def _fitted_roofline(self) -> Roofline:
+        every = [m for m in self.measurements.values() if m.time_s > 0]
+        launch_s = min((m.time_s for m in every), default=0.0)
+        long = [m for m in every if m.time_s > _LONG * launch_s] or every
+        moved = [(m.cost.read_nbytes + m.cost.written_nbytes) / m.time_s for m in long]
+        computed = [m.cost.flops / m.time_s for m in long if m.cost.flops]
+        plain = Roofline()
+        return Roofline(
+            flops_per_s=_quantile(computed) or plain.flops_per_s,
+            nbytes_per_s=_quantile(moved) or plain.nbytes_per_s,
+            launch_s=launch_s,
+        )
+
+    @_slower.default
+    def _fitted_slowness(self) -> Mapping[str, float]:
+        ratios: dict[str, list[float]] = defaultdict(list)
+        for key, m in self.measurements.items():
+            ideal_s = self._roofline.time_s(m.cost)
+            if ideal_s > 0:
+                for name in ("", _operator(key)):
+                    ratios[name].append(m.time_s / ideal_s)
+        return {name: statistics.median(each) for name, each in ratios.items()}
+
+    @property
+    def name(self) -> str:
+        """The device, and when it was measured."""
+        return f"{self.device}, measured {self.date}"
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Operations and bytes a second, as fitted."""
+        return self._roofline.flops_per_s, self._roofline.nbytes_per_s
+
+    def time_s(self, cost: OpCost) -> float:
+        """What the operator took, or what the fit says."""
+        known = self.measurements.get(cost.key)
+        if known is not None:
+            return known.time_s
+        slower = self._slower.get(_operator(cost.key), self._slower.get("", 1.0))
+        return slower * self._roofline.time_s(cost)
+
+
+def _quantile(rates: list[float]) -> float:
+    return sorted(rates)[int(_BEST * (len(rates) - 1))] if rates else 0.0
+
+
+def _operator(key: str) -> str:
+    return key.removeprefix("again: ").partition("(")[0]
+
+
+def save_platform(platform: Measured, path: str | os.PathLike[str]) -> None:
+    """Write a platform; an existing file is replaced in one go."""
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "device": platform.device,
+        "date": platform.date,
+        "versions": dict(platform.versions),
+        "measurements": {
+            key: {
+                "flops": m.cost.flops,
+                "read_nbytes": m.cost.read_nbytes,
+                "written_nbytes": m.cost.written_nbytes,
+                "time_s": m.time_s,
+                "workspace_nbytes": m.workspace_nbytes,
+            }
+            | ({"arithmetic": m.cost.arithmetic} if m.cost.arithmetic else {})
+            for key, m in sorted(platform.measurements.items())
+        },
+    }
+    if platform.links is not None:
+        rates = attrs.asdict(platform.links)
+        data["links"] = {name: rate for name, rate in rates.items() if rate is not None}
+    write_json(data, path)
+
+
+def find_platform(name: str) -> Platform:
+    """A platform by its name, or by the file that it was saved in (``….json``).
+
+    Raises:
+        UnknownPlatform: nothing has that name.
+        BadFile: the file is missing, cut off, or no platform.
+    """
+    return load_platform(name) if name.endswith(".json") else get_platform(name)
+
+
+def load_platform(path: str | os.PathLike[str]) -> Measured:
+    """Read what `save_platform` wrote.
+
+    Raises:
+        BadFile: the file is missing, cut off, or no platform.
+    """
+    reader = Reader(read_json(path), os.fspath(path))
+    reader.header(FORMAT, VERSION, "platform")
+    measurements = reader.get("measurements")
+    found = Measured(
+        device=reader.get("device").text(),
+        date=reader.get("date").text(),
+        versions={key: reader.get("versions").get(key).text() for key in reader.get("versions").mapping()},
+        measurements=[_measurement(key, measurements.get(key)) for key in measurements.mapping()],
+        links=reader.maybe("links", _links),
+    )
+    for rate, of_what in zip(found.rates, ("operations", "bytes"), strict=True):
+        if not _LEAST_RATE <= rate <= _MOST_RATE:
+            measurements.fail(f"no device takes {rate:g} {of_what} a second; measure again")
+    return found
+
+
+def _links(reader: Reader) -> Links:
+    reader.known(frozenset(attrs.fields_dict(Links)))
+    rates = {name: reader.get(name).rate() for name in reader.mapping()}
+    try:
+        return Links(**rates)
+    except ValueError:
+        reader.fail("a bandwidth that nothing has; leave out what was not measured")
+
+
+def _measurement(key: str, reader: Reader) -> Measurement:
+    time_s, workspace_nbytes = reader.get("time_s").seconds(), reader.get("workspace_nbytes").size()
+    if time_s and not _SHORTEST_S <= time_s <= _LONGEST_S:
+        reader.get("time_s").fail(f"no operator takes {time_s:g} s; measure again")
+    if workspace_nbytes > _MOST_NBYTES:
+        reader.get("workspace_nbytes").fail(f"no device has {workspace_nbytes} bytes; measure again")
+    flops = reader.get("flops").seconds()
+    if flops and not 1 <= flops <= _MOST_FLOPS:
+        reader.get("flops").fail(f"no operator has {flops:g} floating-point operations; measure again")
+    return Measurement(
+        cost=OpCost(
+            flops=flops,
+            read_nbytes=reader.get("read_nbytes").nbytes(),
+            written_nbytes=reader.get("written_nbytes").nbytes(),
+            key=key,
+            arithmetic=reader.get_or("arithmetic", Reader.text, ""),
+        ),
+        time_s=time_s,
+        workspace_nbytes=workspace_nbytes,
+    )

@@ -1,0 +1,1 @@
+"""Graphs, schedules and plans as JSON files, read with bounds and written whole."""

@@ -1,0 +1,126 @@
+"""Schedules and orders as JSON."""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from remat_graph.ir import Graph
+from remat_graph.schedule import (
+    Compute,
+    Deliver,
+    Free,
+    FreeHost,
+    Lane,
+    OptimizerStep,
+    Schedule,
+    Start,
+    Step,
+    Transfer,
+    Wait,
+)
+from remat_graph.serialization.fields import ANY, AnyPath
+from remat_graph.serialization.json_reader import Reader, read_json, write_json
+
+
+def schedule_to_data(schedule: Schedule) -> dict[str, Any]:
+    """A schedule as JSON data: each step a list, its word first."""
+    data = {"boundary": schedule.boundary, "steps": [step_to_data(step) for step in schedule.steps]}
+    return data if schedule.end is None else {**data, "end": schedule.end}
+
+
+def schedule_from_data(data: Any, *, graph: Graph | None = None, source: str = "schedule data") -> Schedule:
+    """The schedule of JSON data; whether it can be carried out is the referee's to say.
+
+    Args:
+        data: what `schedule_to_data` gave.
+        graph: if given, indices must lie within it.
+        source: what to call it in errors.
+
+    Raises:
+        BadFile: it is something else, or refers to what is not there.
+    """
+    return read_schedule(Reader(data, source), graph)
+
+
+def step_to_data(step: Step) -> list[Any]:
+    """A step as a list: what it does, then its indices."""
+    match step:
+        case Compute(op, implementation):
+            return ["compute", op, implementation] if implementation else ["compute", op]
+        case Free(value):
+            return ["free", value]
+        case Deliver(value):
+            return ["deliver", value]
+        case Start(transfer):
+            return ["start", transfer.value, transfer.lane.value]
+        case Wait(transfer):
+            return ["wait", transfer.value, transfer.lane.value]
+        case FreeHost(value):
+            return ["free_host", value]
+        case OptimizerStep(value, lane):
+            return ["optimizer_step", value, lane.value]
+
+
+def read_schedule(reader: Reader, graph: Graph | None) -> Schedule:
+    """The schedule at a place in a file; with a graph, its indices are checked against it."""
+    reader.known(frozenset({"boundary", "steps", "end"}))
+    items = reader.get("steps").items()
+    steps = tuple(read_step(item, graph) for item in items)
+    end = reader.maybe("end", lambda r: r.index(len(items) + 1, "end"))
+    return Schedule(steps, reader.get("boundary").index(len(items) + 1, "boundary"), end)
+
+
+def read_step(reader: Reader, graph: Graph | None) -> Step:
+    """One step of a schedule; the reverse of `step_to_data`."""
+    ops, values = (ANY, ANY) if graph is None else (len(graph.ops), len(graph.values))
+    items = reader.items()
+    word = items[0].text() if items else ""
+    rest = items[1:]
+    if len(rest) not in _STEP_SIZES.get(word, ()):
+        reader.fail(f"is no step: {str(reader.data)[:60]}")
+    match word:
+        case "compute":
+            op = rest[0].index(ops, "op")
+            count = ANY if graph is None else len(graph.ops[op].implementations)
+            return Compute(op, rest[1].index(count, "implementation") if len(rest) == 2 else 0)
+        case "free":
+            return Free(rest[0].index(values, "value"))
+        case "deliver":
+            return Deliver(rest[0].index(values, "value"))
+        case "free_host":
+            return FreeHost(rest[0].index(values, "value"))
+    value, lane = rest[0].index(values, "value"), rest[1].choice(Lane)
+    try:
+        if word == "optimizer_step":
+            return OptimizerStep(value, lane)
+        return Start(Transfer(value, lane)) if word == "start" else Wait(Transfer(value, lane))
+    except ValueError:
+        reader.fail(f"{word} cannot be on lane {lane}")
+
+
+_STEP_SIZES: Mapping[str, tuple[int, ...]] = {
+    "compute": (1, 2),
+    "free": (1,),
+    "deliver": (1,),
+    "free_host": (1,),
+    "start": (2,),
+    "wait": (2,),
+    "optimizer_step": (2,),
+}
+
+
+def save_order(order: Iterable[int], path: AnyPath) -> None:
+    """Write op indices in running order, repeats included."""
+    write_json([int(op) for op in order], path)
+
+
+def load_order(path: AnyPath, graph: Graph | None = None) -> tuple[int, ...]:
+    """Read op indices; with a graph, check that it has those ops.
+
+    Raises:
+        BadFile: missing, corrupt, or not a list of op indices.
+    """
+    reader = Reader(read_json(path), os.fspath(path))
+    if not isinstance(reader.data, list):
+        reader.fail("an order is a JSON list of op indices; this is something else")
+    return reader.indices(ANY if graph is None else len(graph.ops), "op")

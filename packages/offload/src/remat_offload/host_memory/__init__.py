@@ -1,0 +1,1 @@
+"""Host memory for values that are placed there: a pool of pinned blocks."""

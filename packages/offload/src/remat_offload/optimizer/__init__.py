@@ -1,0 +1,1 @@
+"""Steps the user's optimizer in parts, on the device or on the CPU, with bit-identical results."""

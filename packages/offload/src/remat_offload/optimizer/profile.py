@@ -1,0 +1,163 @@
+"""What an optimizer does with a parameter, found by letting it step a small one.
+
+Nothing here knows a class by its name. A copy of the user's optimizer, with its settings, steps two small
+random parameters together, each alone, and one in pieces. Only results that agree bit for bit count: alone as
+together, or it is refused; in pieces as whole, or parameters are stepped whole. What its state holds at the
+end, and in what shapes, is what it will keep.
+
+Imperfect: what waits for a later step than the eighth, or for a parameter of more than some nine thousand
+elements, is not seen. A step in pieces that then makes other state than was found stops with an error.
+"""
+
+import contextlib
+import enum
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch.optim import Optimizer
+
+from remat_graph.errors import text_of
+from remat_offload.errors import RefusedOptimizer
+from remat_offload.optimizer.private_copy import private_copy, step
+from remat_offload.optimizer.trial_steps import Outcome, Trial, generators_kept, same
+
+
+class Kind(enum.Enum):
+    """How an optimizer may be stepped."""
+
+    ELEMENTWISE = "on pieces of a parameter"
+    WHOLE = "on whole parameters only"
+
+
+@attrs.frozen(kw_only=True)
+class StateTensor:
+    """A tensor that an optimizer keeps for a parameter.
+
+    Attributes:
+        name: its key in the parameter's state.
+        shape: its sizes.
+        dtype: the type of its elements.
+        exact: whether this is certain; else its sizes were concluded from a smaller parameter's.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    exact: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@attrs.frozen(kw_only=True)
+class Profile:
+    """What was found for parameters of one group, one dtype and one number of dimensions.
+
+    Attributes:
+        kind: how they may be stepped.
+        shape: the probe's parameter.
+        tensors: what was kept for it.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    tensors: tuple[StateTensor, ...]
+
+    @property
+    def placed(self) -> tuple[str, ...]:
+        """Names of states with a place of their own: all but the small ones that advance with the step."""
+        elementwise = self.kind is Kind.ELEMENTWISE
+        return tuple(t.name for t in self.tensors if (t.shape == self.shape if elementwise else t.shape))
+
+
+def probe(optimizer: Optimizer, group: Mapping[str, Any], param: torch.Tensor, like: torch.Tensor) -> Profile:
+    """Find out how parameters like this one can be stepped, without touching the user's object.
+
+    Args:
+        optimizer: the user's.
+        group: the parameter's group: its settings count.
+        param: the parameter; its state is a pattern for classes that fill it in their constructor.
+        like: a tensor with the dimensions, dtype and device of what will be stepped.
+
+    Raises:
+        RefusedOptimizer: parameters cannot be stepped apart from one another.
+    """
+    device = torch.device("cpu") if like.device.type == "meta" else like.device
+    trial = Trial(optimizer=optimizer, group=group, ndim=like.dim(), dtype=like.dtype, device=device)
+    arguments = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+    if needed := [a.name for a in arguments if a.default is a.empty and a.kind is a.POSITIONAL_OR_KEYWORD]:
+        raise trial.refused(f"its step needs a {needed[0]}", "train with one that needs gradients alone")
+    if group.get("differentiable"):
+        raise trial.refused("differentiable=True records its steps", "use differentiable=False")
+    trial, together = _first_run(
+        trial, attrs.evolve(trial, pattern=optimizer.state.get(param), pattern_shape=param.shape)
+    )
+    if not same(together, trial.apart()):
+        reason = "it couples parameters: one that is stepped alone moves otherwise than beside another"
+        raise trial.refused(reason, "train with one that does not; clip gradients before its step")
+    tensors = tuple(
+        StateTensor(name=name, shape=tuple(value.shape), dtype=value.dtype)
+        for name, value in (together[0][1] or {}).items()
+        if isinstance(value, torch.Tensor)
+    )
+    kind = Kind.WHOLE
+    if like.dim() and not like.is_complex():
+        shaped = {each.name: each.dtype for each in tensors if each.shape == trial.shapes[0]}
+        with contextlib.suppress(Exception):  # a class that wants matrices, say, raises on flat pieces
+            if same(together[0], trial.in_pieces(shaped)):
+                kind = Kind.ELEMENTWISE
+    return Profile(kind=kind, shape=trial.shapes[0], tensors=tensors)
+
+
+def layout(
+    profile: Profile, optimizer: Optimizer, group: Mapping[str, Any], like: torch.Tensor
+) -> tuple[StateTensor, ...]:
+    """What will be kept for a parameter. Nothing of its size is allocated.
+
+    Args:
+        profile: of parameters like it.
+        optimizer: the user's.
+        group: the parameter's.
+        like: a tensor with its shape and dtype, on any device.
+    """
+    if profile.kind is Kind.ELEMENTWISE:
+        whole = tuple(like.shape)
+        return tuple(
+            attrs.evolve(t, shape=whole if t.shape == profile.shape else t.shape) for t in profile.tensors
+        )
+    param = torch.nn.Parameter(torch.empty_like(like, device="meta"))
+    param.grad = torch.empty_like(param)
+    twin = private_copy(optimizer, {**group, "params": [param]})
+    with contextlib.suppress(Exception), generators_kept(param.device):
+        step(twin)  # makes its state before it may stumble over numbers that are not there
+    made = {n: v for n, v in twin.state.get(param, {}).items() if isinstance(v, torch.Tensor)}
+    if {t.name: t.dtype for t in profile.tensors} == {name: value.dtype for name, value in made.items()}:
+        return tuple(attrs.evolve(t, shape=tuple(made[t.name].shape)) for t in profile.tensors)
+    sizes = dict(zip(profile.shape, like.shape, strict=True)) | {1: 1}
+    return tuple(
+        attrs.evolve(t, shape=tuple(sizes.get(size, size) for size in t.shape), exact=not t.shape)
+        for t in profile.tensors
+    )
+
+
+def _first_run(*trials: Trial) -> tuple[Trial, list[Outcome]]:
+    """The first of these that the class can be stepped in."""
+    error: Exception | None = None
+    for trial in trials:
+        try:
+            return trial, trial.together()
+        except RefusedOptimizer:
+            raise
+        except Exception as raised:  # noqa: BLE001 - whatever a user's class raises
+            error = error or raised
+    trial = trials[0]
+    said = "" if error is None else text_of(error).strip()
+    found = (said.splitlines() or [type(error).__name__])[0]
+    reason = f"its step fails on a small dense {trial.dtype} parameter on {trial.device.type} ({found})"
+    raise trial.refused(reason, "change its settings, or train with another") from error

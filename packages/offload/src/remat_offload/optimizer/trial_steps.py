@@ -1,0 +1,240 @@
+"""Small runs of a copy of an optimizer: plain, one parameter at a time, and in pieces.
+
+Eight steps, because RAdam takes another path from its sixth; gradients of other magnitudes between them, so
+that limits on norms come to bear; weights over six decades, so that half precision shows small steps. The
+learning rate is replaced by a fixed one: a warm-up that begins at zero would hide everything.
+"""
+
+import random
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch.optim import Optimizer
+
+from remat_executor.rng import default_generator, preserved_generators
+from remat_graph.contexts import context
+from remat_offload.errors import RefusedOptimizer
+from remat_offload.optimizer.chunked_step import PiecewiseStep
+from remat_offload.optimizer.chunking import flat
+from remat_offload.optimizer.private_copy import State, private_copy, step, step_tensor
+
+Outcome = tuple[torch.Tensor, State | None]  # a parameter after all steps, and what is kept for it
+
+_MAGNITUDES = (1.0, 30.0, 1e-3, 1.0, 0.3, 3.0, 1.0, 1.0)  # of the gradients, step by step
+_LR = 2.0**-6
+_SHAPES = ((3, 5, 7, 89), (7, 11, 119), (61, 151), (9211,), ())  # odd, and no two sizes alike
+_COMPANIONS = ((2, 3, 5, 7), (3, 5, 7), (13, 29), (377,), ())
+_CUTS = (slice(0, 64), slice(64, 4160), slice(4160, None))
+
+
+@attrs.frozen(kw_only=True)
+class Trial:
+    """Runs of the same steps from the same numbers, each with a copy of the optimizer of its own.
+
+    Attributes:
+        optimizer: the user's, which is not touched.
+        group: the group whose settings count.
+        ndim: dimensions of the two parameters, of which the first is the larger.
+        dtype: their dtype.
+        device: where they are stepped.
+        pattern: what the optimizer keeps for one of the group's parameters, to begin with the like of it.
+        pattern_shape: that parameter's sizes.
+    """
+
+    optimizer: Optimizer
+    group: Mapping[str, Any]
+    ndim: int
+    dtype: torch.dtype
+    device: torch.device
+    pattern: State | None = None
+    pattern_shape: tuple[int, ...] = ()
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of its parameters."""
+        ones, at = (1,) * (self.ndim - 4), max(0, 4 - self.ndim)
+        return ones + _SHAPES[at], ones + _COMPANIONS[at]
+
+    def together(self) -> list[Outcome]:
+        """Both parameters, stepped as a user would.
+
+        Raises:
+            RefusedOptimizer: the class keeps or changes something outside its parameters' state.
+        """
+
+        def both(twin: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+            for param, grad in zip(params, grads, strict=True):
+                param.grad = grad
+            step(twin)
+
+        twin, params = self._run(both)
+        if set(twin.state) - set(params):
+            raise self.refused("its state has entries that belong to no parameter", "train with another")
+        if changed := self._changed(twin):
+            reason = f"its step changes {', '.join(changed)}, which all parameters share"
+            raise self.refused(reason, "train with one that keeps everything in its parameters' state")
+        if all(same(p, data) for p, (data, _) in zip(params, self._numbers(), strict=True)):
+            raise self.refused("its step does not move its parameters", "give the optimizer that moves them")
+        return [(param, twin.state.get(param)) for param in params]
+
+    def apart(self) -> list[Outcome]:
+        """Each parameter alone, the last one first."""
+
+        def each(twin: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+            for param, grad in zip(reversed(params), reversed(grads), strict=True):
+                after = step_tensor(twin, twin.param_groups[0], param, grad, twin.state.get(param))
+                if after is not None:
+                    twin.state[param] = after
+
+        twin, params = self._run(each)
+        return [(param, twin.state.get(param)) for param in params]
+
+    def in_pieces(self, shaped: Mapping[str, torch.dtype]) -> Outcome:
+        """The first parameter alone, in flat pieces.
+
+        Args:
+            shaped: its states of its own shape.
+        """
+
+        def cut(twin: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+            param, grad = params[0], grads[0]
+
+            def reserve(name: str) -> torch.Tensor:
+                return torch.empty_like(param, dtype=shaped[name]).detach()
+
+            walk = PiecewiseStep(twin, param, twin.param_groups[0], tuple(shaped), reserve, param.numel())
+            for piece in _CUTS:
+                states = {name: flat(walk.place(name))[piece] for name in shaped}
+                walk.step(flat(param)[piece], flat(grad)[piece], states)
+            walk.finish()
+
+        twin, params = self._run(cut)
+        return params[0], twin.state.get(params[0])
+
+    def refused(self, reason: str, advice: str) -> RefusedOptimizer:
+        """What to raise for this optimizer."""
+        return RefusedOptimizer(optimizer=type(self.optimizer).__name__, reason=reason, advice=advice)
+
+    def _run(
+        self, take: Callable[[Optimizer, list[torch.Tensor], list[torch.Tensor]], None]
+    ) -> tuple[Optimizer, list[torch.Tensor]]:
+        numbers = self._numbers()
+        params: list[torch.Tensor] = [torch.nn.Parameter(data) for data, _ in numbers]
+        twin = self._copy(params)
+        with generators_kept(self.device) as drawn_from:
+            for magnitude in _MAGNITUDES:
+                take(twin, params, [grad * magnitude for _, grad in numbers])
+            if drawn := drawn_from():
+                # Plain training draws between the masks of two dropouts; a lane would draw beside them.
+                reason = f"its step draws random numbers from {drawn[0]}, beside what the model draws"
+                raise self.refused(reason, "train with one that does not, or whose rounding does not")
+        return twin, params
+
+    def _copy(self, params: list[torch.Tensor]) -> Optimizer:
+        group = {**self.group, "params": params}
+        if "param_names" in group:
+            group["param_names"] = [f"parameter{index}" for index in range(len(params))]
+        if "lr" in group:
+            lr = group["lr"]
+            group["lr"] = torch.full_like(lr, _LR) if isinstance(lr, torch.Tensor) else _LR
+        twin = private_copy(self.optimizer, group)
+        if any(getattr(twin, name) is not vars(twin)[name] for name in ("state", "param_groups")):
+            raise self.refused("it holds another optimizer", "give the one that holds the parameters")
+        if self.pattern is not None:
+            for param in params:
+                twin.state[param] = {name: self._like(value, param) for name, value in self.pattern.items()}
+        return twin
+
+    def _like(self, value: Any, param: torch.Tensor) -> Any:
+        """A state of the pattern for another parameter: filled with its first element if it has the shape."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.shape != self.pattern_shape:
+            return value.clone()
+        first = value[(0,) * value.dim()].item() if value.numel() else 0
+        return torch.full_like(param, first, dtype=value.dtype).detach()
+
+    def _numbers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The parameters before the first step, and their gradients."""
+        generator = torch.Generator().manual_seed(7)
+        wide = torch.complex128 if self.dtype.is_complex else torch.float64
+        made = []
+        for scale, shape in zip((1.0, 3.0), self.shapes, strict=True):
+            decades = -6 * torch.rand(shape, generator=generator, dtype=torch.float64)
+            data = scale * torch.randn(shape, generator=generator, dtype=wide) * 10**decades
+            grad = torch.randn(shape, generator=generator, dtype=wide)
+            made.append((data.to(self.device, self.dtype), grad.to(self.device, self.dtype)))
+        return made
+
+    def _changed(self, twin: Optimizer) -> list[str]:
+        """Names of settings, and of numbers among the attributes, that are not as they were."""
+        fresh = self._copy([])
+        before, after = fresh.param_groups[0], twin.param_groups[0]
+        names = [name for name in after if name not in ("params", "param_names")]
+        settings = [name for name in names if not same(before.get(name), after[name])]
+        numbers = {n: v for n, v in vars(twin).items() if type(v) in (int, float, torch.Tensor)}
+        return settings + [name for name, v in numbers.items() if not same(vars(fresh).get(name), v)]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values have the same bits; what cannot be looked into is compared by its type."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        alike = (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+        return alike and torch.equal(_bits(a), _bits(b))
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, int | float | complex | str | bytes):
+        return bool(a == b or (a != a and b != b))
+    return True
+
+
+@context
+def generators_kept(device: torch.device) -> Generator[Callable[[], list[str]], None, None]:
+    """Draws of random numbers leave no trace, and are the same in every run.
+
+    The generators are those of the whole process. So this is for the thread that runs the user's step: in
+    a lane's thread it would take back what the model draws meanwhile.
+
+    Args:
+        device: whose generator is kept beside those of the CPU, of numpy and of Python.
+
+    Yields:
+        a function that names the generators that have been drawn from.
+    """
+    before = (random.getstate(), np.random.get_state())
+    with preserved_generators([device]):
+        states = _torch_states(device)
+
+        def drawn_from() -> list[str]:
+            now = {
+                "torch's generator": same(states, _torch_states(device)),
+                "Python's random": before[0] == random.getstate(),
+                "numpy.random": same(_arrays(before[1]), _arrays(np.random.get_state())),
+            }
+            return [name for name, unchanged in now.items() if not unchanged]
+
+        try:
+            yield drawn_from
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+def _torch_states(device: torch.device) -> list[torch.Tensor]:
+    devices = dict.fromkeys([torch.device("cpu"), *([] if device.type == "meta" else [device])])
+    return [default_generator(each).get_state() for each in devices]
+
+
+def _arrays(state: Any) -> list[Any]:
+    return [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in state]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

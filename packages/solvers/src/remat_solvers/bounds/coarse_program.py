@@ -1,0 +1,201 @@
+"""The integer program of the coarse bound: `coarse` says what its variables and rows mean."""
+
+import numpy as np
+
+from remat_graph import Graph
+from remat_solvers.bounds.floor import unavoidable
+from remat_solvers.bounds.highs import Program
+from remat_solvers.bounds.reachability import Relatives
+from remat_solvers.evaluation.arrays import Floats
+
+ALWAYS = -1  # in place of a variable: certainly so
+
+
+class Moments:
+    """The program for given moments.
+
+    Args:
+        graph: the training step.
+        kin: its dependencies, in which each moment is an ancestor of the next.
+        budget_nbytes: bound on the peak.
+        moments: ops, in the order of their first runs.
+        unit_s: seconds that cost 1.
+        most_s: a repeat that takes longer costs as if it took this.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        kin: Relatives,
+        budget_nbytes: int,
+        moments: tuple[int, ...],
+        unit_s: float,
+        most_s: float,
+    ) -> None:
+        self.graph, self.kin, self.moments = graph, kin, moments
+        self.unit_s, self.most_s = unit_s, most_s
+        self.rows = Program()
+        self.constant = 0.0
+        self.earliest, self.latest = self._windows()
+        self.runs = self._add_runs()
+        self.kept = self._add_kept()
+        self._add_reads()
+        self._add_keeping()
+        for s, j in enumerate(moments, 1):
+            self._add_memory(s, j, budget_nbytes)
+
+    def _windows(self) -> tuple[list[int], list[int]]:
+        """Per op the intervals in which it may run for the first time."""
+        ops, kin = self.graph.ops, self.kin
+        earliest, latest = [0] * len(ops), [len(self.moments)] * len(ops)
+        for s, j in reversed(list(enumerate(self.moments, 1))):
+            coming, before = kin.descendants[j] | 1 << j, kin.ancestors[j]
+            for i, op in enumerate(ops):
+                if coming >> i & 1:
+                    earliest[i] = max(earliest[i], s)
+                if before >> i & 1 or (kin.after_boundary[j] and not op.backward):
+                    latest[i] = s - 1
+        return earliest, latest
+
+    def _add_runs(self) -> dict[tuple[int, int], int]:
+        runs: dict[tuple[int, int], int] = {}
+        for i, op in enumerate(self.graph.ops):
+            again = None
+            if op.rerun is not None:
+                again = min(self.most_s, op.implementations[op.rerun].time_s) / self.unit_s
+            early, late = self.earliest[i], self.latest[i]
+            if early == late:
+                runs[early, i] = ALWAYS
+            else:
+                for s in range(early, late + 1):
+                    runs[s, i] = self.rows.variable(again or 0.0)
+                self.constant -= again or 0.0
+                most = np.inf if again is not None else 1.0
+                self.rows.row([(runs[s, i], 1.0) for s in range(early, late + 1)], 1.0, most)
+            if again is not None:
+                for s in range(late + 1, len(self.moments) + 1):
+                    runs[s, i] = self.rows.variable(again)
+        return runs
+
+    def _add_kept(self) -> dict[tuple[int, int], int]:
+        kept: dict[tuple[int, int], int] = {}
+        graph, kin = self.graph, self.kin
+        for s, j in enumerate(self.moments, 1):
+            there = unavoidable(graph, kin, j) | {v for v in graph.ops[j].first.inputs if not kin.free[v]}
+            for v, maker in enumerate(graph.producer):
+                if kin.free[v] or (maker is None and v not in kin.tangent_set):
+                    continue
+                if v in there:
+                    kept[s, v] = ALWAYS
+                elif maker is None or self.earliest[maker] < s:
+                    kept[s, v] = self.rows.variable(0.0)
+        return kept
+
+    def _add_reads(self) -> None:
+        """What runs reads what is live when its interval begins or made in it."""
+        for (s, i), run in self.runs.items():
+            op = self.graph.ops[i]
+            inputs = set(op.first.inputs)
+            if op.rerun is not None:
+                again = set(op.implementations[op.rerun].inputs)
+                if s > self.latest[i]:
+                    inputs = again
+                elif self.earliest[i] < self.latest[i]:
+                    inputs &= again
+            for v in sorted(inputs):
+                if not self.kin.free[v]:
+                    self._implies(run, s, v)
+
+    def _add_keeping(self) -> None:
+        """What is live at a moment was live at the one before or was made since."""
+        for (s, v), kept in self.kept.items():
+            if self.graph.producer[v] is not None or s > 1:
+                self._implies(kept, s - 1, v)
+
+    def _implies(self, cause: int, s: int, v: int) -> None:
+        """Where `cause` holds, value v is live at the beginning of interval s or made in it."""
+        maker = self.graph.producer[v]
+        if maker is None and (s == 0 or not self.kin.after_boundary[self.moments[s - 1]]):
+            return  # the tangents may come after the moment that begins the interval
+        sources = [self.kept.get((s, v))]
+        if maker is not None:
+            sources.append(self.runs.get((s, maker)))
+        if ALWAYS in sources:
+            return
+        terms = [(source, -1.0) for source in sources if source is not None]
+        if cause == ALWAYS:
+            self.rows.row(terms, -np.inf, -1.0)
+        else:
+            self.rows.row([(cause, 1.0), *terms], -np.inf, 0.0)
+
+    def _add_memory(self, s: int, j: int, budget_nbytes: int) -> None:
+        graph, kin = self.graph, self.kin
+        run = graph.ops[j].first
+        reusable = {output for output, _ in run.reuses}
+        fixed = kin.base_nbytes + run.workspace_nbytes
+        fixed += sum(graph.allocated_nbytes(v) for v in run.outputs if not kin.free[v] and v not in reusable)
+        terms = []
+        for (moment, v), kept in self.kept.items():
+            nbytes = graph.allocated_nbytes(v)
+            if moment != s or not nbytes:
+                continue
+            if kept == ALWAYS:
+                fixed += nbytes
+            else:
+                terms.append((kept, nbytes / budget_nbytes))
+        self.rows.row(terms, -np.inf, (budget_nbytes - fixed) / budget_nbytes)
+
+    def order(self, found: Floats, *, late: bool) -> list[int]:
+        """The sequence of a solution: first runs in trace order, repeats when they are needed.
+
+        What is kept at a moment is made before it; if `late`, only when it is read.
+        """
+        graph, kin = self.graph, self.kin
+
+        def holds(variable: int) -> bool:
+            return variable == ALWAYS or bool(found[variable] > 0.5)
+
+        runs: list[list[int]] = [[] for _ in range(len(self.moments) + 1)]
+        for (s, i), variable in self.runs.items():
+            if holds(variable):
+                runs[s].append(i)
+        kept: list[set[int]] = [set() for _ in range(len(self.moments) + 2)]
+        for (s, v), variable in self.kept.items():
+            if holds(variable):
+                kept[s].add(v)
+        order: list[int] = []
+        ran: set[int] = set()
+        there: set[int] = set()
+        for s in range(len(self.moments) + 1):
+            live, done = kept[s] & there if late else set(kept[s]), set[int]()
+
+            def demand(wanted: int, live: set[int] = live, done: set[int] = done) -> None:
+                """Run an op after the makers of what it reads, unless that happened in this interval."""
+                waiting = [(wanted, False)]
+                while waiting:
+                    i, ready = waiting.pop()
+                    if i in done:
+                        continue
+                    op = graph.ops[i]
+                    first = i not in ran
+                    if ready:
+                        done.add(i)
+                        ran.add(i)
+                        order.append(i)
+                        live.update(op.first.outputs)
+                        continue
+                    waiting.append((i, True))
+                    way = op.first if first or op.rerun is None else op.implementations[op.rerun]
+                    for v in sorted(way.inputs, reverse=True):
+                        maker = graph.producer[v]
+                        if maker is not None and maker not in done and v not in live and not kin.free[v]:
+                            waiting.append((maker, False))
+
+            for i in sorted(i for i in runs[s] if i not in ran):
+                demand(i)
+            there = live | self.kin.tangent_set
+            for v in sorted(kept[s + 1] - live if not late else ()):
+                maker = graph.producer[v]
+                if maker is not None:
+                    demand(maker)
+        return order

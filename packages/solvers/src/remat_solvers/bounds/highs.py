@@ -1,0 +1,147 @@
+"""Integer programs straight to HiGHS, for the bound: its proven bound, and an end by counted work.
+
+The named methods state their programs in cvxpy, which takes any solver. cvxpy hands back neither what was
+proven when a solver stopped early nor a stop that does not depend on the clock, and both matter here.
+"""
+
+import warnings
+from typing import Any
+
+import attrs
+import numpy as np
+
+from remat_solvers.errors import SolverWarning
+from remat_solvers.evaluation.arrays import Floats, Ints
+from remat_solvers.protocol import Deadline
+
+STRICT = 1e-9
+"""How far reduced costs and whole numbers may be off in a strict proof; 1e-7 and 1e-6 otherwise."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Answer:
+    """What came of a program.
+
+    Attributes:
+        found: values of the variables; None if there are none.
+        bound: no values cost less; minus infinity if nothing is proven, infinity if there are none.
+        ended: whether the search ended by itself, with the gap closed.
+        checks: how often HiGHS asked whether to go on.
+    """
+
+    found: Floats | None
+    bound: float
+    ended: bool
+    checks: int = 0
+
+
+class Program:
+    """``minimize cost @ x  subject to  lower <= rows @ x <= upper``, every x 0 or 1; built row by row."""
+
+    def __init__(self) -> None:
+        self.cost: list[float] = []
+        self._lower: list[float] = []
+        self._upper: list[float] = []
+        self._begins: list[int] = [0]
+        self._columns: list[int] = []
+        self._entries: list[float] = []
+
+    def variable(self, cost: float) -> int:
+        """A new variable; returns its index."""
+        self.cost.append(cost)
+        return len(self.cost) - 1
+
+    def row(self, terms: list[tuple[int, float]], lower: float, upper: float) -> None:
+        """``lower <= sum of coefficient * variable <= upper``; each variable at most once."""
+        self._lower.append(lower)
+        self._upper.append(upper)
+        for column, entry in terms:
+            self._columns.append(column)
+            self._entries.append(entry)
+        self._begins.append(len(self._columns))
+
+    def minimize(
+        self,
+        *,
+        gap: float,
+        enough: float,
+        deadline: Deadline,
+        checks: int | None = None,
+        strict: bool = False,
+    ) -> Answer:
+        """Solve.
+
+        Args:
+            gap: end when the relative gap is below this.
+            enough: end when the bound is proven to be at least this.
+            deadline: limit by the clock.
+            checks: how often HiGHS may ask whether to go on, which counts its work without a clock; None
+                for no limit.
+            strict: prove at tolerances that rounding hardly passes, which takes some times as long.
+        """
+        import highspy
+
+        if deadline.reached():
+            return Answer(found=None, bound=-np.inf, ended=False)
+        count = len(self.cost)
+        if not count:
+            return Answer(found=np.zeros(0), bound=0.0, ended=True)
+        highs = highspy.Highs()
+        highs.silent()
+        highs.passModel(self._model(highspy))
+        # Off, not one thread: a process keeps the number of threads that its first program asked for.
+        options = {"parallel": "off", "mip_rel_gap": gap, "mip_abs_gap": 1e-9}
+        if deadline.seconds is not None:  # HiGHS asks rarely while it solves a linear program
+            options["time_limit"] = deadline.remaining_s
+        if strict:
+            options |= {"dual_feasibility_tolerance": STRICT, "mip_feasibility_tolerance": STRICT}
+        for option, value in options.items():
+            highs.setOptionValue(option, value)
+        asked = 0
+
+        def on_check(event: Any) -> None:
+            nonlocal asked
+            asked += 1
+            stop = checks is not None and asked > checks
+            if stop or event.data_out.mip_dual_bound >= enough or deadline.reached():
+                event.interrupt()
+
+        highs.cbMipInterrupt.subscribe(on_check)
+        highs.run()
+        status, info = highs.getModelStatus(), highs.getInfo()
+        if status in (highspy.HighsModelStatus.kSolveError, highspy.HighsModelStatus.kModelError):
+            warnings.warn("HiGHS could not solve a program of the bound", SolverWarning, stacklevel=2)
+            return Answer(found=None, bound=-np.inf, ended=False, checks=asked)
+        if status == highspy.HighsModelStatus.kInfeasible:
+            return Answer(found=None, bound=np.inf, ended=True, checks=asked)
+        if status == highspy.HighsModelStatus.kTimeLimit:
+            deadline.mark()
+        found = None
+        if info.primal_solution_status == 2:  # feasible
+            found = np.array(highs.getSolution().col_value)
+        bound = float(info.mip_dual_bound)
+        return Answer(
+            found=found,
+            bound=bound if np.isfinite(bound) else -np.inf,
+            ended=status == highspy.HighsModelStatus.kOptimal,
+            checks=asked,
+        )
+
+    def _model(self, highspy: Any) -> Any:
+        count = len(self.cost)
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = count, len(self._lower)
+        model.col_cost_ = np.array(self.cost)
+        model.col_lower_, model.col_upper_ = np.zeros(count), np.ones(count)
+        model.row_lower_, model.row_upper_ = np.array(self._lower), np.array(self._upper)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = _indices(self._begins)
+        model.a_matrix_.index_ = _indices(self._columns)
+        model.a_matrix_.value_ = np.array(self._entries)
+        model.integrality_ = [highspy.HighsVarType.kInteger] * count
+        return model
+
+
+def _indices(numbers: list[int]) -> Ints:
+    made: Ints = np.array(numbers, np.int32)
+    return made

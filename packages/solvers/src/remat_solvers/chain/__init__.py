@@ -1,0 +1,1 @@
+"""Dynamic programming over chains of blocks."""

@@ -1,0 +1,168 @@
+"""Options for the groups of a partition: small problems of their own, solved at several budgets.
+
+A group with its backward is a graph (`remat_graph.partition`), and a schedule of it is one way to treat the
+group: what it keeps until its backward, and what its backward runs again. Two budgets matter, as in HiRemate:
+for the peak, and for what is kept in between, while the rest of the network runs. The second becomes part of
+the first: between forward and backward stands an op, the `turn`, whose workspace is what may not be kept. So
+any solver can be asked. Several pairs of budgets give a menu (Zhao et al. 2023, "Rockmate"), and groups that
+are equal up to renaming share one: they are solved once, on whatever level of a hierarchy they are found.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import attrs
+
+from remat_graph import Graph, Implementation, Op, Value
+from remat_graph.partition import Partition, Subgraph
+from remat_solvers.bounds import budget_floor
+from remat_solvers.chain.table import Option, keep_all
+from remat_solvers.evaluation.arrays import evaluate, flatten
+from remat_solvers.evaluation.linear_order import without_useless
+from remat_solvers.protocol import Deadline, Problem, Solution
+
+GAP = 0.1  # of an option from its optimum: a menu wants many options, not proofs; several times faster
+
+TURN = "turn"
+
+Solve = Callable[[Problem, Deadline], Solution]
+Order = tuple[int, ...]
+
+
+@attrs.define(eq=False)
+class Menus:
+    """Options of groups, each distinct group solved once.
+
+    Attributes:
+        levels: budgets for what a group keeps; each is tried with a loose and with a tight peak.
+        seconds: for one small problem; None for no limit.
+        solves: small problems solved so far.
+        distinct: distinct groups solved so far.
+    """
+
+    levels: int
+    seconds: float | None = None
+    solves: int = 0
+    distinct: int = 0
+    _known: dict[Hashable, tuple[Order, ...]] = attrs.field(factory=dict, init=False)
+
+    def options(self, groups: Partition, solve: Solve, deadline: Deadline) -> list[list[Option]]:
+        """For every group, keeping all first.
+
+        Args:
+            groups: the groups.
+            solve: finds a schedule for a small problem; it may call this for groups of that problem.
+            deadline: shared out evenly among the groups to solve; those that it cuts off keep all.
+        """
+        subgraphs = [attrs.evolve(found, graph=_open(found.graph)) for found in groups.subgraphs]
+        todo = {subgraph.key: subgraph.graph for subgraph in subgraphs if subgraph.key not in self._known}
+        for left, (key, graph) in zip(range(len(todo), 0, -1), todo.items(), strict=True):
+            self._known[key] = self._orders(graph, solve, deadline.share(1 / left))
+        return [
+            _menu(groups, group, subgraph, self._known[subgraph.key])
+            for group, subgraph in enumerate(subgraphs)
+        ]
+
+    def _orders(self, graph: Graph, solve: Solve, deadline: Deadline) -> tuple[Order, ...]:
+        """Schedules of a small graph, from keeping much to keeping nothing."""
+        budgets = _budgets(graph, self.levels)
+        if not budgets:
+            return ()
+        self.distinct += 1
+        orders: dict[Order, None] = {}
+        too_tight: set[int] = set()  # a peak that was not reached is not reached either while less is kept
+        for i, (peak, most) in enumerate(budgets):
+            if peak in too_tight or deadline.reached():
+                continue
+            self.solves += 1
+            turned = Problem(with_turn(graph, peak - most), peak)
+            left = deadline.share(1 / (len(budgets) - i))
+            order = solve(turned, left.within(self.seconds)).order
+            if order is None:
+                too_tight.add(peak)
+            else:
+                orders[without_turn(graph, order)] = None
+        return tuple(orders)
+
+
+def _budgets(graph: Graph, levels: int) -> list[tuple[int, int]]:
+    """Bytes at the peak, and of them at the turn; none for a group that has no choice."""
+    arrays = flatten(graph)
+    unplanned = evaluate(arrays, range(len(graph.ops)))
+    forward = [op for op in graph.ops if not op.backward]
+    backward = [op for op in graph.ops if op.backward]
+    made = {v for op in forward for v in op.first.outputs}
+    stays = {v for v in made if graph.values[v].pinned}
+    read = {v for op in backward for v in op.first.inputs}
+    handed_on = sum(map(graph.allocated_nbytes, stays))
+    saved = sum(map(graph.allocated_nbytes, (made & read) - stays))
+    if not unplanned.valid or not saved:
+        return []
+    floor = budget_floor(graph).nbytes
+    tight = (floor + unplanned.peak_nbytes) // 2
+    keeps = dict.fromkeys(handed_on + saved * level // levels for level in reversed(range(levels)))
+    peaks = dict.fromkeys([unplanned.peak_nbytes, tight])
+    return [(peak, most) for peak in peaks for most in keeps if most <= peak]
+
+
+def _menu(groups: Partition, group: int, subgraph: Subgraph, orders: Iterable[Order]) -> list[Option]:
+    """Keeping all, and what the schedules of the group's sub-graph come to."""
+    options = [_option(groups, group, subgraph, order) for order in orders]
+    return list(dict.fromkeys([keep_all(groups, group), *(option for option in options if option)]))
+
+
+def _open(graph: Graph) -> Graph:
+    """Without the limit of a turn from a level above: it is met there, by choosing among this menu."""
+    ways = [attrs.evolve(op.first, workspace_nbytes=0) if op.target == TURN else None for op in graph.ops]
+    ops = [
+        op if way is None else attrs.evolve(op, implementations=[way])
+        for op, way in zip(graph.ops, ways, strict=True)
+    ]
+    return attrs.evolve(graph, ops=ops)
+
+
+def with_turn(graph: Graph, workspace_nbytes: int) -> Graph:
+    """The graph with one op more, the first of the backward: all that is held then, and a workspace."""
+    place = next(i for i, op in enumerate(graph.ops) if op.backward)
+    token = len(graph.values)
+    turn = Op(
+        name=f"turn of {graph.name}",
+        target=TURN,
+        backward=True,
+        rerun=None,
+        implementations=[Implementation(inputs=[], outputs=[token], workspace_nbytes=workspace_nbytes)],
+    )
+    after = [
+        attrs.evolve(
+            op, implementations=[attrs.evolve(w, inputs=(*w.inputs, token)) for w in op.implementations]
+        )
+        for op in graph.ops[place:]
+    ]
+    values = [*graph.values, Value(name=f"turned {graph.name}", nbytes=0)]
+    return attrs.evolve(graph, values=values, ops=[*graph.ops[:place], turn, *after])
+
+
+def without_turn(graph: Graph, order: Sequence[int]) -> Order:
+    """The way back: an order of the graph with its turn as an order of the graph."""
+    place = next(i for i, op in enumerate(graph.ops) if op.backward)
+    return tuple(op - (op > place) for op in order if op != place)
+
+
+def _option(groups: Partition, group: int, subgraph: Subgraph, order: Sequence[int]) -> Option | None:
+    """What a schedule of a sub-graph means for the whole; None if its forward repeats an op."""
+    graph = groups.graph
+    there, back = subgraph.split(without_useless(subgraph.graph, order))
+    if sorted(there) != sorted(groups.forward[group]):
+        return None
+    made = {v for op in there for v in graph.ops[op].first.outputs}
+    saved: set[int] = set()
+    remade: set[int] = set()
+    for op in back:
+        run = graph.ops[op].first
+        saved.update(v for v in run.inputs if v in made and v not in remade)
+        remade.update(run.outputs)
+    forward = set(there)
+    return Option(
+        saved=frozenset(saved),
+        backward=back,
+        extra_s=sum(graph.ops[op].first.time_s for op in back if op in forward),
+    )

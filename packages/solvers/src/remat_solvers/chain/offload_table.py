@@ -1,0 +1,256 @@
+"""The table behind `pofo`: along a chain, what is kept, what leaves for the host, and what is made again.
+
+A plan cuts the chain into segments. A segment of one stage may be kept whole: everything that its backward
+reads stays. Any other keeps its input alone, and its backward is `chain_dp`'s best one for the bytes that are
+left. Of what a segment holds between the two, some values stay on the device and the others move to the host
+and back.
+
+Seen from the outer ends of the step, forward and backward are alike: going on from the first stage, values
+join a queue to the host behind their forward; in the mirror, going back in time from the end of the step,
+they join a queue behind their backward. A label stands for the segments up to a stage: seconds lost so far,
+bytes that stay, and both queues, value by value; where a stage has no room beside what is in a queue, it is
+waited for. In the middle the queues meet. Of the labels that end at one stage those are kept that no other
+beats in time, bytes and queues, rounded until they are few enough. So the table is exact in what a segment
+costs and holds, and an estimate of how the two lanes run beside it. O(stages^2 * labels) numpy rows.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import attrs
+import numpy as np
+
+from remat_graph import Links
+from remat_solvers.chain.offload_labels import FIELDS, Labels, best_of, held, in_both, join, pass_by, waits
+from remat_solvers.chain.table import ChainTable, Run
+from remat_solvers.evaluation.arrays import Floats
+from remat_solvers.protocol import Deadline, Problem
+
+PARTS = 3  # parts of what a stage keeps that move by themselves: the largest values, and the rest
+DRAINED = (0.0, 0.5, 1.0)  # parts of a queue that may be waited for before a segment is made again
+KEPT = -1
+
+
+@attrs.frozen(kw_only=True)
+class Fate:
+    """What becomes of the values that a segment holds.
+
+    Attributes:
+        moved: those that move.
+        kept_nbytes: of those that stay.
+        input_nbytes: what moves of its input, which is there before its forward.
+        own_nbytes: what moves of its own, part by part.
+    """
+
+    moved: frozenset[int]
+    kept_nbytes: int
+    input_nbytes: int
+    own_nbytes: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """One plan of the table.
+
+    Attributes:
+        runs: what runs when, see `chain_dp`.
+        moved: values that are away between their forward and their backward.
+        lost_s: seconds of repeats and waits, by estimate.
+    """
+
+    runs: tuple[Run, ...]
+    moved: frozenset[int]
+    lost_s: float
+
+    def adds_nothing_to(self, other: "Plan") -> bool:
+        """Whether it moves more than another one to the same effect."""
+        return (self.runs, self.lost_s) == (other.runs, other.lost_s) and self.moved >= other.moved
+
+
+class PofoTable:
+    """Labels per cut, and the plans behind those at the end.
+
+    Attributes:
+        labels: per cut, what is left of its labels.
+    """
+
+    def __init__(
+        self, table: ChainTable, problem: Problem, links: Links, most: int, worth_s: float, deadline: Deadline
+    ) -> None:
+        """Fill the table.
+
+        Args:
+            table: rotor's.
+            problem: its budgets count.
+            links: bandwidths above 0.
+            most: labels per stage.
+            worth_s: seconds that a plan should lose at most to be of interest.
+            deadline: past it there are no plans.
+        """
+        self.table, self.chain, self.groups = table, table.chain, table.groups
+        self.budget, self.host_budget = problem.budget_nbytes, problem.host_budget_nbytes
+        self.out_rate, self.back_rate = links.to_host_nbytes_per_s, links.to_device_nbytes_per_s
+        chain, count = self.chain, len(self.groups)
+        self.input = [chain.total(chain.crossing(i)) for i in range(count)]
+        over = [n + chain.behind[count] for n in self.input]
+        self.keeping = [n + chain.forward_peak(i, self.groups.saved[i]) for i, n in enumerate(over)]
+        self.passing = [n + chain.forward_peak(i, frozenset()) for i, n in enumerate(over)]
+        self.turning = [n + chain.backward_peak(i, table.options[i][0]) for i, n in enumerate(self.input)]
+        self.back_s = [sum(chain.graph.ops[op].first.time_s for op in run) for run in self.groups.backward]
+        self.fates = [self._fates(i) for i in range(count)]
+        self.arrived: list[list[Labels]] = [[] for _ in range(count + 1)]
+        self.arrived[0].append(np.zeros(1, FIELDS))
+        self.labels: list[Labels] = []
+        for i in range(count):
+            labels = best_of(self._arrivals(i), self.budget, most, worth_s, host=self.host_budget is not None)
+            self.labels.append(labels)
+            if len(labels) and not deadline.reached():
+                self._keep(i, labels)
+                self._drop(i, labels)
+        self.labels.append(self._met(self._arrivals(count)))
+
+    def _arrivals(self, i: int) -> Labels:
+        found = np.concatenate([np.zeros(0, FIELDS), *self.arrived[i]])
+        self.arrived[i].clear()
+        return found
+
+    def plans(self) -> Iterator[Plan]:
+        """The plans at the end, the fastest by estimate first, and of these the one that moves least."""
+        for number in range(len(self.labels[-1])):
+            runs: list[Run] = [("forward", s, 0) for s in range(len(self.groups))]
+            moved: set[int] = set()
+            stage, chosen = len(self.groups), number
+            lost_s = float(self.labels[stage][number]["lost_s"])
+            while stage > 0:
+                label = self.labels[stage][chosen]
+                end, stage, chosen = stage, int(label["stage"]), int(label["label"])
+                moved |= self.fates[stage][label["fate"]].moved
+                if label["room"] == KEPT:
+                    runs.append(("backward", stage, 0))
+                else:
+                    runs += self.table.runs(stage, end, int(label["room"]))
+            yield Plan(runs=tuple(runs), moved=frozenset(moved), lost_s=lost_s)
+
+    # -- segments
+
+    def _fates(self, i: int) -> list[Fate]:
+        """What a segment from stage i on may do with its values; a dropped one holds its input alone."""
+        chain = self.chain
+        inputs = chain.crossing(i)
+        own = self.groups.saved[i] - inputs - chain.crossing(i + 1)
+        loose = sorted(filter(self._movable, own), key=lambda v: (-chain.size[v], v))
+        parts = [[v] for v in loose[: PARTS - 1]] + ([loose[PARTS - 1 :]] if len(loose) >= PARTS else [])
+        total = chain.total(inputs) + chain.total(own)
+        found = []
+        for going in dict.fromkeys((frozenset[int](), frozenset(filter(self._movable, inputs)))):
+            for number in range(len(parts) + 1):
+                for chosen in combinations(parts, number):
+                    sizes = tuple(chain.total(part) for part in chosen)
+                    fate = Fate(
+                        moved=going.union(*chosen),
+                        kept_nbytes=total - chain.total(going) - sum(sizes),
+                        input_nbytes=chain.total(going),
+                        own_nbytes=sizes,
+                    )
+                    found.append(fate)
+        return found
+
+    def _names(self, i: int) -> range:
+        """Names in a queue of a stage's input and of the parts of its own."""
+        return range(i * (PARTS + 1), (i + 1) * (PARTS + 1))
+
+    def _movable(self, value: int) -> bool:
+        stored = self.chain.graph.values[value]
+        return self.chain.size[value] > 0 and not stored.pinned and stored.home is None
+
+    def _keep(self, i: int, labels: Labels) -> None:
+        """Stage i is kept whole."""
+        labels = labels.copy()
+        self._wait_out(labels, self.keeping[i])
+        self._wait_back(labels, self.turning[i])
+        pass_by(labels, "back", self.back_s[i] * self.back_rate)
+        for number, fate in enumerate(self.fates[i]):
+            after = labels.copy()
+            own = sorted(zip(fate.own_nbytes, self._names(i)[1:], strict=False))
+            if fate.input_nbytes:
+                join(after, "out", fate.input_nbytes, self._names(i)[0], overtakes=True)
+            pass_by(after, "out", self.chain.first_s[i] * self.out_rate)
+            for nbytes, name in own:
+                join(after, "out", nbytes, name)
+            for nbytes, name in sorted([*own, (fate.input_nbytes, self._names(i)[0])]):
+                if nbytes:  # what one run needs comes back with the largest first
+                    join(after, "back", nbytes, name)
+            after["kept"] += fate.kept_nbytes
+            after["room"] = KEPT
+            self._arrive(i, i + 1, number, fate, after)
+
+    def _drop(self, i: int, labels: Labels) -> None:
+        """Stages i to k - 1 are made again, for every k."""
+        own = self.chain.total(self.groups.saved[i] - self.chain.crossing(i) - self.chain.crossing(i + 1))
+        for number, fate in enumerate(self.fates[i]):
+            if fate.own_nbytes:
+                continue
+            ahead, back_s = labels.copy(), 0.0
+            for k in range(i + 1, len(self.groups) + 1):
+                self._wait_out(ahead, self.passing[k - 1])
+                if k == i + 1:
+                    if fate.input_nbytes:
+                        join(ahead, "out", fate.input_nbytes, self._names(i)[0], overtakes=True)
+                    ahead["kept"] += fate.kept_nbytes - own
+                pass_by(ahead, "out", self.chain.first_s[k - 1] * self.out_rate)
+                back_s += self.back_s[k - 1]
+                for drained in DRAINED:
+                    after = ahead.copy()
+                    self._make_again(i, k, labels["kept"], back_s, drained, after)
+                    if fate.input_nbytes:
+                        join(after, "back", fate.input_nbytes, self._names(i)[0])
+                    self._arrive(i, k, number, fate, after)
+
+    def _make_again(
+        self, i: int, k: int, kept: Floats, back_s: float, drained: float, labels: Labels
+    ) -> None:
+        """The backward of a dropped segment, beside what is still in the queue back."""
+        wait = drained * labels["back_left"].sum(axis=1)
+        pass_by(labels, "back", wait)
+        room = self.budget - kept - self.input[i] - held(labels, "back").sum(axis=1)
+        level = np.minimum(np.floor(room / self.table.slot_nbytes + 1e-9), self.table.slots - 1)
+        labels["room"] = np.maximum(level, 0.0)
+        again_s = np.where(level < 0, np.inf, self.table.cost[i, k][labels["room"]])
+        labels["lost_s"] += wait / self.back_rate + again_s
+        pass_by(labels, "back", (np.where(np.isfinite(again_s), again_s, 0.0) + back_s) * self.back_rate)
+
+    # -- labels
+
+    def _wait_out(self, labels: Labels, nbytes: int) -> None:
+        """Before a forward that needs so much, wait for values that leave."""
+        wait = waits(labels["out_left"], held(labels, "out"), self.budget - nbytes - labels["kept"])
+        labels["lost_s"] += wait / self.out_rate
+        pass_by(labels, "out", np.where(np.isfinite(wait), wait, 0.0))
+
+    def _wait_back(self, labels: Labels, nbytes: int) -> None:
+        """The mirror: behind a backward that needs so much, wait for values that come."""
+        wait = waits(labels["back_left"], held(labels, "back"), self.budget - nbytes - labels["kept"])
+        labels["lost_s"] += wait / self.back_rate
+        pass_by(labels, "back", np.where(np.isfinite(wait), wait, 0.0))
+
+    def _arrive(self, i: int, k: int, number: int, fate: Fate, labels: Labels) -> None:
+        labels["stage"], labels["label"], labels["fate"] = i, np.arange(len(labels)), number
+        labels["host"] += fate.input_nbytes + sum(fate.own_nbytes)
+        usable = np.isfinite(labels["lost_s"])
+        if self.host_budget is not None:
+            usable &= labels["host"] <= self.host_budget
+        self.arrived[k].append(labels[usable])
+
+    def _met(self, labels: Labels) -> Labels:
+        """Where both queues meet: what is in both never leaves, what is in one is in the other's way."""
+        free = self.budget - labels["kept"]
+        lone = {queue: ~in_both(labels, queue) for queue in ("out", "back")}
+        left = {queue: labels[f"{queue}_left"] * lone[queue] for queue in lone}
+        room_out = free - self.turning[-1] - held(labels, "back").sum(axis=1)
+        room_back = free - self.passing[-1] - held(labels, "out").sum(axis=1)
+        late = waits(left["out"], held(labels, "out") * lone["out"], room_out)
+        early = waits(left["back"], held(labels, "back") * lone["back"], room_back)
+        late = np.minimum(late, left["out"].sum(axis=1))
+        early = np.minimum(early, left["back"].sum(axis=1))
+        labels["lost_s"] += late / self.out_rate + early / self.back_rate
+        return labels[np.lexsort((labels["host"], labels["lost_s"]))]

@@ -1,0 +1,124 @@
+"""The working state of sequence search: arrays that the compiled loops share, made once a run.
+
+Everything with one entry a position, value, op or variant is one record array: few arrays to hand from
+function to function keep both compiling and calling cheap.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_solvers.evaluation.arrays import Arrays, Ints, records
+
+EXTRAS = 4096
+
+META = (
+    "random:u8 count boundary repeats events stamp deleted inserted affected extra bad touched low high base "
+    "credits seconds:f8 excess:f8 price:f8 price_low:f8 best_seconds:f8 best_count tried"
+)
+POSITION = "order spare variant repeats held own excess:f8 diff deleted_stamp best"
+VALUE = (
+    "size pinned producer is_tangent remake ev_ptr ev_end affected affected_stamp head tail head_stamp "
+    "value_stamp born dies"
+)
+OP = "first backward op_stamp"
+VARIANT = "time:f8 workspace out_total bound_to_place in_ptr in_end out_ptr out_end credit_ptr credit_end"
+EXTRA = "in_gap in_op in_key in_variant in_held in_own deleted extra_key extra_made extra_next stack stack_at"
+TOUCH = "touched touched_by"
+
+
+class State(NamedTuple):
+    """A sequence and everything derived from it; see `kernels_state` for the meaning of a change."""
+
+    meta: np.void  # scalars, one record
+    pos: NDArray[Any]  # per position of the sequence
+    val: NDArray[Any]  # per value
+    ops: NDArray[Any]  # per op
+    var: NDArray[Any]  # per variant: 2 * op for a first run, 2 * op + 1 for a repeat
+    extra: NDArray[Any]  # per inserted run or deleted position, and per event of an inserted run
+    touch: NDArray[Any]  # per change of what a run at a position needs
+    idx: Ints  # what variants read, then what they make, then the dying inputs that an output takes over
+    events: Ints  # per value, 2 * position + (1 if made there)
+
+
+def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
+    """Lay out the state for a sequence.
+
+    Args:
+        arrays: the graph.
+        order: the first sequence.
+        seed: of the random numbers.
+        room: longest sequence to allow; at least 4 times the graph plus 1,000.
+    """
+    ops, values = len(arrays.backward), len(arrays.size)
+    cap = max(4 * ops + 1000, 2 * len(order) + 200, room)
+    degree = (len(arrays.in_idx) + len(arrays.out_idx)) / max(1, 2 * ops)
+    events = int(cap * (degree + 4)) + 1000
+    val = records(VALUE, values)
+    val["size"] = arrays.size
+    val["pinned"] = arrays.pinned
+    val["producer"] = arrays.producer
+    val["is_tangent"][arrays.tangents] = 1
+    var = records(VARIANT, 2 * ops)
+    var["time"] = arrays.time
+    var["workspace"] = arrays.workspace
+    var["in_ptr"], var["in_end"] = arrays.in_ptr[:-1], arrays.in_ptr[1:]
+    var["out_ptr"] = arrays.out_ptr[:-1] + len(arrays.in_idx)
+    var["out_end"] = arrays.out_ptr[1:] + len(arrays.in_idx)
+    guarded = np.diff(arrays.guard_ptr) > 0
+    var["bound_to_place"] = guarded | (np.diff(arrays.over_ptr) > 0)
+    idx = [*arrays.in_idx.tolist(), *arrays.out_idx.tolist()]
+    for variant in range(2 * ops):
+        outputs = arrays.out_idx[arrays.out_ptr[variant] : arrays.out_ptr[variant + 1]]
+        var["out_total"][variant] = arrays.size[outputs].sum()
+        var["credit_ptr"][variant] = len(idx)
+        idx += _credits(arrays, variant)
+        var["credit_end"][variant] = len(idx)
+        # A repeat that reads what is overwritten later would be valid only for a while: such ops run once.
+        if variant % 2 == 1 and arrays.can_rerun[variant // 2] and not guarded[variant]:
+            val["remake"][outputs] = 1
+    op = records(OP, ops)
+    op["backward"] = arrays.backward
+    meta = records(META, 1)[0]
+    meta["random"] = (seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1
+    meta["base"] = arrays.base_nbytes
+    meta["credits"] = len(idx) - len(arrays.in_idx) - len(arrays.out_idx)
+    state = State(
+        meta=meta,
+        pos=records(POSITION, cap + 8),
+        val=val,
+        ops=op,
+        var=var,
+        extra=records(EXTRA, EXTRAS),
+        touch=records(TOUCH, events),
+        idx=np.array(idx, np.int64),
+        events=np.zeros(events, np.int64),
+    )
+    set_order(state, order)
+    return state
+
+
+def set_order(state: State, order: Ints) -> None:
+    """Replace the sequence; `rebuild` must follow."""
+    state.pos["order"][: len(order)] = order
+    state.meta["count"] = len(order)
+
+
+def _credits(arrays: Arrays, variant: int) -> list[int]:
+    """Inputs whose storage an output takes over if they die there, one for one."""
+    taken: set[int] = set()
+    sources: list[int] = []
+    for k in range(arrays.reuse_ptr[variant], arrays.reuse_ptr[variant + 1]):
+        made, source = int(arrays.reuse_out[k]), int(arrays.reuse_src[k])
+        second_copy = variant % 2 == 1 and arrays.pinned[made]
+        if made not in taken and source not in sources and not arrays.pinned[source] and not second_copy:
+            taken.add(made)
+            sources.append(source)
+    return sources
+
+
+def get_order(state: State) -> Ints:
+    """A copy of the sequence."""
+    order: Ints = state.pos["order"][: int(state.meta["count"])].copy()
+    return order

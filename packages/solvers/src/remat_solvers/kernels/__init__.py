@@ -1,0 +1,1 @@
+"""Compiled inner loops; importing this package compiles nothing."""

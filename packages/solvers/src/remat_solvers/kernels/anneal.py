@@ -1,0 +1,78 @@
+"""Compiled annealing of a sequence in chunks; `search` says what it minimizes."""
+
+import numpy as np
+
+from remat_solvers.kernels.incremental import apply, begin, rebuild, trial, uniform
+from remat_solvers.kernels.jit import njit_in_place as njit
+from remat_solvers.kernels.jit import njit_inner as inner
+from remat_solvers.kernels.moves import (
+    drop,
+    drop_run,
+    evict,
+    evict_run,
+    exchange,
+    pick_repeat,
+    shift,
+    shift_first,
+)
+
+
+@inner
+def keep_best(S):  # type: ignore[no-untyped-def]
+    """Remember the sequence if it fits and is faster than any before."""
+    meta = S.meta
+    if meta.excess <= 0.0 and meta.seconds < meta.best_seconds:
+        meta.best_seconds = meta.seconds
+        meta.best_count = meta.count
+        for p in range(meta.count):
+            S.pos[p].best = S.pos[p].order
+
+
+@njit
+def anneal(S, budget, moves, hot, cold, weights, adapt):  # type: ignore[no-untyped-def]
+    """Try `moves` changes while the temperature falls from `hot` to `cold` (seconds)."""
+    meta = S.meta
+    meta.seconds, meta.excess = rebuild(S, budget)
+    keep_best(S)
+    temperature = hot
+    cool = (cold / hot) ** (1.0 / max(1, moves)) if hot > 0 else 1.0
+    for i in range(moves):
+        temperature *= cool
+        if i % 256 == 255:
+            # Lean on the budget harder while it is broken, less while it holds: the walk stays at the border.
+            meta.price *= adapt if meta.excess > 0 else 1.0 / adapt
+            meta.price = max(meta.price, meta.price_low)
+        begin(S)
+        u = uniform(S)
+        hold = 0.3 * uniform(S)
+        kind = 0
+        while kind < weights.shape[0] - 1 and u >= weights[kind]:
+            kind += 1
+        if kind == 0:
+            good = evict(S, budget, hold)
+        elif kind == 1:
+            p = pick_repeat(S)
+            good = p >= 0
+            if good:
+                drop(S, p, uniform(S) < 0.8)
+        elif kind == 2:
+            good = shift(S)
+        elif kind == 3:
+            good = exchange(S, budget, hold)
+        elif kind == 4:
+            good = evict_run(S, budget, hold)
+        elif kind == 5:
+            good = drop_run(S)
+        else:
+            good = shift_first(S)
+        if not good:
+            continue
+        good, change, excess = trial(S, budget)
+        meta.tried += 1
+        if not good:
+            continue
+        rise = change + meta.price * (excess - meta.excess)
+        if rise <= 0 or (temperature > 0 and uniform(S) < np.exp(-rise / temperature)):
+            meta.seconds, meta.excess = apply(S, budget)
+            keep_best(S)
+    return temperature

@@ -1,0 +1,289 @@
+"""Compiled moves of the sequence search: each describes one change to the state; `trial` then evaluates it.
+
+Dropping or adding single repeats has no gradient where rebuilt values pile up, so a move brings along what
+it implies: an evicted value comes back together with the producers of its dead inputs, a dropped repeat
+takes the repeats with it that only it needed, and whole runs of neighbours are given up or kept at once.
+"""
+
+from remat_solvers.kernels.incremental import below, delete, insert, next_event, spans, uniform
+from remat_solvers.kernels.jit import njit_inner as inner
+
+
+@inner
+def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
+    """Insert the producer of `value` before `gap`, after the producers of its inputs that are dead there.
+
+    Values whose `value_stamp` is current count as dead. With chance `hold` a dead input is kept from its last
+    use instead. False if that takes more than `most` runs or cannot be done.
+    """
+    stamp = S.meta.stamp
+    i = S.val[value].producer
+    if i < 0 or not S.val[value].remake or S.ops[i].first >= gap:
+        return False
+    if S.ops[i].op_stamp == stamp:
+        return True
+    S.ops[i].op_stamp = stamp
+    top = S.extra[0]
+    top.stack = i
+    top.stack_at = S.var[2 * i + 1].in_ptr
+    depth = 1
+    while depth > 0:
+        top = S.extra[depth - 1]
+        if top.stack_at == S.var[2 * top.stack + 1].in_end:
+            depth -= 1
+            if S.meta.inserted >= most or not insert(S, gap, top.stack):
+                return False
+            continue
+        v = S.idx[top.stack_at]
+        top.stack_at += 1
+        source = S.val[v]
+        if source.pinned:
+            continue
+        given_up = source.value_stamp == stamp
+        if not given_up and spans(S, v, gap):
+            continue
+        i = source.producer
+        if i < 0 or not source.remake or S.ops[i].op_stamp == stamp:
+            continue
+        if not given_up and uniform(S) < hold:
+            continue
+        if depth >= most or depth >= 255:
+            return False
+        S.ops[i].op_stamp = stamp
+        top = S.extra[depth]
+        top.stack = i
+        top.stack_at = S.var[2 * i + 1].in_ptr
+        depth += 1
+    return True
+
+
+@inner
+def useless(S, p):  # type: ignore[no-untyped-def]
+    """Whether nothing reads what the repeat at `p` makes, once the deletions are done."""
+    run = S.var[S.pos[p].variant]
+    for k in range(run.out_ptr, run.out_end):
+        v = S.idx[k]
+        value = S.val[v]
+        if value.pinned:
+            continue
+        e = next_event(S, v, p + 1)
+        while e < value.ev_end and S.pos[S.events[e] >> 1].deleted_stamp == S.meta.stamp:
+            e += 1
+        if e < value.ev_end and S.events[e] & 1 == 0:
+            return False
+    return True
+
+
+@inner
+def made_before(S, v, p):  # type: ignore[no-untyped-def]
+    """Position of the last run before `p` that makes a value; -1 if none."""
+    start = S.val[v].ev_ptr
+    e = next_event(S, v, p) - 1
+    while e >= start and S.events[e] & 1 == 0:
+        e -= 1
+    return S.events[e] >> 1 if e >= start else -1
+
+
+@inner
+def read_after(S, run, p):  # type: ignore[no-untyped-def]
+    """Position of the first event after `p` of what a run makes; the sequence's length if none."""
+    first = S.meta.count
+    for k in range(run.out_ptr, run.out_end):
+        e = next_event(S, S.idx[k], p + 1)
+        if e < S.val[S.idx[k]].ev_end:
+            first = min(first, S.events[e] >> 1)
+    return first
+
+
+@inner
+def drop(S, p, cascade):  # type: ignore[no-untyped-def]
+    """Delete the repeat at `p` and, if asked, the repeats that become useless."""
+    done = S.meta.deleted
+    delete(S, p)
+    while cascade and done < S.meta.deleted:
+        q = S.extra[done].deleted
+        run = S.var[S.pos[q].variant]
+        done += 1
+        for k in range(run.in_ptr, run.in_end):
+            maker = made_before(S, S.idx[k], q)
+            if maker < 0:
+                continue
+            at = S.pos[maker]
+            if at.variant & 1 and at.deleted_stamp != S.meta.stamp and useless(S, maker):
+                delete(S, maker)
+
+
+@inner
+def pick_gap(S, budget):  # type: ignore[no-untyped-def]
+    """A random (value, gap, last event before it): the value is next read at the gap, some way after that."""
+    count = S.meta.count
+    for _ in range(20):
+        q = below(S, count)
+        at = S.pos[q]
+        run = S.var[at.variant]
+        width = run.in_end - run.in_ptr
+        if width == 0:
+            continue
+        v = S.idx[run.in_ptr + below(S, width)]
+        value = S.val[v]
+        if value.pinned or value.size == 0 or not value.remake:
+            continue
+        e = next_event(S, v, q)
+        if e == value.ev_ptr:
+            continue
+        before = S.events[e - 1] >> 1
+        if q - before < 2:
+            continue
+        # Where the sequence is over the budget, look only at what is held there.
+        if S.pos[count].excess > 0 and uniform(S) < 0.8 and at.excess <= S.pos[before + 1].excess:
+            continue
+        return v, q, before
+    return -1, 0, 0
+
+
+@inner
+def evict(S, budget, hold):  # type: ignore[no-untyped-def]
+    """Give a value up between two uses and rebuild it for the second."""
+    v, q, before = pick_gap(S, budget)
+    if v < 0:
+        return False
+    gap = q
+    if uniform(S) < 0.15:
+        gap = before + 1 + below(S, q - before)
+    if gap - before < 2:
+        return False
+    S.val[v].value_stamp = S.meta.stamp
+    return close_over(S, v, gap, hold, 40)
+
+
+@inner
+def evict_run(S, budget, hold):  # type: ignore[no-untyped-def]
+    """Give up what a stretch of consecutive ops made and rebuild it together."""
+    v, q, _ = pick_gap(S, budget)
+    if v < 0:
+        return False
+    middle = S.val[v].producer
+    span = 1 + below(S, 12)
+    low = max(0, middle - below(S, span + 1))
+    high = min(S.ops.shape[0], low + span + 1)
+    any_value = False
+    for op in range(low, high):
+        run = S.var[2 * op]
+        for k in range(run.out_ptr, run.out_end):
+            w = S.idx[k]
+            value = S.val[w]
+            if value.pinned or not value.remake or not spans(S, w, q):
+                continue
+            e = next_event(S, w, q)
+            if e > value.ev_ptr and q - (S.events[e - 1] >> 1) > 1:
+                value.value_stamp = S.meta.stamp
+                any_value = True
+    if not any_value:
+        return False
+    for op in range(low, high):
+        run = S.var[2 * op]
+        for k in range(run.out_ptr, run.out_end):
+            w = S.idx[k]
+            if S.val[w].value_stamp == S.meta.stamp and not close_over(S, w, q, hold, 58):
+                return False
+    return True
+
+
+@inner
+def pick_repeat(S):  # type: ignore[no-untyped-def]
+    """Position of a random repeat, or -1."""
+    repeats = S.meta.repeats
+    return S.pos[below(S, repeats)].repeats if repeats > 0 else -1
+
+
+@inner
+def drop_run(S):  # type: ignore[no-untyped-def]
+    """Delete a stretch of consecutive repeats and what only they needed."""
+    repeats = S.meta.repeats
+    if repeats == 0:
+        return False
+    i = below(S, repeats)
+    for k in range(i, min(repeats, i + 2 + below(S, 8))):
+        drop(S, S.pos[k].repeats, True)
+    return True
+
+
+@inner
+def move(S, p, gap):  # type: ignore[no-untyped-def]
+    """Run again what runs at `p` before position `gap` instead; False if that is where it is."""
+    if gap == p or gap == p + 1:
+        return False
+    delete(S, p)
+    return insert(S, gap, S.pos[p].order)
+
+
+@inner
+def shift(S):  # type: ignore[no-untyped-def]
+    """Move a repeat elsewhere between the last event of its inputs and the first reader of its outputs."""
+    p = pick_repeat(S)
+    if p < 0:
+        return False
+    at = S.pos[p]
+    run = S.var[at.variant]
+    earliest = S.ops[at.order].first + 1
+    low, high = earliest, read_after(S, run, p)
+    for k in range(run.in_ptr, run.in_end):
+        v = S.idx[k]
+        e = next_event(S, v, p) - 1
+        if e >= S.val[v].ev_ptr:
+            low = max(low, (S.events[e] >> 1) + 1)
+    if uniform(S) < 0.3:
+        low = max(earliest, low - below(S, 40))
+    if high <= low:
+        return False
+    gap = high if uniform(S) < 0.4 else low + below(S, high - low + 1)
+    return move(S, p, gap)
+
+
+@inner
+def shift_first(S):  # type: ignore[no-untyped-def]
+    """Move the first run of a backward op within what its inputs and readers allow."""
+    count, boundary = S.meta.count, S.meta.boundary
+    if count <= boundary:
+        return False
+    p = boundary + below(S, count - boundary)
+    at = S.pos[p]
+    run = S.var[at.variant]
+    if at.variant & 1 or not S.ops[at.order].backward or run.bound_to_place:
+        return False
+    low, high = boundary, read_after(S, run, p)
+    for k in range(run.in_ptr, run.in_end):
+        low = max(low, made_before(S, S.idx[k], p) + 1)
+    low, high = max(low, p - 60), min(high, p + 60)
+    if high <= low:
+        return False
+    return move(S, p, low + below(S, high - low + 1))
+
+
+@inner
+def exchange(S, budget, hold):  # type: ignore[no-untyped-def]
+    """Keep what a repeat made and give up something else, near to it if chance says so."""
+    p = pick_repeat(S)
+    if p < 0:
+        return False
+    drop(S, p, uniform(S) < 0.8)
+    if uniform(S) < 0.5:
+        return evict(S, budget, hold)
+    # A value made near the dropped op: the neighbour that could be the checkpoint instead.
+    op = S.pos[p].order
+    for _ in range(8):
+        other = op + below(S, 17) - 8
+        if other < 0 or other >= S.ops.shape[0] or other == op:
+            continue
+        run = S.var[2 * other]
+        width = run.out_end - run.out_ptr
+        if width == 0:
+            continue
+        v = S.idx[run.out_ptr + below(S, width)]
+        value = S.val[v]
+        if value.pinned or not value.remake or not spans(S, v, p):
+            continue
+        gap = S.events[next_event(S, v, p)] >> 1
+        value.value_stamp = S.meta.stamp
+        return close_over(S, v, gap, hold, 40)
+    return False

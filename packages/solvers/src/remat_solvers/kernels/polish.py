@@ -1,0 +1,45 @@
+"""Compiled polishing; `polish` explains it."""
+
+from remat_solvers.kernels.incremental import apply, begin, rebuild, trial
+from remat_solvers.kernels.jit import njit_in_place as njit
+from remat_solvers.kernels.jit import njit_inner as inner
+from remat_solvers.kernels.moves import drop, move, read_after
+
+
+@inner
+def delay(S, r):  # type: ignore[no-untyped-def]
+    """Move the r-th repeat to right before its first reader; False if it is there or has none."""
+    p = S.pos[r].repeats
+    gap = read_after(S, S.var[S.pos[p].variant], p)
+    return gap < S.meta.count and move(S, p, gap)
+
+
+@njit
+def polish_pass(S, budget, bar, delaying):  # type: ignore[no-untyped-def]
+    """Try to delay each repeat or else to delete it, with what only it needed, from the last to the first.
+
+    What is delayed without loss stays so; what saves `bar` seconds or more by going goes at once. Returns
+    whether anything changed, and the most seconds that any repeat that was left would save; -1 if none can
+    go. One function for both, since each one that evaluates changes takes half a second to compile.
+    """
+    rebuild(S, budget)
+    most, changed = -1.0, False
+    r = S.meta.repeats - 1
+    while r >= 0:
+        begin(S)
+        described = True
+        if delaying:
+            described = delay(S, r)
+        else:
+            drop(S, S.pos[r].repeats, True)
+        if described:
+            good, change, excess = trial(S, budget)
+            if good and excess <= S.pos[S.meta.count].excess:
+                if delaying or -change >= bar:
+                    apply(S, budget)
+                    changed = True
+                    r = min(r, S.meta.repeats)
+                else:
+                    most = max(most, -change)
+        r -= 1
+    return changed, most

@@ -1,0 +1,1 @@
+"""Local moves on an order: evict, repair, polish, anneal, minimize the peak."""

@@ -1,0 +1,86 @@
+"""Simulated annealing over orders."""
+
+import numpy as np
+
+from remat_solvers.evaluation.arrays import Arrays, Ints
+from remat_solvers.protocol import Deadline
+
+CHUNK = 4_000  # moves between two looks at the clock: Ctrl-C waits no longer than that
+
+# Shares of evict, drop, shift, exchange, evict a run, drop a run, shift a first run.
+WEIGHTS = np.cumsum(np.array([0.32, 0.24, 0.08, 0.19, 0.09, 0.05, 0.03]))
+
+
+def default_moves(ops: int) -> int:
+    """Work that takes some 5 s at 600 ops and 20 s from 2,700 on: a move costs more on a longer sequence."""
+    return min(1_000_000, 500_000 + 1_000 * ops, 7_300_000_000_000 // max(1, ops * ops))
+
+
+def shares(rounds: int) -> list[float]:
+    """Growing parts of 1: later rounds start from something better."""
+    weights = [1.0 + i for i in range(rounds)]
+    return [weight / sum(weights) for weight in weights]
+
+
+class Walk:
+    """One annealing walk over the sequences of a graph; keeps the best that fits.
+
+    Attributes:
+        tried: changes evaluated so far.
+    """
+
+    def __init__(
+        self, arrays: Arrays, order: Ints, budget_nbytes: int, seed: int, price: float = 0.3
+    ) -> None:
+        from remat_solvers.evaluation.search_state import make_state
+        from remat_solvers.kernels import anneal
+
+        self._kernels = anneal
+        self.budget_nbytes = budget_nbytes
+        self.arrays = arrays
+        self.state = make_state(arrays, np.asarray(order, np.int64), seed)
+        ops = max(1, len(arrays.backward))
+        self.mean_s = float(arrays.time[::2].sum()) / ops or 1.0
+        sizes = arrays.size[arrays.size > 0]
+        mean_nbytes = float(sizes.mean()) if len(sizes) else 1.0
+        self.state.meta["best_seconds"] = np.inf
+        self.state.meta["price"] = price * self.mean_s / mean_nbytes
+        self.state.meta["price_low"] = 1e-3 * price * self.mean_s / mean_nbytes
+
+    @property
+    def tried(self) -> int:
+        """Changes evaluated."""
+        return int(self.state.meta["tried"])
+
+    @property
+    def best(self) -> Ints | None:
+        """The fastest sequence found that fits."""
+        if not np.isfinite(self.state.meta["best_seconds"]):
+            return None
+        best: Ints = self.state.pos["best"][: int(self.state.meta["best_count"])].copy()
+        return best
+
+    def reach(self, moves: int, hot: float, cold: float, deadline: Deadline) -> Ints | None:
+        """As `anneal`, but end soon after the first sequence that fits."""
+        return self.anneal(moves, hot, cold, deadline, enough=True)
+
+    def anneal(
+        self, moves: int, hot: float, cold: float, deadline: Deadline, *, enough: bool = False
+    ) -> Ints | None:
+        """Let the temperature fall once.
+
+        Args:
+            moves: changes to try.
+            hot: first temperature in mean op times.
+            cold: last one.
+            deadline: looked at between chunks.
+            enough: whether any sequence that fits is enough.
+        """
+        chunks = max(1, -(-moves // CHUNK))
+        for i in range(chunks):
+            if deadline.reached() or (enough and self.best is not None):
+                break
+            begin = hot * (cold / hot) ** (i / chunks) * self.mean_s
+            end = hot * (cold / hot) ** ((i + 1) / chunks) * self.mean_s
+            self._kernels.anneal(self.state, self.budget_nbytes, CHUNK, begin, end, WEIGHTS, 1.05)
+        return self.best

@@ -1,0 +1,52 @@
+"""Polish: drop every recomputation that is not needed, do the others as late as possible, repeat.
+
+Takes any valid sequence that fits and never makes it slower: repeats are deleted (with the repeats that only
+they needed), those that save much first, at a bar that is halved from pass to pass; when none can go, repeats
+move to right before their first reader, which may make room for the next deletion. Some 15 passes of one
+trial a repeat, a few microseconds each.
+
+Imperfect: a local optimum of single deletions; `search` climbs out of it.
+"""
+
+from math import inf
+
+from remat_solvers.evaluation.arrays import Arrays, Ints
+from remat_solvers.evaluation.search_state import State
+from remat_solvers.protocol import Deadline
+
+LOWEST = 1e-3  # the last bar above zero, as a share of the first
+
+
+def polish(arrays: Arrays, order: Ints, budget_nbytes: int, deadline: Deadline) -> Ints:
+    """Make a sequence that fits the budget faster, or return it as it is.
+
+    Args:
+        arrays: the graph.
+        order: a valid sequence within the budget.
+        budget_nbytes: the budget.
+        deadline: limit by the clock.
+    """
+    from remat_solvers.evaluation.search_state import get_order, make_state
+    from remat_solvers.kernels import polish
+
+    state = make_state(arrays, order, seed=0)
+    _drop(state, budget_nbytes, deadline)
+    while not deadline.reached() and polish.polish_pass(state, budget_nbytes, 0.0, True)[0]:
+        if not _drop(state, budget_nbytes, deadline):
+            break
+    return get_order(state)
+
+
+def _drop(state: State, budget_nbytes: int, deadline: Deadline) -> bool:
+    """Delete until nothing can go; whether anything went."""
+    from remat_solvers.kernels import polish
+
+    _, first = polish.polish_pass(state, budget_nbytes, inf, False)
+    most, bar, ever = first, first / 2, False
+    while most >= 0 and not deadline.reached():
+        went, most = polish.polish_pass(state, budget_nbytes, bar, False)
+        ever = ever or went
+        if went and bar == 0:
+            most = max(most, 0.0)  # a pass that changed something is followed by another
+        bar = min(bar, most) / 2 if bar > LOWEST * first else 0.0
+    return ever

@@ -1,0 +1,1 @@
+"""One registered method a file; importing this package imports none of them."""

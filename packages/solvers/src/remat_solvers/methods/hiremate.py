@@ -1,0 +1,121 @@
+"""`hiremate`: a hierarchy of groups, each planned by the method that suits it.
+
+After HiRemate (hierarchical rematerialization): a graph that is too large for the good solvers is grouped,
+each distinct group becomes a graph of its own and is solved at several budgets for its peak and for what it
+keeps, again by grouping it if it is still too large, and the table of `chain_dp` chooses among what comes
+back. A level whose articulation points leave only small pieces is a chain and cut there, which makes its
+table rotor's; any other is grouped from bottom to top. Small graphs go to the integer program of `checkmate`
+and to the sequence search, and the better answer counts. Equal groups are solved once, on all levels
+together.
+
+What a table yields is repaired where it oversteps the budget, and polished; see `repair`.
+"""
+
+from math import inf
+from typing import ClassVar
+
+import attrs
+import numpy as np
+
+from remat_graph import Graph
+from remat_graph.partition import Partition, at_articulations, grouped
+from remat_solvers.chain.block_options import GAP, Menus
+from remat_solvers.chain.table import plans_of
+from remat_solvers.evaluation.arrays import Ints, flatten
+from remat_solvers.local_search.repair import MOVES, repaired
+from remat_solvers.methods.annealing import Search
+from remat_solvers.methods.base import Rematerializer
+from remat_solvers.methods.checkmate import Checkmate
+from remat_solvers.protocol import (
+    MOST_PARTS,
+    MOST_SLOTS,
+    Deadline,
+    Problem,
+    Solution,
+    between,
+    judge,
+    positive_or_none,
+)
+
+
+@attrs.frozen(kw_only=True)
+class Hiremate(Rematerializer):
+    """Groups of groups, chosen from menus.
+
+    Attributes:
+        segments: most groups of one level.
+        leaf: a graph of at most so many ops is not cut.
+        exact: a graph of at most so many ops is also given to the integer program.
+        slots: memory levels of a table.
+        levels: budgets for what each distinct group keeps.
+        leaf_seconds: limit by the clock for the integer program of one leaf at one budget; None for none.
+        moves: of the search in one leaf.
+        seed: of the search.
+        backend: name of a mixed-integer solver that cvxpy has installed.
+    """
+
+    name: ClassVar[str] = "hiremate"
+    segments: int = attrs.field(default=16, validator=between(2, MOST_PARTS))
+    leaf: int = attrs.field(default=80, validator=attrs.validators.ge(2))
+    exact: int = attrs.field(default=40, validator=attrs.validators.ge(0))
+    slots: int = attrs.field(default=400, validator=between(2, MOST_SLOTS))
+    levels: int = attrs.field(default=6, validator=between(1, MOST_PARTS))
+    leaf_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
+    moves: int = attrs.field(default=20_000, validator=attrs.validators.ge(0))
+    seed: int = 0
+    backend: str = "HIGHS"
+
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
+        """See the module docstring."""
+        if len(problem.graph.ops) <= self.leaf:
+            return self.solve_leaf(problem, deadline, gap=0.0)
+        menus = Menus(levels=self.levels)
+        order, stats = self.plan(problem, deadline, menus, MOVES)
+        stats |= {"distinct": menus.distinct, "solves": menus.solves, "deadline": deadline.hit}
+        return judge(problem, None if order is None else order.tolist(), stats=stats)
+
+    def plan(
+        self, problem: Problem, deadline: Deadline, menus: Menus, moves: int
+    ) -> tuple[Ints | None, dict[str, int | float | str | bool]]:
+        """Plan one level of the hierarchy.
+
+        Args:
+            problem: a graph that is no leaf.
+            deadline: limit by the clock.
+            menus: options found so far, on any level.
+            moves: of a repair.
+        """
+        graph, budget = problem.graph, problem.budget_nbytes
+        groups = self.cut(graph)
+
+        def solve_group(small: Problem, left: Deadline) -> Solution:
+            ops = len(small.graph.ops)
+            if ops <= self.leaf or ops >= len(graph.ops):
+                return self.solve_leaf(small, left, gap=GAP)
+            order, _ = self.plan(small, left, menus, 0)
+            return judge(small, None if order is None else order.tolist())
+
+        options = menus.options(groups, solve_group, deadline.share(0.75))
+        plans = plans_of(groups, options, budget, self.slots, deadline)
+        order = repaired(flatten(graph), plans, budget, deadline, moves)
+        return order, {"segments": len(groups), "options": sum(map(len, options))}
+
+    def cut(self, graph: Graph) -> Partition:
+        """At articulation points where the graph is a chain of small pieces, else by grouping."""
+        stages = at_articulations(graph, len(graph.ops))
+        if all(len(subgraph.ops) <= self.leaf for subgraph in stages.subgraphs):
+            return stages if len(stages) <= 2 * self.segments else at_articulations(graph, 2 * self.segments)
+        return grouped(graph, self.segments)
+
+    def solve_leaf(self, problem: Problem, deadline: Deadline, *, gap: float) -> Solution:
+        """The better of the exact program and the search; where neither finds any, what eviction leads to."""
+        found = [Search(moves=self.moves, seed=self.seed).solve(problem, deadline)]
+        if len(problem.graph.ops) <= self.exact:
+            program = Checkmate(backend=self.backend, gap=gap)
+            found.append(program.solve(problem, deadline.within(self.leaf_seconds)))
+        if not any(solution.feasible for solution in found):
+            arrays = flatten(problem.graph)
+            trace = np.arange(len(problem.graph.ops), dtype=np.int64)
+            order = repaired(arrays, [trace], problem.budget_nbytes, deadline, self.moves)
+            found.append(judge(problem, None if order is None else order.tolist()))
+        return min(found, key=lambda solution: inf if solution.time_s is None else solution.time_s)

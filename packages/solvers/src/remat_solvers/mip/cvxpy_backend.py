@@ -1,0 +1,143 @@
+"""Handing a stage program to a solver through cvxpy, and reading the schedule out of its answer."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from remat_solvers.bounds import budget_floor
+from remat_solvers.errors import BadParameter
+from remat_solvers.evaluation.arrays import Floats
+from remat_solvers.mip.stage_program import StageProgram, TimeIsUp, Work, stage_program, work_of
+from remat_solvers.protocol import Deadline, Problem, Solution, judge
+
+
+def order_of(work: Work, kept: Iterable[tuple[int, int]]) -> list[int]:
+    """The ops that run, stage by stage, when just these (stage, value) pairs are kept: the least it takes.
+
+    For work without alternatives.
+    """
+    stages = len(work.groups)
+    live: list[set[int]] = [set() for _ in range(stages + 1)]
+    for t, v in kept:
+        live[t].add(v)
+    maker = {v: ops[0] for v, ops in work.makers.items()}
+    order: list[int] = []
+    for t in range(stages):
+        wanted = [t, *(maker[v] for v in live[t + 1] - live[t] if v in maker)]
+        runs: set[int] = set()
+        while wanted:
+            op = wanted.pop()
+            if op in runs:
+                continue
+            runs.add(op)
+            for v in work.reads[op]:
+                if v in live[t] or (v in work.pinned and work.born(v) < t):
+                    continue
+                if v in maker and maker[v] not in runs:
+                    wanted.append(maker[v])
+        order += sorted(runs)
+    return order
+
+
+def minimize(
+    program: StageProgram, *, whole: bool, solver: str, deadline: Deadline, gap: float = 0.0
+) -> tuple[Floats | None, float, bool]:
+    """Solve the program with a solver that cvxpy knows by name.
+
+    Args:
+        program: what to solve.
+        whole: whether R and S must be whole; otherwise the relaxation is solved.
+        solver: its name.
+        deadline: limit by the clock.
+        gap: stop when the cost is proven to within this ratio of it, where the solver can (HIGHS).
+
+    Returns:
+        the variables (None if none were found), the cost that the solver says they have in seconds, and
+        whether it proved that nothing is better, or that there is nothing.
+
+    Raises:
+        BadParameter: cvxpy has no such solver here, or it is none for integers.
+    """
+    import cvxpy
+    from cvxpy.reductions.solvers.defines import INSTALLED_MI_SOLVERS
+
+    able = INSTALLED_MI_SOLVERS if whole else cvxpy.installed_solvers()
+    if solver not in able:
+        what = "mixed-integer solver" if whole else "solver"
+        raise BadParameter(solver=solver, problem=f"cvxpy has no such {what} here; it has {', '.join(able)}")
+    count = len(program.cost)
+    others = np.setdiff1d(np.arange(count), program.integral)
+    if not count:
+        return np.zeros(0), 0.0, True
+    chosen = cvxpy.Variable(len(program.integral), boolean=whole) if len(program.integral) else None
+    rest = cvxpy.Variable(len(others))
+    rows: Sequence[Any] = [program.rows[:, others] @ rest]
+    cost: Any = program.cost[others] @ rest
+    bounds = [rest >= 0]
+    finite = np.isfinite(program.upper[others])
+    if finite.any():
+        bounds.append(rest[np.flatnonzero(finite)] <= program.upper[others][finite])
+    if chosen is not None:
+        rows = [*rows, program.rows[:, program.integral] @ chosen]
+        cost = cost + program.cost[program.integral] @ chosen
+        if not whole:
+            bounds += [chosen >= 0, chosen <= 1]
+    problem = cvxpy.Problem(cvxpy.Minimize(cost), [sum(rows) <= program.limits, *bounds])
+    if deadline.reached():
+        return None, 0.0, False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a time limit cut in is in the result
+            problem.solve(solver=solver, **_options(solver, whole, deadline, gap))
+    except (cvxpy.SolverError, ValueError):  # the latter where a solver leaves a state that cvxpy cannot read
+        return None, 0.0, False
+    if rest.value is None:
+        return None, (np.inf if problem.status == "infeasible" else 0.0), problem.status == "infeasible"
+    found = np.zeros(count)
+    found[others] = rest.value
+    if chosen is not None:
+        found[program.integral] = chosen.value
+    return found, float(problem.value) * program.unit_s, problem.status == "optimal" and not gap
+
+
+def _options(solver: str, whole: bool, deadline: Deadline, gap: float) -> dict[str, Any]:
+    """What a solver is told: until when, and how near the optimum is near enough."""
+    left = None if deadline.seconds is None else max(0.01, deadline.remaining_s)
+    if solver == "HIGHS":
+        exact: dict[str, Any] = {"mip_rel_gap": gap, "mip_abs_gap": 1e-6} if whole else {}
+        return exact if left is None else {**exact, "time_limit": left}
+    if solver == "SCIPY" and left is not None:
+        return {"scipy_options": {"time_limit": left}}
+    return {}
+
+
+def solve_whole(
+    problem: Problem, deadline: Deadline, solver: str, *, computations: int | None = None, gap: float = 0.0
+) -> Solution:
+    """Solve a problem's program in whole numbers and let the referee judge what comes back."""
+    work = work_of(problem.graph)
+    budget = problem.budget_nbytes
+    stats: dict[str, int | float | str | bool] = {}
+    if budget < budget_floor(problem.graph).nbytes:  # which branching can take minutes to find out
+        return judge(problem, None, stats={"proven": True})
+    # A solver keeps rows to some 1e-6 of the budget; a plan that oversteps by that is asked for with less.
+    for room in (budget, budget - budget // 100_000 - 1):
+        try:
+            program = stage_program(work, room, deadline, computations=computations)
+            found, cost_s, proven = minimize(program, whole=True, solver=solver, deadline=deadline, gap=gap)
+        except TimeIsUp:
+            found, cost_s, proven, program = None, 0.0, False, None
+        if program is not None:
+            stats["variables"] = len(program.cost)
+        stats["proven"] = proven and room == budget
+        if found is None or program is None:
+            break
+        kept = [pair for pair, column in program.kept.items() if found[column] > 0.5]
+        solution = judge(problem, order_of(work, kept), stats={**stats, "program_overhead_s": cost_s})
+        if solution.feasible:
+            return solution
+    if deadline.seconds is not None and not stats.get("proven"):
+        deadline.reached()
+    return judge(problem, None, stats=stats)

@@ -1,0 +1,345 @@
+"""Checkmate's stage form of rematerialization as a sparse mixed-integer program.
+
+Jain et al. 2020, "Checkmate: breaking the memory wall with optimal tensor rematerialization". The step is cut
+into as many stages as it has ops, in trace order: stage t ends with the first run of op t ("frontier
+advancing"), and within a stage an op runs at most once, in trace order. Variables, in the paper's names:
+
+* R[t, i]: op i runs in stage t (for i < t a repeat; R[t, t] = 1);
+* S[t, v]: value v is live when stage t begins;
+* FREE[t, k, v]: v is dropped right after op k in stage t;
+* U[t, k]: bytes held while op k runs in stage t.
+
+FREE is written pairwise (at most R[t, k], at most 1 - S[t + 1, v], at most 1 - R[t, j] for each later reader
+j): its LP is tighter than the paper's counting form, and it needs no integrality of its own. O(n^2) variables
+for n ops: about 30,000 at 90 ops.
+
+Wider than the paper: memory is per value and not per op, an op may have several outputs, scratch is counted
+while an op runs, values that cannot be dropped are constants. Narrower than the project's space: an op cannot
+run twice in a stage, and in-place reuse is not used.
+"""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import attrs
+import numpy as np
+
+from remat_graph import Graph, Home
+from remat_graph.partition import repeatable
+from remat_solvers.evaluation.arrays import Floats, Ints
+from remat_solvers.protocol import Deadline
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StageProgram:
+    """``minimize cost @ x  subject to  rows @ x <= limits, 0 <= x <= upper``.
+
+    Attributes:
+        cost: per variable, in units of `unit_s`.
+        rows: scipy sparse matrix.
+        limits: right sides.
+        upper: upper bounds.
+        integral: indices of the variables that must be whole: R and S.
+        runs: (stage, op) -> variable, for repeats and for frontiers with alternatives.
+        kept: (stage, value) -> variable.
+        unit_s: seconds of one unit of cost.
+    """
+
+    cost: Floats
+    rows: Any
+    limits: Floats
+    upper: Floats
+    integral: Ints
+    runs: dict[tuple[int, int], int]
+    kept: dict[tuple[int, int], int]
+    unit_s: float
+
+
+class TimeIsUp(Exception):
+    """The deadline came while a program was being written."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Work:
+    """What the program knows of a step: ops in order, in groups of alternatives.
+
+    Attributes:
+        groups: per stage the ops that may be its frontier: exactly one of them runs there first.
+        reads: per op the values it reads.
+        makes: per op the values it makes.
+        time_s: per op, seconds of a repeat.
+        first_s: per op, seconds of its first run.
+        scratch: per op, bytes while it runs beyond what it reads and makes.
+        repeats: ops that may run again.
+        size: bytes of each value that some op makes or that comes live at the boundary.
+        pinned: values that stay from their first run on.
+        arriving: values that nobody makes: live from the stage `boundary` on, until they are dropped.
+        boundary: number of forward groups.
+        base_nbytes: bytes held throughout.
+        late_nbytes: bytes held from the stage `boundary` on: tangents that nothing reads.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    reads: tuple[tuple[int, ...], ...]
+    makes: tuple[tuple[int, ...], ...]
+    time_s: tuple[float, ...]
+    first_s: tuple[float, ...]
+    scratch: tuple[int, ...]
+    repeats: frozenset[int]
+    size: dict[int, int]
+    pinned: frozenset[int]
+    arriving: frozenset[int]
+    boundary: int
+    base_nbytes: int = 0
+    late_nbytes: int = 0
+
+    @cached_property
+    def group_of(self) -> tuple[int, ...]:
+        """Per op its stage."""
+        found = [0] * len(self.reads)
+        for g, ops in enumerate(self.groups):
+            for op in ops:
+                found[op] = g
+        return tuple(found)
+
+    @cached_property
+    def makers(self) -> dict[int, list[int]]:
+        """Per value the ops that make it."""
+        found: dict[int, list[int]] = {}
+        for op, values in enumerate(self.makes):
+            for v in values:
+                found.setdefault(v, []).append(op)
+        return found
+
+    @cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """Per value the ops that read it."""
+        found: dict[int, list[int]] = {v: [] for v in self.size}
+        for op, values in enumerate(self.reads):
+            for v in values:
+                found[v].append(op)
+        return found
+
+    def born(self, v: int) -> int:
+        """The stage in which a value can first be there."""
+        return min((self.group_of[op] for op in self.makers.get(v, ())), default=self.boundary - 1)
+
+
+def work_of(graph: Graph) -> Work:
+    """A graph as it is: one op a stage."""
+    ops, values = graph.ops, graph.values
+    made = {v for op in ops for v in op.first.outputs if not values[v].external and values[v].home is None}
+    read = {v for op in ops for way in op.implementations for v in way.inputs}
+    tangents = [v for v in graph.tangents if not values[v].external]
+    arriving = frozenset(v for v in tangents if v in read)
+    known = made | arriving
+    again = [op.implementations[op.rerun] if op.rerun is not None else op.first for op in ops]
+    return Work(
+        groups=tuple((i,) for i in range(len(ops))),
+        # A run is charged for what either of its ways reads: they differ by generator states at most.
+        reads=tuple(
+            tuple(sorted({v for way in (op.first, more) for v in way.inputs if v in known}))
+            for op, more in zip(ops, again, strict=True)
+        ),
+        makes=tuple(tuple(v for v in op.first.outputs if v in made) for op in ops),
+        time_s=tuple(way.time_s for way in again),
+        first_s=tuple(0.0 for _ in ops),
+        scratch=tuple(
+            max(op.first.workspace_nbytes, way.workspace_nbytes) for op, way in zip(ops, again, strict=True)
+        ),
+        repeats=frozenset(repeatable(graph, range(len(ops)))),
+        size={v: graph.allocated_nbytes(v) for v in sorted(known)},
+        pinned=frozenset(v for v in made if values[v].pinned),
+        arriving=arriving,
+        boundary=sum(not op.backward for op in ops),
+        base_nbytes=sum(
+            graph.allocated_nbytes(v) for v, value in enumerate(values) if value.home is Home.DEVICE
+        ),
+        late_nbytes=sum(graph.allocated_nbytes(v) for v in tangents if v not in read),
+    )
+
+
+def stage_program(
+    work: Work, budget_nbytes: int, deadline: Deadline, *, computations: int | None = None
+) -> StageProgram:
+    """Write the program for a step and a budget.
+
+    Args:
+        work: the step.
+        budget_nbytes: bound on U.
+        deadline: a program that would take longer to write is given up.
+        computations: most runs of an op, the first included; None for no limit.
+
+    Raises:
+        TimeIsUp: the deadline came first.
+    """
+    from scipy.sparse import coo_matrix
+
+    build = _Builder(work, budget_nbytes, deadline)
+    build.add_choices()
+    build.add_dependencies()
+    build.add_memory()
+    if computations is not None:
+        build.limit_runs(computations - 1)
+    rows = coo_matrix(
+        (build.entries, (build.row_of, build.column_of)), shape=(len(build.limits), len(build.cost))
+    ).tocsr()
+    return StageProgram(
+        cost=np.array(build.cost),
+        rows=rows,
+        limits=np.array(build.limits),
+        upper=np.array(build.upper),
+        integral=np.array(sorted([*build.runs.values(), *build.kept.values()]), np.int64),
+        runs=build.runs,
+        kept=build.kept,
+        unit_s=build.unit_s,
+    )
+
+
+class _Builder:
+    def __init__(self, work: Work, budget_nbytes: int, deadline: Deadline) -> None:
+        self.work, self.budget, self.deadline = work, budget_nbytes, deadline
+        self.unit = max(1.0, budget_nbytes / 1000)  # keeps the coefficients near one another
+        self.unit_s = sum(work.time_s) / 10_000 or 1.0  # a solver's tolerances are absolute
+        self.cost: list[float] = []
+        self.upper: list[float] = []
+        self.limits: list[float] = []
+        self.entries: list[float] = []
+        self.row_of: list[int] = []
+        self.column_of: list[int] = []
+        self.runs: dict[tuple[int, int], int] = {}
+        self.kept: dict[tuple[int, int], int] = {}
+        for t, frontier in enumerate(work.groups):
+            self.look_at_the_clock()
+            for op in (op for earlier in work.groups[:t] for op in earlier if op in work.repeats):
+                self.runs[t, op] = self.variable(work.time_s[op] / self.unit_s, 1.0)
+            if len(frontier) > 1:
+                for op in frontier:
+                    self.runs[t, op] = self.variable(work.first_s[op] / self.unit_s, 1.0)
+            for v in work.size:
+                if work.born(v) < t and v not in work.pinned:
+                    self.kept[t, v] = self.variable(0.0, 1.0)
+
+    def look_at_the_clock(self) -> None:
+        if self.deadline.reached():
+            raise TimeIsUp
+
+    def variable(self, cost: float, upper: float) -> int:
+        self.cost.append(cost)
+        self.upper.append(upper)
+        return len(self.cost) - 1
+
+    def row(self, terms: Iterable[tuple[int, float]], limit: float) -> None:
+        """``sum of coefficient * variable <= limit``."""
+        place = len(self.limits)
+        self.limits.append(limit)
+        for column, coefficient in terms:
+            self.row_of.append(place)
+            self.column_of.append(column)
+            self.entries.append(coefficient)
+
+    def run_terms(
+        self, t: int, ops: Iterable[int], coefficient: float
+    ) -> tuple[list[tuple[int, float]], float]:
+        """The sum of R[t, op] as terms and a constant: a frontier without alternatives is 1."""
+        terms, constant = [], 0.0
+        for op in ops:
+            if self.work.groups[t] == (op,):
+                constant += coefficient
+            elif (t, op) in self.runs:
+                terms.append((self.runs[t, op], coefficient))
+        return terms, constant
+
+    def running(self, t: int) -> list[int]:
+        """The ops that can run in stage t, in order."""
+        earlier = [op for group in self.work.groups[:t] for op in group if (t, op) in self.runs]
+        return [*earlier, *self.work.groups[t]]
+
+    def add_choices(self) -> None:
+        """One alternative is the frontier; a repeat takes at most one."""
+        for t, frontier in enumerate(self.work.groups):
+            for group in self.work.groups[: t + 1]:
+                columns = [self.runs[t, op] for op in group if (t, op) in self.runs]
+                if len(columns) > 1:
+                    self.row([(column, 1.0) for column in columns], 1.0)
+                    if group is frontier:
+                        self.row([(column, -1.0) for column in columns], -1.0)
+
+    def add_dependencies(self) -> None:
+        """What is read is made in this stage or was live at its beginning; what is live was so before."""
+        work = self.work
+        for t in range(len(work.groups)):
+            self.look_at_the_clock()
+            for op in self.running(t):
+                needs, constant = self.run_terms(t, [op], 1.0)
+                for v in work.reads[op]:
+                    if v in work.pinned and work.born(v) < t:
+                        continue
+                    made, more = self.run_terms(t, work.makers.get(v, ()), -1.0)
+                    held = [(self.kept[t, v], -1.0)] if (t, v) in self.kept else []
+                    self.row([*needs, *made, *held], -constant - more)
+        for (t, v), column in self.kept.items():
+            before = [(self.kept[t - 1, v], -1.0)] if (t - 1, v) in self.kept else []
+            if v in work.arriving:
+                if before:
+                    self.row([(column, 1.0), *before], 0.0)
+                continue
+            made, constant = self.run_terms(t - 1, work.makers[v], -1.0)
+            self.row([(column, 1.0), *made, *before], -constant)
+
+    def limit_runs(self, repeats: int) -> None:
+        """No op is repeated more often."""
+        columns: dict[int, list[int]] = {}
+        for (_, op), column in self.runs.items():
+            columns.setdefault(op, []).append(column)
+        for found in columns.values():
+            if len(found) > repeats:
+                self.row([(column, 1.0) for column in found], float(repeats))
+
+    def add_memory(self) -> None:
+        """U[t, k] <= budget, with U by recursion over k."""
+        work = self.work
+        fixed = float(work.base_nbytes)
+        for t, frontier in enumerate(work.groups):
+            self.look_at_the_clock()
+            held = [(self.kept[t, v], work.size[v] / self.unit) for v in work.size if (t, v) in self.kept]
+            before: int | None = None
+            freed: list[tuple[int, float]] = []
+            late = work.late_nbytes if t >= work.boundary else 0
+            stays = {v for op in frontier for v in work.makes[op] if v in work.pinned}
+            for k in self.running(t):
+                moves = [v for v in work.makes[k] if v not in work.pinned]
+                runs, constant = self.run_terms(t, [k], sum(work.size[v] for v in moves) / self.unit)
+                level = self.variable(0.0, np.inf)
+                earlier = held if before is None else [(before, 1.0)]
+                # U[t, k] >= what was held, less what was freed, plus what op k makes.
+                self.row([*earlier, *freed, *runs, (level, -1.0)], -constant)
+                # What stays is there once; a repeat that makes it again holds a second copy while it runs.
+                pinned = sum(work.size[v] for v in work.makes[k] if v in work.pinned)
+                own, twice = (pinned, 0) if k in frontier else (0, pinned)
+                scratch, more = self.run_terms(t, [k], (work.scratch[k] + twice) / self.unit)
+                limit = (self.budget - fixed - late - own) / self.unit
+                self.row([(level, 1.0), *scratch], limit - more)
+                freed = [
+                    (self.free(t, k, v), -work.size[v] / self.unit)
+                    for v in dict.fromkeys([*work.reads[k], *moves])
+                    if v not in work.pinned and work.size[v]
+                ]
+                before = level
+            fixed += sum(work.size[v] for v in stays)
+
+    def free(self, t: int, k: int, v: int) -> int:
+        """FREE[t, k, v]."""
+        work = self.work
+        column = self.variable(0.0, 1.0)
+        if (t, k) in self.runs:
+            self.row([(column, 1.0), (self.runs[t, k], -1.0)], 0.0)
+        if (t + 1, v) in self.kept:
+            self.row([(column, 1.0), (self.kept[t + 1, v], 1.0)], 1.0)
+        for reader in work.readers[v]:
+            if work.group_of[k] < work.group_of[reader] <= t:
+                terms, constant = self.run_terms(t, [reader], 1.0)
+                if terms or constant:
+                    self.row([(column, 1.0), *terms], 1.0 - constant)
+        return column

@@ -1,0 +1,1 @@
+"""Where parameters and optimizer states are placed, and when they are copied."""

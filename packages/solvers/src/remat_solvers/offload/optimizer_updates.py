@@ -1,0 +1,161 @@
+"""When the optimizer steps: the CPU's queue beside the backward, and the optimizer's own call.
+
+**Beside the backward** the CPU takes, whenever it is free, the gradient that has arrived and whose parameter
+the next forward reads first. The last layers' gradients come first and are needed last, so what the CPU has
+not reached when the backward ends is spread over the model, and the next forward begins while the CPU still
+works: with gradients taken as they come it would wait for all of them. All jobs' windows lie within each
+other, and for such the rule is the best there is but for jobs that cannot be interrupted.
+
+**In the optimizer's call** the updates on the CPU are queued first, by the order of the next forward. States
+at home on the host come to the device, are changed there and go back, as many at a time as there is room for,
+so that both directions are busy. O(updates * log(updates)).
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+
+from remat_graph import (
+    Free,
+    FreeHost,
+    Graph,
+    Home,
+    Lane,
+    Links,
+    OptimizerStep,
+    Start,
+    Step,
+    Transfer,
+    Update,
+    Wait,
+)
+from remat_solvers.offload.training_problem import by_forward, first_reads, streamed
+
+DOUBT = 0.15  # of the time that the CPU is at work, by which its clock may be late
+
+
+class CpuQueue:
+    """Updates on the CPU in the order in which they should be done.
+
+    Args:
+        graph: the training step.
+        speed: of the CPU beside the copies that it is expected to have, 1 being as alone.
+    """
+
+    def __init__(self, graph: Graph, speed: float) -> None:
+        self.speed, self.first = speed, first_reads(graph)
+        self.free_s = 0.0
+        self.arriving: list[tuple[float, int]] = []
+        self.here: list[tuple[int, int]] = []
+        self.updates: dict[int, Update] = {}
+        self.running: deque[tuple[float, int]] = deque()
+        self.began_s: float | None = None
+        self.longest_s = 0.0
+
+    def offer(self, update: Update, ready_s: float) -> None:
+        """Let an update be done from some time on."""
+        self.updates[update.param] = update
+        heapq.heappush(self.arriving, (ready_s, update.param))
+
+    def steps(self, until_s: float) -> Iterator[Step]:
+        """What must be queued now so that the CPU does not fall idle before some time."""
+        while self.free_s < until_s:
+            while self.arriving and (self.arriving[0][0] <= self.free_s):
+                _, param = heapq.heappop(self.arriving)
+                heapq.heappush(self.here, (self.first.get(param, len(self.first)), param))
+            if not self.here:
+                if not self.arriving or self.arriving[0][0] >= until_s:
+                    return
+                self.free_s = self.arriving[0][0]
+                continue
+            _, param = heapq.heappop(self.here)
+            update = self.updates[param]
+            if self.began_s is None:
+                self.began_s = self.free_s
+            self.free_s += update.cpu_time_s / self.speed
+            self.longest_s = max(self.longest_s, update.cpu_time_s / self.speed)
+            yield OptimizerStep(param, Lane.CPU_OPTIMIZER)
+            self.running.append((self.free_s, update.grad))
+
+    def drop(self, now_s: float) -> Iterator[Step]:
+        """Gradients on the host that were read long enough ago for a clock that may be wrong.
+
+        Computing waits where it is.
+        """
+        began_s = self.began_s or 0.0
+        while self.running:
+            done_s, grad = self.running[0]
+            if done_s + self.longest_s + DOUBT * (done_s - began_s) > now_s:
+                return
+            self.running.popleft()
+            yield FreeHost(grad)
+
+
+def optimizers_call(graph: Graph, room_nbytes: int, links: Links) -> list[Step]:
+    """The steps of the optimizer's call.
+
+    Args:
+        graph: the training step.
+        room_nbytes: bytes on the device beside parameters, gradients and the states that are at home there.
+        links: bandwidths.
+    """
+    updates = by_forward(graph, graph.updates)
+    on_host = [u for u in updates if graph.values[u.param].home is Home.HOST]
+    on_device = [u for u in updates if graph.values[u.param].home is Home.DEVICE]
+    steps: list[Step] = [OptimizerStep(update.param, Lane.CPU_OPTIMIZER) for update in on_host]
+    stream = _Stream(graph, room_nbytes, links)
+    for update in sorted(on_device, key=lambda u: not streamed(graph, u)):
+        if streamed(graph, update):
+            stream.fetch(update)
+        else:
+            stream.steps.append(OptimizerStep(update.param, Lane.COMPUTE))
+    stream.finish()
+    return steps + stream.steps
+
+
+class _Stream:
+    """States that pass through the device, with a clock for either direction."""
+
+    def __init__(self, graph: Graph, room_nbytes: int, links: Links) -> None:
+        self.graph, self.free_nbytes, self.links = graph, room_nbytes, links
+        self.steps: list[Step] = []
+        self.inward: deque[tuple[float, Update]] = deque()
+        self.outward: deque[tuple[float, int]] = deque()
+        self.now_s = self.in_free_s = self.out_free_s = 0.0
+
+    def fetch(self, update: Update) -> None:
+        """Let an update's states come as soon as there is room for them."""
+        states = streamed(self.graph, update)
+        needed = sum(self.graph.allocated_nbytes(v) for v in states) + update.workspace_nbytes
+        while self.free_nbytes < needed and (self.inward or self.outward):
+            self._end_one()
+        self.free_nbytes -= needed - update.workspace_nbytes
+        self.in_free_s = max(self.in_free_s, self.now_s)
+        for value in states:
+            self.in_free_s += self.links.alone_s(Lane.TO_DEVICE, self.graph.values[value].nbytes)
+            self.steps.append(Start(Transfer(value, Lane.TO_DEVICE)))
+        self.inward.append((self.in_free_s, update))
+
+    def finish(self) -> None:
+        """Wait for everything."""
+        while self.inward or self.outward:
+            self._end_one()
+
+    def _end_one(self) -> None:
+        """Wait for the copy that is done first, in or out."""
+        if self.inward and (not self.outward or self.inward[0][0] <= self.outward[0][0]):
+            done_s, update = self.inward.popleft()
+            self.now_s = max(self.now_s, done_s) + update.device_time_s
+            states = streamed(self.graph, update)
+            self.steps += [Wait(Transfer(value, Lane.TO_DEVICE)) for value in states]
+            self.steps.append(OptimizerStep(update.param, Lane.COMPUTE))
+            self.out_free_s = max(self.out_free_s, self.now_s)
+            for value in states:
+                self.out_free_s += self.links.alone_s(Lane.TO_HOST, self.graph.values[value].nbytes)
+                self.steps.append(Start(Transfer(value, Lane.TO_HOST)))
+                self.outward.append((self.out_free_s, value))
+        else:
+            done_s, value = self.outward.popleft()
+            self.now_s = max(self.now_s, done_s)
+            self.steps += [Wait(Transfer(value, Lane.TO_HOST)), Free(value)]
+            self.free_nbytes += self.graph.allocated_nbytes(value)

@@ -1,0 +1,1 @@
+"""`auto`: several methods, the best plan and the best bound of all."""

@@ -1,0 +1,302 @@
+"""`auto`, the portfolio: what a user gets.
+
+In this order, each step only if the gap to the lower bound is still open: save everything; the floor, which
+may prove that nothing fits; greedy eviction, which gives a first valid schedule soon; the cut bound, whose
+cut is a start of its own; other packages' solvers, if asked for; a short walk, if nothing fits yet; the
+coarse program, moment by moment as long as that gains, whose solutions are starts as well and often optimal;
+interval DP; cuts at the boundary (`mincut`); each start polished. Then rounds of sequence annealing: short
+walks from every start and from the unplanned sequence, cold and warm, then walks from the best. Where no
+start fits, the search for the smallest peak steps in. Where a wide gap is left, the coarse program gets more
+work, and the search goes on from what it found. A candidate counts only with the referee's word, and no
+schedule over the budget is returned.
+
+Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
+
+import attrs
+import numpy as np
+
+from remat_graph.errors import text_of
+from remat_solvers.bounds import budget_floor
+from remat_solvers.bounds.coarse import CoarseBound, Round
+from remat_solvers.bounds.cut import CutBound
+from remat_solvers.bounds.reachability import Relatives, relatives
+from remat_solvers.errors import SolverWarning
+from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
+from remat_solvers.local_search.anneal import Walk, default_moves
+from remat_solvers.local_search.evict import evict, keep_only
+from remat_solvers.local_search.min_peak import descend
+from remat_solvers.local_search.polish import polish
+from remat_solvers.methods.interval_dp import plan
+from remat_solvers.methods.mincut import cheapest
+from remat_solvers.methods.noremat import NoRemat
+from remat_solvers.portfolio.isolated import ask
+from remat_solvers.protocol import SMALLEST, Deadline, Problem, Solution, Status, judge
+
+Stats = dict[str, int | float | str | bool]
+
+CUTS = 12  # prices at which the cut between forward and backward is tried
+WIDE = 0.01  # a gap, as a ratio of base time, that is worth a second effort
+NARROW = 0.003  # one that is worth a full effort: below it the search gets less work in proportion
+CHECKS, MORE_CHECKS = 150, 600  # work of one round of the coarse program
+# Rounds, and work of them, that move neither bound nor best by a share of base time: then no more follow. On
+# the corpus three such rounds came before one that did.
+IDLE_ROUNDS, IDLE_CHECKS, MOVED = 5, 150, 1e-4
+FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
+VARIABLES = 3000  # of the coarse program: a first effort takes no larger one
+
+
+@attrs.frozen(kw_only=True)
+class Auto:
+    """The portfolio.
+
+    Attributes:
+        seed: of the search's random numbers.
+        moves: changes that the search may try, and as many again where a wide gap is left, fewer where a
+            narrow one is; None for an amount that takes about 5 s at 600 ops.
+        gap: stop when the overhead is within this ratio of base time from the lower bound; walks, which take
+            the most time, stop at twice that.
+        starts: valid orders to begin with, such as the plan of a smaller budget.
+        guests: names of other registered solvers whose answers count too; each runs in a process of its own,
+            and one that crashes, hangs or answers nonsense loses its place with a warning.
+        guest_seconds: what each of them may take.
+    """
+
+    name: ClassVar[str] = "auto"
+    seed: int = 0
+    moves: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
+    gap: float = attrs.field(default=0.0005, validator=attrs.validators.ge(0))
+    starts: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=tuple)
+    guests: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    guest_seconds: float = attrs.field(default=20.0, validator=attrs.validators.gt(0))
+
+    def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
+        """See the module docstring."""
+        deadline = deadline or Deadline()
+        unplanned = NoRemat().solve(problem)
+        if unplanned.feasible:
+            return attrs.evolve(unplanned, stats={"method": "noremat"})
+        graph, budget = problem.graph, problem.budget_nbytes
+        kin = relatives(graph)
+        floor = budget_floor(graph, kin)
+        if budget < floor.nbytes:
+            stats: Stats = {"method": "floor", "floor_nbytes": floor.nbytes, "floor_op": floor.op}
+            return _infeasible(problem, stats)
+        return _Run(self, problem, deadline, flatten(graph), floor.nbytes, kin).solve()
+
+
+def _infeasible(problem: Problem, stats: Stats) -> Solution:
+    """Nothing fits, and `stats` says which certificate there is."""
+    nothing = judge(problem, None, stats=stats)
+    return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=float("inf"))
+
+
+class _Run:
+    """One solve: the best order so far and how it came about."""
+
+    def __init__(
+        self,
+        settings: Auto,
+        problem: Problem,
+        deadline: Deadline,
+        arrays: Arrays,
+        floor_nbytes: int,
+        kin: Relatives,
+    ) -> None:
+        self.settings, self.problem, self.deadline, self.arrays = settings, problem, deadline, arrays
+        self.floor_nbytes, self.kin = floor_nbytes, kin
+        self.base_s = problem.graph.time_s
+        self.bound_s = self.cut_s = self.base_s
+        self.best: Ints | None = None
+        self.best_s = float("inf")
+        self.smallest_nbytes: int | None = None  # peak of any order so far
+        self.method = ""
+        self.moves = self.rounds = self.idle_rounds = self.idle_checks = 0
+
+    def solve(self) -> Solution:
+        graph, arrays, budget, deadline = (
+            self.problem.graph,
+            self.arrays,
+            self.problem.budget_nbytes,
+            self.deadline,
+        )
+        starts = self.given()
+        starts += self.attempt("greedy", lambda: evict(arrays, budget, deadline))
+        bound = CutBound(graph, self.kin)
+        self.bound_s = self.cut_s = self.base_s + bound.extra_s(budget, deadline)
+        binding = bound.binding()
+        if binding is not None and not self.closed():
+            starts = self.attempt("cut", lambda: keep_only(arrays, budget, *binding, deadline)) + starts
+        starts += self.invited()
+        if self.best is None and starts and self.settings.moves != 0:
+            self.attempt("walk", lambda: self.first(starts))  # no start: walks from others find more
+        coarse = CoarseBound(bound, arrays, budget)
+        # Without a schedule, the search for the smallest peak wants its part of the time.
+        starts += self.refine(coarse, CHECKS, deadline if self.best is not None else deadline.share(0.5))
+        if not self.closed():
+            starts += self.attempt("interval_dp", lambda: plan(graph, arrays, budget, deadline))
+        if not self.closed():
+            starts += self.attempt("mincut", lambda: cheapest(arrays, bound, budget, CUTS, deadline)[0])
+        if self.best is None and not deadline.reached():
+            starts += self.attempt("descend", lambda: descend(arrays, budget, self.floor_nbytes, deadline))
+        if self.best is None and self.bound_s == float("inf"):
+            moments = ", ".join(graph.ops[i].name for i in coarse.moments)
+            return _infeasible(self.problem, {"method": "coarse", "moments": moments})
+        if self.best is not None:
+            self.search(starts, self.settings.seed)
+            if not self.closed(WIDE):
+                refined = self.refine(coarse, MORE_CHECKS, deadline)
+                self.search([*refined, self.best], self.settings.seed + 1000)
+        order = None if self.best is None else self.best.tolist()
+        stats: Stats = {"method": self.method, "moves": self.moves, "rounds": self.rounds}
+        stats["deadline"] = deadline.hit
+        if order is None and self.smallest_nbytes is not None:
+            stats[SMALLEST] = self.smallest_nbytes
+        return judge(self.problem, order, lower_bound_s=self.bound_s, stats=stats)
+
+    def closed(self, gap: float | None = None) -> bool:
+        gap = self.settings.gap if gap is None else max(gap, self.settings.gap)
+        return self.best_s - self.bound_s <= gap * self.base_s
+
+    def given(self) -> list[Ints]:
+        """The caller's starts, those of them that can be carried out."""
+        found = []
+        for start in self.settings.starts:
+            order = np.array(start, np.int64)
+            if evaluate(self.arrays, order).valid:
+                found.append(self.offer(order, "start"))
+            else:
+                self.warn("a start that was given cannot be carried out")
+        return found
+
+    def attempt(self, method: str, find: Callable[[], Ints | None]) -> list[Ints]:
+        """What a part of the portfolio finds; one that fails loses its place."""
+        try:
+            order = find()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
+            self.warn(f"{method} failed ({type(error).__name__}: {text_of(error)})")
+            return []
+        return [] if order is None else [self.offer(order, method)]
+
+    def warn(self, problem: str) -> None:
+        warnings.warn(f"{problem}: the others go on", SolverWarning, stacklevel=3)
+
+    def fitting(self, result: Round) -> Ints | None:
+        """The sequence of a round, with more given up where it does not fit."""
+        if result.fits or result.order is None:
+            return result.order
+        return evict(self.arrays, self.problem.budget_nbytes, self.deadline, result.order)
+
+    def first(self, starts: list[Ints]) -> Ints | None:
+        """A short walk from the smallest peak so far to a schedule within the budget."""
+        moves = FIRST_MOVES if self.settings.moves is None else min(FIRST_MOVES, self.settings.moves)
+        order = min(starts, key=lambda start: evaluate(self.arrays, start).peak_nbytes)
+        walk = Walk(self.arrays, order, self.problem.budget_nbytes, self.settings.seed, FIRST_PRICE)
+        found = walk.anneal(moves, 1.0, 0.1, self.deadline)
+        self.moves += walk.tried
+        return found
+
+    def idle(self) -> bool:
+        """Whether rounds of the coarse program have gained nothing for too long."""
+        return self.idle_rounds >= IDLE_ROUNDS and self.idle_checks >= IDLE_CHECKS
+
+    def refine(self, coarse: CoarseBound, checks: int, deadline: Deadline) -> list[Ints]:
+        """Rounds of the coarse program while they end, are small, and gain; what they found."""
+        found: list[Ints] = []
+        while not (coarse.finished or self.idle() or deadline.reached()):
+            if coarse.variables > VARIABLES * checks // CHECKS or (self.closed() and not coarse.proving):
+                break
+            best_s, bound_s = self.best_s, self.bound_s
+            try:
+                result = coarse.round(deadline, enough_s=self.best_s - self.base_s, checks=checks)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
+                self.warn(f"the coarse program failed ({type(error).__name__}: {text_of(error)})")
+                break
+            if self.base_s + result.extra_s > self.best_s + result.slack_s:
+                self.warn("the coarse program claims a bound above a schedule that is there")
+                self.bound_s = self.cut_s
+                break
+            self.bound_s = max(self.bound_s, self.base_s + result.extra_s)
+            if result.order is not None:
+                found += self.attempt("coarse", partial(self.fitting, result))
+            if result.proven and self.best_s - self.bound_s <= result.slack_s:
+                self.bound_s = self.best_s
+            self.rounds += 1
+            least_s = MOVED * self.base_s
+            if self.best_s < best_s - least_s or self.bound_s > bound_s + least_s:
+                self.idle_rounds = self.idle_checks = 0
+            else:
+                self.idle_rounds += 1
+                self.idle_checks += result.checks
+            if not result.ended:
+                break
+        return found
+
+    def offer(self, order: Ints, method: str) -> Ints:
+        """Polish an order that fits, and take it if it is the fastest so far."""
+        result = evaluate(self.arrays, order)
+        if result.valid:
+            smallest = self.smallest_nbytes
+            self.smallest_nbytes = min(smallest or result.peak_nbytes, result.peak_nbytes)
+        if result.valid and result.peak_nbytes <= self.problem.budget_nbytes:
+            order = polish(self.arrays, order, self.problem.budget_nbytes, self.deadline)
+            result = evaluate(self.arrays, order)
+            fits = result.valid and result.peak_nbytes <= self.problem.budget_nbytes
+            if fits and result.time_s < self.best_s:
+                self.best, self.best_s, self.method = order, result.time_s, method
+                if self.best_s < self.bound_s - 1e-9 * self.base_s:
+                    self.warn("a schedule below the coarse program's bound was found")
+                    self.bound_s = self.cut_s
+                self.deadline.report(method, self.best_s, self.bound_s)
+        return order
+
+    def invited(self) -> list[Ints]:
+        """What the guests found, where it is valid and fits."""
+        found: list[Ints] = []
+        for name in self.settings.guests:
+            if self.closed() or self.deadline.reached():
+                break
+            seconds = min(self.settings.guest_seconds, self.deadline.remaining_s)
+            answer = ask(name, self.problem, seconds, most_s=max(1.0, self.deadline.remaining_s))
+            problem = answer.problem
+            if answer.order is not None:
+                order = np.array(answer.order, np.int64)
+                result = evaluate(self.arrays, order)
+                if not result.valid:
+                    problem = "returned an order that cannot be carried out"
+                elif result.peak_nbytes > self.problem.budget_nbytes:
+                    problem = "returned a schedule above the budget"
+                else:
+                    found.append(self.offer(order, name))
+            if problem:
+                self.warn(f"solver {name!r} {problem}")
+        return found
+
+    def search(self, starts: list[Ints], seed: int) -> None:
+        """Short walks from every start, then longer ones from the best."""
+        moves = (
+            default_moves(len(self.arrays.backward)) if self.settings.moves is None else self.settings.moves
+        )
+        trace = np.arange(len(self.arrays.backward), dtype=np.int64)
+        walks: list[tuple[Ints | None, float, float, float]] = []
+        share = 0.3 / (2 * len(starts))
+        for each in starts:
+            walks += [(each, share, 0.1, 0.3), (each, share, 1.0, 0.02)]
+        walks.append((trace, 0.1, 2.0, 0.02))
+        walks += [(None, 0.1, hot, price) for price in (0.02, 0.3, 0.02) for hot in (1.0, 0.2)]
+        for i, (start, share, hot, price) in enumerate(walks):
+            if self.closed(2 * self.settings.gap) or self.deadline.reached():
+                return
+            order: Ints | None = start if start is not None else self.best
+            assert order is not None
+            walk = Walk(self.arrays, order, self.problem.budget_nbytes, seed + i, price)
+            worth = min(1.0, (self.best_s - self.bound_s) / (NARROW * self.base_s))
+            found = walk.anneal(round(moves * share * worth), hot, 0.01, self.deadline)
+            self.moves += walk.tried
+            if found is not None:
+                self.offer(found, "search")

@@ -1,0 +1,78 @@
+"""Running a solver that may crash, hang or lie: in a process of its own, with a deadline that is kept.
+
+The problem goes over as JSON, an order of ops comes back, and the caller lets the referee judge it. A process
+can be ended where a thread could not; nothing it does to its own memory reaches ours.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from remat_graph.serialization.graphs import graph_from_data, graph_to_data
+from remat_solvers.protocol import Deadline, Problem
+from remat_solvers.subprocess_json import NO_ORDER, START_S, exchange, order_of_ops
+
+
+@attrs.frozen
+class Answer:
+    """What a guest said.
+
+    Attributes:
+        order: op indices, or None.
+        problem: why there is no order worth judging; empty if there is one or the solver found none.
+    """
+
+    order: tuple[int, ...] | None
+    problem: str = ""
+
+
+def ask(
+    name: str,
+    problem: Problem,
+    seconds: float,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    most_s: float = float("inf"),
+) -> Answer:
+    """Let a registered solver work on a problem in its own process.
+
+    Args:
+        name: as registered.
+        problem: graph and budget.
+        seconds: its deadline; ended some time after it.
+        parameters: of the solver, as JSON can say them.
+        most_s: ended after this in any case.
+    """
+    question = {
+        "graph": graph_to_data(problem.graph),
+        "budget_nbytes": problem.budget_nbytes,
+        "solver": name,
+        "seconds": seconds,
+        "parameters": dict(parameters or {}),
+    }
+    said, trouble = exchange("remat_solvers.portfolio.isolated", question, min(seconds + START_S, most_s))
+    if trouble:
+        return Answer(None, trouble)
+    try:
+        return Answer(order_of_ops(said["order"], problem))
+    except (ValueError, KeyError, TypeError):
+        return Answer(None, NO_ORDER)
+
+
+def main() -> None:
+    """The process: a question on stdin, an answer as the last line of stdout."""
+    from remat_solvers.registry import get_solver
+
+    question = json.load(sys.stdin)
+    graph = graph_from_data(question["graph"])
+    solver = get_solver(question["solver"], **question["parameters"])
+    solution = solver.solve(Problem(graph, question["budget_nbytes"]), Deadline(question["seconds"]))
+    order = None if solution.order is None else [int(op) for op in solution.order]
+    sys.stdout.write("\n" + json.dumps({"order": order}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

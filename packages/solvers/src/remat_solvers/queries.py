@@ -1,0 +1,217 @@
+"""Questions users ask: what is the smallest budget, what does each budget cost, how large may a batch be?"""
+
+from collections.abc import Callable, Iterable
+
+import attrs
+
+from remat_graph import Graph, Schedule, simulate
+from remat_graph.budget import noremat_peak_nbytes
+from remat_solvers.bounds import budget_floor
+from remat_solvers.bounds.cut import CutBound
+from remat_solvers.errors import InfeasibleBudget
+from remat_solvers.evaluation.arrays import flatten
+from remat_solvers.local_search.min_peak import descend
+from remat_solvers.protocol import Deadline, Problem, Solution
+from remat_solvers.registry import get_solver, solver_parameters
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class MinBudget:
+    """The smallest budget for which a schedule was found, and the floor below which none exists.
+
+    Attributes:
+        nbytes: the schedule's peak.
+        schedule: a schedule that needs this much.
+        floor_nbytes: no schedule needs less.
+        floor_op: name of the op that binds at the floor.
+        floor_reason: in words.
+        floor_op_nbytes: what that op alone holds.
+        cut_short: whether the deadline ended the search, so that less may work too.
+    """
+
+    nbytes: int
+    schedule: Schedule
+    floor_nbytes: int
+    floor_op: str
+    floor_reason: str
+    floor_op_nbytes: int
+    cut_short: bool = False
+
+
+def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
+    """Find the smallest budget for which a schedule is found, and certify a floor below it.
+
+    Args:
+        graph: the training step.
+        deadline: limit by the clock; without one about 10 s at 600 ops.
+    """
+    deadline = Deadline() if deadline is None else deadline.within(None)
+    floor = budget_floor(graph)
+    order = descend(flatten(graph), floor.nbytes, floor.nbytes, deadline)
+    schedule = Schedule.from_order(graph, order.tolist())
+    return MinBudget(
+        nbytes=simulate(graph, schedule).peak_nbytes,
+        schedule=schedule,
+        floor_nbytes=floor.nbytes,
+        floor_op=floor.op,
+        floor_reason=floor.reason,
+        floor_op_nbytes=floor.op_nbytes,
+        cut_short=deadline.hit,
+    )
+
+
+def infeasible(graph: Graph, budget_nbytes: int, deadline: Deadline | None = None) -> InfeasibleBudget:
+    """The error that says what would work."""
+    smallest = min_budget(graph, deadline)
+    return InfeasibleBudget(
+        budget_nbytes=budget_nbytes,
+        smallest_nbytes=smallest.nbytes,
+        floor_nbytes=smallest.floor_nbytes,
+        floor_op=smallest.floor_op,
+        floor_op_nbytes=smallest.floor_op_nbytes,
+        cut_short=smallest.cut_short,
+    )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Point:
+    """One budget of a curve.
+
+    Attributes:
+        budget_nbytes: the budget.
+        solution: what the solver found for it.
+        wall_s: seconds that it took.
+    """
+
+    budget_nbytes: int
+    solution: Solution
+    wall_s: float
+
+
+def budgets_of(graph: Graph, points: int = 9, *, seconds: float | None = None) -> tuple[int, ...]:
+    """Evenly spaced budgets from the smallest for which a schedule is found to the unplanned peak.
+
+    Args:
+        graph: the training step.
+        points: how many.
+        seconds: limit by the clock for the search for the smallest.
+    """
+    low, high = min_budget(graph, Deadline(seconds)).nbytes, noremat_peak_nbytes(graph)
+    steps = max(1, points - 1)
+    return tuple(dict.fromkeys(low + (high - low) * i // steps for i in range(points)))
+
+
+def bounds_of(graph: Graph, budgets: Iterable[int], *, seconds: float | None = None) -> tuple[float, ...]:
+    """Per budget the least overhead, as a ratio, that any schedule has; infinite where none can exist.
+
+    Args:
+        graph: the training step.
+        budgets: in bytes.
+        seconds: limit by the clock for one budget; what is proven until then counts.
+    """
+    floor, bound = budget_floor(graph), CutBound(graph)
+    base_s = graph.time_s
+    return tuple(
+        float("inf")
+        if budget < floor.nbytes
+        else bound.extra_s(budget, Deadline(seconds)) / base_s
+        if base_s > 0
+        else 0.0
+        for budget in budgets
+    )
+
+
+def pareto(
+    graph: Graph,
+    budgets: Iterable[int] | None = None,
+    *,
+    solver: str = "auto",
+    seconds: float | None = None,
+    **parameters: object,
+) -> tuple[Point, ...]:
+    """The curve of overhead against budget.
+
+    Args:
+        graph: the training step.
+        budgets: in bytes; None for nine from the smallest to the unplanned peak, the smallest found within
+            one budget's limit.
+        solver: who plans. One with a parameter ``starts`` begins each budget with the plan of the one before,
+            which fits.
+        seconds: limit by the clock for one budget.
+        **parameters: of the solver.
+    """
+    points: list[Point] = []
+    known: tuple[int, ...] | None = None
+    takes_starts = "starts" in solver_parameters(solver)
+    for budget in sorted(budgets if budgets is not None else budgets_of(graph, seconds=seconds)):
+        warm = {"starts": (known,)} if takes_starts and known is not None else {}
+        deadline = Deadline(seconds)
+        solution = get_solver(solver, **{**parameters, **warm}).solve(Problem(graph, budget), deadline)
+        points.append(Point(budget_nbytes=budget, solution=solution, wall_s=deadline.elapsed_s))
+        known = solution.order or known
+    return tuple(points)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class MaxBatch:
+    """The largest batch that trains inside a budget at a bearable cost.
+
+    Attributes:
+        batch: its size; 0 if not even one sample fits.
+        solution: the plan for it, or None.
+        refused: the smallest size that was tried and refused, or None.
+    """
+
+    batch: int
+    solution: Solution | None
+    refused: int | None
+
+
+def max_batch(
+    graph_of: Callable[[int], Graph],
+    budget_nbytes: int,
+    *,
+    max_overhead: float = 1.0,
+    first: int = 1,
+    most: int = 1 << 20,
+    solver: str = "auto",
+    seconds: float | None = None,
+    **parameters: object,
+) -> MaxBatch:
+    """Find the largest batch by doubling and bisection over plans, as Checkmate's experiment does.
+
+    Args:
+        graph_of: the training step for a batch size.
+        budget_nbytes: bound on the peak.
+        max_overhead: extra time as a ratio of the unplanned step's that is still bearable.
+        first: the smallest size that makes sense, such as 2 for a batch norm.
+        most: not looked beyond.
+        solver: who plans.
+        seconds: limit by the clock for one size.
+        **parameters: of the solver.
+    """
+
+    def fits(batch: int) -> Solution | None:
+        made = get_solver(solver, **parameters).solve(
+            Problem(graph_of(batch), budget_nbytes), Deadline(seconds)
+        )
+        good = made.overhead is not None and made.overhead <= max_overhead + 1e-12
+        return made if good else None
+
+    best, found = 0, None
+    refused: int | None = None
+    batch = first
+    while refused is None and best < most:
+        made = fits(batch)
+        if made is None:
+            refused = batch
+        else:
+            best, found, batch = batch, made, min(2 * batch, most)
+    while refused is not None and refused - best > 1 and best:
+        middle = (best + refused) // 2
+        made = fits(middle)
+        if made is None:
+            refused = middle
+        else:
+            best, found = middle, made
+    return MaxBatch(batch=best, solution=found, refused=refused)

@@ -1,0 +1,1 @@
+"""When values are copied to the host and back within an order."""
