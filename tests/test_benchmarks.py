@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remat_graph.testing import random_graph
+from remat_graph.testing.random_graphs import random_graph
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 HELPERS = {"offload_ways", "peer_models", "record", "report", "report_offload", "report_parts"}

@@ -27,7 +27,8 @@ from remat_graph import (
     simulate,
 )
 from remat_graph.plan import Plan
-from remat_graph.testing import random_graph, random_moves, random_order
+from remat_graph.testing.random_graphs import random_graph
+from remat_graph.testing.random_schedules import random_moves, random_order
 from remat_solvers.testing import chain
 
 

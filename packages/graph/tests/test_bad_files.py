@@ -26,7 +26,7 @@ from remat_graph import (
     plan_to_data,
     simulate,
 )
-from remat_graph.testing import random_graph
+from remat_graph.testing.random_graphs import random_graph
 
 GRAPH = random_graph(4)
 SCHEDULE = Schedule.from_order(GRAPH, range(len(GRAPH.ops)))

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 
 from remat_graph import Compute, Free, Graph, Schedule, simulate
-from remat_graph.testing import schedules
+from remat_graph.testing.strategies import schedules
 
 
 def brute_force_peak(graph: Graph, schedule: Schedule) -> int:

@@ -17,7 +17,7 @@ from remat_graph import (
     resolve_budget,
     simulate,
 )
-from remat_graph.testing import graphs
+from remat_graph.testing.strategies import graphs
 
 
 def step(rounding: int = 1) -> Graph:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from remat_graph import Graph, Implementation, Op, Role, Value, fingerprint
-from remat_graph.testing import graphs, random_graph
+from remat_graph.testing.random_graphs import random_graph
+from remat_graph.testing.strategies import graphs
 
 
 def remeasured(graph):

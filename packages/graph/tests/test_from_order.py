@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_graph import Compute, Free, Graph, Implementation, InvalidSchedule, Op, Schedule, Value, simulate
-from remat_graph.testing import graphs, random_order, schedules
+from remat_graph.testing.random_schedules import random_order
+from remat_graph.testing.strategies import graphs, schedules
 
 
 @settings(deadline=None, max_examples=200)

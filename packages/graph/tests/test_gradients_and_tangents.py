@@ -16,7 +16,7 @@ from remat_graph import (
     Value,
     simulate,
 )
-from remat_graph.testing import schedules
+from remat_graph.testing.strategies import schedules
 
 
 def step() -> Graph:

@@ -22,7 +22,7 @@ from remat_graph import (
     Wait,
     simulate,
 )
-from remat_graph.testing import schedules
+from remat_graph.testing.strategies import schedules
 
 
 @settings(deadline=None, max_examples=150)

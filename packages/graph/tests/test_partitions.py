@@ -17,7 +17,8 @@ from remat_graph.partition import (
     grouped,
     repeatable,
 )
-from remat_graph.testing import graphs, random_order
+from remat_graph.testing.random_schedules import random_order
+from remat_graph.testing.strategies import graphs
 
 CORPUS = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
 PASSES = {

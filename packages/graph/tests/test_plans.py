@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 from remat_graph import FalseBound, InvalidSchedule, OverBudget, Plan, Schedule, simulate
-from remat_graph.testing import random_graph, random_order, schedules
+from remat_graph.testing.random_graphs import random_graph
+from remat_graph.testing.random_schedules import random_order
+from remat_graph.testing.strategies import schedules
 
 GRAPH = random_graph(4)
 SCHEDULE = Schedule.from_order(GRAPH, random_order(GRAPH, 1))

@@ -26,7 +26,7 @@ from remat_graph import (
     with_platform,
     with_times,
 )
-from remat_graph.testing import random_graph
+from remat_graph.testing.random_graphs import random_graph
 
 
 def test_flops_count_flops_alone():

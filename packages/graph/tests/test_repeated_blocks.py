@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from remat_graph import Graph, Implementation, Op, Value
 from remat_graph.partition import repeated_blocks
-from remat_graph.testing import graphs
+from remat_graph.testing.strategies import graphs
 
 
 def network(layers: int, *, head: int = 3, odd: int | None = None, skip: int | None = None) -> Graph:

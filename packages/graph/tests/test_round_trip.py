@@ -29,7 +29,9 @@ from remat_graph import (
     schedule_to_data,
     simulate,
 )
-from remat_graph.testing import graphs, random_graph, random_moves, random_order, schedules
+from remat_graph.testing.random_graphs import random_graph
+from remat_graph.testing.random_schedules import random_moves, random_order
+from remat_graph.testing.strategies import graphs, schedules
 
 
 def fields(graph):

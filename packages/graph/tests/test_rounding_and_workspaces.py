@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_graph import Graph, Implementation, Op, Schedule, Value, simulate
-from remat_graph.testing import schedules
+from remat_graph.testing.strategies import schedules
 
 
 def two(rounding: int, workspaces: tuple[int, int]) -> Graph:

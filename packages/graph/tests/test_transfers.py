@@ -21,7 +21,8 @@ from remat_graph import (
     Wait,
     simulate,
 )
-from remat_graph.testing import random_moves, schedules
+from remat_graph.testing.random_schedules import random_moves
+from remat_graph.testing.strategies import schedules
 
 SLOW = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20)
 

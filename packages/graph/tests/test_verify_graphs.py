@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from remat_graph import Graph, Implementation, InvalidGraph, Op, Role, Update, Value, verify
-from remat_graph.testing import graphs, random_order, schedules
+from remat_graph.testing.random_schedules import random_order
+from remat_graph.testing.strategies import graphs, schedules
 
 
 @settings(deadline=None)

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from remat_graph import InvalidSchedule, Schedule, simulate
-from remat_graph.testing import random_graph, random_order
+from remat_graph.testing.random_graphs import random_graph
+from remat_graph.testing.random_schedules import random_order
 from remat_solvers.evaluation.arrays import evaluate, flatten
 
 

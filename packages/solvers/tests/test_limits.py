@@ -10,7 +10,7 @@ import pytest
 from remat_graph import Graph
 from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.partition import at_articulations
-from remat_graph.testing import random_links, random_training
+from remat_graph.testing.random_training import random_links, random_training
 from remat_solvers import Deadline, Problem, Progress, get_solver, min_budget, solver_names
 from remat_solvers.bounds.coarse import CoarseBound, Round
 from remat_solvers.chain.table import Careful, ChainTable, keep_all

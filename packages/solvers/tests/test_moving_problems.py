@@ -6,7 +6,7 @@ import pytest
 from remat_graph import Compute, Free, Lane, Links, Schedule, Start, Transfer, simulate
 from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.serialization.schedules import schedule_from_data, schedule_to_data
-from remat_graph.testing import random_chain
+from remat_graph.testing.random_graphs import random_chain
 from remat_solvers import Problem, Status, judge, judge_schedule
 from remat_solvers.methods.rotor import Rotor
 from remat_solvers.transfers.placement import gaps, place

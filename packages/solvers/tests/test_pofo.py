@@ -11,7 +11,8 @@ from packages.solvers.tests.test_robust import GRAPHS
 from remat_graph import Graph, Links, Start, simulate
 from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.partition import at_articulations
-from remat_graph.testing import random_chain, random_graph, random_links, streamed
+from remat_graph.testing.random_graphs import random_chain, random_graph
+from remat_graph.testing.random_training import random_links, streamed
 from remat_solvers import Deadline, Problem, Solution, Status
 from remat_solvers.chain.offload_labels import FIELDS, best_of, held, in_both, join, pass_by, waits
 from remat_solvers.methods.pofo import Pofo

@@ -26,7 +26,9 @@ from remat_graph import (
     simulate,
     verify,
 )
-from remat_graph.testing import random_chain, random_graph, random_links, random_order, streamed
+from remat_graph.testing.random_graphs import random_chain, random_graph
+from remat_graph.testing.random_schedules import random_order
+from remat_graph.testing.random_training import random_links, streamed
 from remat_solvers.errors import NoGap
 from remat_solvers.transfers.placement import Gap, gaps, place
 

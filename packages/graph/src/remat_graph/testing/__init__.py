@@ -1,0 +1,1 @@
+"""Random graphs, schedules and strategies for tests of whatever plans."""
