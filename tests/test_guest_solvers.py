@@ -47,10 +47,11 @@ class Babbles:
 
 PROGRAM = """
 import json, sys, warnings
-from remat_graph.serialization.plans import load_graph
-from remat_graph.units import noremat_peak_nbytes
-from remat_solvers import Problem, get_solver, guest, solver_names
-guest.START_S = float(sys.argv[3])
+from remat_graph.serialization.graphs import load_graph
+from remat_graph import noremat_peak_nbytes
+from remat_solvers import Problem, get_solver, solver_names
+from remat_solvers.portfolio import isolated
+isolated.START_S = float(sys.argv[3])
 graph = load_graph(sys.argv[1])
 problem = Problem(graph, int(0.7 * noremat_peak_nbytes(graph)))
 with warnings.catch_warnings(record=True) as caught:

@@ -9,7 +9,7 @@ SCRIPT = """
 import json
 from remat_graph import Schedule, simulate
 from remat_graph.serialization.plans import schedule_to_data
-from remat_graph.testing.random_graphs import random_links, random_training
+from remat_graph.testing.random_training import random_links, random_training
 from remat_solvers import Deadline, Problem, get_solver, solver_names
 from remat_solvers.testing import chain, mobile, unet
 from remat_solvers.offload.solver import Offload
