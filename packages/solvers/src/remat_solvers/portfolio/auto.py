@@ -47,7 +47,8 @@ CHECKS, MORE_CHECKS = 150, 600  # work of one round of the coarse program
 # Rounds, and work of them, that move neither bound nor best by a share of base time: then no more follow. On
 # the corpus three such rounds came before one that did.
 IDLE_ROUNDS, IDLE_CHECKS, MOVED = 5, 150, 1e-4
-FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
+FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops, and
+FIRST_OPS = 600  # no more in larger graphs, where a move takes longer
 VARIABLES = 3000  # of the coarse program: a first effort takes no larger one
 
 
@@ -194,7 +195,9 @@ class _Run:
 
     def first(self, starts: list[Ints]) -> Ints | None:
         """A short walk from the smallest peak so far to a schedule within the budget."""
-        moves = FIRST_MOVES if self.settings.moves is None else min(FIRST_MOVES, self.settings.moves)
+        moves = round(FIRST_MOVES * min(1.0, FIRST_OPS / len(self.problem.graph.ops)))
+        if self.settings.moves is not None:
+            moves = min(moves, self.settings.moves)
         order = min(starts, key=lambda start: evaluate(self.arrays, start).peak_nbytes)
         walk = Walk(self.arrays, order, self.problem.budget_nbytes, self.settings.seed, FIRST_PRICE)
         found = walk.anneal(moves, 1.0, 0.1, self.deadline)
