@@ -13,7 +13,6 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor import torch_private
 from remat_executor.capture.collectives import refuse_collective
 from remat_executor.capture.dropout import use_eager_rounding
 from remat_executor.capture.explain import explained, foreign_generator, where
@@ -24,6 +23,8 @@ from remat_executor.errors import CaptureError, NothingToDifferentiate, Unplanne
 from remat_executor.fx_nodes import args_of
 from remat_executor.inspection.attribute_changes import Changes
 from remat_executor.inspection.tensors import Tensors
+from remat_executor.torch_private.capture import Joint, export_joint
+from remat_executor.torch_private.pytrees import flatten, unflatten
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +109,7 @@ class _Step(nn.Module):
             constant if place is None else inputs[place]
             for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
         ]
-        args, kwargs = torch_private.unflatten(leaves, tensors.spec)
+        args, kwargs = unflatten(leaves, tensors.spec)
         held = [flat[slot.place] for slot in tensors.slots]
         watched = Watched(self.__dict__["_original"], swapped, held, self.__dict__["_call"])
         named = {f"original.{name}": tensor for name, tensor in swapped.items()}
@@ -121,7 +122,7 @@ class _Step(nn.Module):
                 raise
         if behind:
             raise watched.taken()  # not where the other one is handled: that is no context of it
-        leaves, spec = torch_private.flatten(output)
+        leaves, spec = flatten(output)
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         requires = [leaf.requires_grad for leaf in found]
         wanted: set[int] | None = self.__dict__["_differentiate"]
@@ -226,7 +227,7 @@ def capture(
     stopped: Exception | None = None
     try:
         with no_other_randomness(tensors):
-            joint = torch_private.export_joint(step, inputs)
+            joint = export_joint(step, inputs)
     except CaptureError as refused:
         place = where(refused, module)
         if not place:
@@ -286,7 +287,7 @@ def raise_as_original(module: nn.Module, tensors: Tensors, call: Callable[..., A
         del answer  # or its traceback would lead to itself, and hold the user's tensors
 
 
-def _read(joint: torch_private.Joint, found: dict[str, Any], tensors: Tensors) -> Captured:
+def _read(joint: Joint, found: dict[str, Any], tensors: Tensors) -> Captured:
     """Sort placeholders and outputs of the joint graph by their descriptors."""
     graph = joint.graph_module.graph
     use_eager_rounding(graph)

@@ -16,7 +16,6 @@ import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
 
-from remat_executor import torch_private
 from remat_executor.capture.dataflow import drops_statistics
 from remat_executor.capture.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.capture.joint_graph import Captured
@@ -26,6 +25,7 @@ from remat_executor.lowering.program import Part, Program, Section
 from remat_executor.lowering.runtime_protocol import Ends, Runtime
 from remat_executor.lowering.step_handler import Action, handled, reads
 from remat_executor.rng import read_state, replay
+from remat_executor.torch_private.fx_modules import read_later
 from remat_executor.translation.recipes import (
     Call,
     Draw,
@@ -401,7 +401,7 @@ class _Lowering:
         made = {v for v in self.nodes_of if not self.is_lent(v) and v not in kept}
         gives = tuple(sorted(made & needed))
         self.fx.output([*results, *(self.nodes_of[v] for v in gives)])
-        module = torch_private.read_later(self.fx)  # a runtime makes its own code of it
+        module = read_later(self.fx)  # a runtime makes its own code of it
         lasting = sum(map(self.lasts, reads))
         return Part(
             run=self.whole.runtime(module, Ends(lasting=lasting, results=len(results))),

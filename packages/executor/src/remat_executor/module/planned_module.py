@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_executor import torch_private
 from remat_executor.costs.cache import CostCache
 from remat_executor.errors import CaptureError, UnplannedUse
 from remat_executor.guards.signature import Signature, reason_for_original, reason_in_force
@@ -25,6 +24,7 @@ from remat_executor.module.planned_step import PlannedStep
 from remat_executor.module.replanning import Planner, Planning
 from remat_executor.module.step_graph import Progress, check_input, output_indices
 from remat_executor.runtime.registry import check_runtime
+from remat_executor.torch_private.dynamo import unseen_by_dynamo
 from remat_executor.translation.translate import work_device
 from remat_graph import Graph
 from remat_graph.plan import Plan
@@ -124,8 +124,8 @@ class PlannedModule(nn.Module):
         called = planning.called()
         with torch.enable_grad():
             planning.plan(tensors, planning.seen(planning.look_at(called), tensors, called), called)
-        planning.forward = torch_private.unseen_by_dynamo(vars(PlannedModule)["forward"].function)
-        planning.runner = torch_private.unseen_by_dynamo(PlannedModule._remat_run)
+        planning.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
+        planning.runner = unseen_by_dynamo(PlannedModule._remat_run)
         self._remat_attach(planning)
 
     def _remat_attach(self, planning: Planning) -> None:

@@ -13,7 +13,6 @@ import attrs
 import torch
 from torch import nn
 
-from remat_executor import torch_private
 from remat_executor.autograd.chain import Call
 from remat_executor.costs.cache import CostCache
 from remat_executor.errors import CaptureError, NothingToDifferentiate, UntruePlan, warn
@@ -31,6 +30,8 @@ from remat_executor.module.plan_cache import Plans
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.module.step_graph import Progress, capture_graph
 from remat_executor.runtime.registry import new_runtime
+from remat_executor.torch_private.dynamo import under_dynamo
+from remat_executor.torch_private.precision import without_any_autocast
 from remat_graph import Graph, OverBudget, simulate
 from remat_graph.contexts import context
 from remat_graph.plan import Plan
@@ -294,7 +295,7 @@ class Planning:
         def build(plan: Plan) -> PlannedStep:
             _believe(graph, plan)
             runtime = new_runtime(self.runtime)
-            with torch_private.without_any_autocast():  # as it will run
+            with without_any_autocast():  # as it will run
                 return PlannedStep.build(
                     captured, translation, graph, plan, runtime, self.part_nbytes, self.handlers
                 )
@@ -318,7 +319,7 @@ class Planning:
         self.last_call = weakref.ref(call)
         # Asked ever more rarely: a walk up the stack costs some microseconds.
         count = self.runs["planned"]
-        if not count & (count - 1) and "compiled" not in self.said and torch_private.under_dynamo():
+        if not count & (count - 1) and "compiled" not in self.said and under_dynamo():
             self.say_compiled()
 
     def count_original(self, reason: str) -> None:

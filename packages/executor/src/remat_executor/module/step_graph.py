@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_executor import torch_private
 from remat_executor.capture.joint_graph import Captured, capture, raise_as_original
 from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
@@ -18,6 +17,8 @@ from remat_executor.guards.signature import Signature, hooked, hookless, is_plan
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.fake_module import stand_ins
 from remat_executor.inspection.tensors import Tensors, collect
+from remat_executor.torch_private.module_hooks import global_module_hooks
+from remat_executor.torch_private.pytrees import unflatten
 from remat_executor.translation.translate import Translation, translate, work_device
 from remat_graph import Graph
 from remat_graph.errors import shown, text_of
@@ -104,7 +105,7 @@ def _as_on(
         constant if place is None else tensors.arguments[place]
         for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
     ]
-    args, kwargs = torch_private.unflatten(leaves, tensors.spec)
+    args, kwargs = unflatten(leaves, tensors.spec)
     return stand_ins(model, args, kwargs, device)
 
 
@@ -219,7 +220,7 @@ def check_input(
             problem=f"the sample holds a {strange}, which could change without being seen",
             advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
         )
-    all_hooked = "every module (global hooks) has hooks" if torch_private.global_module_hooks() else None
+    all_hooked = "every module (global hooks) has hooks" if global_module_hooks() else None
     hook = all_hooked or hooked(hookless(tensors.modules))
     if hook is not None:
         raise BadInput(

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from remat_executor import torch_private
 from remat_executor.capture.dataflow import Dataflow, is_random
 from remat_executor.capture.joint_graph import Captured
 from remat_executor.fx_nodes import is_item, meta_tensors
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.rng import default_generator
+from remat_executor.torch_private.tensors import storage_id
 from remat_executor.translation.inplace import InPlace, in_place_forms
 from remat_executor.translation.keys import call_key, target_name
 from remat_executor.translation.recipes import (
@@ -166,11 +166,11 @@ class _Translator:
         if isinstance(value, Tensor):
             return [(node, value)]
         bases = [u for u in node.users if is_item(u) and self.flow.base_of[u] is u]
-        named = {torch_private.storage_id(value[u.args[1]]): u for u in bases}
+        named = {storage_id(value[u.args[1]]): u for u in bases}
         found: list[tuple[Node | None, Tensor]] = []
         for tensor in meta_tensors(value):
             # A tensor returned twice may be two in the kernel: the second is counted while the op runs.
-            found.append((named.pop(torch_private.storage_id(tensor), None), tensor))
+            found.append((named.pop(storage_id(tensor), None), tensor))
         return found
 
     def add_op(self, node: Node, *, backward: bool) -> None:
