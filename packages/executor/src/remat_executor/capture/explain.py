@@ -10,7 +10,7 @@ from remat_executor.errors import CaptureError
 from remat_executor.torch_private.capture import has_dynamic_shape, is_data_dependent
 from remat_graph.errors import text_of
 
-_OWN, _TORCH = str(Path(__file__).parent), torch.__path__[0]
+_OWN, _TORCH = str(Path(__file__).parents[1]), torch.__path__[0]  # frames of neither are the user's
 
 
 def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureError:
