@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from remat_executor.capture.captured import Captured
 from remat_executor.capture.dropout import noise_dropout
-from remat_executor.capture.joint_graph import Captured
 from remat_executor.errors import CaptureError
 from remat_executor.fx_nodes import (
     args_of,

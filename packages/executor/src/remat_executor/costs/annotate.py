@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
+from remat_executor.capture.captured import Captured
 from remat_executor.capture.dataflow import drops_statistics
-from remat_executor.capture.joint_graph import Captured
 from remat_executor.capture.recurrent import reads_opaque_bytes
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.measure import measure

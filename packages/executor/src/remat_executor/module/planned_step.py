@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remat_executor.autograd.chain import Call, Wiring, apply, without_autocast
-from remat_executor.capture.joint_graph import Captured
+from remat_executor.capture.captured import Captured
 from remat_executor.costs.annotate import op_cost
 from remat_executor.fx_nodes import replayed
 from remat_executor.inspection.tensors import Tensors

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_executor.capture.joint_graph import Captured, capture, raise_as_original
+from remat_executor.capture.captured import Captured
+from remat_executor.capture.joint_graph import capture, raise_as_original
 from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.measure import MeasureError

@@ -3,11 +3,13 @@
 import contextlib
 import threading
 from collections.abc import Generator
+from enum import Enum
 
 import attrs
 import torch
 
 from remat_executor.errors import UnsupportedTorch
+from remat_executor.fx_nodes import args_of
 from remat_executor.torch_private.fake_tensors import with_careful_fake_cache
 from remat_executor.torch_private.fx_modules import without_code
 from remat_executor.torch_private.lookup import private_name
@@ -20,13 +22,108 @@ class Joint:
 
     Attributes:
         graph_module: the fx module; placeholders and the output node carry descriptors in ``meta["desc"]``.
-        aliases: per flat output, the name of torch's output type (``non_alias``, ``is_input``, ...).
+        of_input: per flat output whether it is an input or a view of one.
         reshaped: whether an input's shape or strides change in place.
     """
 
     graph_module: torch.fx.GraphModule
-    aliases: tuple[str, ...]
+    of_input: tuple[bool, ...]
     reshaped: bool
+
+
+@attrs.frozen(kw_only=True)
+class JointInput:
+    """A placeholder of a joint graph, and what torch says of it.
+
+    Attributes:
+        node: the placeholder.
+        name: of what it stands for, unique in the graph.
+        tangent_of: name of the output whose tangent it is; None for an input of the forward.
+        written_input: name of the input whose new content it is the tangent of, if it is one's.
+        target: the parameter or buffer that it stands for, as a path in the module.
+        index: its place among the inputs, if it is one of them.
+    """
+
+    node: torch.fx.Node
+    name: str
+    tangent_of: str | None
+    written_input: str | None
+    target: str | None
+    index: int | None
+
+
+class OutputKind(Enum):
+    """What an output of a joint graph is, each with the name of torch's class that describes it."""
+
+    OWN = "PlainAOTOutput"  # the traced function returns it
+    MUTATION = "InputMutationAOTOutput"  # new content of an input
+    GRADIENT = "GradAOTOutput"  # of an input
+    BASE = "IntermediateBaseAOTOutput"  # returned by views of it alone
+
+
+@attrs.frozen(kw_only=True)
+class JointOutput:
+    """An output of a joint graph, and what torch says of it.
+
+    Attributes:
+        node: makes it.
+        kind: None if it is of no kind that remat knows.
+        type_name: name of torch's class that describes it.
+        name: of what it is, unique in the graph; empty if torch says nothing.
+        index: its place among the outputs of the traced function, if it is one of them.
+        of_input: name of the input that it is the new content or the gradient of; empty if of none.
+    """
+
+    node: torch.fx.Node
+    kind: OutputKind | None
+    type_name: str
+    name: str
+    index: int | None
+    of_input: str
+
+
+def joint_inputs(graph: torch.fx.Graph) -> list[JointInput]:
+    """The placeholders of a joint graph, in its order."""
+    found = []
+    for node in graph.find_nodes(op="placeholder"):
+        described = node.meta["desc"]
+        output = described.output if described.is_tangent() else None
+        written = getattr(output, "mutated_input", None)
+        held = described.is_param() or described.is_buffer()
+        found.append(
+            JointInput(
+                node=node,
+                name=described.expr(),
+                tangent_of=None if output is None else output.expr(),
+                written_input=None if written is None else written.expr(),
+                target=described.target if held else None,
+                index=getattr(described, "idx", None),
+            )
+        )
+    return found
+
+
+def joint_outputs(graph: torch.fx.Graph) -> list[JointOutput]:
+    """The outputs of a joint graph that are nodes, in its order."""
+    kinds = {kind.value: kind for kind in OutputKind}
+    output_node = graph.output_node()
+    found = []
+    for value, described in zip(args_of(output_node)[0], output_node.meta["desc"], strict=True):
+        if not isinstance(value, torch.fx.Node):
+            continue
+        type_name = type(described).__name__ if described is not None else ""
+        of_input = getattr(described, "mutated_input", None) or getattr(described, "grad_of", None)
+        found.append(
+            JointOutput(
+                node=value,
+                kind=kinds.get(type_name),
+                type_name=type_name,
+                name="" if described is None else described.expr(),
+                index=getattr(described, "idx", None),
+                of_input="" if of_input is None else of_input.expr(),
+            )
+        )
+    return found
 
 
 @context
@@ -100,7 +197,7 @@ def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> 
         found = joint._aot_state.fw_metadata
         return Joint(
             graph_module=joint.graph_module,
-            aliases=tuple(o.output_type.name for o in found.output_info),
+            of_input=tuple(o.output_type.name in ("is_input", "alias_of_input") for o in found.output_info),
             reshaped=any(i.mutates_metadata for i in found.input_info),
         )
 

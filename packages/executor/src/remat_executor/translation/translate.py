@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from remat_executor.capture.captured import Captured
 from remat_executor.capture.dataflow import Dataflow, is_random
-from remat_executor.capture.joint_graph import Captured
 from remat_executor.fx_nodes import is_item, meta_tensors
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.rng import default_generator
