@@ -37,7 +37,7 @@ from remat_executor.translation.recipes import (
     WriteBack,
     own_copy,
 )
-from remat_executor.translation.translate import Translation
+from remat_executor.translation.translation import Translation
 from remat_graph import Graph
 from remat_graph.platforms.base import OpCost, Platform
 from remat_graph.platforms.measured import Measured, Measurement

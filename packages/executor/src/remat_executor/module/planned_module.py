@@ -18,6 +18,7 @@ from remat_executor.lowering.gradient_segments import check_part_nbytes
 from remat_executor.lowering.step_handler import Handlers
 from remat_executor.module.buckets import Buckets
 from remat_executor.module.combined_class import attribute_of, class_for
+from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import NOTHING, Called, Forward
 from remat_executor.module.plan_cache import MOST_PLANS, Plans
 from remat_executor.module.planned_step import PlannedStep
@@ -108,7 +109,7 @@ class PlannedModule(nn.Module):
         check_runtime(runtime, device)
         check_part_nbytes(part_nbytes)
         planning = Planning(
-            original=model,
+            binding=ForwardBinding(original=model),
             planner=planner,
             platform=platform,
             cache=CostCache(device, cache_dir),
@@ -121,11 +122,11 @@ class PlannedModule(nn.Module):
             device=device,
             steps=steps,
         )
-        called = planning.called()
+        called = planning.binding.called()
         with torch.enable_grad():
             planning.plan(tensors, planning.seen(planning.look_at(called), tensors, called), called)
-        planning.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
-        planning.runner = unseen_by_dynamo(PlannedModule._remat_run)
+        planning.binding.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
+        planning.binding.runner = unseen_by_dynamo(PlannedModule._remat_run)
         self._remat_attach(planning)
 
     def _remat_attach(self, planning: Planning) -> None:
@@ -189,13 +190,13 @@ class PlannedModule(nn.Module):
     @Forward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, run by a plan."""
-        return self._remat_run(self._remat.first, *args, **kwargs)
+        return self._remat_run(self._remat.binding.first, *args, **kwargs)
 
     def _remat_run(self, called: Called, *args: Any, **kwargs: Any) -> Any:
         """Run what a forward stands for, by a plan."""
         planning: Planning = self._remat
-        if planning.inside:
-            return planning.resolved(called)(*args, **kwargs)
+        if planning.binding.inside:
+            return planning.binding.resolved(called)(*args, **kwargs)
         with nullcontext() if planning.handlers is None else planning.handlers.entered():
             why, output = self._remat_served(called, args, kwargs)
         return output if why is None else planning.run_outside(called, args, kwargs, why)
@@ -264,8 +265,8 @@ class PlannedModule(nn.Module):
         memo[id(self)] = copied
         planning: Planning = self._remat
         copied._remat_attach(planning.copied(copy.deepcopy(planning.original, memo)))
-        if planning.assigned is not NOTHING:
-            copied._remat.assigned = copy.deepcopy(planning.assigned, memo)
+        if planning.binding.assigned is not NOTHING:
+            copied._remat.binding.assigned = copy.deepcopy(planning.binding.assigned, memo)
         for kind in type(self).__mro__:
             for name in vars(kind).get("__slots__", ()):
                 if name != "_remat":

@@ -1,12 +1,10 @@
 """Plans for the ways in which a module is called: made when one is first needed, kept, found again."""
 
 import contextlib
-import functools
-import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 import attrs
@@ -15,15 +13,16 @@ from torch import nn
 
 from remat_executor.autograd.chain import Call
 from remat_executor.costs.cache import CostCache
-from remat_executor.errors import CaptureError, NothingToDifferentiate, UntruePlan, warn
+from remat_executor.errors import NothingToDifferentiate, UntruePlan, warn
 from remat_executor.fork_lock import ForkAwareLock
 from remat_executor.guards.external_state import thing_key
-from remat_executor.guards.signature import Signature, calls_itself
+from remat_executor.guards.signature import Signature
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.step_handler import Handlers
 from remat_executor.module.buckets import Buckets
-from remat_executor.module.forward_descriptor import NOTHING, BoundForward, Called, Nothing
+from remat_executor.module.forward_binding import ForwardBinding
+from remat_executor.module.forward_descriptor import Called
 from remat_executor.module.gc_pause import rare_collections
 from remat_executor.module.peak_check import within_budget
 from remat_executor.module.plan_cache import Plans
@@ -33,7 +32,6 @@ from remat_executor.runtime.registry import new_runtime
 from remat_executor.torch_private.dynamo import under_dynamo
 from remat_executor.torch_private.precision import without_any_autocast
 from remat_graph import Graph, OverBudget, simulate
-from remat_graph.contexts import context
 from remat_graph.plan import Plan
 from remat_graph.platforms.base import Platform
 from remat_graph.units import format_seconds
@@ -47,27 +45,12 @@ class Planner(Protocol):
         ...
 
 
-class _UnderWay(threading.local):
-    """How many of something are under way in a thread."""
-
-    count = 0
-
-
-@context
-def _one_more(under_way: _UnderWay) -> Generator[None, None, None]:
-    under_way.count += 1
-    try:
-        yield
-    finally:
-        under_way.count -= 1
-
-
 @attrs.define(kw_only=True, eq=False)
 class Planning:
     """How a planned module plans, and what it has planned.
 
     Attributes:
-        original: the module that is planned.
+        binding: the module that is planned, and which of its forwards is called.
         handlers: for what plans do beside computing.
         device: where plans run.
         steps: the planned steps by how the module was called; `latest` is the one that ran last, for
@@ -79,19 +62,13 @@ class Planning:
         usual: structure of what the first captured step returned.
         last_call: a weak reference to the call that began last.
         in_vain: calls in a row that were captured anew and found the plan they had.
-        first: what the original's forward was when the module was planned.
-        assigned: what has been assigned to the planned module's forward since.
         outside: what was assigned and cannot be captured, by its key, and why: it runs as it is, around
             planned calls.
-        forwards: of the original that are under way: what was a forward before runs as it is in them.
-        forward: the planned module's, as Dynamo leaves it alone, and
-        runner: the same for any of its forwards; made late, since Dynamo takes seconds to import.
     """
 
     ENOUGH: ClassVar[int] = 3
-    CAPTURES: ClassVar[_UnderWay] = _UnderWay()  # of all modules: one may be called inside of another's
 
-    original: nn.Module
+    binding: ForwardBinding
     planner: Planner
     platform: Platform | None
     cache: CostCache
@@ -113,21 +90,13 @@ class Planning:
     latest_signature: Any = None
     last_call: Any = None
     usual: Any = None
-    first: Called = None
-    assigned: Called | Nothing = NOTHING
     outside: Plans[Any, str] = attrs.field(factory=Plans)
-    forward: Any = None
-    runner: Any = None
-    forwards: _UnderWay = attrs.field(factory=_UnderWay, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.first = self.called()
 
     def copied(self, original: nn.Module) -> "Planning":
         """For a copy of the module: the same plans, nothing that it has seen or run."""
         return attrs.evolve(
             self,
-            original=original,
+            binding=self.binding.copied(original),
             snapshot=None,
             # What was assigned may mean the module that is copied, whose step is not the copy's.
             steps=self.steps.copy(lambda seen: seen.forward is None),
@@ -136,74 +105,12 @@ class Planning:
             said=set(self.said),
             runs=Counter(),
             last_call=None,
-            assigned=NOTHING,
         )
 
-    # -- which function is planned
-
-    def called(self) -> Called:
-        """What the planned module's forward stands for now; None: the method of the original's class."""
-        if not isinstance(self.assigned, Nothing):
-            return self.assigned
-        if calls_itself(self.original):
-            return None
-        own: Called = self.original.__dict__.get("forward")
-        mine = isinstance(own, BoundForward) and own.__self__._remat is self
-        return own.called if mine else own  # type: ignore[union-attr]
-
-    def resolved(self, called: Called) -> Callable[..., Any]:
-        """The function itself."""
-        if called is None and calls_itself(self.original):
-            return functools.partial(type(self.original).__call__, self.original)
-        return self.shown(called)
-
-    def shown(self, called: Called) -> Callable[..., Any]:
-        """The forward whose signature and attributes it has."""
-        if called is not None:
-            return called
-        if "forward" not in self.original.__dict__:
-            return self.original.forward
-        method: Callable[..., Any] = type(self.original).forward.__get__(self.original)
-        return method
-
-    def assign(self, forward: Called) -> None:
-        """Let something else be what the planned module's forward stands for; None: its class's."""
-        if self.forwards.count and self.CAPTURES.count:
-            raise CaptureError(
-                problem="the forward puts another forward in its place, which a captured graph would not do",
-                advice="do it outside of the forward",
-            )
-        self.assigned = NOTHING if forward is self.original.__dict__.get("forward") else forward
-
-    def unassign(self) -> None:
-        """Let the planned module's forward be its class's, as it is where an instance's is deleted.
-
-        Raises:
-            AttributeError: it is.
-        """
-        own = "forward" in self.original.__dict__
-        if self.assigned is NOTHING and not own:
-            raise AttributeError("forward")
-        self.assigned = None if own else NOTHING
-
-    def is_first(self, method: Any) -> bool:
-        """Whether a method is what `forward.__func__` gave before anything was assigned."""
-        planned = method.__self__.__dict__ is self.original.__dict__
-        return planned and method.__func__ in (self.forward, getattr(self.forward, "__wrapped__", None))
-
     @property
-    def inside(self) -> bool:
-        """Whether a forward of the original's, or any capture, is under way in this thread."""
-        return bool(self.forwards.count or self.CAPTURES.count)
-
-    def traced(self, called: Called) -> Callable[..., Any]:
-        """A function for capture to trace."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with _one_more(self.CAPTURES), _one_more(self.forwards):
-                return self.resolved(called)(*args, **kwargs)
-
-        return call
+    def original(self) -> nn.Module:
+        """The module that is planned."""
+        return self.binding.original
 
     # -- plans
 
@@ -271,8 +178,8 @@ class Planning:
             self.original,
             tensors,
             seen,
-            call=self.traced(called),
-            usual=None if called == self.first else self.usual,
+            call=self.binding.traced(called),
+            usual=None if called == self.binding.first else self.usual,
             cache=self.cache,
             platform=self.platform,
             differentiate=self.differentiate,
@@ -337,13 +244,13 @@ class Planning:
     ) -> Any:
         """Run it in the place of a plan, and note why."""
         self.count_original(reason)
-        with self.original_runs(), _one_more(self.forwards):
-            return self.resolved(called)(*args, **kwargs)
+        with self.original_runs(), self.binding.running():
+            return self.binding.resolved(called)(*args, **kwargs)
 
     def run_outside(self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: str) -> Any:
         """Run what was assigned and cannot be captured: the forwards that it calls are planned."""
         before = self.runs["planned"], self.runs["original"]
-        result = self.resolved(called)(*args, **kwargs)
+        result = self.binding.resolved(called)(*args, **kwargs)
         if before == (self.runs["planned"], self.runs["original"]):
             self.count_original(f"what was assigned to its forward cannot be captured ({why})")
         else:

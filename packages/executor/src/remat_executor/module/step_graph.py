@@ -20,7 +20,8 @@ from remat_executor.inspection.fake_module import stand_ins
 from remat_executor.inspection.tensors import Tensors, collect
 from remat_executor.torch_private.module_hooks import global_module_hooks
 from remat_executor.torch_private.pytrees import unflatten
-from remat_executor.translation.translate import Translation, translate, work_device
+from remat_executor.translation.translate import translate, work_device
+from remat_executor.translation.translation import Translation
 from remat_graph import Graph
 from remat_graph.errors import shown, text_of
 from remat_graph.platforms.base import Platform
