@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-import remat_executor.module.replanning
+import remat_executor.module.planned_module
 from remat_executor import (
     BadInput,
     MemoryMeter,
@@ -224,7 +224,7 @@ class _Hungry:
 
 def hungry(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Let every runtime that compiles take so many bytes more than is planned."""
-    monkeypatch.setattr(remat_executor.module.replanning, "new_runtime", lambda name: _Hungry(nbytes))
+    monkeypatch.setattr(remat_executor.module.planned_module, "new_runtime", lambda name: _Hungry(nbytes))
 
 
 def test_a_runtime_that_takes_more_is_planned_tighter(

@@ -4,12 +4,14 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
 from remat_executor.errors import CaptureError, UnplannedUse
 from remat_executor.guards.signature import Signature, reason_for_original, reason_in_force
@@ -20,11 +22,12 @@ from remat_executor.module.buckets import Buckets
 from remat_executor.module.combined_class import attribute_of, class_for
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import NOTHING, Called, Forward
+from remat_executor.module.pipeline import Planner, Progress, Stages
 from remat_executor.module.plan_cache import MOST_PLANS, Plans
 from remat_executor.module.planned_step import PlannedStep
-from remat_executor.module.replanning import Planner, Planning
-from remat_executor.module.step_graph import Progress, check_input, output_indices
-from remat_executor.runtime.registry import check_runtime
+from remat_executor.module.replanning import Planning
+from remat_executor.module.step_graph import check_input, output_indices
+from remat_executor.runtime.registry import check_runtime, new_runtime
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
 from remat_executor.translation.translate import work_device
 from remat_graph import Graph
@@ -111,15 +114,19 @@ class PlannedModule(nn.Module):
         planning = Planning(
             binding=ForwardBinding(original=model),
             planner=planner,
+            stages=Stages(
+                costs=partial(with_costs, cache=CostCache(device, cache_dir), platform=platform),
+                differentiate=output_indices(differentiate),
+                on_progress=on_progress,
+                device=device,
+                new_runtime=partial(new_runtime, runtime),
+                runtime=runtime,
+                tightening=planner,
+                part_nbytes=part_nbytes,
+                handlers=handlers,
+            ),
             platform=platform,
-            cache=CostCache(device, cache_dir),
-            differentiate=output_indices(differentiate),
-            on_progress=on_progress,
-            runtime=runtime,
-            part_nbytes=part_nbytes,
             buckets=buckets,
-            handlers=handlers,
-            device=device,
             steps=steps,
         )
         called = planning.binding.called()

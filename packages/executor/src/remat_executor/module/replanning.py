@@ -4,16 +4,16 @@ import contextlib
 import time
 import weakref
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import attrs
 import torch
 from torch import nn
 
 from remat_executor.autograd.chain import Call
-from remat_executor.costs.cache import CostCache
-from remat_executor.errors import NothingToDifferentiate, UntruePlan, warn
+from remat_executor.capture.captured import Captured
+from remat_executor.errors import NothingToDifferentiate, warn
 from remat_executor.fork_lock import ForkAwareLock
 from remat_executor.guards.external_state import thing_key
 from remat_executor.guards.signature import Signature
@@ -24,25 +24,14 @@ from remat_executor.module.buckets import Buckets
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import Called
 from remat_executor.module.gc_pause import rare_collections
-from remat_executor.module.peak_check import within_budget
+from remat_executor.module.pipeline import CallToPlan, Planner, Stages, planned_step
 from remat_executor.module.plan_cache import Plans
 from remat_executor.module.planned_step import PlannedStep
-from remat_executor.module.step_graph import Progress, capture_graph
-from remat_executor.runtime.registry import new_runtime
 from remat_executor.torch_private.dynamo import under_dynamo
-from remat_executor.torch_private.precision import without_any_autocast
-from remat_graph import Graph, OverBudget, simulate
+from remat_graph import Graph
 from remat_graph.plan import Plan
 from remat_graph.platforms.base import Platform
 from remat_graph.units import format_seconds
-
-
-class Planner(Protocol):
-    """Any function from a graph to a plan on it."""
-
-    def __call__(self, graph: Graph) -> Plan:
-        """Plan the graph; raises if the budget cannot be met."""
-        ...
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -51,8 +40,10 @@ class Planning:
 
     Attributes:
         binding: the module that is planned, and which of its forwards is called.
-        handlers: for what plans do beside computing.
-        device: where plans run.
+        planner: from a graph to a plan.
+        stages: what else is needed on the way from a call to a planned step.
+        platform: gives the times instead of the clock, if it does.
+        buckets: pads inputs to a few lengths.
         steps: the planned steps by how the module was called; `latest` is the one that ran last, for
             `latest_signature`.
         undifferentiable: ways of calling it whose outputs require no gradient.
@@ -61,6 +52,7 @@ class Planning:
         said: what has been said, which is said once.
         usual: structure of what the first captured step returned.
         last_call: a weak reference to the call that began last.
+        clock: tells the seconds that planning again took.
         in_vain: calls in a row that were captured anew and found the plan they had.
         outside: what was assigned and cannot be captured, by its key, and why: it runs as it is, around
             planned calls.
@@ -70,20 +62,15 @@ class Planning:
 
     binding: ForwardBinding
     planner: Planner
+    stages: Stages
     platform: Platform | None
-    cache: CostCache
-    differentiate: tuple[int, ...] | None
-    on_progress: Progress | None
-    runtime: str
-    part_nbytes: int | None
     buckets: Buckets | None
-    handlers: Handlers | None
-    device: torch.device
     steps: Plans[Signature, PlannedStep]
     undifferentiable: Plans[Signature, bool] = attrs.field(factory=Plans)
     lock: Any = attrs.field(factory=lambda: ForkAwareLock("a module that is planned"))
     runs: Counter[str] = attrs.field(factory=Counter)
     said: set[str] = attrs.field(factory=set)
+    clock: Callable[[], float] = time.perf_counter
     in_vain: int = 0
     snapshot: Snapshot | None = None
     latest: Any = None
@@ -112,6 +99,11 @@ class Planning:
         """The module that is planned."""
         return self.binding.original
 
+    @property
+    def handlers(self) -> Handlers | None:
+        """For what plans do beside computing."""
+        return self.stages.handlers
+
     # -- plans
 
     def look_at(self, called: Called) -> Snapshot:
@@ -124,7 +116,7 @@ class Planning:
 
     def seen(self, snapshot: Snapshot, tensors: Tensors, called: Called = None) -> Signature:
         """The signature of a call; what moves does not run where it is."""
-        found = snapshot.signature(tensors, None if self.handlers is None else self.device)
+        found = snapshot.signature(tensors, None if self.handlers is None else self.stages.device)
         if called is self.original.__dict__.get("forward"):  # an attribute like others
             return found
         return attrs.evolve(found, forward=(called is None, thing_key(called)))
@@ -149,9 +141,9 @@ class Planning:
             if step is not None:  # by another thread, meanwhile
                 return step
             changes = seen.changes(self.latest_signature)
-            began_s = time.perf_counter()
+            began_s = self.clock()
             step = self.plan(tensors, seen, called)
-            took = format_seconds(time.perf_counter() - began_s)
+            took = format_seconds(self.clock() - began_s)
             self._say_once(
                 "replanned",
                 f"called in another way ({changes} changed): planning again took {took}",
@@ -174,45 +166,34 @@ class Planning:
             # takes itself to be compiled, and rounds otherwise.
             self.handlers.wait()
         before = self.look_at(called)
-        captured, translation, graph = capture_graph(
-            self.original,
-            tensors,
-            seen,
-            call=self.binding.traced(called),
+
+        def on_measured(captured: Captured) -> None:
+            nonlocal seen
+            if self.usual is None:
+                self.usual = captured.out_spec
+            if self._tell_surroundings(before):
+                seen = attrs.evolve(seen, own=self.look_at(called).own)  # or each call would find it changed
+
+        call = CallToPlan(
+            model=self.original,
+            tensors=tensors,
+            conditions=seen.conditions(),
+            forward=self.binding.traced(called),
             usual=None if called == self.binding.first else self.usual,
-            cache=self.cache,
-            platform=self.platform,
-            differentiate=self.differentiate,
-            on_progress=self.on_progress,
-            device=self.device,
+            on_measured=on_measured,
         )
-        if self.usual is None:
-            self.usual = captured.out_spec
-        if self._tell_surroundings(before):
-            seen = attrs.evolve(seen, own=self.look_at(called).own)  # or each call would find it changed
+        step = planned_step(self.stages, call, self._known_or_new)
         if self.handlers is not None:
-            graph = self.handlers.extended(graph, tensors)
-        same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
-        self.in_vain = self.in_vain + 1 if same is not None else 0
-        plan = same or self.planner(graph)
-        if self.handlers is not None:
-            graph = self.handlers.settle(graph, frozenset(plan.on_host), tensors)
             seen = self.seen(self.look_at(called), tensors, called)  # some of its tensors are elsewhere now
-
-        def build(plan: Plan) -> PlannedStep:
-            _believe(graph, plan)
-            runtime = new_runtime(self.runtime)
-            with without_any_autocast():  # as it will run
-                return PlannedStep.build(
-                    captured, translation, graph, plan, runtime, self.part_nbytes, self.handlers
-                )
-
-        step = build(plan)
-        if self.runtime != "eager":
-            step = within_budget(step, tensors, self.planner, build, self.runtime)
         self.latest = self.steps[seen] = step
         self.latest_signature = seen
         return step
+
+    def _known_or_new(self, graph: Graph) -> Plan:
+        """The plan for the same work, if there is one, or a new one."""
+        same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
+        self.in_vain = self.in_vain + 1 if same is not None else 0
+        return same or self.planner(graph)
 
     def begins(self, call: Call) -> None:
         """Note a call; say once that the one before it is in flight still."""
@@ -307,22 +288,6 @@ class Planning:
         if kind not in self.said:
             self.said.add(kind)
             warn(message)
-
-
-def _believe(graph: Graph, plan: Plan) -> None:
-    """Take no planner's word: the referee says what the schedule peaks at.
-
-    Raises:
-        InvalidSchedule: the schedule cannot be carried out.
-        OverBudget: it peaks above the plan's budget, whatever the plan says.
-        UntruePlan: its peak is not the one that the plan promises; where an optimizer steps, gradients that
-            are there already may take more than is seen here, and the plan promise it.
-    """
-    peak_nbytes = simulate(graph, plan.schedule).peak_nbytes
-    if peak_nbytes > plan.budget_nbytes:
-        raise OverBudget(solver=plan.solver, peak_nbytes=peak_nbytes, budget_nbytes=plan.budget_nbytes)
-    if peak_nbytes > plan.peak_nbytes or (peak_nbytes < plan.peak_nbytes and not graph.updates):
-        raise UntruePlan(solver=plan.solver, promised_nbytes=plan.peak_nbytes, peak_nbytes=peak_nbytes)
 
 
 def _same_work(one: Graph, other: Graph) -> bool:
