@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor.torch_private import is_generator
+from remat_executor.torch_private.generators import is_generator
 from remat_offload.machine import threaded
 
 _GLOBAL = {

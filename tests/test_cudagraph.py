@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-import remat_executor.module.planned_module
-import remat_executor.module.replanning
 from remat_executor.inspection.tensors import Tensors
+from remat_executor.module import pipeline, planned_module
 from remat_executor.module.peak_check import rehearse
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.runtime.cudagraph import CudaGraphs, Place
@@ -129,9 +128,9 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
         rehearse(step, tensors)
         return step
 
-    monkeypatch.setattr(remat_executor.module.planned_module, "check_runtime", lambda name, device: None)
-    monkeypatch.setattr(remat_executor.module.replanning, "new_runtime", lambda name: CudaGraphs(new_tape))
-    monkeypatch.setattr(remat_executor.module.replanning, "within_budget", rehearsed)
+    monkeypatch.setattr(planned_module, "check_runtime", lambda name, device: None)
+    monkeypatch.setattr(planned_module, "new_runtime", lambda name: CudaGraphs(new_tape))
+    monkeypatch.setattr(pipeline, "within_budget", rehearsed)
     return tapes
 
 

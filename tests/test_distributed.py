@@ -22,7 +22,7 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import remat_executor.module.step_graph
+import remat_executor.module.planned_module
 from remat_executor import BadInput, CaptureError, MemoryMeter, PlannedModule, RematWarning
 from remat_executor.errors import RankFailed, RanksDiffer
 from remat_executor.guards.snapshot import Snapshot
@@ -367,7 +367,7 @@ def test_what_fails_on_one_rank_is_raised_on_all(ranks: Ranks, cache: Path) -> N
 
 
 def _workspaces(rank: int, cache: Path) -> None:
-    honest, asked = remat_executor.module.step_graph.with_costs, []
+    honest, asked = remat_executor.module.planned_module.with_costs, []
 
     def measured(*args: Any, **options: Any) -> Graph:
         """As if rank 1 had measured a workspace at its first op."""
@@ -381,7 +381,7 @@ def _workspaces(rank: int, cache: Path) -> None:
         return save_all(graph)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remat_executor.module.step_graph, "with_costs", measured)
+        patch.setattr(remat_executor.module.planned_module, "with_costs", measured)
         planned = _planned(plan, cache)
     assert [[1 << 20], []] == gathered(asked)
     one, other = gathered((planned.plan.schedule, planned.plan.peak_nbytes))

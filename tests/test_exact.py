@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-import remat_executor.module.step_graph
+import remat_executor.module.planned_module
 from remat_executor import MemoryMeter, PlannedModule, plan_graph
 from remat_executor.errors import UntruePlan
 from remat_facade import Hiremate
@@ -101,9 +101,9 @@ def lying_costs(graph: Graph) -> Graph:
 
 def test_the_meter_catches_a_schedule_that_lies(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With sizes halved behind the planner's back, the run breaks its promises and the harness says so."""
-    honest = remat_executor.module.step_graph.with_costs
+    honest = remat_executor.module.planned_module.with_costs
     monkeypatch.setattr(
-        remat_executor.module.step_graph, "with_costs", lambda *a, **k: lying_costs(honest(*a, **k))
+        remat_executor.module.planned_module, "with_costs", lambda *a, **k: lying_costs(honest(*a, **k))
     )
 
     def build(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hiremate:

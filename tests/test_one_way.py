@@ -25,7 +25,8 @@ PACKAGES = Path(__file__).parents[1] / "packages"
             {
                 "cli/target.py",
                 "demo/tasks.py",
-                "remat_executor/torch_private.py",
+                "torch_private/inductor.py",
+                "torch_private/lookup.py",
                 "remat_facade/__init__.py",
             },
         ),

@@ -14,18 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-import remat_executor.module.replanning
+import remat_executor.module.planned_module
 from remat_executor import (
     BadInput,
     MemoryMeter,
     PlannedModule,
     RematWarning,
     allocator_peak,
-    torch_private,
 )
 from remat_executor.errors import OverCompiled
 from remat_executor.lowering.runtime_protocol import Ends, Run
-from remat_executor.runtime import inductor
+from remat_executor.runtime import inductor, registry
 from remat_facade import Hiremate
 from remat_graph import Graph
 from remat_graph.budget import resolve_budget
@@ -225,7 +224,7 @@ class _Hungry:
 
 def hungry(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Let every runtime that compiles take so many bytes more than is planned."""
-    monkeypatch.setattr(remat_executor.module.replanning, "new_runtime", lambda name: _Hungry(nbytes))
+    monkeypatch.setattr(remat_executor.module.planned_module, "new_runtime", lambda name: _Hungry(nbytes))
 
 
 def test_a_runtime_that_takes_more_is_planned_tighter(
@@ -285,8 +284,8 @@ def test_a_fresh_process_takes_everything_apart() -> None:
     code = (
         "import torch\n"
         "from torch.fx.experimental.proxy_tensor import make_fx\n"
-        "from remat_executor import torch_private\n"
-        "table = torch_private.inductor_decompositions()\n"
+        "from remat_executor.torch_private.inductor import inductor_decompositions\n"
+        "table = inductor_decompositions()\n"
         "pool = lambda x: torch.max_pool2d(x, 3)\n"
         "traced = make_fx(pool, table, tracing_mode='fake')(torch.ones(1, 1, 6, 6))\n"
         "assert traced(torch.ones(1, 1, 6, 6)).shape == (1, 1, 2, 2)\n"
@@ -322,6 +321,6 @@ def test_a_runtime_that_is_not_there(options: dict[str, Any], monkeypatch: pytes
             Hiremate(model, batch, "60%", runtime=unknown, **options)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match='needs a CUDA device, and the model is on cpu; use runtime="eager"'):
         Hiremate(model, batch, "60%", runtime="cudagraph", **options)
-    monkeypatch.setattr(torch_private, "inductor_lacks", lambda device_type: "a C++ compiler")
+    monkeypatch.setattr(registry, "inductor_lacks", lambda device_type: "a C++ compiler")
     with pytest.raises(BadInput, match="needs a C\\+\\+ compiler"):
         Hiremate(model, batch, "60%", runtime="inductor", **options)

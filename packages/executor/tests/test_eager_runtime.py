@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from remat_executor import torch_private
 from remat_executor.lowering.runtime_protocol import Ends
 from remat_executor.runtime.eager import Eager, fold_views
+from remat_executor.torch_private.pytrees import flatten
 
 aten = torch.ops.aten
 
@@ -109,7 +109,7 @@ def test_each_call_reaches_the_same_operator() -> None:
     for name, run in (("plain", module.forward), ("quick", Eager()(module, Ends(lasting=0, results=14)))):
         seen[name] = []
         with Listen(seen[name]):
-            flat = torch_private.flatten(run([x, y]))[0]
+            flat = flatten(run([x, y]))[0]
         seen[f"{name} results"] = [repr(t) for t in flat]
     assert seen["plain"] == seen["quick"]
     assert len(seen["plain"]) == len(made)

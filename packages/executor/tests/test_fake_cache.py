@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_executor import torch_private
 from remat_executor.capture.joint_graph import capture
 from remat_executor.module.step_graph import check_input
+from remat_executor.torch_private import fake_tensors
 from remat_executor.translation.translate import translate
 from remat_graph import Graph
 
@@ -51,7 +51,7 @@ def test_the_graph_is_that_of_a_capture_without_the_cache(
     """Also the second time, when the cache knows the ops."""
     module = kind()
     first, second = graph_of(module), graph_of(module)
-    monkeypatch.setattr(torch_private, "_is_remembered_whole", lambda *_: False)
+    monkeypatch.setattr(fake_tensors, "_is_remembered_whole", lambda *_: False)
     expected = graph_of(module)
     assert (expected.values, expected.ops) == (first.values, first.ops)
     assert (expected.values, expected.ops) == (second.values, second.ops)
@@ -83,7 +83,7 @@ def test_what_the_cache_remembers_whole() -> None:
         (aten.copy.default, torch.ones(4, 6)): False,
     }
     for (op, result), expected in remembered.items():
-        assert torch_private._is_remembered_whole(op, (x,), {"out": y}, result) is expected, op
+        assert fake_tensors._is_remembered_whole(op, (x,), {"out": y}, result) is expected, op
 
 
 class Untouchable(dict[Any, Any]):

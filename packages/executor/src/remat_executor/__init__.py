@@ -4,8 +4,8 @@ from remat_executor.errors import BadInput, CaptureError, RematWarning, Unplanne
 from remat_executor.memory.allocator import AllocatorRecord, allocator_peak
 from remat_executor.memory.meter import MemoryMeter
 from remat_executor.module.buckets import Buckets
+from remat_executor.module.pipeline import Planner
 from remat_executor.module.planned_module import PlannedModule
-from remat_executor.module.replanning import Planner
 from remat_executor.module.step_graph import plan_graph
 
 __version__ = "0.1.0"

@@ -14,10 +14,11 @@ import attrs
 import torch
 from torch import Tensor
 
-from remat_executor import torch_private
 from remat_executor.errors import UnplannedUse
 from remat_executor.lowering.program import Part, Program, Section
 from remat_executor.lowering.step_handler import StepHandler
+from remat_executor.torch_private.autograd import apply_plainly, backward_keeps_graph
+from remat_executor.torch_private.tensors import tensor_versions
 
 
 @attrs.define(eq=False)
@@ -118,7 +119,7 @@ class Call:
         again = {i: self.externals[i].detach() for i in self.wiring.program.read_again}
         self.externals = again
         self.watched = [*(saved[value] for value in lent), *again.values()]
-        self.versions = torch_private.versions(self.watched)
+        self.versions = tensor_versions(self.watched)
         self.saved = saved
         if len(outputs) > len(self.wiring.differentiable):
             chosen = set(self.wiring.differentiable)
@@ -142,7 +143,7 @@ class Call:
                 problem="the backward of this call has run already and its saved values are freed",
                 advice="pass retain_graph=True to the first backward, or run the forward again",
             )
-        if torch_private.versions(self.watched) != self.versions:
+        if tensor_versions(self.watched) != self.versions:
             raise UnplannedUse(
                 problem="a tensor that the backward needs was modified in place after the forward",
                 advice="modify a clone of it, or call backward first",
@@ -150,7 +151,7 @@ class Call:
         if self.handler is not None:
             self.handler.begin_backward()
         values = dict(self.saved)
-        if torch_private.backward_keeps_graph():
+        if backward_keeps_graph():
             if self.handler is not None:
                 raise UnplannedUse(
                     problem="retain_graph=True keeps the graph for a second backward, and what moves is gone",
@@ -263,7 +264,7 @@ def apply(call: Call, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
     outputs: Any = ()
     for index in range(len(parts) - 1, -1, -1):
         mine = [owners[g] for g in parts[index].gradients]
-        result = torch_private.apply_plainly(_Link, call, index, token, *mine)
+        result = apply_plainly(_Link, call, index, token, *mine)
         if index == 0:
             outputs = result
         else:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from remat_executor import torch_private
+from remat_executor.capture.captured import Captured
 from remat_executor.capture.dropout import noise_dropout
-from remat_executor.capture.joint_graph import Captured
 from remat_executor.errors import CaptureError
 from remat_executor.fx_nodes import (
     args_of,
@@ -25,6 +24,7 @@ from remat_executor.fx_nodes import (
     operator_of,
     source_of,
 )
+from remat_executor.torch_private.tensors import storage_id
 
 
 def is_random(node: Node) -> bool:
@@ -69,7 +69,7 @@ class Dataflow:
                 self.base_of[node] = node
                 value = node.meta.get("val")
                 if isinstance(value, Tensor):
-                    owner.setdefault(torch_private.storage_id(value), node)
+                    owner.setdefault(storage_id(value), node)
             elif node.op == "call_function":
                 self._find_base(node, owner)
 
@@ -81,7 +81,7 @@ class Dataflow:
                 self.base_of[node] = self.base_of[source]
                 return
             made = source.meta["val"][place]
-            base = self.base_of[node] = owner.setdefault(torch_private.storage_id(made), node)
+            base = self.base_of[node] = owner.setdefault(storage_id(made), node)
             same = (base.meta["val"].shape, base.meta["val"].stride()) == (made.shape, made.stride())
             if base is not node and not (is_item(base) and source_of(base) is source and same):
                 raise CaptureError(
@@ -91,12 +91,12 @@ class Dataflow:
             return
         if isinstance(value, Tensor):
             # Inputs may share a storage with each other: a view belongs to the one that it was taken from.
-            storage = torch_private.storage_id(value)
+            storage = storage_id(value)
             looked_at = (a for a in node.all_input_nodes if _storage(a) == storage)
             source = next(looked_at, None)
             self.base_of[node] = self.base_of[source] if source else owner.setdefault(storage, node)
         elif isinstance(value, list | tuple):
-            known = [owner.get(torch_private.storage_id(v)) for v in value if isinstance(v, Tensor)]
+            known = [owner.get(storage_id(v)) for v in value if isinstance(v, Tensor)]
             shared = known[0] if known and known[0] is not None and len(set(known)) == 1 else None
             self.base_of[node] = shared if shared is not None else node
 
@@ -212,7 +212,7 @@ class Dataflow:
 
 def _storage(node: Node) -> int | None:
     value = node.meta.get("val")
-    return torch_private.storage_id(value) if isinstance(value, Tensor) else None
+    return storage_id(value) if isinstance(value, Tensor) else None
 
 
 def _cast_back(new: Node, buffer: Node) -> Node:

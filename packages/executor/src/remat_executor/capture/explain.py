@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from remat_executor import torch_private
 from remat_executor.errors import CaptureError
+from remat_executor.torch_private.capture import has_dynamic_shape, is_data_dependent
 from remat_graph.errors import text_of
 
-_OWN, _TORCH = str(Path(__file__).parent), torch.__path__[0]
+_OWN, _TORCH = str(Path(__file__).parents[1]), torch.__path__[0]  # frames of neither are the user's
 
 
 def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureError:
@@ -23,13 +23,13 @@ def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureErro
     """
     place = where(error, module)
     kind = type(module).__name__
-    if torch_private.is_data_dependent(error):
+    if is_data_dependent(error):
         if _is_averaging_norm(error):
             return CaptureError(
                 problem=f"the factor of momentum=None is computed from a tensor's value{place}",
                 advice="give it a momentum, such as 0.1, or call it in eval mode",
             )
-        what = "a shape" if torch_private.has_dynamic_shape(error) else "a branch"
+        what = "a shape" if has_dynamic_shape(error) else "a branch"
         return CaptureError(
             problem=f"{what} depends on the values of a tensor{place}",
             advice="wrap the submodules on either side of it instead of the whole model",

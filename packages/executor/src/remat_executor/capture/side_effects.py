@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from remat_executor import torch_private
 from remat_executor.capture.collectives import no_collectives
 from remat_executor.errors import CaptureError
 from remat_executor.inspection.attribute_changes import Changes, kept_attributes
 from remat_executor.inspection.tensors import Slot, Tensors
 from remat_executor.rng import preserved_generators
+from remat_executor.torch_private.generators import watched_generators
 from remat_graph import RematError
 from remat_graph.contexts import context
 
@@ -71,7 +71,7 @@ class Watched(nn.Module):
         # Torch runs the forward twice to trace it: each time finds its module as the first did.
         with kept_attributes(self.original) as self.__dict__["changes"], self.swapped_slots(tensors.slots):
             with (
-                torch_private.watched_generators(_refuse_seeding),
+                watched_generators(_refuse_seeding),
                 _NoDataAssignment(),
                 no_collectives(),
                 straight_checkpoints(),

@@ -22,10 +22,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor import torch_private
 from remat_executor.capture.side_effects import no_other_randomness
 from remat_executor.errors import CaptureError
 from remat_executor.inspection.tensors import Tensors
+from remat_executor.torch_private.fake_tensors import has_no_values
+from remat_executor.torch_private.pytrees import flatten
+from remat_executor.torch_private.tensors import is_out_of_memory, storage_id
 from remat_graph.errors import text_of
 
 
@@ -49,7 +51,7 @@ def ask(forward: Callable[[Tensors], object], tensors: Tensors) -> Answer:
         forward: calls the original, under watch, with these tensors in the place of its own.
         tensors: the module's and the call's.
     """
-    if any(map(torch_private.has_no_values, tensors.flat)):
+    if any(map(has_no_values, tensors.flat)):
         return Answer()
     if len({t.device for t in tensors.flat if t.ndim}) > 1:  # some are at home elsewhere
         return Answer()
@@ -67,7 +69,7 @@ def ask(forward: Callable[[Tensors], object], tensors: Tensors) -> Answer:
         return Answer()
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the answer
         # Transforms of torch.func do not take the hooks that drop what is saved.
-        ours = torch_private.is_out_of_memory(error) or "saved tensor" in text_of(error)
+        ours = is_out_of_memory(error) or "saved tensor" in text_of(error)
         return Answer() if ours else Answer(error=error)
     return Answer(runs=True)
 
@@ -98,16 +100,14 @@ class _NoWrites(TorchDispatchMode):
 
     def __init__(self, tensors: list[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.kept = {torch_private.storage_id(t) for t in tensors}
+        self.kept = {storage_id(t) for t in tensors}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         arguments = getattr(getattr(func, "_schema", None), "arguments", ())
         written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
         given = [*args, *(named.get(a.name) for a in arguments[len(args) :])]
-        targets = torch_private.flatten(
-            [a for a, is_written in zip(given, written, strict=False) if is_written]
-        )[0]
-        if any(isinstance(t, Tensor) and torch_private.storage_id(t) in self.kept for t in targets):
+        targets = flatten([a for a, is_written in zip(given, written, strict=False) if is_written])[0]
+        if any(isinstance(t, Tensor) and storage_id(t) in self.kept for t in targets):
             raise CaptureError(problem="the forward writes into a parameter", advice="do that outside of it")
         return func(*args, **named)

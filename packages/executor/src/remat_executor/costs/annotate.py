@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
-from remat_executor import torch_private
+from remat_executor.capture.captured import Captured
 from remat_executor.capture.dataflow import drops_statistics
-from remat_executor.capture.joint_graph import Captured
 from remat_executor.capture.recurrent import reads_opaque_bytes
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.measure import measure
@@ -26,6 +25,7 @@ from remat_executor.fx_nodes import (
 )
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.rng import default_generator, preserved_generators, read_state, replay
+from remat_executor.torch_private.precision import float32_precisions
 from remat_executor.translation.keys import anywhere
 from remat_executor.translation.recipes import (
     Call,
@@ -37,7 +37,7 @@ from remat_executor.translation.recipes import (
     WriteBack,
     own_copy,
 )
-from remat_executor.translation.translate import Translation
+from remat_executor.translation.translation import Translation
 from remat_graph import Graph
 from remat_graph.platforms.base import OpCost, Platform
 from remat_graph.platforms.measured import Measured, Measurement
@@ -165,7 +165,7 @@ def _arithmetic(packet: Any, args: tuple[Any, ...]) -> str:
     dtypes = [arg.dtype for arg in args if isinstance(arg, Tensor)]
     name = str(dtypes[0]).removeprefix("torch.") if dtypes else ""
     library = "cuda.conv" if "conv" in str(packet) else "cuda.matmul"
-    tf32 = name == "float32" and torch_private.float32_precisions()[library] == "tf32"
+    tf32 = name == "float32" and float32_precisions()[library] == "tf32"
     return "tf32" if tf32 else name
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from remat_executor import torch_private
+from remat_executor.torch_private.precision import float32_precisions
 
 _TF32 = {"cuda.conv", "cuda.rnn"}  # where torch's own default is not IEEE
 
@@ -22,7 +22,7 @@ def unusual_flags() -> tuple[str, ...]:
         "no_cudnn_attention": not attention.cudnn_sdp_enabled(),
     }
     words = [word for word, on in settings.items() if on]
-    for where, precision in torch_private.float32_precisions().items():
+    for where, precision in float32_precisions().items():
         if precision != ("tf32" if where in _TF32 else "ieee"):
             words.append(f"{where}_{precision}")
     return tuple(words)

@@ -8,12 +8,15 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor import torch_private
 from remat_executor.guards.external_state import Surroundings
 from remat_executor.guards.global_flags import unusual_flags
 from remat_executor.inspection.attribute_keys import exactly, settings
 from remat_executor.inspection.object_contents import PLAIN, Room
 from remat_executor.inspection.tensors import Owned, Tensors
+from remat_executor.torch_private.autograd import active_transform
+from remat_executor.torch_private.module_hooks import global_module_hooks, hook_registries
+from remat_executor.torch_private.precision import attention_order
+from remat_executor.torch_private.tensors import storage_id
 
 SHARD_LATER = "plan the parts first and shard them then, as in fully_shard(Hiremate(block, ...))"
 
@@ -99,7 +102,7 @@ def own_signature(
         modules=_structure(owned.modules),
         settings=settings((m for _, m in owned.modules), room),
         surroundings=surroundings.keys(room),
-        sharing=tuple(first[torch_private.storage_id(t)] for t in owned.tensors),
+        sharing=tuple(first[storage_id(t)] for t in owned.tensors),
         parameters=tuple((names, _layout(p), p.requires_grad) for names, p in owned.parameters),
         buffers=tuple((names, _layout(b), b.requires_grad) for names, b in owned.buffers),
     )
@@ -109,7 +112,7 @@ def storages(owned: Owned) -> dict[int, int]:
     """The place of the first tensor of a module with each storage."""
     first: dict[int, int] = {}
     for place, tensor in enumerate(owned.tensors):
-        first.setdefault(torch_private.storage_id(tensor), place)
+        first.setdefault(storage_id(tensor), place)
     return first
 
 
@@ -127,11 +130,11 @@ def signature(
     if device is None:
         device = tensors.flat[0].device if tensors.flat else torch.device("cpu")
     inputs = tensors.inputs
-    first = {torch_private.storage_id(t): -1 - i for i, t in reversed(list(enumerate(inputs)))}
+    first = {storage_id(t): -1 - i for i, t in reversed(list(enumerate(inputs)))}
     first.update(owned_storages)
     return Signature(
         own=own,
-        sharing=tuple(first[torch_private.storage_id(t)] for t in inputs),
+        sharing=tuple(first[storage_id(t)] for t in inputs),
         inputs=(
             tensors.leaves,
             tuple((slot.name, slot.place) for slot in tensors.slots),
@@ -163,7 +166,7 @@ def global_flags(device_type: str) -> tuple[tuple[str, str], ...]:
     return (
         ("autocast", autocast),
         ("kernels", " ".join(unusual_flags())),
-        ("attention", torch_private.attention_order()),
+        ("attention", attention_order()),
         ("threads", str(torch.get_num_threads()) if device_type == "cpu" else ""),
         ("default_dtype", str(torch.get_default_dtype())),
         ("default_device", str(torch.get_default_device())),
@@ -181,7 +184,7 @@ def hooked(modules: Iterable[tuple[str, nn.Module]]) -> str | None:
     what the call asked for, within the call, and are captured with it. Nor are those of this package.
     """
     for name, submodule in modules:
-        for registry in torch_private.hook_registries(submodule):
+        for registry in hook_registries(submodule):
             for hook in registry.values():
                 made_by = getattr(hook, "__module__", None) or ""
                 if not made_by.startswith(("transformers.", "remat_executor.")):
@@ -219,10 +222,10 @@ def reason_in_force() -> str | None:
     """Why no call at all can be served by a plan now: a transform would not even let tensors be looked at."""
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return "gradients are off (no_grad or inference mode)"
-    transformed = torch_private.transformed()
+    transformed = active_transform()
     if transformed is not None:
         return transformed
-    if torch_private.global_module_hooks():
+    if global_module_hooks():
         return "every module (global hooks) has hooks"
     return None
 

@@ -16,7 +16,6 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor import torch_private
 from remat_executor.guards.external_state import Surroundings
 from remat_executor.guards.signature import (
     OwnSignature,
@@ -28,9 +27,11 @@ from remat_executor.guards.signature import (
 )
 from remat_executor.inspection.object_contents import Contents, Room, contents
 from remat_executor.inspection.tensors import REGISTRIES, Owned, Tensors, owned_by
+from remat_executor.torch_private.module_hooks import READ_REGISTRIES, hook_registries
+from remat_executor.torch_private.tensors import layout_guard
 
 _ENCLOSED = attrgetter("cell_contents")
-_NEEDED = frozenset(("training", *torch_private.READ_REGISTRIES))
+_NEEDED = frozenset(("training", *READ_REGISTRIES))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -104,7 +105,7 @@ class _Unchanged:
         self.readers = [_reader(attributes) for attributes in self.attributes]
         self.read = list(chain.from_iterable(map(call, self.readers, self.attributes)))
         registries = [m[name] for m in self.attributes for name in ("_parameters", "_buffers", "_modules")]
-        registries += [registry for m in modules for registry in torch_private.hook_registries(m)]
+        registries += [registry for m in modules for registry in hook_registries(m)]
         self.empty = [registry for registry in registries if not registry]
         self.dicts: list[dict[Any, Any]] = [registry for registry in registries if registry]
         self.lists: list[list[Any]] = []
@@ -124,7 +125,7 @@ class _Unchanged:
         self.lengths = list(map(len, self.lists))
         self.items = list(chain.from_iterable(self.lists))
         self.tensors = owned.tensors
-        self.laid_out = torch_private.layout_guard(self.tensors)
+        self.laid_out = layout_guard(self.tensors)
         try:
             self.addresses = list(map(Tensor.data_ptr, self.tensors))
         except RuntimeError:  # a tensor without memory of its own, such as a shard: no quick look at that
@@ -174,7 +175,7 @@ def _reader(attributes: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any,
     that every module has.
     """
     own = (name for name in attributes if name not in REGISTRIES)
-    return itemgetter("training", *torch_private.READ_REGISTRIES, *own)
+    return itemgetter("training", *READ_REGISTRIES, *own)
 
 
 def _same(now: Iterable[Any], before: list[Any]) -> bool:

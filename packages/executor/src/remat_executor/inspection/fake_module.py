@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remat_executor import torch_private
 from remat_executor.inspection.tensors import Tensors, collect
+from remat_executor.torch_private.fake_tensors import fake_tensors
+from remat_executor.torch_private.pytrees import flatten, unflatten
 from remat_graph.contexts import context
 
 
@@ -29,16 +30,16 @@ def stand_ins(
     Returns:
         The tensors of the model and of the call.
     """
-    with torch_private.fake_tensors() as fake:
+    with fake_tensors() as fake:
 
         def stand_in(tensor: Tensor) -> Tensor:
             return fake(tensor, device)
 
         with _in_place(model, stand_in):
-            leaves, spec = torch_private.flatten((args, dict(kwargs)))
+            leaves, spec = flatten((args, dict(kwargs)))
             made = {id(leaf): stand_in(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
             leaves = [made.get(id(leaf), leaf) for leaf in leaves]  # what is given twice is one input
-            args, kwargs = torch_private.unflatten(leaves, spec)
+            args, kwargs = unflatten(leaves, spec)
             yield collect(model, args, kwargs)
 
 

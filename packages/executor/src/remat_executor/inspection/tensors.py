@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor import torch_private
+from remat_executor.torch_private.pytrees import flatten
 
 REGISTRIES = frozenset(nn.Module().__dict__)
 """The attributes that every module has for itself."""
@@ -134,7 +134,7 @@ def owned_by(module: nn.Module) -> Owned:
 
 def called_with(owned: Owned, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
     """Add the tensors of a call to those of the module."""
-    leaves, spec = torch_private.flatten((args, dict(kwargs)))
+    leaves, spec = flatten((args, dict(kwargs)))
     index: dict[int, int] = {}
     arguments: list[Tensor] = []
     places: list[int | None] = []

@@ -8,24 +8,25 @@ their base where they are read, once per graph while the base lives.
 """
 
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
 
-from remat_executor import torch_private
+from remat_executor.capture.captured import Captured
 from remat_executor.capture.dataflow import drops_statistics
 from remat_executor.capture.dropout import noise_dropout, replay_noise_dropout
-from remat_executor.capture.joint_graph import Captured
 from remat_executor.fx_nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.lowering.gradient_segments import cut
+from remat_executor.lowering.liveness import freed_next, live_after, needed_later, repeated_draws, split_runs
 from remat_executor.lowering.program import Part, Program, Section
 from remat_executor.lowering.runtime_protocol import Ends, Runtime
-from remat_executor.lowering.step_handler import Action, handled, reads
+from remat_executor.lowering.step_handler import Action, handled
 from remat_executor.rng import read_state, replay
+from remat_executor.torch_private.fx_modules import read_later
 from remat_executor.translation.recipes import (
     Call,
     Draw,
@@ -36,18 +37,14 @@ from remat_executor.translation.recipes import (
     WriteBack,
     own_copy,
 )
-from remat_executor.translation.translate import Translation
+from remat_executor.translation.translation import Translation
 from remat_graph import (
     Compute,
     Deliver,
     Free,
-    Graph,
     Home,
-    Lane,
-    OptimizerStep,
     Role,
     Schedule,
-    Start,
     Step,
 )
 
@@ -74,14 +71,14 @@ def lower(
     graph = translation.graph
     beside = handled(graph, schedule)
     segments = cut(graph, schedule, part_nbytes)
-    whole = _Whole(captured, translation, _repeated_draws(translation, schedule.steps), runtime)
-    runs = [_runs(schedule.steps[: schedule.boundary], 0, beside)]
+    whole = _Whole(captured, translation, repeated_draws(translation, schedule.steps), runtime)
+    runs = [split_runs(schedule.steps[: schedule.boundary], 0, beside)]
     first = schedule.boundary
     for segment in segments:
-        runs.append(_runs(segment, first, beside))
+        runs.append(split_runs(segment, first, beside))
         first += len(segment)
     outputs = [o.node for o in captured.outputs if not o.replayed]
-    needed = _needed_later(graph, runs)
+    needed = needed_later(graph, runs)
     for later in needed[0][:-1]:
         later.update(translation.value_of[translation.base_of[node]] for node in outputs)
     sections: list[Section] = []
@@ -92,7 +89,7 @@ def lower(
         gradients: list[int] = []
         for run, later in zip(section, needed[i], strict=True):
             if not isinstance(run, list):
-                live, owned = _after(graph, run, live)
+                live, owned = live_after(graph, run, live)
                 gradients += [whole.gradient_of[value] for value in owned]
                 items.append(run)
                 continue
@@ -118,70 +115,6 @@ def lower(
         read_again=tuple(sorted({v for section in backward for part in section.parts for v in part.reads})),
         tail=() if schedule.end is None else schedule.steps[schedule.end :],
     )
-
-
-def _runs(steps: Sequence[Step], first: int, beside: frozenset[int]) -> list[list[Step] | Action]:
-    """Steps in runs that become one graph each, and between them those that a handler carries out.
-
-    The last one is a run, an empty one if need be: what a section returns, a graph returns.
-    """
-    found: list[list[Step] | Action] = []
-    run: list[Step] = []
-    for position, step in enumerate(steps, first):
-        if position in beside:
-            if run:
-                found.append(run)
-            run = []
-            found.append(cast(Action, step))
-        else:
-            run.append(step)
-    return [*found, run]
-
-
-def _needed_later(graph: Graph, sections: Sequence[Sequence[list[Step] | Action]]) -> list[list[set[int]]]:
-    """For each run of each section the values that what follows it needs."""
-    needed: set[int] = set()
-    found: list[list[set[int]]] = []
-    for section in reversed(sections):
-        mine = []
-        for run in reversed(section):
-            mine.append(set(needed))
-            needed |= _read_by(graph, run) if isinstance(run, list) else reads(graph, run)
-        found.append(mine[::-1])
-    return found[::-1]
-
-
-def _after(graph: Graph, step: Action, live: set[int]) -> tuple[set[int], list[int]]:
-    """What is live after a handler's step, and the gradients that the step makes an end of."""
-    match step:
-        case Start(transfer) if transfer.lane is Lane.TO_DEVICE:
-            return live | {transfer.value}, []
-        case Free(value):
-            return live - {value}, []
-        case Deliver(value):
-            return live, [value]
-        case OptimizerStep(value):
-            return live, [update.grad for update in graph.updates if update.param == value]
-        case _:
-            return live, []
-
-
-def _read_by(graph: Graph, steps: Iterable[Step]) -> set[int]:
-    """Values that these steps compute with or deliver."""
-    return set().union(*(reads(graph, step) for step in steps if isinstance(step, Compute | Deliver)))
-
-
-def _repeated_draws(translation: Translation, steps: Iterable[Step]) -> set[int]:
-    """Generator states that a repeat will ask for; the others need not be read."""
-    seen: set[int] = set()
-    found: set[int] = set()
-    for step in steps:
-        if isinstance(step, Compute):
-            recipe = translation.recipes[step.op]
-            if isinstance(recipe, Draw) and step.op in seen:
-                found.add(recipe.state)
-            seen.add(step.op)
-    return found
 
 
 @attrs.frozen(eq=False)
@@ -240,7 +173,7 @@ class _Lowering:
     def follow(self, steps: Sequence[Step]) -> None:
         for position, step in enumerate(steps):
             if isinstance(step, Compute):
-                self.compute(step, _freed_next(steps, position))
+                self.compute(step, freed_next(steps, position))
             elif isinstance(step, Free):
                 self.drop(step.value)
             elif isinstance(step, Deliver):
@@ -401,7 +334,7 @@ class _Lowering:
         made = {v for v in self.nodes_of if not self.is_lent(v) and v not in kept}
         gives = tuple(sorted(made & needed))
         self.fx.output([*results, *(self.nodes_of[v] for v in gives)])
-        module = torch_private.read_later(self.fx)  # a runtime makes its own code of it
+        module = read_later(self.fx)  # a runtime makes its own code of it
         lasting = sum(map(self.lasts, reads))
         return Part(
             run=self.whole.runtime(module, Ends(lasting=lasting, results=len(results))),
@@ -419,12 +352,3 @@ def _like(lowered: Node, captured: Node) -> Node:
     if "val" in captured.meta:
         lowered.meta["val"] = captured.meta["val"]
     return lowered
-
-
-def _freed_next(steps: Sequence[Step], position: int) -> set[int]:
-    freed: set[int] = set()
-    for step in steps[position + 1 :]:
-        if not isinstance(step, Free):
-            break
-        freed.add(step.value)
-    return freed

@@ -20,7 +20,7 @@ import attrs
 import torch
 from torch.autograd.profiler import profile
 
-from remat_executor import torch_private
+from remat_executor.torch_private.profiler import end_profilers_thread, profiler_running
 from remat_graph import RematError
 from remat_graph.contexts import context
 
@@ -77,14 +77,14 @@ def _from_statistics(function: Callable[[], T], device: torch.device) -> Allocat
 
 
 def _from_profiler(function: Callable[[], T]) -> AllocatorRecord[T]:
-    if torch_private.profiler_running():
+    if profiler_running():
         raise ProfilerBusy()
     session = profile(profile_memory=True, use_kineto=True)
     try:
         with _quiet(), session:
             result = function()
     finally:
-        torch_private.end_profilers_thread()
+        end_profilers_thread()
     live: dict[int, int] = {}
     level = peak = 0
     for address, nbytes in _records(session):

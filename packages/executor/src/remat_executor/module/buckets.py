@@ -18,8 +18,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor import torch_private
 from remat_executor.errors import BadInput
+from remat_executor.torch_private.pytrees import flatten, unflatten
 from remat_graph.errors import shown
 
 Number = bool | int | float
@@ -154,7 +154,7 @@ class Cut:
         Raises:
             BadInput: an output that was named does not have the bucket's size.
         """
-        leaves, spec = torch_private.flatten(output)
+        leaves, spec = flatten(output)
         tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         for index, place in enumerate(tensors):
             leaf = leaves[place]
@@ -173,7 +173,7 @@ class Cut:
                 leaves[place] = leaf.narrow(self.dim, 0, self.length)
         if self.places is not None and (beyond := [i for i in self.places if i >= len(tensors)]):
             _refuse(f"cut names output {beyond[0]} of {len(tensors)}", "count the output tensors from 0")
-        return torch_private.unflatten(leaves, spec)
+        return unflatten(leaves, spec)
 
 
 def _is_count(number: object, least: int) -> bool:

@@ -30,7 +30,7 @@ from remat_graph.serialization.plans import plan_from_data, plan_to_data
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from remat_executor.module.replanning import Planner
+    from remat_executor.module.pipeline import Planner
 
 Ranks: TypeAlias = Literal["together", "alone"] | "ProcessGroup"
 

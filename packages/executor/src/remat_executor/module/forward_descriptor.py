@@ -35,20 +35,20 @@ class Forward:
     def __get__(self, module: Any, owner: Any) -> Any:
         if module is None:
             return self._of_class(owner)
-        planning = module._remat
-        return BoundForward(planning.runner, module, planning.called())
+        binding = module._remat.binding
+        return BoundForward(binding.runner, module, binding.called())
 
     def __set__(self, module: Any, forward: Callable[..., Any]) -> None:
-        planning = module._remat
+        binding = module._remat.binding
         if isinstance(forward, BoundForward) and forward.__self__ is module:
-            planning.assign(forward.called)
-        elif isinstance(forward, MethodType) and planning.is_first(forward):
-            planning.assign(planning.first)
+            binding.assign(forward.called)
+        elif isinstance(forward, MethodType) and binding.is_first(forward):
+            binding.assign(binding.first)
         else:
-            planning.assign(forward)
+            binding.assign(forward)
 
     def __delete__(self, module: Any) -> None:
-        module._remat.unassign()
+        module._remat.binding.unassign()
 
     def _of_class(self, owner: Any) -> Any:
         """With the signature of the original's class: trainers ask it for the inputs that it names."""
@@ -76,15 +76,15 @@ class BoundForward(functools.partial[Any]):
 
     @property
     def __func__(self) -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(self.called, "__func__", self.__self__._remat.forward)
+        function: Callable[..., Any] = getattr(self.called, "__func__", self.__self__._remat.binding.forward)
         return function
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__self__._remat.shown(self.called))
+        return inspect.signature(self.__self__._remat.binding.shown(self.called))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__self__._remat.shown(self.called), name)
+        return getattr(self.__self__._remat.binding.shown(self.called), name)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BoundForward):

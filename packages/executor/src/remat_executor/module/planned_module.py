@@ -4,13 +4,14 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from remat_executor import torch_private
+from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
 from remat_executor.errors import CaptureError, UnplannedUse
 from remat_executor.guards.signature import Signature, reason_for_original, reason_in_force
@@ -19,12 +20,15 @@ from remat_executor.lowering.gradient_segments import check_part_nbytes
 from remat_executor.lowering.step_handler import Handlers
 from remat_executor.module.buckets import Buckets
 from remat_executor.module.combined_class import attribute_of, class_for
+from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import NOTHING, Called, Forward
+from remat_executor.module.pipeline import Planner, Progress, Stages
 from remat_executor.module.plan_cache import MOST_PLANS, Plans
 from remat_executor.module.planned_step import PlannedStep
-from remat_executor.module.replanning import Planner, Planning
-from remat_executor.module.step_graph import Progress, check_input, output_indices
-from remat_executor.runtime.registry import check_runtime
+from remat_executor.module.replanning import Planning
+from remat_executor.module.step_graph import check_input, output_indices
+from remat_executor.runtime.registry import check_runtime, new_runtime
+from remat_executor.torch_private.dynamo import unseen_by_dynamo
 from remat_executor.translation.translate import work_device
 from remat_graph import Graph
 from remat_graph.plan import Plan
@@ -108,24 +112,28 @@ class PlannedModule(nn.Module):
         check_runtime(runtime, device)
         check_part_nbytes(part_nbytes)
         planning = Planning(
-            original=model,
+            binding=ForwardBinding(original=model),
             planner=planner,
+            stages=Stages(
+                costs=partial(with_costs, cache=CostCache(device, cache_dir), platform=platform),
+                differentiate=output_indices(differentiate),
+                on_progress=on_progress,
+                device=device,
+                new_runtime=partial(new_runtime, runtime),
+                runtime=runtime,
+                tightening=planner,
+                part_nbytes=part_nbytes,
+                handlers=handlers,
+            ),
             platform=platform,
-            cache=CostCache(device, cache_dir),
-            differentiate=output_indices(differentiate),
-            on_progress=on_progress,
-            runtime=runtime,
-            part_nbytes=part_nbytes,
             buckets=buckets,
-            handlers=handlers,
-            device=device,
             steps=steps,
         )
-        called = planning.called()
+        called = planning.binding.called()
         with torch.enable_grad():
             planning.plan(tensors, planning.seen(planning.look_at(called), tensors, called), called)
-        planning.forward = torch_private.unseen_by_dynamo(vars(PlannedModule)["forward"].function)
-        planning.runner = torch_private.unseen_by_dynamo(PlannedModule._remat_run)
+        planning.binding.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
+        planning.binding.runner = unseen_by_dynamo(PlannedModule._remat_run)
         self._remat_attach(planning)
 
     def _remat_attach(self, planning: Planning) -> None:
@@ -189,13 +197,13 @@ class PlannedModule(nn.Module):
     @Forward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, run by a plan."""
-        return self._remat_run(self._remat.first, *args, **kwargs)
+        return self._remat_run(self._remat.binding.first, *args, **kwargs)
 
     def _remat_run(self, called: Called, *args: Any, **kwargs: Any) -> Any:
         """Run what a forward stands for, by a plan."""
         planning: Planning = self._remat
-        if planning.inside:
-            return planning.resolved(called)(*args, **kwargs)
+        if planning.binding.inside:
+            return planning.binding.resolved(called)(*args, **kwargs)
         with nullcontext() if planning.handlers is None else planning.handlers.entered():
             why, output = self._remat_served(called, args, kwargs)
         return output if why is None else planning.run_outside(called, args, kwargs, why)
@@ -264,8 +272,8 @@ class PlannedModule(nn.Module):
         memo[id(self)] = copied
         planning: Planning = self._remat
         copied._remat_attach(planning.copied(copy.deepcopy(planning.original, memo)))
-        if planning.assigned is not NOTHING:
-            copied._remat.assigned = copy.deepcopy(planning.assigned, memo)
+        if planning.binding.assigned is not NOTHING:
+            copied._remat.binding.assigned = copy.deepcopy(planning.binding.assigned, memo)
         for kind in type(self).__mro__:
             for name in vars(kind).get("__slots__", ()):
                 if name != "_remat":

@@ -8,9 +8,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from remat_executor import torch_private
 from remat_executor.autograd.chain import Call, Wiring, apply, without_autocast
-from remat_executor.capture.joint_graph import Captured
+from remat_executor.capture.captured import Captured
 from remat_executor.costs.annotate import op_cost
 from remat_executor.fx_nodes import replayed
 from remat_executor.inspection.tensors import Tensors
@@ -18,8 +17,9 @@ from remat_executor.lowering.lower import lower
 from remat_executor.lowering.program import Program
 from remat_executor.lowering.runtime_protocol import Runtime
 from remat_executor.lowering.step_handler import Handlers
+from remat_executor.torch_private.pytrees import unflatten
 from remat_executor.translation.recipes import OwnGradient
-from remat_executor.translation.translate import Translation
+from remat_executor.translation.translation import Translation
 from remat_graph import Graph, Update
 from remat_graph.plan import Plan
 from remat_graph.platforms.measured import Measurement
@@ -155,7 +155,7 @@ class PlannedStep:
             constant if place is None else made[place]
             for place, constant in zip(captured.output_leaves, captured.output_constants, strict=True)
         ]
-        return torch_private.unflatten(leaves, captured.out_spec)
+        return unflatten(leaves, captured.out_spec)
 
     def _replay(self, flat: Sequence[Tensor], made: dict[int, Tensor]) -> None:
         """Add the views of inputs or outputs, made under autograd as the original would."""

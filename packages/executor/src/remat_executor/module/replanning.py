@@ -1,64 +1,37 @@
 """Plans for the ways in which a module is called: made when one is first needed, kept, found again."""
 
 import contextlib
-import functools
-import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import attrs
 import torch
 from torch import nn
 
-from remat_executor import torch_private
 from remat_executor.autograd.chain import Call
-from remat_executor.costs.cache import CostCache
-from remat_executor.errors import CaptureError, NothingToDifferentiate, UntruePlan, warn
+from remat_executor.capture.captured import Captured
+from remat_executor.errors import NothingToDifferentiate, warn
 from remat_executor.fork_lock import ForkAwareLock
 from remat_executor.guards.external_state import thing_key
-from remat_executor.guards.signature import Signature, calls_itself
+from remat_executor.guards.signature import Signature
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.step_handler import Handlers
 from remat_executor.module.buckets import Buckets
-from remat_executor.module.forward_descriptor import NOTHING, BoundForward, Called, Nothing
+from remat_executor.module.forward_binding import ForwardBinding
+from remat_executor.module.forward_descriptor import Called
 from remat_executor.module.gc_pause import rare_collections
-from remat_executor.module.peak_check import within_budget
+from remat_executor.module.pipeline import CallToPlan, Planner, Stages, planned_step
 from remat_executor.module.plan_cache import Plans
 from remat_executor.module.planned_step import PlannedStep
-from remat_executor.module.step_graph import Progress, capture_graph
-from remat_executor.runtime.registry import new_runtime
-from remat_graph import Graph, OverBudget, simulate
-from remat_graph.contexts import context
+from remat_executor.torch_private.dynamo import under_dynamo
+from remat_graph import Graph
 from remat_graph.plan import Plan
 from remat_graph.platforms.base import Platform
 from remat_graph.units import format_seconds
-
-
-class Planner(Protocol):
-    """Any function from a graph to a plan on it."""
-
-    def __call__(self, graph: Graph) -> Plan:
-        """Plan the graph; raises if the budget cannot be met."""
-        ...
-
-
-class _UnderWay(threading.local):
-    """How many of something are under way in a thread."""
-
-    count = 0
-
-
-@context
-def _one_more(under_way: _UnderWay) -> Generator[None, None, None]:
-    under_way.count += 1
-    try:
-        yield
-    finally:
-        under_way.count -= 1
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -66,9 +39,11 @@ class Planning:
     """How a planned module plans, and what it has planned.
 
     Attributes:
-        original: the module that is planned.
-        handlers: for what plans do beside computing.
-        device: where plans run.
+        binding: the module that is planned, and which of its forwards is called.
+        planner: from a graph to a plan.
+        stages: what else is needed on the way from a call to a planned step.
+        platform: gives the times instead of the clock, if it does.
+        buckets: pads inputs to a few lengths.
         steps: the planned steps by how the module was called; `latest` is the one that ran last, for
             `latest_signature`.
         undifferentiable: ways of calling it whose outputs require no gradient.
@@ -77,56 +52,38 @@ class Planning:
         said: what has been said, which is said once.
         usual: structure of what the first captured step returned.
         last_call: a weak reference to the call that began last.
+        clock: tells the seconds that planning again took.
         in_vain: calls in a row that were captured anew and found the plan they had.
-        first: what the original's forward was when the module was planned.
-        assigned: what has been assigned to the planned module's forward since.
         outside: what was assigned and cannot be captured, by its key, and why: it runs as it is, around
             planned calls.
-        forwards: of the original that are under way: what was a forward before runs as it is in them.
-        forward: the planned module's, as Dynamo leaves it alone, and
-        runner: the same for any of its forwards; made late, since Dynamo takes seconds to import.
     """
 
     ENOUGH: ClassVar[int] = 3
-    CAPTURES: ClassVar[_UnderWay] = _UnderWay()  # of all modules: one may be called inside of another's
 
-    original: nn.Module
+    binding: ForwardBinding
     planner: Planner
+    stages: Stages
     platform: Platform | None
-    cache: CostCache
-    differentiate: tuple[int, ...] | None
-    on_progress: Progress | None
-    runtime: str
-    part_nbytes: int | None
     buckets: Buckets | None
-    handlers: Handlers | None
-    device: torch.device
     steps: Plans[Signature, PlannedStep]
     undifferentiable: Plans[Signature, bool] = attrs.field(factory=Plans)
     lock: Any = attrs.field(factory=lambda: ForkAwareLock("a module that is planned"))
     runs: Counter[str] = attrs.field(factory=Counter)
     said: set[str] = attrs.field(factory=set)
+    clock: Callable[[], float] = time.perf_counter
     in_vain: int = 0
     snapshot: Snapshot | None = None
     latest: Any = None
     latest_signature: Any = None
     last_call: Any = None
     usual: Any = None
-    first: Called = None
-    assigned: Called | Nothing = NOTHING
     outside: Plans[Any, str] = attrs.field(factory=Plans)
-    forward: Any = None
-    runner: Any = None
-    forwards: _UnderWay = attrs.field(factory=_UnderWay, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.first = self.called()
 
     def copied(self, original: nn.Module) -> "Planning":
         """For a copy of the module: the same plans, nothing that it has seen or run."""
         return attrs.evolve(
             self,
-            original=original,
+            binding=self.binding.copied(original),
             snapshot=None,
             # What was assigned may mean the module that is copied, whose step is not the copy's.
             steps=self.steps.copy(lambda seen: seen.forward is None),
@@ -135,74 +92,17 @@ class Planning:
             said=set(self.said),
             runs=Counter(),
             last_call=None,
-            assigned=NOTHING,
         )
 
-    # -- which function is planned
-
-    def called(self) -> Called:
-        """What the planned module's forward stands for now; None: the method of the original's class."""
-        if not isinstance(self.assigned, Nothing):
-            return self.assigned
-        if calls_itself(self.original):
-            return None
-        own: Called = self.original.__dict__.get("forward")
-        mine = isinstance(own, BoundForward) and own.__self__._remat is self
-        return own.called if mine else own  # type: ignore[union-attr]
-
-    def resolved(self, called: Called) -> Callable[..., Any]:
-        """The function itself."""
-        if called is None and calls_itself(self.original):
-            return functools.partial(type(self.original).__call__, self.original)
-        return self.shown(called)
-
-    def shown(self, called: Called) -> Callable[..., Any]:
-        """The forward whose signature and attributes it has."""
-        if called is not None:
-            return called
-        if "forward" not in self.original.__dict__:
-            return self.original.forward
-        method: Callable[..., Any] = type(self.original).forward.__get__(self.original)
-        return method
-
-    def assign(self, forward: Called) -> None:
-        """Let something else be what the planned module's forward stands for; None: its class's."""
-        if self.forwards.count and self.CAPTURES.count:
-            raise CaptureError(
-                problem="the forward puts another forward in its place, which a captured graph would not do",
-                advice="do it outside of the forward",
-            )
-        self.assigned = NOTHING if forward is self.original.__dict__.get("forward") else forward
-
-    def unassign(self) -> None:
-        """Let the planned module's forward be its class's, as it is where an instance's is deleted.
-
-        Raises:
-            AttributeError: it is.
-        """
-        own = "forward" in self.original.__dict__
-        if self.assigned is NOTHING and not own:
-            raise AttributeError("forward")
-        self.assigned = None if own else NOTHING
-
-    def is_first(self, method: Any) -> bool:
-        """Whether a method is what `forward.__func__` gave before anything was assigned."""
-        planned = method.__self__.__dict__ is self.original.__dict__
-        return planned and method.__func__ in (self.forward, getattr(self.forward, "__wrapped__", None))
+    @property
+    def original(self) -> nn.Module:
+        """The module that is planned."""
+        return self.binding.original
 
     @property
-    def inside(self) -> bool:
-        """Whether a forward of the original's, or any capture, is under way in this thread."""
-        return bool(self.forwards.count or self.CAPTURES.count)
-
-    def traced(self, called: Called) -> Callable[..., Any]:
-        """A function for capture to trace."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with _one_more(self.CAPTURES), _one_more(self.forwards):
-                return self.resolved(called)(*args, **kwargs)
-
-        return call
+    def handlers(self) -> Handlers | None:
+        """For what plans do beside computing."""
+        return self.stages.handlers
 
     # -- plans
 
@@ -216,7 +116,7 @@ class Planning:
 
     def seen(self, snapshot: Snapshot, tensors: Tensors, called: Called = None) -> Signature:
         """The signature of a call; what moves does not run where it is."""
-        found = snapshot.signature(tensors, None if self.handlers is None else self.device)
+        found = snapshot.signature(tensors, None if self.handlers is None else self.stages.device)
         if called is self.original.__dict__.get("forward"):  # an attribute like others
             return found
         return attrs.evolve(found, forward=(called is None, thing_key(called)))
@@ -241,9 +141,9 @@ class Planning:
             if step is not None:  # by another thread, meanwhile
                 return step
             changes = seen.changes(self.latest_signature)
-            began_s = time.perf_counter()
+            began_s = self.clock()
             step = self.plan(tensors, seen, called)
-            took = format_seconds(time.perf_counter() - began_s)
+            took = format_seconds(self.clock() - began_s)
             self._say_once(
                 "replanned",
                 f"called in another way ({changes} changed): planning again took {took}",
@@ -266,45 +166,34 @@ class Planning:
             # takes itself to be compiled, and rounds otherwise.
             self.handlers.wait()
         before = self.look_at(called)
-        captured, translation, graph = capture_graph(
-            self.original,
-            tensors,
-            seen,
-            call=self.traced(called),
-            usual=None if called == self.first else self.usual,
-            cache=self.cache,
-            platform=self.platform,
-            differentiate=self.differentiate,
-            on_progress=self.on_progress,
-            device=self.device,
+
+        def on_measured(captured: Captured) -> None:
+            nonlocal seen
+            if self.usual is None:
+                self.usual = captured.out_spec
+            if self._tell_surroundings(before):
+                seen = attrs.evolve(seen, own=self.look_at(called).own)  # or each call would find it changed
+
+        call = CallToPlan(
+            model=self.original,
+            tensors=tensors,
+            conditions=seen.conditions(),
+            forward=self.binding.traced(called),
+            usual=None if called == self.binding.first else self.usual,
+            on_measured=on_measured,
         )
-        if self.usual is None:
-            self.usual = captured.out_spec
-        if self._tell_surroundings(before):
-            seen = attrs.evolve(seen, own=self.look_at(called).own)  # or each call would find it changed
+        step = planned_step(self.stages, call, self._known_or_new)
         if self.handlers is not None:
-            graph = self.handlers.extended(graph, tensors)
-        same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
-        self.in_vain = self.in_vain + 1 if same is not None else 0
-        plan = same or self.planner(graph)
-        if self.handlers is not None:
-            graph = self.handlers.settle(graph, frozenset(plan.on_host), tensors)
             seen = self.seen(self.look_at(called), tensors, called)  # some of its tensors are elsewhere now
-
-        def build(plan: Plan) -> PlannedStep:
-            _believe(graph, plan)
-            runtime = new_runtime(self.runtime)
-            with torch_private.without_any_autocast():  # as it will run
-                return PlannedStep.build(
-                    captured, translation, graph, plan, runtime, self.part_nbytes, self.handlers
-                )
-
-        step = build(plan)
-        if self.runtime != "eager":
-            step = within_budget(step, tensors, self.planner, build, self.runtime)
         self.latest = self.steps[seen] = step
         self.latest_signature = seen
         return step
+
+    def _known_or_new(self, graph: Graph) -> Plan:
+        """The plan for the same work, if there is one, or a new one."""
+        same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
+        self.in_vain = self.in_vain + 1 if same is not None else 0
+        return same or self.planner(graph)
 
     def begins(self, call: Call) -> None:
         """Note a call; say once that the one before it is in flight still."""
@@ -318,7 +207,7 @@ class Planning:
         self.last_call = weakref.ref(call)
         # Asked ever more rarely: a walk up the stack costs some microseconds.
         count = self.runs["planned"]
-        if not count & (count - 1) and "compiled" not in self.said and torch_private.under_dynamo():
+        if not count & (count - 1) and "compiled" not in self.said and under_dynamo():
             self.say_compiled()
 
     def count_original(self, reason: str) -> None:
@@ -336,13 +225,13 @@ class Planning:
     ) -> Any:
         """Run it in the place of a plan, and note why."""
         self.count_original(reason)
-        with self.original_runs(), _one_more(self.forwards):
-            return self.resolved(called)(*args, **kwargs)
+        with self.original_runs(), self.binding.running():
+            return self.binding.resolved(called)(*args, **kwargs)
 
     def run_outside(self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: str) -> Any:
         """Run what was assigned and cannot be captured: the forwards that it calls are planned."""
         before = self.runs["planned"], self.runs["original"]
-        result = self.resolved(called)(*args, **kwargs)
+        result = self.binding.resolved(called)(*args, **kwargs)
         if before == (self.runs["planned"], self.runs["original"]):
             self.count_original(f"what was assigned to its forward cannot be captured ({why})")
         else:
@@ -399,22 +288,6 @@ class Planning:
         if kind not in self.said:
             self.said.add(kind)
             warn(message)
-
-
-def _believe(graph: Graph, plan: Plan) -> None:
-    """Take no planner's word: the referee says what the schedule peaks at.
-
-    Raises:
-        InvalidSchedule: the schedule cannot be carried out.
-        OverBudget: it peaks above the plan's budget, whatever the plan says.
-        UntruePlan: its peak is not the one that the plan promises; where an optimizer steps, gradients that
-            are there already may take more than is seen here, and the plan promise it.
-    """
-    peak_nbytes = simulate(graph, plan.schedule).peak_nbytes
-    if peak_nbytes > plan.budget_nbytes:
-        raise OverBudget(solver=plan.solver, peak_nbytes=peak_nbytes, budget_nbytes=plan.budget_nbytes)
-    if peak_nbytes > plan.peak_nbytes or (peak_nbytes < plan.peak_nbytes and not graph.updates):
-        raise UntruePlan(solver=plan.solver, promised_nbytes=plan.peak_nbytes, peak_nbytes=peak_nbytes)
 
 
 def _same_work(one: Graph, other: Graph) -> bool:

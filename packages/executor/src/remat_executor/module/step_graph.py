@@ -1,111 +1,25 @@
-"""From a model and a sample to the measured graph of its training step."""
+"""The measured graph of a training step by itself, and what a sample must be to be planned."""
 
-import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from remat_executor import torch_private
-from remat_executor.capture.joint_graph import Captured, capture, raise_as_original
 from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
-from remat_executor.costs.measure import MeasureError
-from remat_executor.errors import BadInput, CaptureError, note_on
-from remat_executor.guards.signature import Signature, hooked, hookless, is_planned, odd, unseen_change
+from remat_executor.errors import BadInput
+from remat_executor.guards.signature import hooked, hookless, is_planned, odd, unseen_change
 from remat_executor.guards.snapshot import Snapshot
-from remat_executor.inspection.fake_module import stand_ins
 from remat_executor.inspection.tensors import Tensors, collect
-from remat_executor.translation.translate import Translation, translate, work_device
+from remat_executor.module.pipeline import CallToPlan, Progress, Stages
+from remat_executor.torch_private.module_hooks import global_module_hooks
+from remat_executor.translation.translate import work_device
 from remat_graph import Graph
-from remat_graph.errors import shown, text_of
+from remat_graph.errors import shown
 from remat_graph.platforms.base import Platform
-
-Progress = Callable[[str, int, int], None]
-
-
-def capture_graph(
-    model: nn.Module,
-    tensors: Tensors,
-    seen: Signature,
-    *,
-    cache: CostCache | None = None,
-    platform: Platform | None = None,
-    differentiate: Iterable[int] | None = None,
-    on_progress: Progress | None = None,
-    device: torch.device | None = None,
-    call: Callable[..., Any] | None = None,
-    usual: Any = None,
-) -> tuple[Captured, Translation, Graph]:
-    """Capture, translate and measure one training step.
-
-    Args:
-        model: the module, in the mode to capture.
-        tensors: its tensors and the call's.
-        seen: the signature of the call.
-        cache: costs known from before.
-        platform: gives the times instead of the clock.
-        differentiate: indices among the output tensors that get gradients.
-        on_progress: called with (what, done, total).
-        device: where it will run, if not where the model is.
-        call: what to capture instead of the module's forward.
-        usual: structure of what the module's own forward returns, if that is not captured.
-
-    Raises:
-        CaptureError: the step is not one graph.
-        MeasureError: one of its operators does not run.
-        Exception: whatever the original raises when it is called in this way, with a note.
-    """
-    report = on_progress or (lambda what, done, total: None)
-    report("capture", 0, 1)
-    elsewhere = device is not None and any(t.device != device for t in tensors.owned.tensors)
-    try:
-        with _as_on(device, model, tensors) if elsewhere else contextlib.nullcontext(tensors) as traced:
-            captured = capture(model, traced, differentiate=differentiate, call=call, usual=usual)
-            report("capture", 1, 1)
-            translation = translate(captured, traced, name=type(model).__name__, conditions=seen.conditions())
-    except (KeyError, IndexError, AttributeError, NotImplementedError) as error:
-        if note_on(error) is not None:
-            raise  # the user's own
-        raise CaptureError(
-            problem=f"it has something that is not handled yet ({type(error).__name__}: {text_of(error)})",
-            advice="wrap a submodule without it, and please report it",
-        ) from error
-    failed: MeasureError | None = None
-    try:
-        graph = with_costs(
-            captured,
-            translation,
-            tensors,
-            cache=cache,
-            platform=platform,
-            on_progress=lambda done, total: report("measure", done, total),
-        )
-    except MeasureError as error:
-        failed = error
-    if failed is None:
-        return captured, translation, graph
-    try:
-        # Fake tensors let some calls pass that no kernel takes, such as a product of two dtypes.
-        raise_as_original(model, traced, call or model.forward)
-        raise failed
-    finally:
-        del failed
-
-
-def _as_on(
-    device: torch.device | None, model: nn.Module, tensors: Tensors
-) -> contextlib.AbstractContextManager[Tensors]:
-    """The same call with stand-ins on a device."""
-    assert device is not None
-    leaves = [
-        constant if place is None else tensors.arguments[place]
-        for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
-    ]
-    args, kwargs = torch_private.unflatten(leaves, tensors.spec)
-    return stand_ins(model, args, kwargs, device)
 
 
 def plan_graph(
@@ -132,16 +46,15 @@ def plan_graph(
     """
     tensors = check_input(model, args, kwargs or {})
     cache = CostCache(work_device(tensors), cache_dir)
-    snapshot = Snapshot.take(model)
-    return capture_graph(
-        model,
-        tensors,
-        snapshot.signature(tensors),
-        cache=cache,
-        platform=platform,
+    stages = Stages(
+        costs=functools.partial(with_costs, cache=cache, platform=platform),
         differentiate=output_indices(differentiate),
         on_progress=on_progress,
-    )[2]
+    )
+    conditions = Snapshot.take(model).signature(tensors).conditions()
+    call = CallToPlan(model=model, tensors=tensors, conditions=conditions, forward=model.forward)
+    traced = stages.capture(call)
+    return stages.annotate(call, traced, stages.translate(call, traced))
 
 
 def output_indices(differentiate: object) -> tuple[int, ...] | None:
@@ -219,7 +132,7 @@ def check_input(
             problem=f"the sample holds a {strange}, which could change without being seen",
             advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
         )
-    all_hooked = "every module (global hooks) has hooks" if torch_private.global_module_hooks() else None
+    all_hooked = "every module (global hooks) has hooks" if global_module_hooks() else None
     hook = all_hooked or hooked(hookless(tensors.modules))
     if hook is not None:
         raise BadInput(

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from remat_executor import torch_private
 from remat_executor.errors import UnplannedUse
 from remat_executor.fx_nodes import args_of, is_item
 from remat_executor.lowering.runtime_protocol import Ends, Run
 from remat_executor.rng import default_generator, read_state, replay
 from remat_executor.runtime.mutations import written
+from remat_executor.torch_private.autograd import backward_keeps_graph
 
 
 @attrs.frozen(kw_only=True)
@@ -204,7 +204,7 @@ class _Part:
             self.program.recording = self.recorded is None or not self.recorded.fits(tensors, lasting)
             if self.program.recording:
                 self.program.start_over()
-        elif torch_private.backward_keeps_graph() or not self.from_pool(tensors):
+        elif backward_keeps_graph() or not self.from_pool(tensors):
             return self.as_it_is(tensors)
         if self.recorded is None:
             return self.record(tensors) if self.program.recording else self.as_it_is(tensors)

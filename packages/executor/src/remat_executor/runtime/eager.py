@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from remat_executor import torch_private
 from remat_executor.fx_nodes import args_of, is_item, source_of, target_of
 from remat_executor.lowering.runtime_protocol import Ends, Run
+from remat_executor.torch_private.dispatch import bare, dispatched, public_forms
 
 aten = torch.ops.aten
 
@@ -107,10 +107,10 @@ def _kind(argument: Any) -> Any:
 def _quickest(node: Node) -> _Form:
     """The quickest way to make exactly the call of a node."""
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
-    wanted = torch_private.dispatched(target_of(node), args, kwargs)
+    wanted = dispatched(target_of(node), args, kwargs)
     if wanted is not None:
-        for kind, target in torch_private.public_forms(node.target):
+        for kind, target in public_forms(node.target):
             call = getattr(Tensor, target) if kind == "call_method" else target
-            if torch_private.dispatched(call, args, kwargs) == wanted:
+            if dispatched(call, args, kwargs) == wanted:
                 return kind, target
-    return "call_function", torch_private.bare(node.target)
+    return "call_function", bare(node.target)

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from remat_executor import torch_private
 from remat_executor.errors import warn
 from remat_executor.fx_nodes import args_of
 from remat_executor.lowering.runtime_protocol import Ends, Run
 from remat_executor.runtime.mutations import written
 from remat_executor.runtime.opaque_ops import Opaque
 from remat_executor.runtime.repeat_splits import cut
+from remat_executor.torch_private.inductor import compile_by_inductor, inductor_decompositions
 from remat_graph.errors import text_of
 
 
@@ -80,11 +80,11 @@ def compile_part(module: GraphModule, tensors: list[Tensor]) -> Run:
     with torch.no_grad():
         traced = make_fx(
             torch.func.functionalize(opaque.flat, remove="mutations"),
-            torch_private.inductor_decompositions(),
+            inductor_decompositions(),
             tracing_mode="fake",
         )(*inputs)
     _write_back_only(traced, written(module))
-    compiled = torch_private.compile_by_inductor(traced)
+    compiled = compile_by_inductor(traced)
     return _with_token(compiled) if opaque.ordered else lambda tensors: list(compiled(tensors))
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from remat_executor import torch_private
 from remat_executor.capture.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.capture.recurrent import recording_lstm_layer
 from remat_executor.fx_nodes import may_draw, target_of
 from remat_executor.rng import default_generator, read_state, replay
+from remat_executor.torch_private.dispatch import schema_text
 from remat_executor.translation.recipes import own_copy
 
 Operator = Callable[..., Any]
@@ -138,7 +138,7 @@ def _returns_tensors(target: Any) -> bool:
 def _signature(target: Any) -> tuple[str, int]:
     """The arguments of an operator or a function of ours as schema text, and how many tensors it returns."""
     if hasattr(target, "overloadpacket"):
-        text = torch_private.schema_text(target)
+        text = schema_text(target)
     else:
         text = torch.library.infer_schema(target, mutates_args=())
     arguments, _, returned = text.partition(" -> ")

@@ -2,12 +2,12 @@
 
 import torch
 
-from remat_executor import torch_private
 from remat_executor.errors import BadInput
 from remat_executor.lowering.runtime_protocol import Runtime
 from remat_executor.runtime.cudagraph import CudaGraphs
 from remat_executor.runtime.eager import Eager
 from remat_executor.runtime.inductor import Inductor
+from remat_executor.torch_private.inductor import inductor_lacks
 from remat_graph.errors import shown
 
 RUNTIMES = ("eager", "inductor", "cudagraph")
@@ -29,7 +29,7 @@ def check_runtime(name: object, device: torch.device) -> None:
             problem=f"runtime 'cudagraph' needs a CUDA device, and the model is on {device}",
             advice='use runtime="eager"',
         )
-    lacking = torch_private.inductor_lacks(device.type) if name == "inductor" else None
+    lacking = inductor_lacks(device.type) if name == "inductor" else None
     if lacking is not None:
         raise BadInput(
             problem=f"runtime 'inductor' needs {lacking}, which is not there",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from remat_executor import torch_private
+from remat_executor.torch_private.fake_tensors import copies_storages
 
 
 def describe(argument: Any) -> str:
@@ -42,7 +42,7 @@ def anywhere(key: str) -> str:
 def call_key(node: Node, device: torch.device) -> str:
     """The key of a call: its target and everything that decides which kernel runs."""
     parts = [describe(a) for a in node.args] + [f"{k}={describe(v)}" for k, v in sorted(node.kwargs.items())]
-    if torch_private.copies_storages(target_name(node)):
+    if copies_storages(target_name(node)):
         first = node.args[0].meta["val"]  # type: ignore[union-attr]
         parts.append(f"in {first.untyped_storage().nbytes()} bytes at {first.storage_offset()}")
     return f"{target_name(node)}({', '.join(parts)}) on {device.type}"

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from remat_executor import torch_private
+from remat_executor.capture.captured import Captured
 from remat_executor.capture.dataflow import Dataflow, is_random
-from remat_executor.capture.joint_graph import Captured
 from remat_executor.fx_nodes import is_item, meta_tensors
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.rng import default_generator
+from remat_executor.torch_private.tensors import storage_id
+from remat_executor.translation.gradient_layouts import obeys_layout, own_stride
 from remat_executor.translation.inplace import InPlace, in_place_forms
 from remat_executor.translation.keys import call_key, target_name
 from remat_executor.translation.recipes import (
@@ -30,32 +31,8 @@ from remat_executor.translation.recipes import (
     TrainBatchNorm,
     WriteBack,
 )
+from remat_executor.translation.translation import Translation
 from remat_graph import Graph, Implementation, Op, Role, Value
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Translation:
-    """A graph with the way back to torch.
-
-    Attributes:
-        graph: the IR; times and workspaces are zero until measured.
-        recipes: per op how to carry it out.
-        value_of: fx node -> index of the value that it is (not of views).
-        made_by: per op the (fx node, value index) pairs that it defines.
-        base_of: fx node -> node whose storage it looks at (itself unless it is a view).
-        in_place: per op {value written over -> (argument position, form)}.
-        gradients: (external index, node to hand over, value index) in order of `Captured.gradients`.
-        device: where the work is done.
-    """
-
-    graph: Graph
-    recipes: tuple[Recipe, ...]
-    value_of: dict[Node, int]
-    made_by: tuple[tuple[tuple[Node, int], ...], ...]
-    base_of: dict[Node, Node]
-    in_place: tuple[dict[int, tuple[int, InPlace]], ...]
-    gradients: tuple[tuple[int, Node, int], ...]
-    device: torch.device
 
 
 def work_device(tensors: Tensors) -> torch.device:
@@ -166,11 +143,11 @@ class _Translator:
         if isinstance(value, Tensor):
             return [(node, value)]
         bases = [u for u in node.users if is_item(u) and self.flow.base_of[u] is u]
-        named = {torch_private.storage_id(value[u.args[1]]): u for u in bases}
+        named = {storage_id(value[u.args[1]]): u for u in bases}
         found: list[tuple[Node | None, Tensor]] = []
         for tensor in meta_tensors(value):
             # A tensor returned twice may be two in the kernel: the second is counted while the op runs.
-            found.append((named.pop(torch_private.storage_id(tensor), None), tensor))
+            found.append((named.pop(storage_id(tensor), None), tensor))
         return found
 
     def add_op(self, node: Node, *, backward: bool) -> None:
@@ -383,7 +360,7 @@ class _Translator:
                 and stored.role is Role.ACTIVATION
                 and made.untyped_storage().nbytes() == made.numel() * made.element_size()
             )
-            if own and _obeys_layout(made, parameter):
+            if own and obeys_layout(made, parameter):
                 self.values[value] = attrs.evolve(stored, role=Role.GRAD, of=place)
             else:
                 value = self.copy_gradient(gradient, value, parameter, place)
@@ -392,8 +369,7 @@ class _Translator:
 
     def copy_gradient(self, gradient: Node, source: int, parameter: Tensor, place: int) -> int:
         made = gradient.meta["val"]
-        dense = torch.ops.aten.is_non_overlapping_and_dense.default(parameter)
-        stride = parameter.stride() if dense else _contiguous_stride(tuple(made.shape))
+        stride = own_stride(parameter, tuple(made.shape))
         name = f"{gradient.name}_for_{self.values[place].name}"
         nbytes = made.numel() * made.element_size()
         value = self.add_value(None, None, name=name, nbytes=nbytes, role=Role.GRAD, of=place)
@@ -416,19 +392,3 @@ class _Translator:
             else op
             for op in self.ops
         )
-
-
-def _contiguous_stride(size: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for extent in reversed(size):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
-
-
-def _obeys_layout(gradient: Tensor, parameter: Tensor) -> bool:
-    """Whether autograd keeps the gradient as it is: strides of a dense parameter, else contiguous."""
-    if not torch.ops.aten.is_non_overlapping_and_dense.default(parameter):
-        return gradient.is_contiguous()
-    pairs = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
-    return all(size == 1 or mine == theirs for size, mine, theirs in pairs)

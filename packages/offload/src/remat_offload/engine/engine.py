@@ -15,9 +15,9 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor import torch_private
 from remat_executor.lowering.step_handler import Action
 from remat_executor.module.planned_step import PlannedStep
+from remat_executor.torch_private.tensors import past_torch_function, storage_holders, tensor_versions
 from remat_graph import (
     Deliver,
     Free,
@@ -85,7 +85,7 @@ class Resident:
     holders: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.holders = torch_private.storage_holders(self.whole)
+        self.holders = storage_holders(self.whole)
 
     @property
     def tensor(self) -> Tensor:
@@ -257,7 +257,7 @@ class Engine:
 
     def strayed(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that lie elsewhere than they did; nobody has to wait for that to be known."""
-        with torch_private.past_torch_function():
+        with past_torch_function():
             return [(name, param) for name, param in self._homes if _spot(param) != self._spots[name]]
 
     def take_back(self) -> None:
@@ -338,14 +338,14 @@ class Engine:
                 break
         else:
             values = param.data.clone()
-            if torch_private.storage_holders(resident.whole) > resident.holders:
+            if storage_holders(resident.whole) > resident.holders:
                 whole = self.pool.allocate(resident.whole.numel())
                 former.append((resident.whole, resident.content))
                 resident.whole = whole
             resident.tensor.copy_(values)
             resident.content = object()
             param.data = resident.tensor
-        left = [pair for pair in former if torch_private.storage_holders(pair[0]) > resident.holders]
+        left = [pair for pair in former if storage_holders(pair[0]) > resident.holders]
         for whole, _ in former:
             if not any(whole is kept for kept, _ in left):
                 self.pool.release(whole)
@@ -525,7 +525,7 @@ class Transfers:
         self.reading: dict[int, Ticket] = {}  # work on the CPU, by the gradients that it reads
         self.flying: dict[Transfer, Tensor] = {}  # on the device, being copied: nobody has waited yet
         self.whereabouts = engine.whereabouts()
-        self.versions = torch_private.versions(engine.params)
+        self.versions = tensor_versions(engine.params)
         # A call whose backward never runs leaves activations behind, and copies.
         weakref.finalize(
             self, _abandon, engine.pool, engine.machine, self.graph, self.away, self.tickets, self.flying
@@ -684,7 +684,7 @@ class Transfers:
         make = self.engine.updates.on_host(param, resident.tensor, grad, scale)
 
         def work() -> None:
-            with torch.no_grad(), torch_private.past_torch_function():
+            with torch.no_grad(), past_torch_function():
                 if new is not None:
                     grad.add_(new)
                 make()
@@ -713,7 +713,7 @@ class Transfers:
             ticket = self.machine.work(work, after, name=f"adding to the gradient of {name}")
             self.reading[update.grad] = ticket
             after = [ticket]
-        with torch_private.past_torch_function():
+        with past_torch_function():
             param.grad = grad
         for ticket in after:
             self.engine.let_wait(param, ticket)
@@ -726,7 +726,7 @@ class Transfers:
         In the optimizer's call it is ``.grad``, and stays so.
         """
         param = self.engine.params[update.param]
-        with torch_private.past_torch_function():
+        with past_torch_function():
             held = param.grad
             if held is not None and live.get(update.grad) is held:
                 return held, None, []

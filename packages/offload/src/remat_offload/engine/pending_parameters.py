@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from remat_executor import torch_private
+from remat_executor.torch_private.tensors import past_torch_function
 from remat_offload.host_memory.pool import Event
 
 _WAIT = "_remat_wait"
@@ -73,7 +73,7 @@ def land(parameter: nn.Parameter) -> None:
 
 def drop_gradient(parameter: nn.Parameter) -> None:
     """Set ``.grad`` to None without waiting."""
-    with torch_private.past_torch_function():
+    with past_torch_function():
         parameter.grad = None
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from remat_executor import torch_private
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.module.planned_step import PlannedStep
+from remat_executor.torch_private.optimizers import mark_stepped, replace_step, step_hooks
+from remat_executor.torch_private.tensors import past_torch_function, storage_id
 from remat_graph import Graph, Home, Role
 from remat_graph.contexts import context
 from remat_graph.training import Optimized, at_home, training_graph
@@ -179,7 +180,7 @@ class Training:
         """
         self.engine.check_identity(flat)
         if self.in_backward and not self.engine.accumulating:
-            torch_private.mark_stepped(self.optimizer)  # which its backward will do
+            mark_stepped(self.optimizer)  # which its backward will do
         return self.engine.begin(step)
 
     @context
@@ -222,7 +223,7 @@ class Training:
         """
         if not self.in_backward or self.engine.accumulating:
             return
-        with torch_private.past_torch_function():
+        with past_torch_function():
             left = self.engine.names_of(
                 param
                 for param in self._with_gradients() - self.engine.added_up
@@ -254,14 +255,14 @@ class Training:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch_private.past_torch_function():
+        with past_torch_function():
             without = all(param.grad is None for param in self.engine.params)
         if without:
             raise OffloadMisuse(
                 problem="step() was called, but no parameter has a gradient", advice="call backward() before"
             )
         try:
-            with torch_private.step_hooks(self.optimizer), torch.no_grad():
+            with step_hooks(self.optimizer), torch.no_grad():
                 self.engine.step()
         finally:
             self.engine.clipping.scale_all()  # what is not stepped
@@ -334,7 +335,7 @@ class Training:
         return [param for group in self.optimizer.param_groups for param in group["params"]]
 
     def _with_gradients(self) -> set[nn.Parameter]:
-        with torch_private.past_torch_function():
+        with past_torch_function():
             return {param for param in self._parameters() if param.grad is not None}
 
     def _attach(self) -> None:
@@ -372,7 +373,7 @@ class Training:
             )
 
         setattr(original, _ATTACHED, self)
-        torch_private.replace_step(original, step)
+        replace_step(original, step)
         for function in (zero_grad, state_dict, load_state_dict, add_param_group):
             setattr(original, function.__name__, MethodType(function, original))
 
@@ -381,7 +382,7 @@ def _lent_nbytes(tensors: Tensors, device: torch.device) -> int:
     """Bytes of buffers, which are brought to the device, and of inputs there, each storage once."""
     inputs = (tensor for tensor in tensors.inputs if tensor.device == device)
     found = {
-        torch_private.storage_id(tensor): tensor.untyped_storage().nbytes()
+        storage_id(tensor): tensor.untyped_storage().nbytes()
         for tensor in (*(buffer for _, buffer in tensors.buffers), *inputs)
     }
     return sum(found.values())

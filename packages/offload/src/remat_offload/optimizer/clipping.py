@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from remat_executor import torch_private
+from remat_executor.torch_private.tensors import past_torch_function
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.host_memory.pool import Event
 from remat_offload.machine.base import Machine, Ticket
@@ -137,7 +137,7 @@ class Clipping:
         """Scale a gradient now, if that was put off."""
         if param not in self._scales:
             return
-        with uninterrupted(), torch.no_grad(), torch_private.past_torch_function():
+        with uninterrupted(), torch.no_grad(), past_torch_function():
             scale = self._scales.pop(param)
             if param.grad is not None:
                 param.grad.mul_(scale)

@@ -14,8 +14,8 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor import torch_private
 from remat_executor.rng import default_generator
+from remat_executor.torch_private.generators import is_generator
 from remat_offload.errors import RefusedOptimizer
 
 
@@ -55,4 +55,4 @@ def _draws(func: Any) -> bool:
 def _of_process(generator: torch.Generator | None, args: Iterable[Any]) -> bool:
     if generator is None:
         generator = next((each for each in args if isinstance(each, torch.Generator)), None)
-    return generator is None or torch_private.is_generator(generator, default_generator(generator.device))
+    return generator is None or is_generator(generator, default_generator(generator.device))

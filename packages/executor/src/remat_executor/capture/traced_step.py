@@ -1,0 +1,171 @@
+"""What is traced: a module as a function of flat tensors, and what its run notes beside the graph."""
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from remat_executor.capture.side_effects import Watched
+from remat_executor.errors import CaptureError, NothingToDifferentiate, UnplannedUse
+from remat_executor.inspection.attribute_changes import Changes
+from remat_executor.inspection.tensors import Tensors
+from remat_executor.torch_private.pytrees import flatten, unflatten
+
+
+@attrs.frozen(kw_only=True)
+class TraceResult:
+    """What one run of the module's forward notes.
+
+    Attributes:
+        spec: structure of the output.
+        requires_grad: per output tensor whether the original's does.
+        differentiated: indices of the output tensors that get gradients.
+        constants: per flat output the constant that it is; None for a tensor.
+        is_tensor: per flat output whether it is a tensor.
+        replaced: indices into `Tensors.flat` of plainly held tensors that the forward replaced.
+        changes: what the forward set on its modules.
+    """
+
+    spec: Any
+    requires_grad: tuple[bool, ...]
+    differentiated: frozenset[int]
+    constants: tuple[Any, ...]
+    is_tensor: tuple[bool, ...]
+    replaced: frozenset[int]
+    changes: Changes
+
+
+class TracedStep(nn.Module):
+    """The module as a function of flat tensors; notes the structure of what it returned."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        tensors: Tensors,
+        differentiate: Iterable[int] | None,
+        call: Callable[..., Any],
+        usual: Any,
+    ) -> None:
+        super().__init__()
+        self.parameters_ = nn.ParameterList()
+        for _, parameter in tensors.parameters:
+            self.parameters_.append(parameter)
+        self.buffers_ = nn.Module()
+        for i, (_, buffer) in enumerate(tensors.buffers):
+            self.buffers_.register_buffer(str(i), buffer)
+        # In the instance's dict, hidden from nn.Module: its parameters are those above.
+        self.__dict__["_original"] = module
+        self.__dict__["_tensors"] = tensors
+        self.__dict__["_call"] = call
+        self.__dict__["_usual"] = usual
+        self.__dict__["_differentiate"] = None if differentiate is None else set(differentiate)
+        self.result: TraceResult | None = None
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        """Call the original with flat tensors in the place of its own, and note the result.
+
+        Raises:
+            CaptureError: the original does what a captured graph would not do again.
+        """
+        tensors: Tensors = self.__dict__["_tensors"]
+        flat = (
+            *self.parameters_,
+            *(self.buffers_.get_buffer(str(i)) for i in range(len(tensors.buffers))),
+            *inputs,
+        )
+        owned = [names for names, _ in (*tensors.parameters, *tensors.buffers)]
+        swapped = {name: tensor for names, tensor in zip(owned, flat, strict=False) for name in names}
+        leaves = [
+            constant if place is None else inputs[place]
+            for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
+        ]
+        args, kwargs = unflatten(leaves, tensors.spec)
+        held = [flat[slot.place] for slot in tensors.slots]
+        watched = Watched(self.__dict__["_original"], swapped, held, self.__dict__["_call"])
+        named = {f"original.{name}": tensor for name, tensor in swapped.items()}
+        behind = False
+        try:
+            output = torch.func.functional_call(watched, named, (tensors, *args), kwargs, tie_weights=False)
+        except Exception as error:
+            behind = watched.is_behind(error)
+            if not behind:
+                raise
+        if behind:
+            raise watched.taken()  # not where the other one is handled: that is no context of it
+        leaves, spec = flatten(output)
+        found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        requires = [leaf.requires_grad for leaf in found]
+        wanted: set[int] | None = self.__dict__["_differentiate"]
+        _check_choice(wanted, requires, (leaf for leaf in leaves if not isinstance(leaf, Tensor)))
+        usual = self.__dict__["_usual"] in (None, spec)
+        chosen = default_choice(found, usual) if wanted is None else wanted
+        self.result = TraceResult(
+            spec=spec,
+            requires_grad=tuple(requires),
+            differentiated=frozenset(chosen),
+            constants=tuple(None if isinstance(leaf, Tensor) else _remade(leaf) for leaf in leaves),
+            is_tensor=tuple(isinstance(leaf, Tensor) for leaf in leaves),
+            replaced=frozenset(watched.replaced),
+            changes=watched.changes,
+        )
+        return [
+            leaf.detach() if needs and i not in chosen else leaf
+            for i, (leaf, needs) in enumerate(zip(found, requires, strict=True))
+        ]
+
+
+@attrs.frozen
+class UnavailableOutput:
+    """Stands where the original returns an object that a captured graph cannot remake."""
+
+    type_name: str
+
+    def __getattr__(self, name: str) -> Any:
+        """Say so, whatever is asked of it."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnplannedUse(
+            problem=f"a planned module does not return its {self.type_name}",
+            advice="turn it off (for example use_cache=False) or use the original, at `.module`",
+        )
+
+
+def _remade(leaf: Any) -> Any:
+    """An output that is no tensor: a constant of the step, or an object that holds what capture made."""
+    plain = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, Enum)
+    return leaf if isinstance(leaf, plain) else UnavailableOutput(type(leaf).__name__)
+
+
+def _check_choice(wanted: set[int] | None, requires: list[bool], others: Iterable[Any]) -> None:
+    if not any(requires):
+        opaque = sorted({type(o).__name__ for o in others if isinstance(_remade(o), UnavailableOutput)})
+        beside = f" ({', '.join(opaque)} is not looked into)" if opaque else ""
+        raise NothingToDifferentiate(
+            problem=f"the model returns no tensor that requires a gradient{beside}",
+            advice="return a loss or output that does, in a tuple, list, dict or on its own",
+        )
+    for i in wanted or ():
+        if not (0 <= i < len(requires) and requires[i]):
+            possible = [place for place, needs in enumerate(requires) if needs]
+            raise CaptureError(
+                problem=f"output {i} cannot be differentiated",
+                advice=f"name some of {possible} in differentiate=[...]",
+            )
+    if wanted is not None and not wanted:
+        raise CaptureError(problem="differentiate=[] names no output", advice="name one, or leave it out")
+
+
+def default_choice(outputs: list[Tensor], usual: bool = True) -> set[int]:
+    """Which outputs a caller will differentiate: a lone scalar in front is a loss, otherwise all.
+
+    Args:
+        outputs: the tensors among them.
+        usual: whether they come as the model's do. What a trainer returns instead it may use otherwise.
+    """
+    differentiable = [i for i, output in enumerate(outputs) if output.requires_grad]
+    if usual and differentiable and outputs[differentiable[0]].ndim == 0:
+        return {differentiable[0]}
+    return set(differentiable)

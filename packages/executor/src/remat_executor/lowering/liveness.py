@@ -1,0 +1,94 @@
+"""Liveness of a schedule: which steps become one graph, and which values live from one graph to the next."""
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from remat_executor.lowering.step_handler import Action, reads
+from remat_executor.translation.recipes import (
+    Draw,
+)
+from remat_executor.translation.translation import Translation
+from remat_graph import (
+    Compute,
+    Deliver,
+    Free,
+    Graph,
+    Lane,
+    OptimizerStep,
+    Start,
+    Step,
+)
+
+
+def split_runs(steps: Sequence[Step], first: int, beside: frozenset[int]) -> list[list[Step] | Action]:
+    """Steps in runs that become one graph each, and between them those that a handler carries out.
+
+    The last one is a run, an empty one if need be: what a section returns, a graph returns.
+    """
+    found: list[list[Step] | Action] = []
+    run: list[Step] = []
+    for position, step in enumerate(steps, first):
+        if position in beside:
+            if run:
+                found.append(run)
+            run = []
+            found.append(cast(Action, step))
+        else:
+            run.append(step)
+    return [*found, run]
+
+
+def needed_later(graph: Graph, sections: Sequence[Sequence[list[Step] | Action]]) -> list[list[set[int]]]:
+    """For each run of each section the values that what follows it needs."""
+    needed: set[int] = set()
+    found: list[list[set[int]]] = []
+    for section in reversed(sections):
+        mine = []
+        for run in reversed(section):
+            mine.append(set(needed))
+            needed |= read_by(graph, run) if isinstance(run, list) else reads(graph, run)
+        found.append(mine[::-1])
+    return found[::-1]
+
+
+def live_after(graph: Graph, step: Action, live: set[int]) -> tuple[set[int], list[int]]:
+    """What is live after a handler's step, and the gradients that the step makes an end of."""
+    match step:
+        case Start(transfer) if transfer.lane is Lane.TO_DEVICE:
+            return live | {transfer.value}, []
+        case Free(value):
+            return live - {value}, []
+        case Deliver(value):
+            return live, [value]
+        case OptimizerStep(value):
+            return live, [update.grad for update in graph.updates if update.param == value]
+        case _:
+            return live, []
+
+
+def read_by(graph: Graph, steps: Iterable[Step]) -> set[int]:
+    """Values that these steps compute with or deliver."""
+    return set().union(*(reads(graph, step) for step in steps if isinstance(step, Compute | Deliver)))
+
+
+def repeated_draws(translation: Translation, steps: Iterable[Step]) -> set[int]:
+    """Generator states that a repeat will ask for; the others need not be read."""
+    seen: set[int] = set()
+    found: set[int] = set()
+    for step in steps:
+        if isinstance(step, Compute):
+            recipe = translation.recipes[step.op]
+            if isinstance(recipe, Draw) and step.op in seen:
+                found.add(recipe.state)
+            seen.add(step.op)
+    return found
+
+
+def freed_next(steps: Sequence[Step], position: int) -> set[int]:
+    """Values that are freed right after a step."""
+    freed: set[int] = set()
+    for step in steps[position + 1 :]:
+        if not isinstance(step, Free):
+            break
+        freed.add(step.value)
+    return freed

@@ -1,0 +1,213 @@
+"""Private names that trace a joint forward and backward graph, and that say why a trace stops."""
+
+import contextlib
+import threading
+from collections.abc import Generator
+from enum import Enum
+
+import attrs
+import torch
+
+from remat_executor.errors import UnsupportedTorch
+from remat_executor.fx_nodes import args_of
+from remat_executor.torch_private.fake_tensors import with_careful_fake_cache
+from remat_executor.torch_private.fx_modules import without_code
+from remat_executor.torch_private.lookup import private_name
+from remat_graph.contexts import context
+
+
+@attrs.frozen(kw_only=True)
+class Joint:
+    """A joint forward and backward graph as torch exports it.
+
+    Attributes:
+        graph_module: the fx module; placeholders and the output node carry descriptors in ``meta["desc"]``.
+        of_input: per flat output whether it is an input or a view of one.
+        reshaped: whether an input's shape or strides change in place.
+    """
+
+    graph_module: torch.fx.GraphModule
+    of_input: tuple[bool, ...]
+    reshaped: bool
+
+
+@attrs.frozen(kw_only=True)
+class JointInput:
+    """A placeholder of a joint graph, and what torch says of it.
+
+    Attributes:
+        node: the placeholder.
+        name: of what it stands for, unique in the graph.
+        tangent_of: name of the output whose tangent it is; None for an input of the forward.
+        written_input: name of the input whose new content it is the tangent of, if it is one's.
+        target: the parameter or buffer that it stands for, as a path in the module.
+        index: its place among the inputs, if it is one of them.
+    """
+
+    node: torch.fx.Node
+    name: str
+    tangent_of: str | None
+    written_input: str | None
+    target: str | None
+    index: int | None
+
+
+class OutputKind(Enum):
+    """What an output of a joint graph is, each with the name of torch's class that describes it."""
+
+    OWN = "PlainAOTOutput"  # the traced function returns it
+    MUTATION = "InputMutationAOTOutput"  # new content of an input
+    GRADIENT = "GradAOTOutput"  # of an input
+    BASE = "IntermediateBaseAOTOutput"  # returned by views of it alone
+
+
+@attrs.frozen(kw_only=True)
+class JointOutput:
+    """An output of a joint graph, and what torch says of it.
+
+    Attributes:
+        node: makes it.
+        kind: None if it is of no kind that remat knows.
+        type_name: name of torch's class that describes it.
+        name: of what it is, unique in the graph; empty if torch says nothing.
+        index: its place among the outputs of the traced function, if it is one of them.
+        of_input: name of the input that it is the new content or the gradient of; empty if of none.
+    """
+
+    node: torch.fx.Node
+    kind: OutputKind | None
+    type_name: str
+    name: str
+    index: int | None
+    of_input: str
+
+
+def joint_inputs(graph: torch.fx.Graph) -> list[JointInput]:
+    """The placeholders of a joint graph, in its order."""
+    found = []
+    for node in graph.find_nodes(op="placeholder"):
+        described = node.meta["desc"]
+        output = described.output if described.is_tangent() else None
+        written = getattr(output, "mutated_input", None)
+        held = described.is_param() or described.is_buffer()
+        found.append(
+            JointInput(
+                node=node,
+                name=described.expr(),
+                tangent_of=None if output is None else output.expr(),
+                written_input=None if written is None else written.expr(),
+                target=described.target if held else None,
+                index=getattr(described, "idx", None),
+            )
+        )
+    return found
+
+
+def joint_outputs(graph: torch.fx.Graph) -> list[JointOutput]:
+    """The outputs of a joint graph that are nodes, in its order."""
+    kinds = {kind.value: kind for kind in OutputKind}
+    output_node = graph.output_node()
+    found = []
+    for value, described in zip(args_of(output_node)[0], output_node.meta["desc"], strict=True):
+        if not isinstance(value, torch.fx.Node):
+            continue
+        type_name = type(described).__name__ if described is not None else ""
+        of_input = getattr(described, "mutated_input", None) or getattr(described, "grad_of", None)
+        found.append(
+            JointOutput(
+                node=value,
+                kind=kinds.get(type_name),
+                type_name=type_name,
+                name="" if described is None else described.expr(),
+                index=getattr(described, "idx", None),
+                of_input="" if of_input is None else of_input.expr(),
+            )
+        )
+    return found
+
+
+@context
+def _as_if_compiling() -> Generator[None, None, None]:
+    """Hugging Face mask code branches on data unless it believes that it is being compiled."""
+    compiler = torch.compiler
+    if not hasattr(compiler, "_is_compiling_flag"):
+        raise UnsupportedTorch(name="torch.compiler._is_compiling_flag", version=torch.__version__)
+    before, ask, me = compiler._is_compiling_flag, compiler.is_compiling, threading.get_ident()
+
+    def is_compiling() -> bool:
+        """An optimizer that steps in another thread meanwhile rounds otherwise if it is told so."""
+        return ask() if threading.get_ident() == me else before
+
+    compiler._is_compiling_flag = True
+    compiler.is_compiling = is_compiling
+    try:
+        yield
+    finally:
+        compiler._is_compiling_flag, compiler.is_compiling = before, ask
+
+
+@context
+def _as_eager_composes() -> Generator[None, None, None]:
+    """Trace what C++ composes as C++ composes it, which is what eager runs.
+
+    Torch's Python decompositions of these differ from it: other kernels, other rounding, an LSTM without its
+    dropout between layers, a multilabel margin loss with other numbers (torch 2.13).
+    """
+    implicit, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
+    packets = [getattr(torch.ops.aten, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")]
+    sizes = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
+    names = [f"upsample_{size}" for size in sizes]
+    names += [f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)]
+    names += [f"_upsample_{how}2d_aa" for how in ("bilinear", "bicubic", "lanczos")]
+    names += ["multilabel_margin_loss_forward", "multi_margin_loss", "hardshrink", "softshrink", "matmul"]
+    packets += [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
+    removed = []
+    for packet in packets:
+        for overload in packet.overloads():
+            operator = getattr(packet, overload)
+            for key in (implicit, autograd):
+                if key in operator.py_kernels:
+                    removed.append((operator, key, operator.py_kernels.pop(key)))
+            operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operator, key, kernel in removed:
+            operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()
+
+
+def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> Joint:
+    """Trace the forward and backward of `module(*tensors)` on fake tensors."""
+    export = private_name("torch._functorch.aot_autograd", "aot_export_joint_with_descriptors")
+    with (
+        contextlib.ExitStack() as stack,
+        _as_if_compiling(),
+        _as_eager_composes(),
+        with_careful_fake_cache(),
+        without_code(),
+        private_name("torch._functorch.config", "patch")(
+            {
+                "backward_pass_autocast": "off",  # not under the forward's: eager calls it after leaving that
+                "decompose_custom_triton_ops": False,  # eager runs them whole
+            }
+        ),
+    ):
+        joint = export(stack, module, tensors)
+        found = joint._aot_state.fw_metadata
+        return Joint(
+            graph_module=joint.graph_module,
+            of_input=tuple(o.output_type.name in ("is_input", "alias_of_input") for o in found.output_info),
+            reshaped=any(i.mutates_metadata for i in found.input_info),
+        )
+
+
+def is_data_dependent(error: Exception) -> bool:
+    """Whether capture stopped because a Python branch depends on a tensor's values."""
+    names = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
+    return any(name in (type(error).__name__, *(c.__name__ for c in type(error).__mro__)) for name in names)
+
+
+def has_dynamic_shape(error: Exception) -> bool:
+    """Whether that is since the size of a result depends on a tensor's values."""
+    return any(c.__name__ == "DynamicOutputShapeException" for c in type(error).__mro__)

@@ -1,0 +1,74 @@
+"""Private names of the dispatcher: how an operator can be called, and what a call dispatches to."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from remat_executor.torch_private.pytrees import flatten
+
+
+def public_forms(operator: Any) -> list[tuple[str, Any]]:
+    """Ways to call an operator that read their arguments in C++, as kind and target of fx nodes."""
+    name = operator.overloadpacket.__name__
+    forms: list[tuple[str, Any]] = []
+    if hasattr(torch.Tensor, name):
+        forms.append(("call_method", name))
+    forms += [
+        ("call_function", getattr(space, name)) for space in (torch, torch._C._nn) if hasattr(space, name)
+    ]
+    return forms
+
+
+def bare(operator: Any) -> Any:
+    """An operator's overload without the Python frame around it, named so that fx can print it."""
+    if not hasattr(operator, "_op"):
+        return operator
+    call = functools.partial(operator._op)
+    call.__name__ = operator.__name__.replace(".", "_")  # type: ignore[attr-defined]
+    call.__module__ = __name__
+    return call
+
+
+class _Seen(Exception):
+    """Ends a call once it is known what it dispatches to."""
+
+
+def dispatched(call: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    """What a call reaches the dispatcher with: the operator and its arguments, comparable; nothing runs.
+
+    Returns:
+        None if it does not get there, or with tensors that are not among the arguments.
+    """
+    given = {id(leaf): place for place, leaf in enumerate(flatten((args, kwargs))[0])}
+    found: list[tuple[Any, ...] | None] = []
+
+    def comparable(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return ("tensor", given[id(leaf)])
+        return (type(leaf), repr(leaf))
+
+    class Catch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            leaves, spec = flatten((args, kwargs or {}))
+            try:
+                found.append((func, tuple(map(comparable, leaves)), spec))
+            except KeyError:  # a number became a tensor
+                found.append(None)
+            raise _Seen
+
+    try:
+        with torch.no_grad(), Catch():  # type: ignore[no-untyped-call]
+            call(*args, **kwargs)
+    except _Seen:
+        return found[0]
+    except (TypeError, RuntimeError, NotImplementedError, AttributeError):
+        return None
+    return None
+
+
+def schema_text(target: Any) -> str:
+    """An operator's schema as text: name, arguments, results."""
+    return str(target._schema)

@@ -1,0 +1,24 @@
+"""Private names of Dynamo: what `torch.compile` leaves alone."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from remat_executor.torch_private.lookup import private_name
+
+
+def unseen_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which `torch.compile` around it calls as it is."""
+    unseen: Callable[..., Any] = private_name("torch._dynamo", "disable")(function)
+    return unseen
+
+
+def under_dynamo() -> bool:
+    """Whether this was called from a region that `torch.compile` compiles."""
+    compiled = private_name("torch._dynamo.eval_frame", "__file__")
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename == compiled:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

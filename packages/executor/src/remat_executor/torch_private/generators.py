@@ -1,0 +1,66 @@
+"""Private names of random generators: who seeds them, and which of them are one."""
+
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+
+from remat_graph.contexts import context
+
+
+class _WatchedGenerator:
+    """Stands for a generator where torch's functions look it up; tells before it is set."""
+
+    def __init__(self, generator: torch.Generator, tell: Callable[[str], None]) -> None:
+        self._generator, self._tell, self._thread = generator, tell, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        sets = ("manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state")
+        watched = name in sets and threading.get_ident() == self._thread  # others may do as they like
+        if watched and not _caller().startswith(("torch._dynamo", "torch._functorch", "torch._inductor")):
+            self._tell(name)
+        return getattr(self._generator, name)
+
+
+def _caller() -> str:
+    """Name of the module that called a function of torch's for generators; a compiler keeps states itself."""
+    frame: Any = sys._getframe(2)
+    between = (
+        "torch.random",
+        "torch.cuda.random",
+        "contextlib",
+        "torch._compile",
+        "torch._dynamo.eval_frame",
+    )
+    while frame.f_back is not None and frame.f_globals.get("__name__") in between:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))
+
+
+@context
+def watched_generators(tell: Callable[[str], None]) -> Generator[None, None, None]:
+    """Tell when a function of torch's is about to seed a default generator or to set its state."""
+    device = torch.accelerator.current_accelerator()
+    owners: list[Any] = [torch, torch.random]
+    before: dict[Any, Any] = {owner: owner.default_generator for owner in owners}
+    watched: Any = _WatchedGenerator(torch.default_generator, tell)
+    of_device: Any = torch.get_device_module(device) if device is not None else None
+    several = getattr(of_device, "default_generators", ())
+    for owner in owners:
+        owner.default_generator = watched
+    if several:
+        of_device.default_generators = tuple(_WatchedGenerator(g, tell) for g in several)
+    try:
+        yield
+    finally:
+        for owner in owners:
+            owner.default_generator = before[owner]
+        if several:
+            of_device.default_generators = several
+
+
+def is_generator(one: torch.Generator, other: torch.Generator) -> bool:
+    """Whether two objects are one generator: operators are given another object of Python's."""
+    return bool(one._cdata == other._cdata)  # type: ignore[attr-defined]

@@ -1,0 +1,25 @@
+"""Private names of the attributes in which modules hold their hooks."""
+
+from typing import Any
+
+import torch
+
+from remat_executor.torch_private.lookup import private_name
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Attributes of a module that hold the hooks which are called in a step."""
+
+
+READ_REGISTRIES = ("_parameters", "_buffers", "_modules", *HOOKS)
+"""Attributes that every module has and that a step depends on."""
+
+
+def hook_registries(module: torch.nn.Module) -> list[dict[int, Any]]:
+    """What holds the hooks that are registered on this module itself and called in a step."""
+    return [getattr(module, name) for name in HOOKS]
+
+
+def global_module_hooks() -> bool:
+    """Whether hooks are registered for all modules."""
+    kinds = ("forward", "forward_pre", "backward", "backward_pre")
+    return any(private_name("torch.nn.modules.module", f"_global_{kind}_hooks") for kind in kinds)

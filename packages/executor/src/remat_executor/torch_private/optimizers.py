@@ -1,0 +1,42 @@
+"""Private names of torch's optimizers: steps that are counted, replaced and hooked."""
+
+import types
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+
+from remat_graph.contexts import context
+
+
+def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Let a scheduler know that the optimizer has stepped, by whatever way."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:
+    """Let one optimizer step by a function of ours; a scheduler that watches its steps goes on to.
+
+    Args:
+        optimizer: the object; its class stays as it is.
+        step: takes the optimizer and a closure.
+    """
+
+    def stepped(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        mark_stepped(self)
+        return step(self, closure)
+
+    method = types.MethodType(stepped, optimizer)
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        stepped._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = method  # type: ignore[method-assign]
+
+
+@context
+def step_hooks(optimizer: torch.optim.Optimizer) -> Generator[None, None, None]:
+    """Call the hooks that a user registered for an optimizer's steps, before and after."""
+    for hook in list(optimizer._optimizer_step_pre_hooks.values()):
+        hook(optimizer, (), {})
+    yield
+    for hook in list(optimizer._optimizer_step_post_hooks.values()):
+        hook(optimizer, (), {})
