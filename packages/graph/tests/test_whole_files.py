@@ -15,13 +15,13 @@ from remat_graph.serialization.whole_file import write_whole
 
 STOPS = """
 import os, signal, sys
-from remat_graph import BadFile, pipes, wholefile
+from remat_graph.serialization import whole_file
 from remat_graph.serialization.json_reader import read_json
 if sys.argv[2] == "killed":
     os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 else:
     os.replace = lambda *_: (print("writing", flush=True), input())
-wholefile.write_whole(sys.argv[1], "half")
+whole_file.write_whole(sys.argv[1], "half")
 """
 
 
