@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import record
 from remat_executor.costs.estimate import estimated_graph
 from remat_graph import Graph, H200Spec, Role, Timeline, simulate
-from remat_graph.simulator.simulate import Grads
+from remat_graph.simulator.timeline import Grads
 from remat_graph.training import Optimized, accumulating, at_home, training_graph
 from remat_solvers import Deadline, Problem, Solution
 from remat_solvers.offload.parameter_groups import params_of

@@ -197,7 +197,7 @@ def test_memory_that_is_larger_goes_home() -> None:
     """The first of a vector's parameters would hold all of it, on the device too."""
     moved = net()
     ours = offmate(moved, X, "80%", optimizer=optim.AdamW(moved.parameters()))
-    assert "0.weight" not in ours._remat_training.engine.residents
+    assert "0.weight" not in ours._remat_training.engine.residency.residents
     expected = [p.untyped_storage().nbytes() for p in moved.parameters()]
     flat(list(moved.parameters()), [])
     ours(X)
@@ -260,10 +260,12 @@ def test_states_go_on_from_there(change: Callable[..., None], in_backward: bool)
         found.append([p.detach() for p in params] + [optimizer.state[p]["exp_avg"] for p in params])
     assert all(map(torch.equal, *found))
     model(X)
-    engine = model._remat_training.engine
+    residency = model._remat_training.engine.residency
     names = [f"{name}.exp_avg" for name, _ in model.module.named_parameters()]
     homes = [
-        (engine.residents[name], p) for name, p in zip(names, params, strict=True) if name in engine.residents
+        (residency.residents[name], p)
+        for name, p in zip(names, params, strict=True)
+        if name in residency.residents
     ]
     assert homes
     assert all(home.whole.data_ptr() == optimizer.state[p]["exp_avg"].data_ptr() for home, p in homes)

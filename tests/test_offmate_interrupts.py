@@ -140,8 +140,8 @@ def test_what_is_left_on_the_device_comes_home(monkeypatch: pytest.MonkeyPatch) 
         model(x).square().mean().backward()
         if model is plain[0]:
             optimizer.step()
-    engine = ours[0]._remat_training.engine
-    send_home, failed = engine.send_home, []
+    residency = ours[0]._remat_training.engine.residency
+    send_home, failed = residency.send_home, []
 
     def fails_once(name: str, newer: Tensor) -> Any:
         if not failed:
@@ -149,7 +149,7 @@ def test_what_is_left_on_the_device_comes_home(monkeypatch: pytest.MonkeyPatch) 
             raise KeyboardInterrupt
         return send_home(name, newer)
 
-    monkeypatch.setattr(engine, "send_home", fails_once)
+    monkeypatch.setattr(residency, "send_home", fails_once)
     with pytest.raises(KeyboardInterrupt):
         ours[1].step()
     assert failed
@@ -280,7 +280,7 @@ def test_an_interrupted_wait_forgets_nothing(
 def test_a_call_that_is_refused_waits_for_nothing(under_way: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward that fails at what it was given, or in a hook of the user's, leaves updates awaited."""
     _, _, ours, _, x, _ = under_way
-    homes = ours._remat_training.engine.residents
+    homes = ours._remat_training.engine.residency.residents
     param = next(p for name, p in ours.module.named_parameters() if name not in homes)
     values, param.data = param.data, torch.ones(3, 4)
     with pytest.raises(OffloadMisuse, match="has the shape"):

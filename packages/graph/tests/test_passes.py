@@ -24,7 +24,7 @@ from remat_graph import (
     Wait,
     simulate,
 )
-from remat_graph.simulator.simulate import Grads
+from remat_graph.simulator.timeline import Grads
 from remat_graph.training import accumulating, at_home
 
 LINKS = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20, host_nbytes_per_s=40)

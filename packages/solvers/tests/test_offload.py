@@ -10,7 +10,7 @@ import pytest
 
 from remat_graph import Graph, Home, Lane, Links, OptimizerStep, Role, Schedule, Start, simulate
 from remat_graph.budget import noremat_peak_nbytes
-from remat_graph.simulator.simulate import Grads
+from remat_graph.simulator.timeline import Grads
 from remat_graph.testing.random_graphs import random_chain, random_graph
 from remat_graph.testing.random_training import random_links, random_training
 from remat_graph.training import Optimized, accumulating, at_home, training_graph

@@ -45,7 +45,8 @@ from remat_graph.schedule import (
 from remat_graph.serialization.graphs import graph_from_data, graph_to_data, load_graph, save_graph
 from remat_graph.serialization.plans import load_plan, plan_from_data, plan_to_data, save_plan
 from remat_graph.serialization.schedules import load_order, save_order, schedule_from_data, schedule_to_data
-from remat_graph.simulator.simulate import Grads, Timeline, simulate
+from remat_graph.simulator.simulate import simulate
+from remat_graph.simulator.timeline import Grads, Timeline
 from remat_graph.units import format_nbytes, format_seconds
 from remat_graph.verify import verify
 

@@ -22,9 +22,11 @@ from remat_graph import Graph, Home, Role
 from remat_graph.contexts import context
 from remat_graph.training import Optimized, at_home, training_graph
 from remat_offload.deferred_signals import uninterrupted
-from remat_offload.engine.engine import Engine, Layout, Transfers
+from remat_offload.engine.engine import Engine
 from remat_offload.engine.on_demand_weights import Lending
 from remat_offload.engine.pending_parameters import drop_gradient
+from remat_offload.engine.residency import Layout
+from remat_offload.engine.transfer_steps import Transfers
 from remat_offload.engine.weight_loading import Filler
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import HostPool
@@ -141,7 +143,7 @@ class Training:
         if self.homes is not None:
             return settled
         params = [param for _, param in tensors.parameters]
-        self.engine.settle(settled, params, [buffer for _, buffer in tensors.buffers], self._filler)
+        self.engine.residency.settle(settled, params, [buffer for _, buffer in tensors.buffers], self._filler)
         self._filler = None  # nor the weights that it reads
         for value in settled.values:
             if value.role is Role.OPTIMIZER_STATE and value.home is Home.HOST and value.of is not None:
@@ -150,7 +152,7 @@ class Training:
                 (state,) = (state for state in self.states.kept(param) if state.name == name)
                 like = param if state.shape == tuple(param.shape) else torch.empty(state.shape, device="meta")
                 layout = Layout(state.shape, like.stride(), 0, state.dtype)
-                self.states.house(param, name, self.engine.house(value.name, layout).whole)
+                self.states.house(param, name, self.engine.residency.house(value.name, layout).whole)
         self.states.settle(None if self._before is None else self._before.states)
         self.homes = frozenset(v.name for v in settled.values if v.home is Home.HOST)
         self.engine.added_up = self._with_gradients()
@@ -178,7 +180,7 @@ class Training:
         Raises:
             OffloadMisuse: one of the model's parameters is another object now.
         """
-        self.engine.check_identity(flat)
+        self.engine.residency.check_identity(flat)
         if self.in_backward and not self.engine.accumulating:
             mark_stepped(self.optimizer)  # which its backward will do
         return self.engine.begin(step)
@@ -186,7 +188,7 @@ class Training:
     @context
     def original(self) -> Generator[None, None, None]:
         """In it the original can run; see `Handlers`."""
-        with self.entered(), Lending(self.engine):
+        with self.entered(), Lending(self.engine.residency):
             yield
 
     # -- in the place of the optimizer's methods
@@ -224,7 +226,7 @@ class Training:
         if not self.in_backward or self.engine.accumulating:
             return
         with past_torch_function():
-            left = self.engine.names_of(
+            left = self.engine.residency.names_of(
                 param
                 for param in self._with_gradients() - self.engine.added_up
                 if param.grad is not None and param.grad.any()
@@ -256,7 +258,7 @@ class Training:
             with torch.enable_grad():
                 loss = closure()
         with past_torch_function():
-            without = all(param.grad is None for param in self.engine.params)
+            without = all(param.grad is None for param in self.engine.residency.params)
         if without:
             raise OffloadMisuse(
                 problem="step() was called, but no parameter has a gradient", advice="call backward() before"
@@ -291,10 +293,8 @@ class Training:
                 problem="gradients cannot be clipped together where each is used as soon as it is there",
                 advice="build the module with optimizer_in_backward=False",
             )
-        engine = self.engine
-        return engine.clipping.clip(
-            engine.params, engine.at_home_on_host(), max_norm, norm_type, error_if_nonfinite, foreach
-        )
+        params, on_host = self.engine.residency.params, self.engine.residency.at_home_on_host()
+        return self.engine.clipping.clip(params, on_host, max_norm, norm_type, error_if_nonfinite, foreach)
 
     @context
     def accumulating(self) -> Generator[None, None, None]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 import attrs
 
 from remat_graph import Graph, Links, Schedule, Timeline, simulate
-from remat_graph.simulator.simulate import Grads
+from remat_graph.simulator.timeline import Grads
 from remat_graph.training import at_home
 from remat_solvers.offload.schedule_writer import hand_over, judged
 from remat_solvers.offload.training_problem import Style, ready

@@ -1,0 +1,394 @@
+"""The rules of a schedule's steps: one pass over them, which refuses what cannot run."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from remat_graph.errors import InvalidSchedule, shown
+from remat_graph.ir import Graph, Home, Role, Value
+from remat_graph.schedule import (
+    Compute,
+    Deliver,
+    Free,
+    FreeHost,
+    Lane,
+    OptimizerStep,
+    Schedule,
+    Start,
+    Step,
+    Transfer,
+    Wait,
+)
+from remat_graph.simulator.clock import Clock
+from remat_graph.simulator.memory import Memory
+from remat_graph.simulator.timeline import Grads
+
+
+class Replay:
+    """One pass over the steps; the state of every value lives here.
+
+    Attributes:
+        memory: bytes held and their peaks.
+        events: what the clock is to be told, in order: its methods, each with its argument.
+        recomputed_s: seconds on the compute lane spent on repeated runs.
+    """
+
+    def __init__(self, graph: Graph, schedule: Schedule, grads: Grads, *, adds: bool, updates: bool) -> None:
+        """Start.
+
+        Args:
+            graph: the graph.
+            schedule: the steps.
+            grads: what a delivered gradient is charged.
+            adds: whether there are gradients to which those made here are added.
+            updates: whether the optimizer steps in this pass.
+        """
+        self.graph, self.schedule, self.grads = graph, schedule, grads
+        self.adds, self.updates = adds, updates
+        self.events: list[tuple[Callable[[Clock, Any], None], Any]] = []
+        self.update_of = {update.param: update for update in graph.updates}
+        self.step = 0
+        self.memory = Memory(graph)
+        self.overwritten: set[int] = set()
+        self.delivered: dict[int, Home] = {}  # gradients by where autograd got them
+        self.arriving: dict[int, set[Lane]] = {}  # started and not waited for, by value
+        self.updated: set[int] = set()
+        self.spent: set[int] = set()  # gradients that an update has read, or added to others
+        self.stale_on_device: set[int] = set()
+        self.stale_on_host: set[int] = set()
+        self.ran: set[int] = set()
+        self.written: set[int] = set()  # external versions made so far
+        self.produced = {v for op in graph.ops for i in op.implementations for v in i.outputs}
+        self.recomputed_s = 0.0
+
+    def run(self) -> None:
+        """Play it.
+
+        Raises:
+            InvalidSchedule: with the step and what was missing.
+        """
+        steps = self.schedule.steps
+        if not 0 <= self.schedule.boundary <= len(steps):
+            self._fail(f"boundary {self.schedule.boundary} lies outside the {len(steps)} steps")
+        end = len(steps) if self.schedule.end is None else self.schedule.end
+        if not self.schedule.boundary <= end <= len(steps):
+            self._fail(f"end {end} lies outside of the backward's {len(steps)} steps")
+        for late in range(end, len(steps)):
+            if isinstance(steps[late], Compute | Deliver):
+                self._fail(f"step {late} belongs to the optimizer's call, and computes or delivers")
+        for index, value in enumerate(self.graph.values):
+            if value.home is Home.DEVICE:
+                self.memory.arrive(index)
+            elif value.home is Home.HOST:
+                self.memory.arrive_on_host(index)
+        self.memory.note_peak(self.step)
+        for self.step, step in enumerate(steps):
+            if self.step == self.schedule.boundary:
+                self._begin_backward()
+            before = self.memory.held
+            spike = self._carry_out(step) if self._takes_place(step) else before
+            self.memory.record(max(before, spike))
+        self.step = len(steps)
+        if self.schedule.boundary == len(steps):
+            self._begin_backward()
+        self._check_end()
+
+    def _takes_place(self, step: Step) -> bool:
+        """Whether a step is done in this pass."""
+        if self.updates:
+            return True
+        if self.schedule.end is not None and self.step >= self.schedule.end:
+            return False
+        match step:
+            case Start(transfer) | Wait(transfer):
+                return self._stored(transfer.value).role is not Role.OPTIMIZER_STATE
+            case Free(value) | FreeHost(value):
+                return self._stored(value).role is not Role.OPTIMIZER_STATE
+            case _:
+                return True
+
+    def _carry_out(self, step: Step) -> int:
+        """Do one step; the device bytes at its highest moment."""
+        match step:
+            case Compute():
+                return self._compute(step)
+            case Free(value):
+                self._free(value)
+            case Deliver(value):
+                self._deliver(value)
+            case Start(transfer):
+                self._start(transfer)
+            case Wait(transfer):
+                self._wait(transfer)
+            case FreeHost(value):
+                self._free_host(value)
+            case OptimizerStep():
+                return self._optimize(step)
+            case _:
+                self._fail(f"{shown(step)} is no step")
+        return self.memory.held
+
+    # -- compute lane
+
+    def _compute(self, step: Compute) -> int:
+        if not 0 <= step.op < len(self.graph.ops):
+            self._fail(f"no op {step.op}: the graph has {len(self.graph.ops)}")
+        op = self.graph.ops[step.op]
+        if not 0 <= step.implementation < len(op.implementations):
+            self._fail(f"{op.name} has no implementation {step.implementation}")
+        implementation = op.implementations[step.implementation]
+        again = step.op in self.ran
+        if again and op.rerun is None:
+            self._fail(f"{op.name} may run only once and runs again")
+        if again and step.implementation != op.rerun:
+            self._fail(f"{op.name} repeats implementation {step.implementation}; only {op.rerun} may repeat")
+        if not again and not op.backward and self.step >= self.schedule.boundary:
+            self._fail(f"forward op {op.name} runs first after the boundary")
+        for value in implementation.inputs:
+            self._check_readable(value, op.name)
+
+        new: list[int] = []
+        spike = spike_exact = 0
+        dying: set[int] = self._freed_next() if implementation.reuses else set()
+        reused_inputs: set[int] = set()
+        for value in implementation.outputs:
+            stored = self.graph.values[value]
+            if stored.external:
+                self._overwrite(value, op.name)
+                continue
+            source = (
+                self._reused_input(implementation.reuses, value, dying - reused_inputs) if dying else None
+            )
+            if source is not None and value not in self.memory.on_device and value not in self.delivered:
+                reused_inputs.add(source)
+                self.memory.take_over(value, source)
+                continue
+            spike += self.graph.allocated_nbytes(value)
+            spike_exact += stored.nbytes
+            if value in self.memory.on_device or value in self.delivered:
+                if not stored.pinned:
+                    self._fail(f"{op.name} makes {stored.name}, which is still live")
+            else:
+                new.append(value)
+        highest = self.memory.held + spike + implementation.workspace_nbytes
+        self.memory.note_peak(self.step, spike + implementation.workspace_nbytes, spike_exact)
+        for value in new:
+            self.memory.arrive(value)
+        self.events.append((Clock.compute, implementation.time_s))
+        if again:
+            self.recomputed_s += implementation.time_s
+        self.ran.add(step.op)
+        return highest
+
+    def _freed_next(self) -> set[int]:
+        """Values whose Free steps follow before anything else happens."""
+        freed = set()
+        steps, position = self.schedule.steps, self.step + 1
+        while position < len(steps) and isinstance(step := steps[position], Free):
+            freed.add(step.value)
+            position += 1
+        return freed
+
+    def _reused_input(self, reuses: tuple[tuple[int, int], ...], output: int, dying: set[int]) -> int | None:
+        for made, source in reuses:
+            if made == output and source in dying and not self.graph.values[source].external:
+                return source
+        return None
+
+    def _check_readable(self, value: int, reader: str) -> None:
+        stored = self.graph.values[value]
+        if value in self.overwritten:
+            self._fail(f"{reader} reads {stored.name}, which has been overwritten since")
+        if stored.external:
+            if value in self.produced and value not in self.written:
+                self._fail(f"{reader} reads {stored.name}, which has not been written yet")
+            return
+        if value in self.delivered:
+            self._fail(f"{reader} reads gradient {stored.name}, which was delivered")
+        if value not in self.memory.on_device:
+            self._fail(f"{reader} reads {stored.name}, which is not live")
+        if self._moving(value, Lane.TO_DEVICE):
+            self._fail(f"{reader} reads {stored.name}, whose transfer was not waited for")
+        if value in self.updated and value not in self.stale_on_device:
+            self._fail(f"{reader} reads {stored.name}, which the optimizer has already changed")
+
+    def _overwrite(self, value: int, writer: str) -> None:
+        stored = self.graph.values[value]
+        if value in self.written:
+            self._fail(f"{writer} writes {stored.name} a second time")
+        self.written.add(value)
+        if stored.replaces is not None:
+            if stored.replaces in self.produced and stored.replaces not in self.written:
+                earlier = self.graph.values[stored.replaces].name
+                self._fail(f"{writer} writes {stored.name} before {earlier}, the version it replaces")
+            self.overwritten.add(stored.replaces)
+
+    def _stored(self, value: int) -> Value:
+        if not 0 <= value < len(self.graph.values):
+            self._fail(f"no value {value}: the graph has {len(self.graph.values)}")
+        return self.graph.values[value]
+
+    def _free(self, value: int) -> None:
+        stored = self._stored(value)
+        if value not in self.memory.on_device:
+            self._fail(f"{stored.name} is freed but not live")
+        if stored.role is Role.OUTPUT:
+            self._fail(f"output {stored.name} is freed, but the caller holds it")
+        if stored.role is Role.GRAD and value not in self.memory.on_host and value not in self.spent:
+            self._fail(f"gradient {stored.name} is freed before it was delivered, moved or used")
+        if self._moving(value):
+            self._fail(f"{stored.name} is freed while its transfer is under way")
+        self.memory.leave(value)
+        self.stale_on_device.discard(value)
+
+    def _moving(self, value: int, lane: Lane | None = None) -> bool:
+        """Whether a transfer of it is under way, on one lane or on any."""
+        lanes = self.arriving.get(value)
+        return lanes is not None and (lane is None or lane in lanes)
+
+    def _deliver(self, value: int) -> None:
+        stored = self._stored(value)
+        moved = value in self.memory.on_host and value not in self.memory.on_device
+        if stored.role is not Role.GRAD or not (moved or value in self.memory.on_device):
+            self._fail(f"{stored.name} is delivered but is not a live gradient")
+        if self._moving(value):
+            self._fail(f"{stored.name} is delivered while its transfer is under way")
+        self.delivered[value] = Home.HOST if moved else Home.DEVICE
+        if moved and self.adds:
+            self.events.append((Clock.add, value))
+        bytes_stay = self.grads is Grads.NEW
+        if moved:
+            self.memory.leave_host(value, bytes_stay=bytes_stay)
+        else:
+            self.memory.leave(value, bytes_stay=bytes_stay)
+
+    def _begin_backward(self) -> None:
+        self.memory.host_peak_forward = self.memory.host_peak
+        for value in self.graph.tangents:
+            self.memory.arrive(value)
+        self.memory.note_peak(self.step)
+
+    # -- transfers and the optimizer
+
+    def _start(self, transfer: Transfer) -> None:
+        value, stored = transfer.value, self._stored(transfer.value)
+        if self._moving(value, transfer.lane):
+            self._fail(f"{stored.name} is already on its way")
+        if transfer.lane is Lane.TO_HOST:
+            self._check_source(value, self.memory.on_device, "the device")
+            if value not in self.memory.on_host:
+                self.memory.arrive_on_host(value)
+            elif value not in self.stale_on_host:
+                self._fail(f"{stored.name} has a host copy already")
+            self._keep_staleness(value, self.stale_on_device, self.stale_on_host)
+        else:
+            self._check_source(value, self.memory.on_host, "the host")
+            if value not in self.memory.on_device:
+                self.memory.arrive(value)
+                self.memory.note_peak(self.step)
+            elif value not in self.stale_on_device:
+                self._fail(f"{stored.name} is on the device already")
+            self._keep_staleness(value, self.stale_on_host, self.stale_on_device)
+        self.arriving.setdefault(value, set()).add(transfer.lane)
+        self.events.append((Clock.start, transfer))
+
+    def _check_source(self, value: int, place: set[int], where: str) -> None:
+        stored = self.graph.values[value]
+        if value not in place or value in self.delivered:
+            self._fail(f"{stored.name} is to leave {where} but is not there")
+        # The host may still be receiving it: lanes order that by themselves; the device may not.
+        if place is self.memory.on_device and self._moving(value, Lane.TO_DEVICE):
+            self._fail(f"{stored.name} is to leave {where} while it arrives")
+
+    def _keep_staleness(self, value: int, source: set[int], destination: set[int]) -> None:
+        destination.discard(value)
+        if value in source:
+            destination.add(value)
+
+    def _wait(self, transfer: Transfer) -> None:
+        if not self._moving(transfer.value, transfer.lane):
+            self._fail(f"a wait for {self._stored(transfer.value).name}, which is not on its way")
+        self.arriving[transfer.value].discard(transfer.lane)
+        if not self.arriving[transfer.value]:
+            del self.arriving[transfer.value]
+        self.events.append((Clock.wait_for, transfer))
+
+    def _free_host(self, value: int) -> None:
+        stored = self._stored(value)
+        if value not in self.memory.on_host:
+            self._fail(f"{stored.name} is freed on the host but is not there")
+        if self._moving(value):
+            self._fail(f"{stored.name} is freed on the host while its transfer is under way")
+        # The CPU optimizer may still be at work on it, and nothing else waits for that lane.
+        self.events.append((Clock.wait_for_host, value))
+        self.memory.leave_host(value)
+        self.stale_on_host.discard(value)
+
+    def _optimize(self, step: OptimizerStep) -> int:
+        name = self._stored(step.value).name
+        update = self.update_of.get(step.value)
+        if update is None:
+            self._fail(f"the graph has no optimizer update for {name}")
+        if update.grad in self.spent:
+            self._fail(f"{name} is updated twice")
+        on_cpu = step.lane is Lane.CPU_OPTIMIZER
+        place = self.memory.on_host if on_cpu else self.memory.on_device
+        handed_over = self.delivered.get(update.grad) is (Home.HOST if on_cpu else Home.DEVICE)
+        needed = (update.param, update.grad, *update.states) if self.updates else (update.grad,)
+        for value in needed:
+            if value not in place and not (value == update.grad and handed_over):
+                where = "the host" if on_cpu else "the device"
+                self._fail(f"the update of {name} needs {self.graph.values[value].name} on {where}")
+            if not on_cpu and self._moving(value, Lane.TO_DEVICE):
+                self._fail(f"the update of {name} reads {self.graph.values[value].name} while it arrives")
+        self.spent.add(update.grad)
+        if on_cpu and self.adds and not handed_over:
+            self.events.append((Clock.add, update.grad))
+        if not self.updates:
+            return self.memory.held
+        changed = (update.param, *update.states)
+        leaving = Lane.TO_DEVICE if on_cpu else Lane.TO_HOST
+        for value in changed:
+            if self._moving(value, leaving):
+                self._fail(f"the update of {name} changes {self.graph.values[value].name} while it is copied")
+        self.updated.update(changed)
+        elsewhere = self.memory.on_device if on_cpu else self.memory.on_host
+        stale = self.stale_on_device if on_cpu else self.stale_on_host
+        stale.update(value for value in changed if value in elsewhere)
+        if on_cpu:
+            self.events.append((Clock.update, update))
+            return self.memory.held
+        self.events.append((Clock.compute, update.device_time_s))
+        workspace_nbytes = update.workspace_nbytes
+        self.memory.note_peak(self.step, workspace_nbytes)
+        return self.memory.held + workspace_nbytes
+
+    def _check_end(self) -> None:
+        for index, op in enumerate(self.graph.ops):
+            if index not in self.ran:
+                self._fail(f"{op.name} never runs")
+        if self.arriving:
+            self._fail(f"{sum(map(len, self.arriving.values()))} transfers were never waited for")
+        for grad in self.graph.gradients:
+            if grad not in self.delivered and grad not in self.spent:
+                self._fail(f"gradient {self.graph.values[grad].name} is never delivered")
+        for update in self.graph.updates:
+            if update.grad not in self.spent and update.grad not in self.delivered:
+                self._fail(f"{self.graph.values[update.param].name} is never updated")
+        for index, value in enumerate(self.graph.values):
+            if value.home is None:
+                continue
+            place = self.memory.on_device if value.home is Home.DEVICE else self.memory.on_host
+            stale = self.stale_on_device if value.home is Home.DEVICE else self.stale_on_host
+            if index not in place or index in stale:
+                self._fail(f"{value.name} does not end up to date at home ({value.home})")
+
+    def unread_nbytes(self) -> int:
+        """Bytes of gradients that are on the host when the pass ends, for updates that go on."""
+        there = {grad for grad, home in self.delivered.items() if home is Home.HOST}
+        if self.grads is Grads.ACCUMULATE:
+            there = set()
+        there |= self.memory.on_host.intersection(self.graph.gradients)
+        return sum(self.graph.values[grad].nbytes for grad in there)
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise InvalidSchedule(step=self.step, problem=problem)

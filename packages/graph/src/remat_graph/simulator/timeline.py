@@ -1,0 +1,48 @@
+"""What the referee says of a schedule: bytes step by step, and times of the lanes."""
+
+from enum import StrEnum
+
+import attrs
+
+from remat_graph.schedule import (
+    Lane,
+)
+
+
+class Grads(StrEnum):
+    """The state of ``.grad`` when the step begins, which decides what a delivered gradient costs."""
+
+    NEW = "new"  # None: each delivered gradient stays
+    ACCUMULATE = "accumulate"  # there already: each is added to it and freed
+
+
+@attrs.frozen(kw_only=True)
+class Timeline:
+    """What the referee says of a valid schedule.
+
+    Attributes:
+        peak_nbytes: highest device bytes, with workspaces and the allocator's rounding.
+        peak_step: the step at which that is.
+        live_peak_nbytes: highest device bytes of storages alone.
+        live_nbytes: per step, rounded storage bytes held after it.
+        during_nbytes: per step, the highest device bytes while it runs (what `peak_nbytes` is the largest
+            of).
+        host_peak_nbytes: highest bytes of host copies.
+        host_nbytes: per step, bytes of host copies held after it; they grow before they shrink.
+        time_s: when the last lane is done; of several periods, what one takes once they follow each other.
+        lane_s: busy seconds per lane, in one period.
+        waited_s: seconds that computing waited for each other lane, in one period.
+        recomputed_s: seconds on the compute lane spent on repeated runs, in one period.
+    """
+
+    peak_nbytes: int
+    peak_step: int
+    live_peak_nbytes: int
+    live_nbytes: tuple[int, ...]
+    during_nbytes: tuple[int, ...]
+    host_peak_nbytes: int
+    host_nbytes: tuple[int, ...]
+    time_s: float
+    lane_s: dict[Lane, float]
+    waited_s: dict[Lane, float]
+    recomputed_s: float
