@@ -13,39 +13,28 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from remat_executor import Buckets, PlannedModule
+from remat_executor import Buckets
 from remat_executor.module.plan_cache import MOST_PLANS
-from remat_facade.config.fields import links_from
-from remat_facade.config.types import Config, OffmateConfig
-from remat_facade.entrypoints.inputs import as_call, check_model, tensors_of
-from remat_facade.entrypoints.named_optimizer import named_optimizer
+from remat_facade.config.types import Config
+from remat_facade.entrypoints.budgeted_module import BudgetedModule
+from remat_facade.entrypoints.offload_options import OffloadOptions, offmate_config
 from remat_facade.entrypoints.offmate_end import OffmateEnd
-from remat_facade.entrypoints.options import AnyPath, folder, stages, zoo_of
-from remat_facade.entrypoints.rockmate import Rockmate
-from remat_facade.errors import BadConfig, BadModel
-from remat_facade.planning.memory_fit import Fit, free_on
-from remat_facade.planning.method import as_config
-from remat_facade.planning.offmate_planner import OffmatePlanner
-from remat_facade.planning.planner import Progress, silent
+from remat_facade.entrypoints.options import AnyPath, CallOptions, CostOptions, PlanOptions, RunOptions
+from remat_facade.errors import BadConfig
+from remat_facade.planning.memory_fit import Fit
+from remat_facade.planning.planner import Progress
 from remat_graph import Links
-from remat_graph.budget import parse_nbytes
-from remat_graph.platforms.base import Platform, links_of
-from remat_offload import CudaMachine, HostPool, HostPoolStatistics, Machine, SimulatedMachine
+from remat_graph.platforms.base import Platform
+from remat_offload import HostPool, HostPoolStatistics, Machine
 from remat_offload.engine.training_session import Training
-from remat_offload.engine.weight_loading import Filler, Weights
+from remat_offload.engine.weight_loading import Weights
 from remat_offload.errors import OffloadMisuse
-from remat_offload.machine.bandwidth import measure_links
-from remat_offload.machine.threaded import LanedMachine
-
-HOST_SHARE = 0.8
-"""Part of the host's free memory that moved values may take by default."""
 
 
-class Offmate(Rockmate):
+class Offmate(BudgetedModule):
     """A model that trains within a budget of device bytes, with the rest of what training holds on the host.
 
     Parameters that move are tensors on the host between steps, and so are their gradients; `optimizer` is the
@@ -84,8 +73,6 @@ class Offmate(Rockmate):
         BadWeights: the weights do not fit the model, or leave some of it without values.
     """
 
-    _remat_method = "offmate"
-
     __slots__ = ("_remat_end", "_remat_training")
 
     def __init__(
@@ -117,10 +104,7 @@ class Offmate(Rockmate):
         buckets: Buckets | None = None,
         part_nbytes: int | None = None,
     ) -> None:
-        chosen = as_config("offmate" if config is None else config)
-        if not isinstance(chosen, OffmateConfig):
-            raise BadConfig(field="type", problem=f"Offmate wants one of type offmate, not {chosen.type}")
-        chosen = chosen.with_(
+        chosen = offmate_config(config).with_(
             seed=seed or None,
             time_limit_s=time_limit_s,
             host_budget=host_budget,
@@ -128,78 +112,46 @@ class Offmate(Rockmate):
             master_weights=master_weights,
             accumulation=accumulation,
         )
-        if isinstance(model, PlannedModule):
-            raise BadModel(problem="is planned already: give the original, which is its `module`")
-        _check("links", links, Links, "give remat_graph.Links(...), or leave it out to measure them")
-        _check("machine", machine, Machine, "give a remat_offload.CudaMachine, or leave it out")
-        _check("pool", pool, HostPool, "give a remat_offload.HostPool, or leave it out")
-        _check("optimizer", optimizer, Optimizer, "give the optimizer itself, over the model's parameters")
-        args, kwargs = as_call(sample, sample_kwargs)
-        weights = chosen.weights if weights is None else weights
-        given = next((tensor.device for tensor in tensors_of((args, kwargs)) if tensor.dim()), None)
-        device = check_model(
-            model, args, kwargs, given if machine is None else machine.device, filled=weights is not None
+        offload = OffloadOptions(
+            config=chosen, optimizer=optimizer, weights=weights, machine=machine, pool=pool, links=links
         )
-        filler = None if weights is None else Filler(model, weights)
-        in_backward = chosen.optimizer_in_backward
-        if in_backward is None:
-            in_backward = optimizer is None and chosen.optimizer is None
-        optimizer = optimizer or named_optimizer(chosen, model)
-        own: list[LanedMachine | HostPool] = []
-        if machine is None:
-            machine = CudaMachine(device) if device.type == "cuda" else SimulatedMachine()
-            own.append(machine)
-        host_given = pool is not None or chosen.host_budget is not None
-        if pool is None:
-            pool = HostPool(_host_nbytes(chosen.host_budget), device=machine.device)
-            own.append(pool)
-        training = Training(
-            machine,
-            pool,
-            optimizer,
-            in_backward=in_backward,
-            master_weights=chosen.master_weights,
-            accumulation=chosen.accumulation,
-            filler=filler,
-        )
-        end = OffmateEnd(training, own)
+        call = CallOptions(sample=sample, sample_kwargs=sample_kwargs, differentiate=differentiate)
+        cost = CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress)
+        run = RunOptions(max_plans=max_plans, buckets=buckets, part_nbytes=part_nbytes)
+        options = PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, zoo=zoo)
+        self._remat_offload(model, offload, options, call, cost, run)
+
+    def _remat_offload(
+        self,
+        model: nn.Module,
+        offload: OffloadOptions,
+        options: PlanOptions,
+        call: CallOptions,
+        cost: CostOptions,
+        run: RunOptions,
+    ) -> None:
+        """Check what a user gives, set up what moves values, and plan."""
+        offload.check(model)
+        arguments = call.arguments()
+        training, end = offload.training(model, arguments)
         training.engine.owner = weakref.ref(self)
         weakref.finalize(
             self, end
         ).atexit = False  # a machine that is open when the interpreter ends is its own concern
-        if links is None:
-            links = links_from(chosen.links) if chosen.links else links_of(platform)
-        planner = OffmatePlanner(
-            budget=budget,
-            reserve_nbytes=reserve_nbytes,
-            host_budget_nbytes=pool.statistics.capacity_nbytes,
-            host_budget_given=host_given,
-            links=links or measure_links(machine, pool),
-            links_given=links is not None,
-            training=training,
-            time_limit_s=chosen.time_limit_s,
-            platform=platform.name if platform is not None else f"{device.type}, measured",
-            on_progress=on_progress or silent,
-            zoo=zoo_of(folder(cache_dir), machine.device, platform) if zoo else None,
-        )
-        pool.trim()
+        planner = offload.planner(options, cost, training)
+        training.pool.trim()
         object.__setattr__(self, "_remat_training", training)
         object.__setattr__(self, "_remat_end", end)
-        PlannedModule.__init__(
-            self,
+        self._remat_build(
             model,
-            args,
-            kwargs,
+            arguments,
             planner,
-            platform=platform,
-            cache_dir=folder(cache_dir),
-            differentiate=differentiate,
-            on_progress=stages(on_progress),
-            max_plans=max_plans,
-            buckets=buckets,
-            part_nbytes=part_nbytes,
+            call,
+            cost,
+            run,
+            optimizer=training.optimizer,
             handlers=training,
-            device=machine.device,
+            device=training.machine.device,
         )
 
     @property
@@ -294,7 +246,7 @@ class Offmate(Rockmate):
         self, optimizer: str | Optimizer | None = None, *, device_nbytes: int | str | None = None
     ) -> Fit:
         """Whether the device has room for the budget, which counts all that training holds there."""
-        fit = super().will_it_fit(optimizer or self.optimizer, device_nbytes=device_nbytes)
+        fit = super().will_it_fit(optimizer, device_nbytes=device_nbytes)
         return attrs.evolve(fit, parameters_nbytes=0, buffers_nbytes=0, gradients_nbytes=0, states_nbytes=0)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Offmate":
@@ -346,17 +298,3 @@ def check_options(options: Mapping[str, Any]) -> None:
     if lacks:
         problem = f"offmate has no option {', '.join(lacks)}; leave it out, or use a config of another type"
         raise BadConfig(field="type", problem=problem)
-
-
-def _check(name: str, given: object, wanted: type, advice: str) -> None:
-    """See that an argument, if it is given, is what it can be."""
-    if given is not None and not isinstance(given, wanted):
-        raise OffloadMisuse(
-            problem=f"{name} is a {type(given).__name__}, not a {wanted.__name__}", advice=advice
-        )
-
-
-def _host_nbytes(host_budget: int | str | None) -> int:
-    if host_budget is not None:
-        return parse_nbytes(host_budget)
-    return int(HOST_SHARE * (free_on(torch.device("cpu")) or 0))
