@@ -8,7 +8,8 @@ from remat_facade.entrypoints.options import AnyPath, CallOptions, CostOptions, 
 from remat_facade.errors import BadModel
 from remat_facade.planning.memory_fit import auto_budget, total_nbytes
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import Planner, SavedPlan
+from remat_facade.planning.planner import Planner
+from remat_facade.planning.planner_wrappers import FixedPlanner
 from remat_graph import Graph
 from remat_graph.plan import Plan
 from remat_graph.serialization.plans import load_plan
@@ -72,12 +73,12 @@ def captured(model: nn.Module, arguments: Arguments, cost: CostOptions) -> Graph
     )
 
 
-def saved_plan(plan: Plan | AnyPath, planner: Planner) -> SavedPlan:
+def fixed_planner(plan: Plan | AnyPath, planner: Planner) -> FixedPlanner:
     """A planner that uses a saved plan, or the plan of a path, and plans what that is not for by another.
 
     Raises:
         BadFile: the path holds no plan.
     """
     if isinstance(plan, Plan):
-        return SavedPlan(plan, planner)
-    return SavedPlan(load_plan(plan), planner, source=str(plan))
+        return FixedPlanner(plan, planner)
+    return FixedPlanner(load_plan(plan), planner, source=str(plan))

@@ -14,18 +14,19 @@ from typing import Any, ClassVar
 from torch import nn
 
 from remat_executor import Buckets
-from remat_executor import Planner as AnyPlanner
 from remat_executor.module.distributed import Ranks, planning
+from remat_executor.module.peak_check import MarginPlanner
 from remat_executor.module.plan_cache import MOST_PLANS
 from remat_facade.config.types import Config
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import device_of
 from remat_facade.entrypoints.options import AnyPath, CallOptions, CostOptions, PlanOptions, RunOptions
-from remat_facade.entrypoints.prepare import prepare, saved_plan
+from remat_facade.entrypoints.prepare import fixed_planner, prepare
 from remat_facade.errors import UnknownOptimizer
 from remat_facade.planning.memory_fit import Optimizer, fit_of
 from remat_facade.planning.method import choose_method
-from remat_facade.planning.planner import Noted, Progress
+from remat_facade.planning.planner import Progress
+from remat_facade.planning.planner_wrappers import AnnotatedPlanner, RanksPlanner
 from remat_graph.plan import Plan
 from remat_graph.platforms.base import Platform
 
@@ -126,12 +127,12 @@ class Rockmate(BudgetedModule):
         with planning(ranks) as together:
             method = choose_method(self._remat_method, config, solver, seed, time_limit_s)
             arguments, own = prepare(model, call, options, method, cost)
-            planner: AnyPlanner = own if plan is None else saved_plan(plan, own)
+            planner: MarginPlanner = own if plan is None else fixed_planner(plan, own)
             if together is not None:
                 terms = {"budget": str(own.budget), "reserve_nbytes": str(own.reserve_nbytes)}
-                planner = together.planner(planner, terms)
-            noted = Noted(planner, partial(_fit_note, model, optimizer))
-            self._remat_build(model, arguments, noted, call, cost, run, optimizer=optimizer)
+                planner = RanksPlanner(together.planner(planner, terms), planner)
+            annotated = AnnotatedPlanner(planner, partial(_fit_note, model, optimizer))
+            self._remat_build(model, arguments, annotated, call, cost, run, optimizer=optimizer)
 
 
 def _fit_note(model: nn.Module, optimizer: Optimizer, plan: Plan) -> tuple[str, ...]:

@@ -7,14 +7,12 @@ import attrs
 
 from remat_facade.errors import NoRoom
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import PLANNING_S, SAVED, Progress, versions
-from remat_facade.planning.zoo import Zoo
+from remat_facade.planning.planner import PLANNING_S, StepPlanner, versions
 from remat_graph import Grads, Graph, Links, simulate
-from remat_graph.budget import resolve_budget
+from remat_graph.budget import Budget
 from remat_graph.errors import BadBudget
 from remat_graph.plan import Plan
 from remat_graph.training import accumulating, at_home
-from remat_graph.units import format_nbytes
 from remat_offload.engine.training_session import Training
 from remat_solvers import Deadline, Problem
 from remat_solvers.offload.solver import PERIODS, Offload
@@ -27,45 +25,62 @@ HOST_BUDGET = "host_budget_nbytes"
 
 
 @attrs.define(kw_only=True)
-class OffmatePlanner:
-    """Plans training steps at one pair of budgets; once the first is planned, everyone's home is settled."""
+class OffmatePlanner(StepPlanner):
+    """Plans training steps for a fixed device and host budget.
 
-    budget: int | str
-    reserve_nbytes: int
+    The first plan fixes the placement of all persistent values.
+
+    Attributes:
+        host_budget_nbytes: what moved values may take on the host, and
+        host_budget_given: whether the user said so.
+        links: bandwidths, and
+        links_given: whether they were not measured.
+        training: what carries plans out.
+        time_limit_s: of the solver, in seconds.
+        asked_nbytes: what the budget means, once there is a graph: a percentage is of the sample's step,
+            whatever comes later.
+    """
+
     host_budget_nbytes: int
     host_budget_given: bool
     links: Links
     links_given: bool
     training: Training
     time_limit_s: float | None
-    platform: str
-    on_progress: Progress
-    zoo: Zoo | None
-    asked_nbytes: int | None = attrs.field(default=None, init=False)
+    asked_nbytes: int | None = None
 
-    def __call__(self, graph: Graph) -> Plan:
-        """Plan.
+    def budget_for(self, graph: Graph) -> int:
+        """The device bytes that a plan of `graph` may take.
 
         Raises:
-            NoRoom: no plan keeps both budgets.
             BadBudget: the budget means nothing, or the reserve leaves nothing of it.
         """
-        began_s = time.perf_counter()
-        lent_nbytes = self.training.lent_nbytes
-        if self.asked_nbytes is None:  # a percentage is of the sample's step, whatever comes later
-            share = isinstance(self.budget, str) and self.budget.rstrip().endswith("%")
-            self.asked_nbytes = resolve_budget(self.budget, at_home(graph, ())) + share * lent_nbytes
-        taken_nbytes = self.reserve_nbytes + lent_nbytes
-        budget_nbytes = self.asked_nbytes - taken_nbytes
+        taken_nbytes = self._taken_nbytes
+        budget_nbytes = self._asked_nbytes(graph) - taken_nbytes
         if budget_nbytes <= 0:
             taken = f"buffers, inputs and reserve_nbytes take {taken_nbytes} bytes, all of it"
             raise BadBudget(budget=str(self.budget), problem=taken)
-        method = self._method()
-        found = None if self.zoo is None else self.zoo.find(graph, budget_nbytes, method)
-        if found is not None and self._serves(graph, found):
-            stats = {**found.solver_stats, PLANNING_S: time.perf_counter() - began_s, SAVED: True}
-            return attrs.evolve(found, solver_stats=stats, notes=Offload.explain(stats))
-        self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
+        return budget_nbytes
+
+    def _asked_nbytes(self, graph: Graph) -> int:
+        """What the budget means, from the first graph on."""
+        if self.asked_nbytes is None:
+            budget = Budget.parse(self.budget)
+            lent_nbytes = self.training.lent_nbytes if budget.is_percentage else 0
+            self.asked_nbytes = budget.resolve(at_home(graph, ())) + lent_nbytes
+        return self.asked_nbytes
+
+    @property
+    def _taken_nbytes(self) -> int:
+        """What is there whatever the plan."""
+        return self.reserve_nbytes + self.training.lent_nbytes
+
+    def solve(self, graph: Graph, budget_nbytes: int, began_s: float) -> Plan:
+        """Make a plan.
+
+        Raises:
+            NoRoom: no plan keeps both budgets.
+        """
         names = self.training.homes
         homes = None if names is None else {i for i, v in enumerate(graph.values) if v.name in names}
         passes = self.training.accumulation
@@ -76,15 +91,14 @@ class OffmatePlanner:
         )
         rounding_nbytes = self._rounding_nbytes(graph)
         host_nbytes = max(0, self.host_budget_nbytes - rounding_nbytes)
-        problem = Problem(graph, budget_nbytes, self.links, host_nbytes)
         deadline = Deadline(self.time_limit_s)
-        solution = solver.solve(problem, deadline)
+        solution = solver.solve(Problem(graph, budget_nbytes, self.links, host_nbytes), deadline)
         if solution.schedule is None:
             least_host_nbytes = int(solution.stats["least_host_nbytes"])
             raise NoRoom(
-                budget_nbytes=self.asked_nbytes,
+                budget_nbytes=self._asked_nbytes(graph),
                 host_budget_nbytes=self.host_budget_nbytes,
-                least_nbytes=int(solution.stats["least_nbytes"]) + taken_nbytes,
+                least_nbytes=int(solution.stats["least_nbytes"]) + self._taken_nbytes,
                 least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
                 cut_short=deadline.hit,
             )
@@ -106,10 +120,11 @@ class OffmatePlanner:
             links=self.links,
             periods=PERIODS,
         )
-        plan = attrs.evolve(self._where_most_is_held(settled, plan), notes=Offload.explain(plan.solver_stats))
-        if self.zoo is not None:
-            self.zoo.keep(graph, budget_nbytes, method, plan)
-        return plan
+        return self._where_most_is_held(settled, plan)
+
+    def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
+        """The plan with what explains it."""
+        return attrs.evolve(plan, notes=Offload.explain(plan.solver_stats))
 
     def _where_most_is_held(self, graph: Graph, plan: Plan) -> Plan:
         """A plan with its peaks in the state of ``.grad`` that needs most."""
@@ -132,7 +147,7 @@ class OffmatePlanner:
             host_peak_nbytes=max(plan.host_peak_nbytes, again.host_peak_nbytes),
         )
 
-    def _method(self) -> Method:
+    def saved_as(self) -> Method:
         """What a plan depends on beside its graph, its budget and the source of its times."""
         training = self.training
         return Method(
@@ -153,7 +168,7 @@ class OffmatePlanner:
         blocks = len(graph.values) + len(graph.gradients)  # gradients that are there already, too
         return self.training.pool.rounding_nbytes * blocks
 
-    def _serves(self, graph: Graph, plan: Plan) -> bool:
+    def serves(self, graph: Graph, plan: Plan) -> bool:
         """Whether a saved plan keeps the host's budget, and what is found here now is about what was then."""
         if plan.links is None:
             return False
