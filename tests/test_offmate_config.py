@@ -10,7 +10,7 @@ from torch.optim import SGD
 
 from remat_facade import Offmate, from_config
 from remat_facade.config.types import generate_config
-from remat_facade.entrypoints.offmate import named_optimizer
+from remat_facade.entrypoints.named_optimizer import named_optimizer
 from remat_facade.errors import BadConfig
 from tests.offmates import MODELS, PLATFORM, Run, differences
 

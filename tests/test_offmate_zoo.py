@@ -77,7 +77,7 @@ def test_what_a_plan_depends_on(kept, nobody_solves, change):
 def test_bandwidths_that_are_measured(tmp_path, monkeypatch):
     """A plan serves where they are about the same, and not where a link has become another."""
     now = [LINKS]
-    monkeypatch.setattr("remat_facade.entrypoints.offmate.measure_links", lambda *_: now[0])
+    monkeypatch.setattr("remat_facade.entrypoints.offload_options.measure_links", lambda *_: now[0])
     assert SAVED not in built(tmp_path, links=None).plan.solver_stats
     for factor, found in ((1.1, True), (0.9, True), (1.5, False)):
         now[0] = attrs.evolve(LINKS, to_host_nbytes_per_s=factor * LINKS.to_host_nbytes_per_s)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from remat_graph import (
     BadBudget,
+    Budget,
     Graph,
     Implementation,
     Op,
@@ -53,6 +54,14 @@ def step(rounding: int = 1) -> Graph:
 def test_a_percentage_leaves_the_gradients_alone(budget, expected):
     """G + 0.40 (P - G); sizes are themselves."""
     assert expected == resolve_budget(budget, step())
+
+
+def test_a_budget_is_parsed_before_there_is_a_graph():
+    """Bytes are known then; a percentage waits for its graph."""
+    size, share = Budget.parse("1KiB"), Budget.parse("40%")
+    assert (1024, False) == (size.nbytes, size.is_percentage)
+    assert (None, True) == (share.nbytes, share.is_percentage)
+    assert (1024, 800) == (size.resolve(step()), share.resolve(step()))
 
 
 def test_gradients_count_as_they_are_allocated():

@@ -46,8 +46,8 @@ _PLACES = {
     "Offmate": "entrypoints.offmate",
     "from_config": "entrypoints.factory",
     "generate_config": "config.types",
-    "load_config": "config.types",
-    "save_config": "config.types",
+    "load_config": "config.yaml_io",
+    "save_config": "config.yaml_io",
 }
 
 

@@ -1,6 +1,13 @@
 """A training step as plain data: the graph, the schedule, and the referee that judges one on the other."""
 
-from remat_graph.budget import Budget, gradient_nbytes, noremat_peak_nbytes, parse_nbytes, resolve_budget
+from remat_graph.budget import (
+    Budget,
+    BudgetLike,
+    gradient_nbytes,
+    noremat_peak_nbytes,
+    parse_nbytes,
+    resolve_budget,
+)
 from remat_graph.errors import (
     BadBudget,
     BadFile,
@@ -56,6 +63,7 @@ __all__ = [
     "BadBudget",
     "BadFile",
     "Budget",
+    "BudgetLike",
     "Compute",
     "Deliver",
     "FalseBound",

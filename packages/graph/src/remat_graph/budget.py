@@ -13,7 +13,7 @@ from remat_graph.schedule import Schedule
 from remat_graph.simulator.simulate import simulate
 from remat_graph.units import BINARY, DECIMAL
 
-Budget = SupportsIndex | float | str
+BudgetLike = SupportsIndex | float | str
 """What a person may give as a budget: bytes, or text such as ``"2GiB"``, ``"800MB"`` or ``"40%"``."""
 
 _SCALES: dict[str, int] = {
@@ -27,7 +27,7 @@ _AMOUNT = re.compile(
 )
 
 
-def parse_nbytes(amount: Budget) -> int:
+def parse_nbytes(amount: BudgetLike) -> int:
     """Bytes of an int or of text with a unit.
 
     ``"2GiB"`` and ``"800MiB"`` are binary, ``"2GB"`` and ``"800MB"`` decimal, a bare number is bytes. Case
@@ -45,7 +45,58 @@ def parse_nbytes(amount: Budget) -> int:
         raise attrs.evolve(error, share=False) from None
 
 
-def resolve_budget(budget: Budget, graph: Graph) -> int:
+@attrs.frozen
+class Budget:
+    """A budget that is parsed and not resolved yet: bytes, or a percentage of what a graph needs.
+
+    Attributes:
+        nbytes: bytes; None for a percentage.
+        percent: the percentage; 0 for bytes.
+        text: the budget as it was given, for messages.
+    """
+
+    nbytes: int | None
+    percent: float | int
+    text: str
+
+    @classmethod
+    def parse(cls, budget: BudgetLike) -> "Budget":
+        """Read a budget, which needs no graph.
+
+        Args:
+            budget: whole bytes, text with a unit, or a percentage.
+
+        Raises:
+            BadBudget: zero, negative, not finite, not whole, a bool, or text that is neither a size nor a
+                percentage.
+        """
+        number, unit, text = _split(budget)
+        if number <= 0:
+            problem = "is zero" if number == 0 else "is negative"
+            raise BadBudget(budget=text, problem=problem)
+        if unit == "%":
+            return cls(nbytes=None, percent=number, text=text)
+        return cls(nbytes=_at_least_one(_as_nbytes(number, unit, text), text), percent=0, text=text)
+
+    @property
+    def is_percentage(self) -> bool:
+        """Whether its bytes depend on the graph."""
+        return self.nbytes is None
+
+    def resolve(self, graph: Graph) -> int:
+        """The bytes that it means for a graph.
+
+        Raises:
+            BadBudget: it comes to less than one byte.
+        """
+        if self.nbytes is not None:
+            return self.nbytes
+        fixed = gradient_nbytes(graph)
+        beyond = math.floor(self.percent / 100 * (noremat_peak_nbytes(graph) - fixed))
+        return _at_least_one(min(fixed + beyond, 2**63 - 1), self.text)
+
+
+def resolve_budget(budget: BudgetLike, graph: Graph) -> int:
     """Bytes that a budget means for a graph.
 
     A percentage such as ``"40%"`` means G + 0.40 (P - G): P is the peak of the unplanned step with ``.grad``
@@ -59,18 +110,7 @@ def resolve_budget(budget: Budget, graph: Graph) -> int:
         BadBudget: zero, negative, not finite, not whole, a bool, or text that is neither a size nor a
             percentage.
     """
-    number, unit, shown = _split(budget)
-    if number <= 0:
-        problem = "is zero" if number == 0 else "is negative"
-        raise BadBudget(budget=shown, problem=problem)
-    if unit == "%":
-        fixed = gradient_nbytes(graph)
-        nbytes = min(fixed + math.floor(number / 100 * (noremat_peak_nbytes(graph) - fixed)), 2**63 - 1)
-    else:
-        nbytes = _as_nbytes(number, unit, shown)
-    if nbytes <= 0:
-        raise BadBudget(budget=shown, problem="comes to less than one byte")
-    return nbytes
+    return Budget.parse(budget).resolve(graph)
 
 
 def gradient_nbytes(graph: Graph) -> int:
@@ -107,6 +147,12 @@ def _split(amount: object) -> tuple[float | int, str, str]:
         return index(amount), "b", came  # type: ignore[arg-type]
     except TypeError:
         raise BadBudget(budget=came, problem=f"is a {type(amount).__name__}") from None
+
+
+def _at_least_one(nbytes: int, shown: str) -> int:
+    if nbytes <= 0:
+        raise BadBudget(budget=shown, problem="comes to less than one byte")
+    return nbytes
 
 
 def _finite(number: float, shown: str) -> float:

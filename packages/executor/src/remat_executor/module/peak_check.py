@@ -6,7 +6,7 @@ planned again in so much less, until it fits or nothing does.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import torch
@@ -26,15 +26,20 @@ _WARM_UPS = 1
 """Runs before the one that is read: they compile and set up what is set up once."""
 
 
-class Tightening(Protocol):
-    """A planner that can be asked for a plan that leaves room."""
+@runtime_checkable
+class MarginPlanner(Protocol):
+    """A planner that says its budget, and can plan with a margin."""
 
     def budget_for(self, graph: Graph) -> int:
         """The bytes that a plan of this graph may take; a saved plan may have been made for others."""
         ...
 
-    def tighter(self, nbytes: int) -> Callable[[Graph], Plan]:
-        """The same planner in so many bytes less."""
+    def with_margin(self, nbytes: int) -> "MarginPlanner":
+        """The same planner with a margin of n bytes."""
+        ...
+
+    def __call__(self, graph: Graph) -> Plan:
+        """Plan the graph; raises if the budget cannot be met."""
         ...
 
 
@@ -77,7 +82,7 @@ def rehearse(step: PlannedStep, tensors: Tensors) -> int:
 def within_budget(
     step: PlannedStep,
     tensors: Tensors,
-    planner: Callable[[Graph], Plan] | Tightening,
+    planner: Callable[[Graph], Plan] | MarginPlanner,
     rebuild: Callable[[Plan], PlannedStep],
     runtime: str,
 ) -> PlannedStep:
@@ -97,7 +102,7 @@ def within_budget(
         OverCompiled: no plan was found that keeps to it.
     """
     graph, budget_nbytes = step.graph, step.plan.budget_nbytes
-    if hasattr(planner, "budget_for"):
+    if isinstance(planner, MarginPlanner):
         budget_nbytes = planner.budget_for(graph)
     margin_nbytes = 0
     for _ in range(_MOST_PLANS):
@@ -114,10 +119,10 @@ def within_budget(
             budget=format_nbytes(budget_nbytes),
             advised=format_nbytes(budget_nbytes + margin_nbytes),
         )
-        if not hasattr(planner, "tighter"):
+        if not isinstance(planner, MarginPlanner):
             raise over
         try:
-            step = rebuild(planner.tighter(margin_nbytes)(graph))
+            step = rebuild(planner.with_margin(margin_nbytes)(graph))
         except RematError as error:
             raise over from error
     raise over

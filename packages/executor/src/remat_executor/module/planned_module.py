@@ -91,7 +91,7 @@ class PlannedModule(nn.Module):
             buckets: pads inputs to a few lengths, so that there are as few plans.
             runtime: what runs the plan: ``"eager"``, ``"inductor"`` or ``"cudagraph"``. The last two are
                 rehearsed once, and planned tighter where they take more than the plan says; the planner must
-                then have a method ``tighter``.
+                then be a `MarginPlanner`.
             part_nbytes: bytes of gradients that wait together at most before the backward hands them over;
                 0 for each by itself, None for as many parts as cost a hundredth of the step.
             handlers: carry out what plans do beside computing; None if they only compute.

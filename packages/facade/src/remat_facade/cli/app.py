@@ -135,6 +135,7 @@ def plan(
     with progress(f"loading {target}") as tell:
         model, sample, sample_kwargs = load_target(target)
         from remat_facade.entrypoints.inputs import device_of
+        from remat_facade.entrypoints.options import CallOptions, CostOptions, PlanOptions
         from remat_facade.entrypoints.other_device import plan_elsewhere
         from remat_facade.entrypoints.prepare import plan_model
         from remat_facade.planning.memory_fit import fit_of, states_nbytes
@@ -145,14 +146,10 @@ def plan(
         )
         graph, made = plan_it(
             model,
-            sample,
-            budget,
-            sample_kwargs=sample_kwargs,
-            method=choose_method("auto", config, solver, seed, time_limit),
-            on_progress=tell,
-            optimizer=optimizer,
-            platform=times,
-            zoo=zoo,
+            CallOptions(sample=sample, sample_kwargs=sample_kwargs),
+            PlanOptions(budget=budget, optimizer=optimizer, zoo=zoo),
+            choose_method("auto", config, solver, seed, time_limit),
+            CostOptions(platform=times, on_progress=tell),
         )
         fit = fit_of(
             model, made.budget_nbytes, optimizer, device=device_of(model), device_nbytes=device_nbytes

@@ -1,13 +1,59 @@
 """A planned module as a config says."""
 
-from typing import Any, Unpack, cast
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from torch import nn
 
 from remat_facade.config.types import Config, OffmateConfig
-from remat_facade.entrypoints.options import AnyPath, Options
+from remat_facade.entrypoints.budgeted_module import BudgetedModule
+from remat_facade.entrypoints.keywords import OffmateKeywords, RockmateKeywords, SharedKeywords
+from remat_facade.entrypoints.options import AnyPath
 from remat_facade.entrypoints.rockmate import Rockmate
 from remat_facade.planning.method import as_config
+
+if TYPE_CHECKING:
+    from remat_facade.entrypoints.offmate import Offmate
+
+
+@overload
+def from_config(
+    model: nn.Module,
+    sample: Any,
+    budget: int | str,
+    config: OffmateConfig | Literal["offmate"],
+    **options: Unpack[OffmateKeywords],
+) -> "Offmate": ...
+
+
+@overload
+def from_config(
+    model: nn.Module,
+    sample: Any,
+    budget: int | str,
+    config: Literal["auto", "noremat", "rotor", "checkmate", "rockmate", "hilp", "hiremate"] = "auto",
+    **options: Unpack[RockmateKeywords],
+) -> Rockmate: ...
+
+
+@overload
+def from_config(
+    model: nn.Module,
+    sample: Any,
+    budget: int | str,
+    config: Config | PathLike[str],
+    **options: Unpack[RockmateKeywords],
+) -> BudgetedModule: ...
+
+
+@overload  # a text may be the path of any config, and a type checker allows what all of them take
+def from_config(
+    model: nn.Module,
+    sample: Any,
+    budget: int | str,
+    config: str,
+    **options: Unpack[SharedKeywords],
+) -> BudgetedModule: ...
 
 
 def from_config(
@@ -15,8 +61,8 @@ def from_config(
     sample: Any,
     budget: int | str,
     config: Config | AnyPath = "auto",
-    **options: Unpack[Options],
-) -> Rockmate:
+    **options: Any,
+) -> BudgetedModule:
     """A planned module as a config says.
 
     Args:
@@ -32,8 +78,9 @@ def from_config(
         MethodNotAvailable: the config's method is not in this version.
     """
     if as_config(config).type == OffmateConfig.type:
-        from remat_facade.entrypoints.offmate import Offmate, check_options  # which builds on this module
+        # A `Rockmate` does without the offloading engine, which this imports.
+        from remat_facade.entrypoints.offmate import Offmate, check_options
 
         check_options(options)
-        return Offmate(model, sample, budget, config=config, **cast(dict[str, Any], options))
+        return Offmate(model, sample, budget, config=config, **options)
     return Rockmate(model, sample, budget, config=config, **options)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from remat_facade.errors import BadModel, BadSample
 from remat_graph.errors import shown
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a call."""
 
-def as_call(
-    sample: Any, sample_kwargs: Mapping[str, Any] | None = None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+
+def as_call(sample: Any, sample_kwargs: Mapping[str, Any] | None = None) -> Arguments:
     """The arguments of the call that a sample stands for.
 
     Args:

@@ -1,59 +1,45 @@
 """Plan for a device that is not here, of which only the size is known."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import attrs
 from torch import nn
 
-from remat_executor import plan_graph
 from remat_facade.entrypoints.inputs import device_of
-from remat_facade.entrypoints.options import stages
-from remat_facade.entrypoints.prepare import prepare
+from remat_facade.entrypoints.options import CallOptions, CostOptions, PlanOptions
+from remat_facade.entrypoints.prepare import captured, prepare
 from remat_facade.planning.memory_fit import auto_budget
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import Progress
 from remat_graph import Graph
 from remat_graph.plan import Plan
-from remat_graph.platforms.base import Platform
 
 
 def plan_elsewhere(
     model: nn.Module,
-    sample: Any,
-    budget: int | str,
+    call: CallOptions,
+    options: PlanOptions,
+    method: Method,
+    cost: CostOptions,
     *,
     device_nbytes: int,
-    sample_kwargs: Mapping[str, Any] | None,
-    method: Method,
-    platform: Platform | None,
-    on_progress: Progress,
-    optimizer: str,
-    zoo: bool,
 ) -> tuple[Graph, Plan]:
-    """Capture, measure and plan here what will run there; arguments and errors as for `Rockmate`.
+    """Capture, measure and plan here what will run there; options and errors as for `Rockmate`.
 
     Args:
-        model: as for `Rockmate`, and so are the others.
-        sample: see there.
-        budget: ``"auto"`` is what that device has left once parameters, buffers, gradients and states are in.
+        model: the module.
+        call: which call of it.
+        options: what the plan keeps to; the budget ``"auto"`` is what that device has left once parameters,
+            buffers, gradients and states are in.
+        method: the solver.
+        cost: where the costs of operators come from.
         device_nbytes: what that device has; no budget may be above it, though this machine may have less.
-        sample_kwargs: see there.
-        method: who plans.
-        platform: see there.
-        on_progress: see there.
-        optimizer: see there.
-        zoo: see there.
     """
-    args, kwargs, planner = prepare(
-        model, sample, "100%", sample_kwargs, 0, method, platform, on_progress, optimizer=optimizer, zoo=zoo
-    )
+    arguments, planner = prepare(model, call, attrs.evolve(options, budget="100%"), method, cost)
+    budget = options.budget
     if budget == "auto":
         free_nbytes = _free(model, device_nbytes)
-        budget = auto_budget(model, optimizer, device_of(model), free=lambda _: free_nbytes)
+        budget = auto_budget(model, options.optimizer, device_of(model), free=lambda _: free_nbytes)
     planner = attrs.evolve(planner, budget=budget, device_nbytes=device_nbytes, device="the device named")
     planner.check()
-    graph = plan_graph(model, args, kwargs, platform=platform, on_progress=stages(on_progress))
+    graph = captured(model, arguments, cost)
     return graph, planner(graph)
 
 

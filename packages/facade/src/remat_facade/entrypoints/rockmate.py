@@ -8,28 +8,30 @@ is an error, never another method in its place.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import nn
 
-from remat_executor import Buckets, PlannedModule
-from remat_executor import Planner as AnyPlanner
+from remat_executor import Buckets
 from remat_executor.module.distributed import Ranks, planning
+from remat_executor.module.peak_check import MarginPlanner
 from remat_executor.module.plan_cache import MOST_PLANS
 from remat_facade.config.types import Config
+from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import device_of
-from remat_facade.entrypoints.options import AnyPath, folder, stages
-from remat_facade.entrypoints.prepare import prepare, saved_plan
+from remat_facade.entrypoints.options import AnyPath, CallOptions, CostOptions, PlanOptions, RunOptions
+from remat_facade.entrypoints.prepare import fixed_planner, prepare
 from remat_facade.errors import UnknownOptimizer
-from remat_facade.planning.memory_fit import Fit, Optimizer, fit_of
+from remat_facade.planning.memory_fit import Optimizer, fit_of
 from remat_facade.planning.method import choose_method
-from remat_facade.planning.planner import Noted, Progress
-from remat_graph.budget import parse_nbytes
+from remat_facade.planning.planner import Progress
+from remat_facade.planning.planner_wrappers import AnnotatedPlanner, RanksPlanner
 from remat_graph.plan import Plan
 from remat_graph.platforms.base import Platform
 
 
-class Rockmate(PlannedModule):
+class Rockmate(BudgetedModule):
     """A model whose forward and backward stay within a memory budget; use it as the original.
 
     Outputs, gradients, buffers and random state are those of the original, `state_dict` keys too.
@@ -91,7 +93,7 @@ class Rockmate(PlannedModule):
 
     _remat_method: ClassVar[str] = "auto"
 
-    __slots__ = ("_remat_optimizer",)
+    __slots__ = ()
 
     def __init__(
         self,
@@ -118,68 +120,27 @@ class Rockmate(PlannedModule):
         buckets: Buckets | None = None,
         part_nbytes: int | None = None,
     ) -> None:
+        call = CallOptions(sample=sample, sample_kwargs=sample_kwargs, differentiate=differentiate)
+        options = PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, optimizer=optimizer, zoo=zoo)
+        cost = CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress)
+        run = RunOptions(runtime=runtime, max_plans=max_plans, buckets=buckets, part_nbytes=part_nbytes)
         with planning(ranks) as together:
             method = choose_method(self._remat_method, config, solver, seed, time_limit_s)
-            args, kwargs, own = prepare(
-                model,
-                sample,
-                budget,
-                sample_kwargs,
-                reserve_nbytes,
-                method,
-                platform,
-                on_progress,
-                optimizer=optimizer,
-                cache_dir=cache_dir,
-                zoo=zoo,
-            )
-            planner: AnyPlanner = own if plan is None else saved_plan(plan, own)
+            arguments, own = prepare(model, call, options, method, cost)
+            planner: MarginPlanner = own if plan is None else fixed_planner(plan, own)
             if together is not None:
                 terms = {"budget": str(own.budget), "reserve_nbytes": str(own.reserve_nbytes)}
-                planner = together.planner(planner, terms)
+                planner = RanksPlanner(together.planner(planner, terms), planner)
+            annotated = AnnotatedPlanner(planner, partial(_fit_note, model, optimizer))
+            self._remat_build(model, arguments, annotated, call, cost, run, optimizer=optimizer)
 
-            def adds_up(plan: Plan) -> tuple[str, ...]:
-                try:
-                    return (fit_of(model, plan.budget_nbytes, optimizer, device=device_of(model)).details(),)
-                except UnknownOptimizer:
-                    return ()
 
-            super().__init__(
-                model,
-                args,
-                kwargs,
-                Noted(planner, adds_up),
-                platform=platform,
-                cache_dir=folder(cache_dir),
-                differentiate=differentiate,
-                on_progress=stages(on_progress),
-                runtime=runtime,
-                max_plans=max_plans,
-                buckets=buckets,
-                part_nbytes=part_nbytes,
-            )
-        object.__setattr__(self, "_remat_optimizer", optimizer)
-
-    def will_it_fit(
-        self, optimizer: Optimizer | None = None, *, device_nbytes: int | str | None = None
-    ) -> Fit:
-        """Add up what training with the plan that ran last makes the device hold.
-
-        Args:
-            optimizer: by name or itself; None for the one named at the beginning.
-            device_nbytes: what the device has, in bytes or as a text such as "24GiB"; None to ask it.
-
-        Raises:
-            UnknownOptimizer: the optimizer's states cannot be counted.
-            BadBudget: a text that is no amount of memory.
-        """
-        return fit_of(
-            self.module,
-            self.plan.budget_nbytes,
-            self._remat_optimizer if optimizer is None else optimizer,
-            device=device_of(self.module),
-            device_nbytes=None if device_nbytes is None else parse_nbytes(device_nbytes),
-        )
+def _fit_note(model: nn.Module, optimizer: Optimizer, plan: Plan) -> tuple[str, ...]:
+    """What training holds in addition to a plan's budget; nothing where the optimizer is not known."""
+    try:
+        return (fit_of(model, plan.budget_nbytes, optimizer, device=device_of(model)).details(),)
+    except UnknownOptimizer:
+        return ()
 
 
 class Hiremate(Rockmate):

@@ -5,22 +5,20 @@ This is what the entry points and the command share, and all that they know of s
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Self
 
 import attrs
 
 from remat_facade.errors import BudgetAboveDevice, NotFound
 from remat_facade.planning.method import Method
-from remat_facade.planning.onednn_note import scratch_note
 from remat_facade.planning.zoo import Zoo
-from remat_graph import Graph, Implementation, Op, Schedule, Value
-from remat_graph.budget import resolve_budget
-from remat_graph.errors import BadBudget, OverBudget, shown
-from remat_graph.fingerprint import fingerprint
+from remat_graph import Graph, Schedule
+from remat_graph.budget import Budget
+from remat_graph.errors import BadBudget, shown
 from remat_graph.plan import Plan
-from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.units import format_nbytes, format_seconds
 from remat_solvers import Deadline, InfeasibleBudget, Problem, Solution, get_solver
 from remat_solvers import Progress as SolverProgress
@@ -42,38 +40,92 @@ def silent(_: str) -> None:
 
 
 @attrs.define(kw_only=True)
-class Planner:
-    """Plans any graph at one budget; what the executor calls for each new graph it captures.
+class StepPlanner(ABC):
+    """Plans graphs at one budget: a saved plan is used if there is one, else a solver makes one.
 
     Attributes:
-        budget: as the user gave it; percentages are of each graph.
-        method: what solves.
+        budget: as the user gave it.
         reserve_nbytes: bytes of the budget left to the caller.
-        device_nbytes: what the device has, if that is known, and
-        device: its name for people.
         platform: where the graph's times come from, for the record.
         on_progress: told what begins.
         zoo: where plans are looked for first, and kept; None: each one is made.
+    """
+
+    budget: int | str
+    reserve_nbytes: int = 0
+    platform: str = ""
+    on_progress: Progress = silent
+    zoo: Zoo | None = None
+
+    @abstractmethod
+    def budget_for(self, graph: Graph) -> int:
+        """The bytes that a plan of `graph` may take."""
+
+    @abstractmethod
+    def solve(self, graph: Graph, budget_nbytes: int, began_s: float) -> Plan:
+        """Make a plan; `began_s` is when planning began."""
+
+    @abstractmethod
+    def saved_as(self) -> Method:
+        """What a saved plan depends on in addition to its graph, its budget and the source of its times."""
+
+    def serves(self, graph: Graph, plan: Plan) -> bool:
+        """Whether a saved plan of this graph and budget can be used now."""
+        return True
+
+    def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
+        """The plan as it is returned."""
+        return plan
+
+    def with_margin(self, nbytes: int) -> Self:
+        """The same planner with a margin of n bytes."""
+        return attrs.evolve(self, reserve_nbytes=self.reserve_nbytes + nbytes)
+
+    def __call__(self, graph: Graph) -> Plan:
+        """Plan.
+
+        Raises:
+            RematError: the budget is invalid, or no plan keeps to it.
+        """
+        began_s = time.perf_counter()
+        budget_nbytes = self.budget_for(graph)
+        method = self.saved_as()
+        plan = None if self.zoo is None else self.zoo.find(graph, budget_nbytes, method)
+        if plan is not None and self.serves(graph, plan):
+            stats = {**plan.solver_stats, PLANNING_S: time.perf_counter() - began_s, SAVED: True}
+            return self.finished(attrs.evolve(plan, solver_stats=stats), budget_nbytes)
+        self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
+        plan = self.finished(self.solve(graph, budget_nbytes, began_s), budget_nbytes)
+        if self.zoo is not None:
+            self.zoo.keep(graph, budget_nbytes, method, plan)
+        return plan
+
+
+@attrs.define(kw_only=True)
+class Planner(StepPlanner):
+    """Plans any graph at one budget; what the executor calls for each new graph it captures.
+
+    A percentage is of each graph.
+
+    Attributes:
+        method: what solves.
+        device_nbytes: what the device has, if that is known, and
+        device: its name for people.
         granted_nbytes: what the first graph was given, the sample's: a smaller one, the last batch of an
             epoch say, may take as much, although a percentage of it is less.
     """
 
-    budget: int | str
     method: Method = attrs.field(factory=Method)
-    reserve_nbytes: int = attrs.field(default=0)
     device_nbytes: int | None = None
     device: str = ""
-    platform: str = ""
-    on_progress: Progress = silent
-    zoo: Zoo | None = None
     granted_nbytes: int = 0
 
-    @reserve_nbytes.validator
-    def _check_reserve(self, _: "attrs.Attribute[int]", value: object) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+    def __attrs_post_init__(self) -> None:
+        reserve: object = self.reserve_nbytes
+        if not isinstance(reserve, int) or isinstance(reserve, bool) or not 0 <= reserve < 2**63:
             raise BadBudget(
                 budget=self.budget if isinstance(self.budget, str) else shown(self.budget),
-                problem=f"reserve_nbytes {shown(value)} is no number of bytes",
+                problem=f"reserve_nbytes {shown(reserve)} is no number of bytes",
             )
 
     def check(self) -> None:
@@ -86,13 +138,9 @@ class Planner:
             BadParameter: it does not take these parameters.
         """
         get_solver(self.method.solver, **self.method.parameters)
-        large = Value(name="large", nbytes=2**40)
-        op = Op(name="op", target="op", implementations=(Implementation(inputs=(), outputs=(0,)),))
-        anything = Graph(name="anything", values=(large,), ops=(op,))  # what a percentage is of
-        if isinstance(self.budget, str) and "%" in self.budget:
-            resolve_budget(self.budget, anything)
-        else:
-            self.budget_for(anything)
+        nbytes = Budget.parse(self.budget).nbytes
+        if nbytes is not None:
+            self._without_reserve(nbytes)
 
     def budget_for(self, graph: Graph) -> int:
         """The bytes that a plan of `graph` may take.
@@ -101,7 +149,11 @@ class Planner:
             BadBudget: the budget means nothing, or the reserve leaves nothing of it.
             BudgetAboveDevice: the device has less.
         """
-        nbytes = max(resolve_budget(self.budget, graph), self.granted_nbytes)
+        return self._without_reserve(Budget.parse(self.budget).resolve(graph))
+
+    def _without_reserve(self, nbytes: int) -> int:
+        """What is left of a budget for plans."""
+        nbytes = max(nbytes, self.granted_nbytes)
         if self.device_nbytes is not None and nbytes > self.device_nbytes:
             has = f"{self.device}, which has {format_nbytes(self.device_nbytes)}"
             raise BudgetAboveDevice(budget=str(self.budget), device=has)
@@ -110,31 +162,28 @@ class Planner:
             raise BadBudget(budget=str(self.budget), problem=problem)
         return nbytes - self.reserve_nbytes
 
-    def tighter(self, nbytes: int) -> "Planner":
-        """The same planner in so many bytes less."""
-        return attrs.evolve(self, reserve_nbytes=self.reserve_nbytes + nbytes)
+    def saved_as(self) -> Method:
+        """The method."""
+        return self.method
 
-    def __call__(self, graph: Graph) -> Plan:
-        """Plan.
+    def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
+        """The plan, whose budget is granted to later graphs too."""
+        self.granted_nbytes = self.granted_nbytes or budget_nbytes + self.reserve_nbytes
+        return plan
+
+    def solve(self, graph: Graph, budget_nbytes: int, began_s: float) -> Plan:
+        """Make a plan.
 
         Raises:
             InfeasibleBudget: no schedule fits; says which budget works.
             NotFound: this solver found none, but there is one.
             OverBudget: the referee caught a solver whose schedule does not fit what it was given.
         """
-        budget_nbytes = self.budget_for(graph)
-        began_s = time.perf_counter()
-        found = None if self.zoo is None else self.zoo.find(graph, budget_nbytes, self.method)
-        if found is not None:
-            self.granted_nbytes = self.granted_nbytes or budget_nbytes + self.reserve_nbytes
-            stats = {**found.solver_stats, PLANNING_S: time.perf_counter() - began_s, SAVED: True}
-            return attrs.evolve(found, solver_stats=stats)
-        self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
         deadline = Deadline(self.method.time_limit_s, self._tell)
         solver = get_solver(self.method.solver, **self.method.parameters)
         solution = solver.solve(Problem(graph, budget_nbytes), deadline)
         schedule = solution.schedule or self._smallest(graph, budget_nbytes, deadline, solution)
-        plan = Plan.from_schedule(
+        return Plan.from_schedule(
             graph,
             schedule,
             budget_nbytes=budget_nbytes,
@@ -145,10 +194,6 @@ class Planner:
             platform=self.platform,
             deadline_hit=deadline.hit,
         )
-        self.granted_nbytes = self.granted_nbytes or budget_nbytes + self.reserve_nbytes
-        if self.zoo is not None:
-            self.zoo.keep(graph, budget_nbytes, self.method, plan)
-        return plan
 
     def _smallest(self, graph: Graph, budget_nbytes: int, deadline: Deadline, solution: Solution) -> Schedule:
         """What needs least, where the solver found nothing; the portfolio may use it."""
@@ -187,62 +232,3 @@ def versions() -> dict[str, str]:
     if "torch" in sys.modules:  # a plan made without torch does not depend on it
         found["torch"] = version("torch")
     return found
-
-
-class SavedPlan:
-    """A planner that has a plan already: hands it out for its graph, and asks `otherwise` for later ones."""
-
-    def __init__(self, plan: Plan, otherwise: Planner, source: str = "the plan") -> None:
-        self.plan, self.otherwise, self.source = plan, otherwise, source
-        self.used = False
-
-    def budget_for(self, graph: Graph) -> int:
-        """The bytes that a plan may take now, whatever the saved one was made for."""
-        return self.otherwise.budget_for(graph)
-
-    def tighter(self, nbytes: int) -> Planner:
-        """Plan anew in so many bytes less: the saved plan took more than it says."""
-        return self.otherwise.tighter(nbytes)
-
-    def __call__(self, graph: Graph) -> Plan:
-        """The saved plan, judged again on this graph.
-
-        Raises:
-            ForeignPlan: the first graph asked for is not the plan's.
-            OverBudget: the plan's peak on this graph is above the budget.
-        """
-        if self.used and fingerprint(graph) != self.plan.fingerprint:
-            return self.otherwise(graph)
-        plan = plan_from_data(plan_to_data(self.plan), graph=graph, source=self.source)
-        budget_nbytes = self.otherwise.budget_for(graph)
-        if plan.peak_nbytes > budget_nbytes:
-            raise OverBudget(solver=plan.solver, peak_nbytes=plan.peak_nbytes, budget_nbytes=budget_nbytes)
-        self.used = True
-        return plan
-
-
-@attrs.frozen
-class Noted:
-    """A planner whose plans say something beside what they are.
-
-    Attributes:
-        planner: plans.
-        note: what to say of a plan, in lines; what its budget does not count is said as well.
-    """
-
-    planner: Any
-    note: Callable[[Plan], tuple[str, ...]]
-
-    def budget_for(self, graph: Graph) -> int:
-        """The planner's."""
-        nbytes: int = self.planner.budget_for(graph)
-        return nbytes
-
-    def tighter(self, nbytes: int) -> "Noted":
-        """The planner's."""
-        return attrs.evolve(self, planner=self.planner.tighter(nbytes))
-
-    def __call__(self, graph: Graph) -> Plan:
-        """The planner's plan, with notes."""
-        plan: Plan = self.planner(graph)
-        return attrs.evolve(plan, notes=(*self.note(plan), *scratch_note(graph)))

@@ -1,0 +1,58 @@
+"""The optimizer that a config names."""
+
+import sys
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from remat_facade.config.types import OffmateConfig
+from remat_facade.errors import BadConfig
+from remat_graph.errors import shown, text_of
+
+
+def named_optimizer(config: OffmateConfig, model: nn.Module) -> Optimizer:
+    """The optimizer that a config names, over all parameters of the model that train; else Adam.
+
+    Raises:
+        BadConfig: there is no such class, it is not imported, or it refuses its options.
+    """
+    found = _optimizer_class(config.optimizer or "Adam")
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        known = 'a class of torch.optim such as "AdamW", "module:Class", or a name of remat.optimizers'
+        raise BadConfig(field="optimizer", problem=f"wants {known}, got {shown(config.optimizer)}")
+    trained = [param for param in model.parameters() if param.requires_grad]
+    options: dict[str, Any] = dict(config.optimizer_options)
+    try:
+        return found(trained, **options)
+    except Exception as error:  # whatever the class raises
+        problem = f"{found.__name__} refuses {shown(options)}: {text_of(error)}"
+        raise BadConfig(field="optimizer_options", problem=" ".join(problem.split())) from error
+
+
+def _optimizer_class(name: str) -> object:
+    """What a name means, if anything.
+
+    A config is data, and nothing that it names is imported: a module counts only if the program has imported
+    it itself. A distribution that is installed may offer its own by entry point.
+
+    Raises:
+        BadConfig: the program has not imported that module, or what is offered cannot be loaded.
+    """
+    place, colon, attribute = name.rpartition(":")
+    if not colon:
+        if name in vars(torch.optim):
+            return vars(torch.optim)[name]
+        offered = {point.name: point for point in entry_points(group="remat.optimizers")}
+        try:
+            return offered[name].load() if name in offered else None
+        except Exception as error:  # whatever that package raises
+            problem = f"{shown(name)} cannot be loaded ({text_of(error)})"
+            raise BadConfig(field="optimizer", problem=" ".join(problem.split())) from error
+    module = sys.modules.get(place)
+    if module is None:
+        problem = f"names the module {shown(place)}, and a config imports none: import it in your program"
+        raise BadConfig(field="optimizer", problem=f"{problem} first")
+    return vars(module).get(attribute)
