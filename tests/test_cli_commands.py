@@ -70,7 +70,7 @@ def test_a_wrong_word_is_one_line(words: list[str], said: str, capsys: pytest.Ca
 
 INTERRUPTED_SOLVE = """
 import os, signal, sys, time
-from remat_facade import planner
+from remat_facade.planning import planner
 from remat_facade.cli.app import main
 
 class Slow:
