@@ -7,12 +7,23 @@ user's mistake ends in one line on stderr and exit code 2, Ctrl-C in one line an
 import sys
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from remat_facade.cli.options import (
+    BudgetOption,
+    BudgetOrAutoOption,
+    ConfigOption,
+    GraphArgument,
+    OutOption,
+    SeedOption,
+    SolverOption,
+    TimeLimitOption,
+)
+from remat_facade.cli.results import deliver, draw
+from remat_facade.cli.target_plan import plan_and_fit
 from remat_facade.cli.terminal import complain, give_up_output, progress, say, show
 from remat_facade.files import check_places, save_to, write_whole
 from remat_graph import RematError
@@ -20,7 +31,6 @@ from remat_graph.errors import shown, text_of
 
 if TYPE_CHECKING:
     from remat_graph import Graph
-    from remat_graph.plan import Plan
 
 app = typer.Typer(
     name="remat",
@@ -33,42 +43,11 @@ app = typer.Typer(
 DOES_NOT_FIT, USER_ERROR, INTERRUPTED = 1, 2, 130
 """Exit codes of a command that found no room, of one that could not start, and of one that Ctrl-C ended."""
 
-_Budget = Annotated[
-    str, typer.Option(help='Bytes, "2GiB", "800MB", or a share of the unplanned peak: "40%".')
-]
-_BudgetOrAuto = Annotated[
-    str,
-    typer.Option(
-        help='Bytes, "2GiB", "800MB", a share of the unplanned peak ("40%"), or "auto": what is left.'
-    ),
-]
-_Solver = Annotated[str | None, typer.Option(help="Who plans; `remat solvers` lists them. [default: auto]")]
-_Config = Annotated[
-    str | None, typer.Option(metavar="FILE|TYPE", help="Instead of a solver: `remat config`.")
-]
-_Seed = Annotated[int, typer.Option(min=0, help="Seeds the solver's random choices.")]
-
-
-def _seconds(given: float | None) -> float | None:
-    """A time limit means the same in each command, and in a config."""
-    from remat_facade.config.fields import LONGEST_S
-
-    if given is not None and not 0 < given <= LONGEST_S:
-        raise typer.BadParameter(f"wants seconds above 0, up to {LONGEST_S:.0e}, got {given:g}")
-    return given
-
-
-_TimeLimit = Annotated[
-    float | None,
-    typer.Option(metavar="SECONDS", help="Return the best plan found by then.", callback=_seconds),
-]
-_Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there.")]
-
 
 @app.command()
 def demo(
     model: Annotated[str, typer.Option(help="gpt2 (text of Python's library) or resnet (digits).")] = "gpt2",
-    budget: _Budget = "40%",
+    budget: BudgetOption = "40%",
     steps: Annotated[int, typer.Option(min=4, help="Training steps.")] = 12,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where picture and report go.")] = Path(
         "remat-demo"
@@ -96,11 +75,11 @@ def demo(
 @app.command()
 def plan(
     target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="Returns (model, sample).")],
-    budget: _BudgetOrAuto,
-    solver: _Solver = None,
-    config: _Config = None,
-    seed: _Seed = 0,
-    time_limit: _TimeLimit = None,
+    budget: BudgetOrAutoOption,
+    solver: SolverOption = None,
+    config: ConfigOption = None,
+    seed: SeedOption = 0,
+    time_limit: TimeLimitOption = None,
     optimizer: Annotated[
         str, typer.Option(metavar="NAME", help="Whose states count for whether training fits, such as sgd.")
     ] = "adamw",
@@ -116,8 +95,8 @@ def plan(
     zoo: Annotated[
         bool, typer.Option(help="Use the plan of an earlier run, if there is one, and keep this one.")
     ] = True,
-    out: _Out = None,
-    graph_out: _Out = None,
+    out: OutOption = None,
+    graph_out: OutOption = None,
 ) -> None:
     """Capture, measure and plan a model of yours, and add up whether training it fits."""
     from remat_facade.cli.target import load_target
@@ -133,28 +112,15 @@ def plan(
     device_nbytes = None if device_memory is None else parse_nbytes(device_memory)
     times = None if platform is None else find_platform(platform)
     with progress(f"loading {target}") as tell:
-        model, sample, sample_kwargs = load_target(target)
-        from remat_facade.entrypoints.inputs import device_of
-        from remat_facade.entrypoints.options import CallOptions, CostOptions, PlanOptions
-        from remat_facade.entrypoints.other_device import plan_elsewhere
-        from remat_facade.entrypoints.prepare import plan_model
-        from remat_facade.planning.memory_fit import fit_of, states_nbytes
+        loaded = load_target(target)
+        from remat_facade.planning.memory_fit import states_nbytes
 
         states_nbytes((), optimizer)  # a name that means nothing is found before the work
-        plan_it = (
-            plan_model if device_nbytes is None else partial(plan_elsewhere, device_nbytes=device_nbytes)
+        method = choose_method("auto", config, solver, seed, time_limit)
+        graph, made, fit = plan_and_fit(
+            loaded, budget, method, optimizer, device_nbytes=device_nbytes, platform=times, zoo=zoo, tell=tell
         )
-        graph, made = plan_it(
-            model,
-            CallOptions(sample=sample, sample_kwargs=sample_kwargs),
-            PlanOptions(budget=budget, optimizer=optimizer, zoo=zoo),
-            choose_method("auto", config, solver, seed, time_limit),
-            CostOptions(platform=times, on_progress=tell),
-        )
-        fit = fit_of(
-            model, made.budget_nbytes, optimizer, device=device_of(model), device_nbytes=device_nbytes
-        )
-    _deliver(graph, made, out, None)
+    deliver(made, out)
     show(fit_table(fit))
     if graph_out is not None:
         from remat_graph.serialization.graphs import save_graph
@@ -167,14 +133,14 @@ def plan(
 
 @app.command()
 def solve(
-    graph: Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A saved graph, or one of the corpus.")],
-    budget: _Budget,
-    solver: _Solver = None,
-    config: _Config = None,
-    seed: _Seed = 0,
-    time_limit: _TimeLimit = None,
-    order_out: _Out = None,
-    plan_out: _Out = None,
+    graph: GraphArgument,
+    budget: BudgetOption,
+    solver: SolverOption = None,
+    config: ConfigOption = None,
+    seed: SeedOption = 0,
+    time_limit: TimeLimitOption = None,
+    order_out: OutOption = None,
+    plan_out: OutOption = None,
 ) -> None:
     """Plan a saved graph; needs no torch."""
     from remat_facade.planning.method import choose_method
@@ -190,13 +156,13 @@ def solve(
             budget=budget, method=choose_method("auto", config, solver, seed, time_limit), on_progress=tell
         )
         made = planner(loaded)
-    _deliver(loaded, made, plan_out, order_out)
+    deliver(made, plan_out, order_out)
 
 
 @app.command("min-budget")
 def smallest_budget(
-    graph: Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A saved graph, or one of the corpus.")],
-    time_limit: _TimeLimit = None,
+    graph: GraphArgument,
+    time_limit: TimeLimitOption = None,
 ) -> None:
     """The smallest budget that works; needs no torch."""
     from remat_facade.report.table import smallest_table
@@ -212,15 +178,15 @@ def smallest_budget(
 
 @app.command()
 def sweep(
-    graph: Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A saved graph, or one of the corpus.")],
+    graph: GraphArgument,
     solvers: Annotated[str, typer.Option(metavar="A,B,...", help="Who plans, one line each.")] = "auto",
     budgets: Annotated[
         str | None, typer.Option(metavar="A,B,...", help='Such as "30%,50%,2GiB"; else from the smallest up.')
     ] = None,
     points: Annotated[int, typer.Option(min=1, max=1000, help="How many budgets, without --budgets.")] = 9,
-    time_limit: _TimeLimit = None,
-    csv: _Out = None,
-    png: _Out = None,
+    time_limit: TimeLimitOption = None,
+    csv: OutOption = None,
+    png: OutOption = None,
 ) -> None:
     """Extra time against budget, method by method; needs no torch."""
     from remat_facade.report import sweep as report
@@ -261,13 +227,13 @@ def largest_batch(
         str,
         typer.Argument(metavar="MODULE:FACTORY", help="Called with a batch size, returns (model, sample)."),
     ],
-    budget: _Budget,
+    budget: BudgetOption,
     max_overhead: Annotated[
         float, typer.Option(min=0.0, help="Extra time that is bearable: 0.3 is 30 %.")
     ] = 1.0,
     first: Annotated[int, typer.Option(min=1, help="The smallest size that the model runs with.")] = 1,
-    solver: _Solver = None,
-    time_limit: _TimeLimit = None,
+    solver: SolverOption = None,
+    time_limit: TimeLimitOption = None,
 ) -> None:
     """The largest batch that trains inside a budget."""
     from remat_executor import plan_graph
@@ -305,7 +271,8 @@ def largest_batch(
 
 @app.command("config")
 def show_config(
-    type: Annotated[str, typer.Argument(metavar="TYPE", help="auto, noremat, rotor, ...")], out: _Out = None
+    type: Annotated[str, typer.Argument(metavar="TYPE", help="auto, noremat, rotor, ...")],
+    out: OutOption = None,
 ) -> None:
     """Write a config with every field explained."""
     from remat_facade.config.types import generate_config
@@ -347,7 +314,7 @@ def show_plan(
         return
     if made.recomputed_s or len(made.schedule.order) > len(loaded.ops):
         show(repeats_table(loaded, made))
-    _draw(loaded, made, png, matrix, html)
+    draw(loaded, made, png, matrix, html)
 
 
 @app.command()
@@ -412,31 +379,3 @@ def _run(words: list[str]) -> int:
             raise
         return USER_ERROR
     return code if isinstance(code, int) else 0
-
-
-def _deliver(graph: "Graph", made: "Plan", plan_out: Path | None, order_out: Path | None) -> None:
-    from remat_facade.report.table import plan_table
-    from remat_graph.serialization.plans import save_plan
-    from remat_graph.serialization.schedules import save_order
-
-    show(plan_table(made))
-    if plan_out is not None:
-        say(f"wrote {save_to(plan_out, lambda path: save_plan(made, path))}")
-    if order_out is not None:
-        say(f"wrote {save_to(order_out, lambda path: save_order(made.schedule.order, path))}")
-
-
-def _draw(graph: "Graph", made: "Plan", png: Path | None, matrix: Path | None, html: Path | None) -> None:
-    if png is not None:
-        from remat_facade.report import picture
-
-        say(f"wrote {write_whole(png, picture.png(picture.draw(graph, made)))}")
-    if matrix is not None:
-        from remat_facade.report.matrix import draw_matrix
-        from remat_facade.report.picture import png as as_png
-
-        say(f"wrote {write_whole(matrix, as_png(draw_matrix(graph, made)))}")
-    if html is not None:
-        from remat_facade.report.html import page
-
-        say(f"wrote {write_whole(html, page(graph, made))}")
