@@ -176,101 +176,114 @@ def transformer(layers: int, *, tokens: int = 2048, width: int = 1024) -> Graph:
 
 def random_graph(seed: int, ops: int = 6, *, fancy: bool = True) -> Graph:
     """A small DAG with its backward; `fancy` adds everything the memory rule knows."""
-    rng = random.Random(seed)
-    values: list[Value] = []
-    nodes: list[Op] = []
-
-    def value(prefix: str, nbytes: int, **kwargs: object) -> int:
-        values.append(Value(name=f"{prefix}{len(values)}", nbytes=nbytes, **kwargs))  # type: ignore[arg-type]
-        return len(values) - 1
-
-    def size() -> int:
-        return rng.choice([0, 1, 2, 3, 5, 8, 8, 13, 600]) if fancy else rng.randint(1, 9)
-
+    made = _RandomGraph(seed, fancy=fancy)
     forward_count = max(1, ops // 2)
-    external = value("x", 7, external=True)
-    made: list[int] = []
-    buffer: int | None = value("running", 3, external=True, role=Role.BUFFER) if fancy else None
     for i in range(forward_count):
-        pool = [external, *made]
-        inputs = sorted({rng.choice(pool[-3:]), rng.choice(pool)}) if i else [external]
-        last = i == forward_count - 1
-        outputs = [
-            value(
-                "a", size(), role=Role.OUTPUT if last or (fancy and rng.random() < 0.1) else Role.ACTIVATION
-            )
-        ]
-        if fancy and rng.random() < 0.25:
-            outputs.append(value("b", size()))
-        reuses = []
-        if fancy and rng.random() < 0.4:
-            reuses = [
-                (o, s)
-                for o in outputs
-                for s in inputs
-                if s != external and values[o].nbytes == values[s].nbytes
-            ]
+        made.add_forward(i, last=i == forward_count - 1)
+    made.add_tangents()
+    backward_count = ops - forward_count
+    for i in range(backward_count):
+        made.add_backward(i, last=i == backward_count - 1)
+    rounding_nbytes = made.rng.choice([1, 4, 512]) if fancy else 1
+    return Graph(name=f"random{seed}", values=made.values, ops=made.ops, rounding_nbytes=rounding_nbytes)
+
+
+class _RandomGraph:
+    """A random graph under construction. What is drawn, and in which order, decides what a seed means."""
+
+    def __init__(self, seed: int, *, fancy: bool) -> None:
+        self.rng, self.fancy = random.Random(seed), fancy
+        self.values: list[Value] = []
+        self.ops: list[Op] = []
+        self.made: list[int] = []  # by the forward
+        self.back: list[int] = []  # tangents, and what the backward made
+        self.external = self.value("x", 7, external=True)
+        self.buffer: int | None = None
+        if fancy:
+            self.buffer = self.value("running", 3, external=True, role=Role.BUFFER)
+
+    def value(self, prefix: str, nbytes: int, **kwargs: Any) -> int:
+        """A new value's number."""
+        self.values.append(Value(name=f"{prefix}{len(self.values)}", nbytes=nbytes, **kwargs))
+        return len(self.values) - 1
+
+    def size(self) -> int:
+        """Bytes of a value."""
+        return self.rng.choice([0, 1, 2, 3, 5, 8, 8, 13, 600]) if self.fancy else self.rng.randint(1, 9)
+
+    def happens(self, share: float) -> bool:
+        """Whether something fancy does, in so many cases."""
+        return self.fancy and self.rng.random() < share
+
+    def reuses(self, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """The outputs that may lie where an input lay: those of its size."""
+        return tuple(
+            (output, source)
+            for output in outputs
+            for source in inputs
+            if source != self.external and self.values[output].nbytes == self.values[source].nbytes
+        )
+
+    def add_forward(self, index: int, *, last: bool) -> None:
+        """An op of the forward, of one or two implementations; it may write the buffer."""
+        rng, pool = self.rng, [self.external, *self.made]
+        inputs = sorted({rng.choice(pool[-3:]), rng.choice(pool)}) if index else [self.external]
+        size = self.size()
+        outputs = [self.value("a", size, role=Role.OUTPUT if last or self.happens(0.1) else Role.ACTIVATION)]
+        if self.happens(0.25):
+            outputs.append(self.value("b", self.size()))
+        reuses = self.reuses(inputs, outputs) if self.happens(0.4) else ()
+        time_s, workspace_nbytes = rng.randint(0, 9), rng.choice([0, 0, 4]) if self.fancy else 0
         first = Implementation(
+            inputs=inputs, outputs=outputs, time_s=time_s, reuses=reuses, workspace_nbytes=workspace_nbytes
+        )
+        implementations = [first]
+        rerun: int | None = 0
+        if self.buffer is not None and rng.random() < 0.15:
+            implementations, rerun = self.writing_the_buffer(first), rng.choice([0, 1])
+        elif self.happens(0.2):
+            implementations.append(Implementation(inputs=inputs, outputs=outputs[:1], time_s=time_s + 1))
+            rerun = rng.choice([1, None])
+        self.ops.append(Op(name=f"f{index}", target="f", rerun=rerun, implementations=implementations))
+        self.made += outputs
+
+    def writing_the_buffer(self, first: Implementation) -> list[Implementation]:
+        """An implementation that also writes the buffer, and one that does not."""
+        assert self.buffer is not None
+        inputs, outputs, older = first.inputs, first.outputs, self.buffer
+        newer = self.buffer = self.value("running", 3, external=True, role=Role.BUFFER, replaces=older)
+        writes = Implementation(
+            inputs=[*inputs, older],
+            outputs=[*outputs, newer],
+            time_s=first.time_s,
+            workspace_nbytes=first.workspace_nbytes,
+        )
+        return [writes, Implementation(inputs=inputs, outputs=outputs, time_s=first.time_s + 1)]
+
+    def add_tangents(self) -> None:
+        """A tangent for each output."""
+        outputs = [place for place, value in enumerate(self.values) if value.role is Role.OUTPUT]
+        self.back += [self.value("t", self.size(), role=Role.TANGENT, of=output) for output in outputs]
+
+    def add_backward(self, index: int, *, last: bool) -> None:
+        """An op of the backward, which makes a gradient or what leads to one."""
+        rng = self.rng
+        read = {rng.choice(self.back[-2:]) if self.back else self.external, rng.choice(self.made)}
+        if rng.random() < 0.5:
+            read.add(rng.choice(self.made))
+        if self.happens(0.1):
+            read = {rng.choice(self.made)}
+        inputs, pinned = sorted(read), rng.random() < (1.0 if last else 0.4)
+        role, of = (Role.GRAD, self.external) if pinned else (Role.ACTIVATION, None)
+        outputs = [self.value("g", self.size(), role=role, of=of)]
+        implementation = Implementation(
             inputs=inputs,
             outputs=outputs,
             time_s=rng.randint(0, 9),
-            reuses=tuple(reuses),
-            workspace_nbytes=rng.choice([0, 0, 4]) if fancy else 0,
+            reuses=self.reuses(inputs, outputs) if self.fancy else (),
         )
-        implementations: list[Implementation] = [first]
-        rerun: int | None = 0
-        if buffer is not None and rng.random() < 0.15:
-            newer = value("running", 3, external=True, role=Role.BUFFER, replaces=buffer)
-            implementations[0] = Implementation(
-                inputs=[*inputs, buffer],
-                outputs=[*outputs, newer],
-                time_s=first.time_s,
-                workspace_nbytes=first.workspace_nbytes,
-            )
-            implementations.append(Implementation(inputs=inputs, outputs=outputs, time_s=first.time_s + 1))
-            buffer, rerun = newer, rng.choice([0, 1])
-        elif fancy and rng.random() < 0.2:
-            implementations.append(
-                Implementation(inputs=inputs, outputs=outputs[:1], time_s=first.time_s + 1)
-            )
-            rerun = rng.choice([1, None])
-        nodes.append(Op(name=f"f{i}", target="f", rerun=rerun, implementations=implementations))
-        made += outputs
-    tangents = [
-        value("t", size(), role=Role.TANGENT, of=v)
-        for v in range(len(values))
-        if values[v].role is Role.OUTPUT
-    ]
-    back = list(tangents)
-    for i in range(ops - forward_count):
-        read = {rng.choice(back[-2:]) if back else external, rng.choice(made)}
-        if rng.random() < 0.5:
-            read.add(rng.choice(made))
-        if fancy and rng.random() < 0.1:
-            read = {rng.choice(made)}
-        pinned = rng.random() < (0.4 if i < ops - forward_count - 1 else 1.0)
-        outputs = [
-            value("g", size(), role=Role.GRAD if pinned else Role.ACTIVATION, of=external if pinned else None)
-        ]
-        implementation = Implementation(
-            inputs=sorted(read),
-            outputs=outputs,
-            time_s=rng.randint(0, 9),
-            reuses=tuple(
-                (o, s)
-                for o in outputs
-                for s in sorted(read)
-                if fancy and s != external and values[o].nbytes == values[s].nbytes
-            ),
-        )
-        nodes.append(Op(name=f"b{i}", target="b", backward=True, implementations=[implementation]))
-        back += outputs
-    return Graph(
-        name=f"random{seed}",
-        values=values,
-        ops=nodes,
-        rounding_nbytes=rng.choice([1, 4, 512]) if fancy else 1,
-    )
+        self.ops.append(Op(name=f"b{index}", target="b", backward=True, implementations=[implementation]))
+        self.back += outputs
 
 
 def layer_graph(content: Mapping[str, Any]) -> Graph:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from remat_graph import Lane
 from remat_offload.errors import MachineMisuse
@@ -51,15 +52,15 @@ class Machine(Protocol):
         """The device that computes."""
         ...
 
-    def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Take device memory; its content is unspecified."""
         ...
 
-    def discard(self, tensor: torch.Tensor) -> None:
+    def discard(self, tensor: Tensor) -> None:
         """Say that nobody will read a device tensor, or any other of its storage, again."""
         ...
 
-    def leave(self, tensor: torch.Tensor) -> None:
+    def leave(self, tensor: Tensor) -> None:
         """Say that copies of a device tensor may be under way which nobody will hold.
 
         Its memory is used again only after those given so far, whoever drops it.
@@ -67,12 +68,7 @@ class Machine(Protocol):
         ...
 
     def copy(
-        self,
-        lane: Lane,
-        destination: torch.Tensor,
-        source: torch.Tensor,
-        after: Iterable[Ticket] = (),
-        name: str = "",
+        self, lane: Lane, destination: Tensor, source: Tensor, after: Iterable[Ticket] = (), name: str = ""
     ) -> Ticket:
         """Copy once the tickets, and all compute that was given before this call, are done.
 
@@ -127,14 +123,11 @@ class Machine(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
 
-def check_copy(device: torch.device, lane: Lane, destination: torch.Tensor, source: torch.Tensor) -> None:
+def check_copy(device: torch.device, lane: Lane, destination: Tensor, source: Tensor) -> None:
     """Check that a copy is one of bytes as they lie: any other would need memory of its own on the device.
 
     Raises:
@@ -156,13 +149,13 @@ def check_copy(device: torch.device, lane: Lane, destination: torch.Tensor, sour
         )
 
 
-def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, list[int], list[int]]:
+def _layout(tensor: Tensor) -> tuple[torch.dtype, list[int], list[int]]:
     """A stride of a dimension of size 1 says nothing."""
     strides = [1 if n == 1 else stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return tensor.dtype, list(tensor.shape), strides
 
 
-def _dense(tensor: torch.Tensor) -> bool:
+def _dense(tensor: Tensor) -> bool:
     """By sizes and strides alone: an operator would be seen by whoever watches the caller's thread."""
     expected = 1
     for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):

@@ -14,14 +14,14 @@ It was written without a device at hand: it is tested with a stand-in for ``torc
 ``cuda``.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 
 from remat_graph import Lane
 from remat_offload.host_memory.pool import Event
-from remat_offload.machine.base import Ticket, check_copy
+from remat_offload.machine.base import Ticket
 from remat_offload.machine.threaded import Job, LanedMachine, own
 
 
@@ -36,14 +36,12 @@ class CudaMachine(LanedMachine):
         device: the device, with its index.
     """
 
+    copies_at_once: ClassVar[bool] = True
+
     def __init__(self, device: torch.device | str = "cuda", *, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda
         self._streams = {lane: cuda.Stream(device=device) for lane in (Lane.TO_HOST, Lane.TO_DEVICE)}
         super().__init__(self._streams[Lane.TO_HOST].device)
-
-    def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Take memory from PyTorch's allocator, on the caller's current stream."""
-        return torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=self.device)
 
     def discard(self, tensor: torch.Tensor) -> None:
         """Do nothing: memory goes with its last reference, once every copy of it is held (see the module)."""
@@ -53,16 +51,10 @@ class CudaMachine(LanedMachine):
         for stream in self._streams.values():
             tensor.record_stream(stream)
 
-    def copy(
-        self,
-        lane: Lane,
-        destination: torch.Tensor,
-        source: torch.Tensor,
-        after: Iterable[Ticket] = (),
-        name: str = "",
-    ) -> Job:
-        """Copy on the lane's stream; see `Machine.copy`. Compute is what the caller's current stream runs."""
-        check_copy(self.device, lane, destination, source)
+    def _copying(
+        self, lane: Lane, destination: torch.Tensor, source: torch.Tensor
+    ) -> Callable[[Sequence[Job]], Event]:
+        """A copy on the lane's stream, after what the caller's current stream, which computes, was given."""
         cuda, stream = self._cuda, self._streams[lane]
         computed = cuda.current_stream(self.device).record_event()
 
@@ -77,7 +69,7 @@ class CudaMachine(LanedMachine):
                 copied: Event = stream.record_event()
             return copied
 
-        return self._put(lane, name or "copy", issue, after, at_once=True)
+        return issue
 
     def hold(self, ticket: Ticket) -> None:
         """Let the caller's current stream wait for a copy once it is issued; wait here for CPU work."""

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import attrs
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor.fork_lock import ForkAwareLock
@@ -80,11 +81,11 @@ class Recorder:
         """What was given so far, in order."""
         return tuple(self._record)
 
-    def reads(self, tensors: Iterable[torch.Tensor], name: str = "compute") -> None:
+    def reads(self, tensors: Iterable[Tensor], name: str = "compute") -> None:
         """Note that compute given now reads tensors; in a function of ``work``, that the work does."""
         self._touch(name, reads=tensors)
 
-    def writes(self, tensors: Iterable[torch.Tensor], name: str = "compute") -> None:
+    def writes(self, tensors: Iterable[Tensor], name: str = "compute") -> None:
         """Note that compute given now writes tensors; in a function of ``work``, that the work does."""
         self._touch(name, writes=tensors)
 
@@ -93,28 +94,23 @@ class Recorder:
         if Lane.COMPUTE in self._last:
             self._seen[Lane.COMPUTE] = self._last[Lane.COMPUTE]
 
-    def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Allocate; for compute that is a write of a new buffer."""
         tensor = self._machine.allocate(size, stride, dtype)
         self._touch("allocate", writes=(tensor,))
         return tensor
 
-    def discard(self, tensor: torch.Tensor) -> None:
+    def discard(self, tensor: Tensor) -> None:
         """Discard; for compute that is a write, by whoever gets the memory next."""
         self._touch("discard", writes=(tensor,))
         self._machine.discard(tensor)
 
-    def leave(self, tensor: torch.Tensor) -> None:
+    def leave(self, tensor: Tensor) -> None:
         """Hand it on: nobody's memory changes hands."""
         self._machine.leave(tensor)
 
     def copy(
-        self,
-        lane: Lane,
-        destination: torch.Tensor,
-        source: torch.Tensor,
-        after: Iterable[Ticket] = (),
-        name: str = "",
+        self, lane: Lane, destination: Tensor, source: Tensor, after: Iterable[Ticket] = (), name: str = ""
     ) -> RecordedTicket:
         """Copy: it reads its source, writes its destination and comes after the compute given so far."""
         tickets = [_own(ticket) for ticket in after]
@@ -176,10 +172,7 @@ class Recorder:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._machine.__exit__(kind, error, traceback)
 
@@ -191,9 +184,7 @@ class Recorder:
         self._last[operation.lane] = operation.index
         self._record.append(operation)
 
-    def _touch(
-        self, name: str, reads: Iterable[torch.Tensor] = (), writes: Iterable[torch.Tensor] = ()
-    ) -> None:
+    def _touch(self, name: str, reads: Iterable[Tensor] = (), writes: Iterable[Tensor] = ()) -> None:
         operation: Operation | None = getattr(self._running, "operation", None)
         if operation is None:
             operation = self._operation(Lane.COMPUTE, name)
@@ -227,7 +218,7 @@ class _Buffers:
         # By the id of the storage's Python object, which PyTorch keeps for as long as the storage lives.
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
-    def numbers(self, tensors: Iterable[torch.Tensor]) -> set[int]:
+    def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
         """The numbers of the tensors' storages; those without a byte have none."""
         storages = [tensor.untyped_storage() for tensor in tensors]
         return {self._number(storage) for storage in storages if storage.nbytes()}
@@ -270,9 +261,9 @@ class _Watch(TorchDispatchMode):
         return out
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)

@@ -10,13 +10,13 @@ tensor that is read too early, or written too early, shows; and what is discarde
 
 import ctypes
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from remat_graph import Lane
 from remat_offload.errors import MachineMisuse
-from remat_offload.machine.base import Ticket, check_copy
+from remat_offload.machine.base import Ticket
 from remat_offload.machine.threaded import Job, LanedMachine, own
 
 _PIECE_S = 2e-3  # of a copy: long beside the grain of sleeping, short beside a step
@@ -43,10 +43,6 @@ class SimulatedMachine(LanedMachine):
         }
         super().__init__(torch.device("cpu"))
 
-    def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Take memory; its content is unspecified."""
-        return torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=self.device)
-
     def discard(self, tensor: torch.Tensor) -> None:
         """Overwrite the tensor's whole storage: whoever reads it after all reads NaN, or -1."""
         storage = tensor.untyped_storage()
@@ -56,26 +52,23 @@ class SimulatedMachine(LanedMachine):
     def leave(self, tensor: torch.Tensor) -> None:
         """Do nothing: a copy keeps its tensors until it is done."""
 
-    def copy(
-        self,
-        lane: Lane,
-        destination: torch.Tensor,
-        source: torch.Tensor,
-        after: Iterable[Ticket] = (),
-        name: str = "",
-    ) -> Job:
-        """Copy at the link's rate; see `Machine.copy`."""
-        check_copy(self.device, lane, destination, source)
+    def _copying(
+        self, lane: Lane, destination: torch.Tensor, source: torch.Tensor
+    ) -> Callable[[Sequence[Job]], None]:
+        """A copy at the link's rate."""
         link, given_s = self._links[lane], time.monotonic()
 
         def move(jobs: Sequence[Job]) -> None:
             link.move(destination, source, ready_s=max([given_s, *(job.ended_s for job in jobs)]))
 
-        return self._put(lane, name or "copy", move, after)
+        return move
 
     def hold(self, ticket: Ticket) -> None:
         """Block until the ticket is done: compute is what the calling thread does."""
         own(ticket).synchronize()
+
+    def _finish_copies(self) -> None:
+        """Do nothing: lanes hand nothing on."""
 
 
 class _Link:

@@ -12,20 +12,22 @@ import os
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 import attrs
 import torch
+from torch import Tensor
 
 from remat_executor.fork_lock import LOOK_S
 from remat_graph import Lane
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.errors import LaneFailed, MachineMisuse
 from remat_offload.host_memory.pool import Event
-from remat_offload.machine.base import Ticket
+from remat_offload.machine.base import Ticket, check_copy
 
 _LANES = (Lane.TO_HOST, Lane.TO_DEVICE, Lane.CPU_OPTIMIZER)
 _ELSEWHERE = (
@@ -177,8 +179,8 @@ class _Switch:
     on: bool = False
 
 
-class LanedMachine:
-    """The lanes of a machine and their threads. A subclass adds `allocate`, `discard`, `copy` and `hold`.
+class LanedMachine(ABC):
+    """The lanes of a machine and their threads. A subclass adds `discard`, `leave`, `hold` and how copies go.
 
     Use it in a ``with`` statement, or call ``close``, so that what was given is finished. A machine that is
     dropped, or still open when the interpreter ends, fails the jobs that it has not begun.
@@ -188,7 +190,10 @@ class LanedMachine:
 
     Attributes:
         device: the device that computes.
+        copies_at_once: whether a copy is only issued, which the calling thread may do as well as the lane's.
     """
+
+    copies_at_once: ClassVar[bool] = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -206,6 +211,18 @@ class LanedMachine:
         for thread in self._threads.values():
             thread.start()
         self._finalizer = weakref.finalize(self, _leave, self._queues, list(self._threads.values()), dropped)
+
+    def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Take memory from PyTorch's allocator, for what the caller computes."""
+        return torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=self.device)
+
+    def copy(
+        self, lane: Lane, destination: Tensor, source: Tensor, after: Iterable[Ticket] = (), name: str = ""
+    ) -> Job:
+        """Copy on the lane; see `Machine.copy`."""
+        check_copy(self.device, lane, destination, source)
+        copy = self._copying(lane, destination, source)
+        return self._put(lane, name or "copy", copy, after, at_once=self.copies_at_once)
 
     def work(self, function: Callable[[], object], after: Iterable[Ticket] = (), name: str = "") -> Job:
         """Run a function on the lane ``CPU_OPTIMIZER`` once the tickets are done; its result is dropped.
@@ -273,16 +290,19 @@ class LanedMachine:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
             if error is None:
                 self.drain()
         finally:
             self.close()
+
+    @abstractmethod
+    def _copying(
+        self, lane: Lane, destination: Tensor, source: Tensor
+    ) -> Callable[[Sequence[Job]], Event | None]:
+        """What copies, after jobs and the compute given so far; returns what is left to wait for."""
 
     def _put(
         self,
@@ -310,6 +330,7 @@ class LanedMachine:
             job.run(self._failures, closed=False)
         return job
 
+    @abstractmethod
     def _finish_copies(self) -> None:
         """Wait for what lanes have handed on to the device; all of them are idle."""
 

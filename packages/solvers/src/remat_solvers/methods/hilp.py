@@ -22,18 +22,18 @@ from remat_solvers.chain.block_options import GAP, Menus
 from remat_solvers.chain.table import Careful, Option
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.evaluation.linear_order import without_useless
-from remat_solvers.local_search.repair import MOVES, repaired
-from remat_solvers.methods.base import Rematerializer
+from remat_solvers.local_search.repair import repaired
 from remat_solvers.methods.checkmate import Checkmate
+from remat_solvers.methods.hierarchy import Hierarchical
 from remat_solvers.mip.cvxpy_backend import minimize
 from remat_solvers.mip.stage_program import TimeIsUp, Work, stage_program
-from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, judge, positive_or_none
+from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, positive_or_none
 
 ROOMS = 5  # budgets that the program on top is given in turn, from the real one to what needs no plan
 
 
 @attrs.frozen(kw_only=True)
-class Hilp(Rematerializer):
+class Hilp(Hierarchical):
     """An integer program over groups, and one for each option of a group.
 
     Attributes:
@@ -55,36 +55,20 @@ class Hilp(Rematerializer):
     top_seconds: float | None = attrs.field(default=30.0, validator=positive_or_none)
     backend: str = "HIGHS"
 
-    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
-        """See the module docstring."""
-        if len(problem.graph.ops) <= self.leaf:
-            return Checkmate(backend=self.backend).solve(problem, deadline.within(self.top_seconds))
-        menus = Menus(levels=self.levels)
-        order, stats = self.plan(problem, deadline, menus, MOVES)
-        stats |= {"distinct": menus.distinct, "solves": menus.solves, "deadline": deadline.hit}
-        return judge(problem, None if order is None else order.tolist(), stats=stats)
+    def solve_small(self, problem: Problem, deadline: Deadline) -> Solution:
+        """By the integer program."""
+        return Checkmate(backend=self.backend).solve(problem, deadline.within(self.top_seconds))
+
+    def solve_leaf(self, problem: Problem, deadline: Deadline) -> Solution:
+        """By the integer program, within a gap of the optimum."""
+        return Checkmate(backend=self.backend, gap=GAP).solve(problem, deadline.within(self.leaf_seconds))
 
     def plan(
         self, problem: Problem, deadline: Deadline, menus: Menus, moves: int
     ) -> tuple[Ints | None, dict[str, int | float | str | bool]]:
-        """Plan one level of the hierarchy.
-
-        Args:
-            problem: a graph that is no leaf.
-            deadline: limit by the clock.
-            menus: options found so far, on any level.
-            moves: of a repair.
-        """
+        """Plan one level; see `Hierarchical.plan`."""
         groups = grouped(problem.graph, self.segments)
-
-        def solve_group(small: Problem, left: Deadline) -> Solution:
-            ops = len(small.graph.ops)
-            if ops <= self.leaf or ops >= len(problem.graph.ops):
-                return Checkmate(backend=self.backend, gap=GAP).solve(small, left.within(self.leaf_seconds))
-            order, _ = self.below().plan(small, left, menus, 0)
-            return judge(small, None if order is None else order.tolist())
-
-        options = menus.options(groups, solve_group, deadline.share(0.5))
+        options = menus.options(groups, self.group_solver(problem, menus), deadline.share(0.5))
         chosen = [_spread(found, self.options) for found in options]
         arrays, top = flatten(problem.graph), _Top(groups, chosen)
         tops = deadline.share(0.8).within(self.top_seconds)

@@ -22,10 +22,10 @@ from remat_graph.partition import Partition, at_articulations, grouped
 from remat_solvers.chain.block_options import GAP, Menus
 from remat_solvers.chain.table import plans_of
 from remat_solvers.evaluation.arrays import Ints, flatten
-from remat_solvers.local_search.repair import MOVES, repaired
+from remat_solvers.local_search.repair import repaired
 from remat_solvers.methods.annealing import Search
-from remat_solvers.methods.base import Rematerializer
 from remat_solvers.methods.checkmate import Checkmate
+from remat_solvers.methods.hierarchy import Hierarchical
 from remat_solvers.protocol import (
     MOST_PARTS,
     MOST_SLOTS,
@@ -39,7 +39,7 @@ from remat_solvers.protocol import (
 
 
 @attrs.frozen(kw_only=True)
-class Hiremate(Rematerializer):
+class Hiremate(Hierarchical):
     """Groups of groups, chosen from menus.
 
     Attributes:
@@ -65,37 +65,13 @@ class Hiremate(Rematerializer):
     seed: int = 0
     backend: str = "HIGHS"
 
-    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
-        """See the module docstring."""
-        if len(problem.graph.ops) <= self.leaf:
-            return self.solve_leaf(problem, deadline, gap=0.0)
-        menus = Menus(levels=self.levels)
-        order, stats = self.plan(problem, deadline, menus, MOVES)
-        stats |= {"distinct": menus.distinct, "solves": menus.solves, "deadline": deadline.hit}
-        return judge(problem, None if order is None else order.tolist(), stats=stats)
-
     def plan(
         self, problem: Problem, deadline: Deadline, menus: Menus, moves: int
     ) -> tuple[Ints | None, dict[str, int | float | str | bool]]:
-        """Plan one level of the hierarchy.
-
-        Args:
-            problem: a graph that is no leaf.
-            deadline: limit by the clock.
-            menus: options found so far, on any level.
-            moves: of a repair.
-        """
+        """Plan one level; see `Hierarchical.plan`."""
         graph, budget = problem.graph, problem.budget_nbytes
         groups = self.cut(graph)
-
-        def solve_group(small: Problem, left: Deadline) -> Solution:
-            ops = len(small.graph.ops)
-            if ops <= self.leaf or ops >= len(graph.ops):
-                return self.solve_leaf(small, left, gap=GAP)
-            order, _ = self.plan(small, left, menus, 0)
-            return judge(small, None if order is None else order.tolist())
-
-        options = menus.options(groups, solve_group, deadline.share(0.75))
+        options = menus.options(groups, self.group_solver(problem, menus), deadline.share(0.75))
         plans = plans_of(groups, options, budget, self.slots, deadline)
         order = repaired(flatten(graph), plans, budget, deadline, moves)
         return order, {"segments": len(groups), "options": sum(map(len, options))}
@@ -107,7 +83,15 @@ class Hiremate(Rematerializer):
             return stages if len(stages) <= 2 * self.segments else at_articulations(graph, 2 * self.segments)
         return grouped(graph, self.segments)
 
-    def solve_leaf(self, problem: Problem, deadline: Deadline, *, gap: float) -> Solution:
+    def solve_small(self, problem: Problem, deadline: Deadline) -> Solution:
+        """As exactly as its size allows."""
+        return self.better(problem, deadline, gap=0.0)
+
+    def solve_leaf(self, problem: Problem, deadline: Deadline) -> Solution:
+        """The same, within a gap of the optimum."""
+        return self.better(problem, deadline, gap=GAP)
+
+    def better(self, problem: Problem, deadline: Deadline, *, gap: float) -> Solution:
         """The better of the exact program and the search; where neither finds any, what eviction leads to."""
         found = [Search(moves=self.moves, seed=self.seed).solve(problem, deadline)]
         if len(problem.graph.ops) <= self.exact:

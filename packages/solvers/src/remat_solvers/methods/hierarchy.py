@@ -1,0 +1,69 @@
+"""What methods have in common that solve groups of ops, and groups of groups, and choose among answers."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Self
+
+from remat_solvers.chain.block_options import Menus
+from remat_solvers.evaluation.arrays import Ints
+from remat_solvers.local_search.repair import MOVES
+from remat_solvers.methods.base import Rematerializer
+from remat_solvers.protocol import Deadline, Problem, Solution, judge
+
+
+class Hierarchical(Rematerializer):
+    """A method that cuts a graph into groups, and a large group again.
+
+    Attributes:
+        leaf: a graph of at most so many ops is solved as it is.
+        levels: budgets for what each distinct group keeps.
+    """
+
+    leaf: int
+    levels: int
+
+    def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
+        """See the module docstring."""
+        if len(problem.graph.ops) <= self.leaf:
+            return self.solve_small(problem, deadline)
+        menus = Menus(levels=self.levels)
+        order, stats = self.plan(problem, deadline, menus, MOVES)
+        stats |= {"distinct": menus.distinct, "solves": menus.solves, "deadline": deadline.hit}
+        return judge(problem, None if order is None else order.tolist(), stats=stats)
+
+    @abstractmethod
+    def solve_small(self, problem: Problem, deadline: Deadline) -> Solution:
+        """Solve a graph that has no groups."""
+
+    @abstractmethod
+    def solve_leaf(self, problem: Problem, deadline: Deadline) -> Solution:
+        """Solve a group that has no groups."""
+
+    @abstractmethod
+    def plan(
+        self, problem: Problem, deadline: Deadline, menus: Menus, moves: int
+    ) -> tuple[Ints | None, dict[str, int | float | str | bool]]:
+        """Plan one level of the hierarchy.
+
+        Args:
+            problem: a graph that is no leaf.
+            deadline: limit by the clock.
+            menus: options found so far, on any level.
+            moves: of a repair.
+        """
+
+    def below(self) -> Self:
+        """The method for a group that is no leaf."""
+        return self
+
+    def group_solver(self, problem: Problem, menus: Menus) -> Callable[[Problem, Deadline], Solution]:
+        """What solves one group of a graph at one budget."""
+
+        def solve_group(small: Problem, left: Deadline) -> Solution:
+            ops = len(small.graph.ops)
+            if ops <= self.leaf or ops >= len(problem.graph.ops):
+                return self.solve_leaf(small, left)
+            order, _ = self.below().plan(small, left, menus, 0)
+            return judge(small, None if order is None else order.tolist())
+
+        return solve_group
