@@ -158,8 +158,9 @@ def test_close_to_the_best_homes(seed: int) -> None:
     """Beside each choice of homes, solved by itself.
 
     Seen on 120 steps of 2 to 4 layers in every style, 104 of them solvable: every one is solved, the median
-    answer is the best one, 9 of 10 are within 0.2 % of it and the worst is 1.4 % above. By the program alone,
-    without `neighbours`, 13 were not solved and 14 were 2 to 43 % above: half of these seeds are such.
+    answer is the best one, 9 of 10 are within 0.2 % of it and the worst is 1.4 % above. By the program
+    alone, without `placement_neighbors`, 13 were not solved and 14 were 2 to 43 % above: half of these
+    seeds are such.
     """
     near_the_best(seed)
 

@@ -1,10 +1,10 @@
 """Lowering: a schedule becomes fx graphs, one for the forward and a chain of them for the backward.
 
 Each graph takes its tensors in one list, which it empties, so that fx's generated code, which drops every
-name after its last use, frees a storage exactly where the schedule does. A section of the backward (`parts`)
-ends by handing over its gradients, and passes on what the next ones still need. Where a schedule moves values
-or steps the optimizer, a section is several graphs with those steps between them. Views are rebuilt from
-their base where they are read, once per graph while the base lives.
+name after its last use, frees a storage exactly where the schedule does. A section of the backward
+(`gradient_segments`) ends by handing over its gradients, and passes on what the next ones still need. Where
+a schedule moves values or steps the optimizer, a section is several graphs with those steps between them.
+Views are rebuilt from their base where they are read, once per graph while the base lives.
 """
 
 import operator

@@ -32,7 +32,7 @@ def with_careful_fake_cache() -> Generator[None, None, None]:
 
     A cached result has storages of its own, one for each tensor, as large as that tensor shows: wrong where
     outputs share one, and where an op copies a whole storage of which its argument shows a part. What is
-    inferred is put right as well (`layouts`).
+    inferred is put right as well (`stride_rules`).
     """
     mode = private_name("torch._subclasses.fake_tensor", "FakeTensorMode")
     not_cached = private_name("torch._subclasses.fake_tensor", "_BypassDispatchCache")

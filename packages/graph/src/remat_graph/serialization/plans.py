@@ -1,8 +1,7 @@
 """Plans as versioned JSON; reading runs no code and trusts nothing.
 
-A graph or plan file is an object with ``format`` and ``version``; a file of a newer version is refused by
-saying so. What has its default is left out. `load_graph` reads the corpus format too (see `corpus`). An order
-is a bare list of op indices, repeats included, which is what the corpus' judge reads.
+A file is an object with ``format`` and ``version``; a file of a newer version is refused by saying so. With a
+graph, a plan that is read is judged again by the referee.
 """
 
 import os
@@ -152,12 +151,6 @@ def _rejudged(plan: Plan, graph: Graph, source: str) -> Plan:
     # What gradients that are there already take beside it depends on no measurement.
     names = ("peak_nbytes", "live_peak_nbytes", "host_peak_nbytes")
     return attrs.evolve(judged, **{name: max(getattr(judged, name), getattr(plan, name)) for name in names})
-
-
-# -- orders
-
-
-# -- shared
 
 
 _OF_THE_HOST = ("on_host", "host_peak_nbytes", "links", "periods")

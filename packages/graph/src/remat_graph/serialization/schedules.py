@@ -1,4 +1,8 @@
-"""Schedules and orders as JSON."""
+"""Schedules and orders as JSON.
+
+A schedule is a list of steps, each a list of its kind and its indices. An order is a bare list of op indices,
+repeats included, which is what the corpus' judge reads.
+"""
 
 import os
 from collections.abc import Iterable, Mapping

@@ -1,13 +1,9 @@
 """Random orders and schedules of a graph."""
 
 import random
-from typing import TYPE_CHECKING
 
 from remat_graph.ir import Graph
 from remat_graph.schedule import Compute, Free, FreeHost, Lane, Schedule, Start, Step, Transfer, Wait
-
-if TYPE_CHECKING:
-    pass
 
 
 def random_order(graph: Graph, seed: int, *, forget: float = 0.3) -> list[int]:

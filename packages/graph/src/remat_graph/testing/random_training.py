@@ -3,16 +3,13 @@
 import math
 import random
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from remat_graph.ir import Graph, Home, Implementation, Op, Role, Value
 from remat_graph.links import Links
 from remat_graph.training import Optimized, training_graph
-
-if TYPE_CHECKING:
-    pass
 
 
 def random_training(seed: int, layers: int = 5) -> Graph:

@@ -4,7 +4,7 @@ One lane copies from the device to the host, one the other way, and on one the C
 first in, first out. What is put on a lane is a *ticket*, and whoever gives the next work says which tickets
 it comes after. That order is all that keeps two lanes apart where they touch one tensor; ``races`` checks it.
 
-This file says what a machine does. ``threads`` is how lanes are run, ``simulated`` and ``cuda`` are the
+This file says what a machine does. ``threaded`` is how lanes are run, ``simulated`` and ``cuda`` are the
 machines.
 """
 

@@ -8,8 +8,8 @@ kernel had as many threads as the caller's: so the bits are torch's, and where a
 taken anew.
 
 The gradients on the host are scaled piece by piece by the update that reads them. Whoever asks a parameter
-for its gradient before that finds it scaled: the parameter is in flight until then (`inflight`). A tensor
-that was taken from ``.grad`` before the clipping shows it once the update is done.
+for its gradient before that finds it scaled: the parameter is in flight until then (`pending_parameters`).
+A tensor that was taken from ``.grad`` before the clipping shows it once the update is done.
 """
 
 import weakref

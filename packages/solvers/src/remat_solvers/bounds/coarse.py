@@ -60,7 +60,7 @@ class Round:
         slack_s: how far `extra_s` may lie below the program's own optimum by rounding.
         proven: whether it was solved strictly and without a gap, so that a gap within `slack_s` is none.
         ended: whether it was solved to the end; if not, another round will not get far either.
-        checks: the work that it took, counted as `mixed_integer` says.
+        checks: the work that it took, counted as `highs` says.
     """
 
     extra_s: float
@@ -194,7 +194,7 @@ class CoarseBound:
             deadline: limit by the clock.
             enough_s: no need to prove more than this, the extra time of a schedule that is known; it also
                 gives the unit of cost, so that rounding is small beside it.
-            checks: limit on the work of the round, counted as `mixed_integer` says; None for none.
+            checks: limit on the work of the round, counted as `highs` says; None for none.
         """
         _, _, at = heapq.heappop(self._orders)
         self.moments = at.moments

@@ -1,4 +1,4 @@
-"""Labels of `pofo_table` as numpy records: two queues of values for the links, and which labels beat which.
+"""Labels of `offload_table` as numpy records: two queues of values for the links, which labels beat which.
 
 A queue holds the last few values that joined it, the first to go first; one is held whole until all of its
 bytes are through.

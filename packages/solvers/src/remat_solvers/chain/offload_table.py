@@ -1,7 +1,7 @@
 """The table behind `pofo`: along a chain, what is kept, what leaves for the host, and what is made again.
 
 A plan cuts the chain into segments. A segment of one stage may be kept whole: everything that its backward
-reads stays. Any other keeps its input alone, and its backward is `chain_dp`'s best one for the bytes that are
+reads stays. Any other keeps its input alone, and its backward is `table`'s best one for the bytes that are
 left. Of what a segment holds between the two, some values stay on the device and the others move to the host
 and back.
 
@@ -53,7 +53,7 @@ class Plan:
     """One plan of the table.
 
     Attributes:
-        runs: what runs when, see `chain_dp`.
+        runs: what runs when, see `table`.
         moved: values that are away between their forward and their backward.
         lost_s: seconds of repeats and waits, by estimate.
     """

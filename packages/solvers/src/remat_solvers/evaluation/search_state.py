@@ -29,7 +29,7 @@ TOUCH = "touched touched_by"
 
 
 class State(NamedTuple):
-    """A sequence and everything derived from it; see `kernels_state` for the meaning of a change."""
+    """A sequence and everything derived from it; see `kernels.incremental` for the meaning of a change."""
 
     meta: np.void  # scalars, one record
     pos: NDArray[Any]  # per position of the sequence

@@ -1,4 +1,4 @@
-"""Compiled annealing of a sequence in chunks; `search` says what it minimizes."""
+"""Compiled annealing of a sequence in chunks; `methods.annealing` says what it minimizes."""
 
 import numpy as np
 

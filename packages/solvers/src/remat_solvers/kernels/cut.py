@@ -1,7 +1,7 @@
 """Compiled cut problems of the cut bound: who can still be missing at an op's first run, and the least cut.
 
 Nodes are the ops, the values, a source and a sink. Edge e and e ^ 1 are a pair, one for each direction;
-`bounds.cut` says what the cut means. A record is looked up once, as in `kernels_state`.
+`bounds.cut` says what the cut means. A record is looked up once, as in `incremental`.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Compiled greedy eviction; `greedy` explains it."""
+"""Compiled greedy eviction; `methods.greedy` explains it."""
 
 import numpy as np
 

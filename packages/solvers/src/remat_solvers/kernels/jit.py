@@ -1,9 +1,9 @@
 """The one place that knows numba: decorators for the compiled inner loops.
 
-Modules whose name starts with ``kernels_`` hold nothing but such functions and are imported when first
-needed, so that importing the package stays cheap. Machine code is cached on disk; where no cache folder can
-be written the functions still compile, once a process. Numba's rewriting of array expressions is left out:
-the loops have none, and looking for them is a tenth of the compile time.
+The other modules of this folder hold nothing but such functions and are imported when first needed, so that
+importing the package stays cheap. Machine code is cached on disk; where no cache folder can be written the
+functions still compile, once a process. Numba's rewriting of array expressions is left out: the loops have
+none, and looking for them is a tenth of the compile time.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Simulated annealing over orders."""
+"""Simulated annealing of an order of ops; `methods.annealing` says by which moves, and for what."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Evict values from an order until it fits a budget."""
+"""Evict values from an order of ops until it fits a budget; `methods.greedy` says by which rule."""
 
 from collections.abc import Iterable
 

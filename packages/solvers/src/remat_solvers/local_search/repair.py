@@ -1,10 +1,10 @@
 """Repair: make the plans of a method that sees a simplified picture fit the budget, then trim them.
 
 A table or a program over whole groups estimates what is held inside a group, so the plans it yields at
-falling memory levels lie around the budget on both sides. What is over it evicts, as `greedy` does, until it
-fits. Where none comes to fit, the nearest one goes down in steps until it does, see `descend`. The fastest is
-polished. What is kept and what is dropped remains the method's choice: repair only adds what the budget asks
-for and takes away what it does not.
+falling memory levels lie around the budget on both sides. What is over it evicts, as `greedy` does, until
+it fits. Where none comes to fit, the nearest one goes down in steps until it does, see `min_peak`. The
+fastest is polished. What is kept and what is dropped remains the method's choice: repair only adds what the
+budget asks for and takes away what it does not.
 
 Deterministic; a few milliseconds for each plan, some seconds for a descent.
 """

@@ -3,7 +3,7 @@
 Idea: with first runs in a valid order, inserting any repeat of an op already run and deleting any repeat
 keeps a schedule valid, and the best frees follow from liveness; so a schedule is a list of op ids and the
 moves are insert, delete and shift (as in simulated annealing, Kirkpatrick et al. 1983). Single moves get
-stuck where rebuilt values pile up, so a move brings its closure along (`kernels_moves`): an evicted value
+stuck where rebuilt values pile up, so a move brings its closure along (`kernels.moves`): an evicted value
 comes back with the producers of its dead inputs, a dropped repeat takes the repeats that only it needed
 with it, stretches of ops are given up together, one checkpoint is exchanged for another.
 
@@ -13,7 +13,7 @@ border and may pass through sequences that do not fit. The temperature falls fro
 a hundredth of it, several times over from the best sequence found; the rounds grow.
 
 Work is counted in moves, each 3 to 10 us at 600 ops since only the lifetimes that a change touches are
-derived again (`kernels_state`). Deterministic for a seed and a number of moves.
+derived again (`kernels.incremental`). Deterministic for a seed and a number of moves.
 
 Imperfect: forward first runs keep the trace order; a carried-out move rebuilds the state in full.
 """

@@ -1,8 +1,8 @@
 """`checkmate`: the integer program of the stage form, solved to proven optimality where time allows.
 
-Jain et al. 2020, "Checkmate: breaking the memory wall with optimal tensor rematerialization". See `stages`
-for the program. Exact in its own space (trace order, frontier-advancing stages, an op at most once a
-stage); with HiGHS some 30 s at 90 ops, hopeless from some 200.
+Jain et al. 2020, "Checkmate: breaking the memory wall with optimal tensor rematerialization". See
+`mip.stage_program` for the program. Exact in its own space (trace order, frontier-advancing stages, an op
+at most once a stage); with HiGHS some 30 s at 90 ops, hopeless from some 200.
 
 Memory is counted as the referee does: the paper's rule (an op's output comes live, what is not needed again
 goes) with scratch, tangents and several outputs an op beside it. With ``accounting="paper"`` it is counted as

@@ -2,7 +2,7 @@
 
 After HiRemate (hierarchical rematerialization): a graph that is too large for the good solvers is grouped,
 each distinct group becomes a graph of its own and is solved at several budgets for its peak and for what it
-keeps, again by grouping it if it is still too large, and the table of `chain_dp` chooses among what comes
+keeps, again by grouping it if it is still too large, and `chain.table` chooses among what comes
 back. A level whose articulation points leave only small pieces is a chain and cut there, which makes its
 table rotor's; any other is grouped from bottom to top. Small graphs go to the integer program of `checkmate`
 and to the sequence search, and the better answer counts. Equal groups are solved once, on all levels

@@ -4,9 +4,9 @@ Bartan, Lu, Ghaffari, Teague, Lee, Wu 2023, "Moccasin: efficient tensor remateri
 networks". A value is live in at most C intervals, each opened by one computation of it. Two forms of the
 same space (first runs in trace order, an op at most once a stage):
 
-* a mixed-integer program, the stage form of `stages`, in which an interval is a run followed by stages in
-  which the value is kept, with one more row an op: it runs at most C times;
-* the paper's own for a constraint solver, see `cpsat`: ``backend="CP-SAT"``, with the extra
+* a mixed-integer program, the stage form of `mip.stage_program`, in which an interval is a run followed by
+  stages in which the value is kept, with one more row an op: it runs at most C times;
+* the paper's own for a constraint solver, see `mip.cp_sat`: ``backend="CP-SAT"``, with the extra
   ``remat-solvers[cpsat]``.
 
 With C = 2, which the paper finds enough in practice, most of the program's branching is gone: as a rule it

@@ -1,11 +1,12 @@
 """`pofo`: keep, make again or move to the host, on a chain of heterogeneous stages.
 
-Beaumont, Eyraud-Dubois, Shilova 2021, "Efficient combination of rematerialization and offloading for training
-DNNs". The forward is cut as `rotor` cuts it. Each stage is kept whole, or lies in a segment that keeps its
-input alone and is made again by rotor's table; what a stage or a segment holds between its forward and its
-backward stays on the device or moves to the host, part by part. Nothing moves inside a segment that is made
-again. `pofo_table` finds plans of this form, `transfers` places the copies of the most promising ones, and
-the referee's time on all lanes decides between them and rotor's plan.
+Beaumont, Eyraud-Dubois, Shilova 2021, "Efficient combination of rematerialization and offloading for
+training DNNs". The forward is cut as `rotor` cuts it. Each stage is kept whole, or lies in a segment that
+keeps its input alone and is made again by rotor's table; what a stage or a segment holds between its
+forward and its backward stays on the device or moves to the host, part by part. Nothing moves inside a
+segment that is made again. `chain.offload_table` finds plans of this form, `transfers.placement` places the
+copies of the most promising ones, and the referee's time on all lanes decides between them and rotor's
+plan.
 
 Exact are the budgets, the repeats and the time of each plan. The choice is not: the table rounds its labels
 and sees the two lanes as queues, so the best plan may be missing among those that are placed, and a placement

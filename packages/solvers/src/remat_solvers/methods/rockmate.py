@@ -2,7 +2,7 @@
 
 Zhao et al. 2023, "Rockmate: an efficient, fast, automatic and generic tool for re-materialization in
 PyTorch". The forward is cut at its articulation points into a chain of blocks; each distinct block is
-solved by the program of `checkmate` at several budgets, and the table of `chain_dp` chooses one option a
+solved by the program of `checkmate` at several budgets, and `chain.table` chooses one option a
 block and what to drop. Joins neighbouring blocks until there are at most `stages`. One small MIP an option,
 some seconds at 60 ops; equal blocks share theirs.
 

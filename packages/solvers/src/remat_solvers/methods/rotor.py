@@ -2,7 +2,7 @@
 
 Beaumont et al. 2019, "Optimal checkpointing for heterogeneous chains". The forward is cut at its
 articulation points, where one value crosses; each stage is kept whole, kept by its input alone, or not at
-all; the table of `chain_dp` finds the best plan of that form (the paper's "persistent" schedules). Exact on
+all; `chain.table` finds the best plan of that form (the paper's "persistent" schedules). Exact on
 a chain where the memory levels are; a graph that is no chain is one coarse stage wherever several values
 cross. O(stages^3 * slots).
 """

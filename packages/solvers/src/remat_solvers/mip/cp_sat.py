@@ -8,8 +8,9 @@ value that it makes; the intervals of a value do not overlap, and every run that
 of them. A cumulative constraint keeps the intervals, and what ops hold only while they run, within the budget
 at every event. O(C * n) intervals and O(C^2) choices a read, against O(n^2) variables of the stage program.
 
-A restriction of the project's space, and the same one as the program of `stages`: first runs in trace order,
-an op at most once a stage and C times in all, no reuse in place. Times count in billionths of the step's.
+A restriction of the project's space, and the same one as the program of `stage_program`: first runs in
+trace order, an op at most once a stage and C times in all, no reuse in place. Times count in billionths of
+the step's.
 
 ortools and HiGHS do not share a process (their symbols clash), and CP-SAT can run out of memory, so the model
 is written and solved by ``python -m remat_solvers.mip.cp_sat``: a problem as JSON on stdin, an order as JSON

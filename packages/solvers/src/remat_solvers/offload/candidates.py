@@ -1,8 +1,8 @@
 """What was tried of one search for a plan that moves, and the best of it: orders of ops at given homes.
 
-For a choice of homes, orders by the budget that they leave to activations (`ladder`), in either direction
-while that is faster. Where attempts are cheap, orders all over the range, and of the best ones single repeats
-and single moves left out.
+For a choice of homes, orders by the budget that they leave to activations (`order_frontier`), in either
+direction while that is faster. Where attempts are cheap, orders all over the range, and of the best ones
+single repeats and single moves left out.
 """
 
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ what moves decides where nothing else does. Shares become whole parameters by pa
 from run to run. About 100 variables: 0.1 s, and 0.01 s to solve it again with other budgets.
 
 Imperfect: copies are taken as if there were always room to begin them early, so what comes out is a place to
-begin; the referee decides (`offload`).
+begin; the referee decides (`solver`).
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Choices of homes next to one that is known: those that differ in the fate of one parameter, or of two.
 
-The program of `homes` shares parameters out as if they could be cut at will. Where there are few of them, or
-unlike ones, whole parameters are far from its shares, and which of them leave matters more than how many.
-Trying is what helps there. O(parameters^2) choices.
+The program of `placement_lp` shares parameters out as if they could be cut at will. Where there are few of
+them, or unlike ones, whole parameters are far from its shares, and which of them leave matters more than
+how many. Trying is what helps there. O(parameters^2) choices.
 """
 
 from collections.abc import Iterator, Sequence

@@ -4,7 +4,7 @@
 for the lane to the host and one for the CPU. A gradient of a parameter at home on the host is copied there as
 soon as it is made, a streamed state as soon as its update is done; the device's copy stays while that is
 under way as long as there is room. Updates on the CPU are queued within the backward or behind it
-(`updates`). O(steps).
+(`optimizer_updates`). O(steps).
 """
 
 from collections import deque

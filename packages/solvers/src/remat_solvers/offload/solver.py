@@ -1,16 +1,17 @@
 """Recompute and move: who is at home on the host, in which order to compute, and when to copy.
 
-A plan has three choices. Where parameters, gradients and optimizer states are at home: on the device, on the
-host, or split, the states passing through the device (`homes`, a linear program). In which order to compute,
-with which repeats (`ladder`). And which activations go to the host and back instead of being made again:
-`transfers.place` moves what an order does not have the room to keep. Each combination is timed by the referee
-over several steps after each other (`attempt`), and the fastest that keeps both budgets is taken.
+A plan has three choices. Where parameters, gradients and optimizer states are at home: on the device, on
+the host, or split, the states passing through the device (`placement_lp`, a linear program). In which order
+to compute, with which repeats (`order_frontier`). And which activations go to the host and back instead of
+being made again: `transfers.place` moves what an order does not have the room to keep. Each combination is
+timed by the referee over several steps after each other (`candidate`), and the fastest that keeps both
+budgets is taken.
 
 The search: everything at home on the device, if that fits; what the program says, its budgets lowered by
 what the referee finds above them until it fits; then a little more and a little less on the host, each with
 the order that the program would take; from the best ones on, orders in either direction while that is faster.
 Where attempts are cheap, up to three parameters at a time then change their homes while that is better, and
-more orders are tried (`trials`).
+more orders are tried (`candidates`).
 What is not moved is worth a little: homes on the host must bring `WORTH` of the step against none at all.
 Some 15 attempts of 0.5 to 1 s each at 4,000 ops, most of it `transfers.place` and the referee.
 
@@ -55,7 +56,7 @@ class Offload:
             `in_backward`, where none stays.
         micro_batches: forwards and backwards to a step of the optimizer; within the backward, the last one's.
         homes: values at home on the host, if that is settled already.
-        attempts: schedules to try, at most; on short orders more are allowed (`trials`).
+        attempts: schedules to try, at most; on short orders more are allowed (`candidates`).
     """
 
     name: ClassVar[str] = "offload"

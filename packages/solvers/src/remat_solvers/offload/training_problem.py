@@ -1,10 +1,10 @@
 """A training step as a graph whose copies can be placed: updates on the device become ops of the backward.
 
-Of each gradient it is decided here what becomes of it once nothing reads it: it stays to the end of the step,
-as a gradient of the graph does, or it goes, as an activation does, because an update on the device has read
-it, because it is added to one that is there, or because it leaves for the host. `handover` writes the steps
-for that. An update within the backward is an op that reads the gradient and what of its states is at home on
-the host, so that `transfers.place` fetches states as it fetches weights. O(ops).
+Of each gradient it is decided here what becomes of it once nothing reads it: it stays to the end of the
+step, as a gradient of the graph does, or it goes, as an activation does, because an update on the device
+has read it, because it is added to one that is there, or because it leaves for the host. `schedule_writer`
+writes the steps for that. An update within the backward is an op that reads the gradient and what of its
+states is at home on the host, so that `transfers.place` fetches states as it fetches weights. O(ops).
 """
 
 from collections.abc import Iterable, Sequence

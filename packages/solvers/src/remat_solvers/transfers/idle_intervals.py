@@ -2,7 +2,7 @@
 
 A *gap* lies between two neighbouring uses of one computation of a value. What is at home on the host (weights
 that are streamed in) is away before its first use and after its last as well; it is never copied out, since
-nothing changes it. Each time away is a `Trip`; when it begins and ends is for `transfers` to choose, and
+nothing changes it. Each time away is a `Trip`; when it begins and ends is for `placement` to choose, and
 `Line.schedule` writes the steps. O(uses).
 """
 
