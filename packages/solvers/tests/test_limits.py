@@ -77,14 +77,19 @@ def test_rounds_end_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert auto.IDLE_ROUNDS == len(done)
 
 
-def test_a_short_walk_comes_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where neither eviction nor the cut finds a schedule, the walk does, and the rounds know of it."""
+def nothing_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eviction gives the trace order back, which does not fit."""
 
     def trace(arrays: Any, *_: Any, **__: Any) -> Ints:
         return np.arange(len(arrays.backward), dtype=np.int64)
 
     monkeypatch.setattr(auto, "evict", trace)
     monkeypatch.setattr(auto, "keep_only", trace)
+
+
+def test_a_short_walk_comes_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neither eviction nor the cut finds a schedule, the walk does, and the rounds know of it."""
+    nothing_is_evicted(monkeypatch)
     done = with_rounds(monkeypatch, 0)
     told: list[tuple[str, int]] = []
 
@@ -103,6 +108,24 @@ def test_the_walk_keeps_to_the_moves_that_are_allowed(monkeypatch: pytest.Monkey
     problem = Problem(graph, min_budget(graph).nbytes - 1)
     with_rounds(monkeypatch, 0)
     assert 0 == get_solver("auto", moves=0).solve(problem).stats["moves"]
+
+
+@pytest.mark.parametrize(("length", "moves"), [(40, 40_000), (900, 10_671)])
+def test_the_walk_takes_no_longer_in_larger_graphs(
+    monkeypatch: pytest.MonkeyPatch, length: int, moves: int
+) -> None:
+    """A move costs in proportion to the graph: above 600 ops there are fewer (2,249 ops here)."""
+    nothing_is_evicted(monkeypatch)
+    with_rounds(monkeypatch, 0)
+    tried: list[int] = []
+
+    def anneal(self: auto.Walk, moves: int, *_: Any, **__: Any) -> None:
+        tried.append(moves)
+
+    monkeypatch.setattr(auto.Walk, "anneal", anneal)
+    graph = chain(length)
+    get_solver("auto").solve(Problem(graph, int(0.4 * noremat_peak_nbytes(graph))))
+    assert moves == tried[0]
 
 
 @pytest.mark.parametrize("name", sorted(set(solver_names()) - {"offload"}))

@@ -135,9 +135,8 @@ class Offmate(BudgetedModule):
         arguments = call.arguments()
         training, end = offload.training(model, arguments)
         training.engine.owner = weakref.ref(self)
-        weakref.finalize(
-            self, end
-        ).atexit = False  # a machine that is open when the interpreter ends is its own concern
+        finalizer = weakref.finalize(self, end)
+        finalizer.atexit = False  # a machine that is open when the interpreter ends is its own concern
         planner = offload.planner(options, cost, training)
         training.pool.trim()
         object.__setattr__(self, "_remat_training", training)

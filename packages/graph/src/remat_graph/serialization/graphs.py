@@ -1,7 +1,7 @@
 """Graphs as versioned JSON; reading runs no code and trusts nothing.
 
-A file is an object with ``format`` and ``version``; a file of a newer version is refused by saying so. What has
-its default is left out. `load_graph` reads the corpus format too (see `corpus`).
+A file is an object with ``format`` and ``version``; a file of a newer version is refused by saying so. What
+has its default is left out. `load_graph` reads the corpus format too (see `corpus`).
 """
 
 import os
