@@ -1,7 +1,10 @@
 """Configs survive a file and back; whatever is wrong with one is a single line that names it."""
 
+import inspect
+import typing
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import attrs
 import pytest
@@ -10,6 +13,7 @@ import yaml
 from remat_facade.config.fields import links_from
 from remat_facade.config.types import AutoConfig, OffmateConfig, config_types, generate_config
 from remat_facade.config.yaml_io import config_text, load_config, save_config
+from remat_facade.entrypoints.factory import from_config
 from remat_facade.errors import BadConfig, CannotWrite
 from remat_facade.planning.memory_fit import states_nbytes
 from remat_facade.planning.method import Method, choose_method
@@ -258,3 +262,13 @@ def test_what_code_gives_is_told_briefly_too(wrong: Callable[[object], object], 
         wrong(value)
     assert len(str(caught.value)) <= 2000
     assert "\n" not in str(caught.value)
+
+
+def test_type_checkers_know_every_type_by_name() -> None:
+    """The overloads of `from_config` name the types that there are."""
+    named = set()
+    for overload in typing.get_overloads(from_config):
+        hint = inspect.signature(overload).parameters["config"].annotation
+        for each in (hint, *typing.get_args(hint)):
+            named |= set(typing.get_args(each)) if typing.get_origin(each) is Literal else set()
+    assert named == set(config_types())
