@@ -33,9 +33,9 @@ from remat_graph.serialization.schedules import schedule_to_data
 from remat_graph.testing.random_training import random_links, random_training
 from remat_solvers import Deadline, Problem, get_solver, min_budget, solver_names
 from remat_solvers.testing import chain, dense, mobile, transformer, unet
-from tests.acceptance import whole_step
-from tests.models import get_case
-from tests.offmates import LINKS, PLATFORM, convolutions, images
+from tests.helpers.acceptance import whole_step
+from tests.helpers.models import get_case
+from tests.helpers.offmates import LINKS, PLATFORM, convolutions, images
 
 GRAPHS = Path(__file__).parents[1] / "tests" / "data" / "graphs"
 SLOW = ("checkmate", "moccasin", "checkmate_lp", "hilp", "interval_dp")  # on small graphs alone

@@ -36,7 +36,7 @@ from remat_graph.training import Optimized, accumulating, training_graph, with_p
 from remat_solvers import Deadline, Problem, Solution
 from remat_solvers.offload.parameter_groups import params_of
 from remat_solvers.offload.solver import PERIODS, Offload
-from tests.models import import_transformers
+from tests.helpers.models import import_transformers
 
 GIB = 1 << 30
 TOKENS = 8192
