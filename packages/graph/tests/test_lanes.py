@@ -24,7 +24,7 @@ from remat_graph import (
     Wait,
     simulate,
 )
-from remat_graph.simulator.lanes import Job, finish_times
+from remat_graph.simulator.lanes import LaneJob, finish_times
 
 OUT, BACK, CPU, COMPUTE = Lane.TO_HOST, Lane.TO_DEVICE, Lane.CPU_OPTIMIZER, Lane.COMPUTE
 
@@ -37,14 +37,14 @@ def test_two_directions_share_a_link():
         to_host_duplex_nbytes_per_s=5,
         to_device_duplex_nbytes_per_s=5,
     )
-    assert [4.0, 6.0] == finish_times([Job(OUT, 2.0), Job(BACK, 4.0)], links)
+    assert [4.0, 6.0] == finish_times([LaneJob(OUT, 2.0), LaneJob(BACK, 4.0)], links)
 
 
 def test_copies_take_the_optimizers_memory():
     """One direction takes a quarter of the host's bandwidth, two take half of it."""
     links = Links(to_host_nbytes_per_s=25, to_device_nbytes_per_s=25, host_nbytes_per_s=100)
-    assert [3.0, 4.0] == finish_times([Job(OUT, 3.0), Job(CPU, 3.25)], links)
-    assert [2.0, 2.0, 2.0] == finish_times([Job(OUT, 2.0), Job(BACK, 2.0), Job(CPU, 1.0)], links)
+    assert [3.0, 4.0] == finish_times([LaneJob(OUT, 3.0), LaneJob(CPU, 3.25)], links)
+    assert [2.0, 2.0, 2.0] == finish_times([LaneJob(OUT, 2.0), LaneJob(BACK, 2.0), LaneJob(CPU, 1.0)], links)
 
 
 @given(
@@ -56,7 +56,7 @@ def test_copies_take_the_optimizers_memory():
 def test_without_contention_each_job_begins_when_it_can(drawn):
     """Against the plain recursion: after its lane's last job and after what it waits for."""
     jobs = [
-        Job(lane, eighths / 8, tuple(sorted(a for a in after if a < place)))
+        LaneJob(lane, eighths / 8, tuple(sorted(a for a in after if a < place)))
         for place, (lane, eighths, after) in enumerate(drawn)
     ]
     ends, last = [], dict.fromkeys(Lane, 0.0)

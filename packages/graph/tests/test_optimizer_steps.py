@@ -152,17 +152,17 @@ def test_each_mistake_is_named(home, steps, problem):
 def test_what_persists_ends_at_home_and_up_to_date():
     """An update on the device of a parameter that lives on the host has to be written back."""
     begin = [*STEP, Start(M), Wait(M), ON_DEVICE, Free(3)]
-    with pytest.raises(InvalidSchedule, match="w does not end up to date at home"):
+    with pytest.raises(InvalidSchedule, match="w must end up to date on the host"):
         replay(Placement.HOST, [*begin, Free(0), Free(1)])
     home_again = [FreeHost(0), FreeHost(1), Start(W_BACK), Start(M_BACK), Wait(W_BACK), Wait(M_BACK)]
     assert 2 + 2 + 4 + 2 + 4 + 8 == replay(Placement.HOST, [*begin, *home_again, Free(0), Free(1)]).time_s
-    with pytest.raises(InvalidSchedule, match="m does not end up to date at home"):
+    with pytest.raises(InvalidSchedule, match="m must end up to date on the host"):
         replay(Placement.HOST, [*begin, *home_again[:1], *home_again[2:3], home_again[4], Free(0), Free(1)])
 
 
 def test_a_device_copy_that_is_gone_is_missed_at_home():
     """A persistent value freed without a copy back."""
-    with pytest.raises(InvalidSchedule, match="m does not end up to date at home"):
+    with pytest.raises(InvalidSchedule, match="m must end up to date on the device"):
         replay(Placement.DEVICE, [Compute(0), Compute(1), ON_DEVICE, Free(3), Free(1)])
 
 

@@ -137,7 +137,7 @@ def test_a_platform_may_have_links(tmp_path):
         (lambda d: d.pop("measurements"), "'measurements' is missing"),
         (lambda d: d.update(format="remat-plan"), "its format is 'remat-plan', 'remat-platform' was wanted"),
         (lambda d: d.update(version=9), "version 9, newer than our 1"),
-        (lambda d: d["measurements"]["mm(float32[0])"].update(time_s=-1), "a finite number from 0 on"),
+        (lambda d: d["measurements"]["mm(float32[0])"].update(time_s=-1), "a finite number from 0 to"),
         (lambda d: d["measurements"]["mm(float32[0])"].update(time_s=9e18), "no operator takes 9e\\+18 s"),
         (
             lambda d: d["measurements"]["mm(float32[0])"].update(time_s=5e-324),

@@ -101,10 +101,10 @@ def test_a_gradient_handed_over_on_the_host():
 @pytest.mark.parametrize(
     ("steps", "end", "problem"),
     [
-        (ON_HOST, 8, "belongs to the optimizer's call"),
+        (ON_HOST, 8, "computes or delivers, but runs in the optimizer's call"),
         (ON_HOST, 11, "end 11 lies outside"),
         (ON_HOST, 2, "end 2 lies outside"),
-        ([*ON_HOST[:6], Free(3), *ON_HOST[8:]], None, "freed while its transfer is under way"),
+        ([*ON_HOST[:6], Free(3), *ON_HOST[8:]], None, "freed while its transfer is pending"),
         ([*ON_HOST[:6], Deliver(3), *ON_HOST[9:]], None, "delivered while its transfer"),
         ([*ON_HOST[:9], Deliver(3)], None, "is not a live gradient"),
         ([*ON_HOST, OptimizerStep(0, Lane.CPU_OPTIMIZER)], None, "updated twice"),

@@ -119,9 +119,9 @@ def pipe(tmp_path, monkeypatch):
 @pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
 def test_a_pipe_without_another_end_is_not_waited_for(pipe):
     """Neither where a file is read nor where one is written."""
-    with pytest.raises(BadFile, match="it is a pipe into which nobody writes"):
+    with pytest.raises(BadFile, match="it is a pipe into which no process writes"):
         read_json(pipe)
-    with pytest.raises(OSError, match="it is a pipe from which nobody reads"):
+    with pytest.raises(OSError, match="it is a pipe from which no process reads"):
         write_whole(pipe, "whole")
 
 
@@ -152,7 +152,7 @@ def test_a_pipe_with_a_writer_is_read_to_its_end(pipe):
 def test_a_cache_is_not_written_into_a_pipe(pipe):
     """Nor to any other thing in its place that is no file, which stays as it is."""
     keeper = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(OSError, match="pipe is there and is no file"):
+    with pytest.raises(OSError, match="pipe exists and is not a file"):
         write_whole(pipe, "whole", private=True)
     assert b"" == os.read(keeper, 1)
     os.close(keeper)

@@ -1,4 +1,4 @@
-"""Random steps of training: parameters, states, updates, and links to a host."""
+"""Make random training steps: parameters, optimizer states, updates, and links to a host."""
 
 import math
 import random
@@ -13,14 +13,14 @@ from remat_graph.training import Optimized, training_graph
 
 
 def random_training(seed: int, layers: int = 5) -> Graph:
-    """A step of training unlike layers: each has a weight, a gradient, an update and up to two states.
+    """A training step of different layers: each has a weight, a gradient, an update and up to two states.
 
-    A layer's forward reads its weight and what the layer before it made; its backward reads both again. Some
-    weights are frozen, and some are read by two layers.
+    The forward of a layer reads its weight and the output of the layer before; its backward reads both again.
+    Some weights are frozen, and some are read by two layers.
 
     Args:
-        seed: what to draw from.
-        layers: length of the forward.
+        seed: seed of the random generator.
+        layers: number of layers.
     """
     rng = random.Random(seed)
     values: list[Value] = []
@@ -31,8 +31,8 @@ def random_training(seed: int, layers: int = 5) -> Graph:
         return len(values) - 1
 
     def op(inputs: Iterable[int], outputs: Iterable[int], eighths: int, *, backward: bool) -> None:
-        way = Implementation(inputs=inputs, outputs=outputs, time_s=eighths / 8)
-        ops.append(Op(name=f"op{len(ops)}", target="layer", backward=backward, implementations=[way]))
+        only = Implementation(inputs=inputs, outputs=outputs, time_s=eighths / 8)
+        ops.append(Op(name=f"op{len(ops)}", target="layer", backward=backward, implementations=[only]))
 
     weights = [value("w", 64 * rng.randint(1, 8), role=Role.PARAM, external=True) for _ in range(layers)]
     used = [weights[i - 1] if i and rng.random() < 0.15 else w for i, w in enumerate(weights)]
@@ -66,7 +66,7 @@ def random_training(seed: int, layers: int = 5) -> Graph:
 
 
 def random_links(graph: Graph, seed: int) -> Links:
-    """Bandwidths, powers of 2, at which moving all activations takes about 1/8 to 4 times the compute."""
+    """Bandwidths, powers of 2, at which moving all activations takes 1/8 to 4 times the compute time."""
     rng = random.Random(seed)
     nbytes = sum(value.nbytes for value in graph.values if value.role is Role.ACTIVATION)
     rates = [nbytes / max(graph.time_s, 1.0) * 2 ** rng.uniform(-2, 3) for _ in range(2)]
@@ -75,7 +75,7 @@ def random_links(graph: Graph, seed: int) -> Links:
 
 
 def streamed(graph: Graph, seed: int, *, share: float = 0.6) -> Graph:
-    """The same step with some of its parameters charged and placed on the host."""
+    """The same step with some of its parameters counted and placed on the host."""
     rng = random.Random(seed)
     values = [
         attrs.evolve(value, external=False, placement=Placement.HOST, nbytes=max(value.nbytes, 64))
