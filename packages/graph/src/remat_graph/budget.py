@@ -69,8 +69,7 @@ class Budget:
         """
         number, unit, text = _split(budget)
         if number <= 0:
-            problem = "is zero" if number == 0 else "is negative"
-            raise BadBudget(budget=text, problem=problem)
+            raise BadBudget(budget=text, problem="is zero" if number == 0 else "is negative")
         if unit == "%":
             return cls(nbytes=None, percent=number, text=text)
         return cls(nbytes=_at_least_one(_as_nbytes(number, unit, text), text), percent=0, text=text)

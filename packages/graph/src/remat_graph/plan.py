@@ -52,6 +52,7 @@ def _copy_versions(versions: Mapping[str, str]) -> Mapping[str, str]:
 
 
 _size = [attrs.validators.instance_of(int), attrs.validators.ge(0)]
+_count = [attrs.validators.instance_of(int), attrs.validators.ge(1), attrs.validators.le(MOST_PERIODS)]
 
 
 @attrs.frozen(kw_only=True)
@@ -104,14 +105,7 @@ class Plan:
     host_peak_nbytes: int = attrs.field(default=0, validator=_size)
     on_host: tuple[int, ...] = attrs.field(default=(), converter=as_indices)
     links: Links | None = None
-    periods: int = attrs.field(
-        default=1,
-        validator=[
-            attrs.validators.instance_of(int),
-            attrs.validators.ge(1),
-            attrs.validators.le(MOST_PERIODS),
-        ],
-    )
+    periods: int = attrs.field(default=1, validator=_count)
 
     def __attrs_post_init__(self) -> None:
         if self.peak_nbytes > self.budget_nbytes:

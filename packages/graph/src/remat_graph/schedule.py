@@ -155,13 +155,10 @@ def _runs(graph: Graph, order: Iterable[int]) -> list[Compute]:
 
 def _boundary(graph: Graph, runs: list[Compute]) -> int:
     """Position after the last forward op that runs for the first time."""
-    seen: set[int] = set()
-    boundary = 0
+    first_runs: dict[int, int] = {}
     for position, run in enumerate(runs):
-        if run.op not in seen and not graph.ops[run.op].backward:
-            boundary = position + 1
-        seen.add(run.op)
-    return boundary
+        first_runs.setdefault(run.op, position)
+    return max((at + 1 for op, at in first_runs.items() if not graph.ops[op].backward), default=0)
 
 
 def _last_uses(graph: Graph, runs: list[Compute]) -> list[list[Step]]:

@@ -102,10 +102,7 @@ class _OpChecker:
             self.made_first.update(op.first.outputs)
         for value in (*self.graph.outputs, *self.graph.gradients):
             if value not in self.made_first and not self.graph.values[value].external:
-                _fail(
-                    self.graph.values[value].name,
-                    "is an output or gradient that no first implementation makes",
-                )
+                _fail(self.graph.values[value].name, "must be made by a first implementation")
 
     def check_indices(self, op: Op, implementation: Implementation) -> None:
         for value in (*implementation.inputs, *implementation.outputs):

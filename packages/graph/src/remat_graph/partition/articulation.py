@@ -15,14 +15,10 @@ def articulation_places(graph: Graph) -> list[int]:
 
 
 def at_articulations(graph: Graph, most: int) -> Partition:
-    """Cut at articulation points, evenly thinned out to at most `most` groups.
+    """Cut at articulation points, evenly thinned out to at most `most` groups; `most` is at least 1.
 
     A method for chains holds the value that crosses a cut until the backward has passed the cut. So values
     that the backward reads are preferred to those that only the next op reads.
-
-    Args:
-        graph: the graph.
-        most: highest number of groups, at least 1.
     """
     places = articulation_places(graph)
     read = {v for op in graph.ops if op.backward for v in op.first.inputs}

@@ -17,13 +17,7 @@ from remat_graph.partition.groups import Partition, crossing_nbytes, cut
 
 
 def grouped(graph: Graph, most: int, most_ops: int | None = None) -> Partition:
-    """Merge single ops into groups.
-
-    Args:
-        graph: the graph.
-        most: number of groups at which to stop, at least 1; `most_ops` may leave more.
-        most_ops: highest number of forward ops in a group; None for no limit.
-    """
+    """Merge single ops into `most` groups, or more if none may have more than `most_ops` forward ops."""
     crossing = crossing_nbytes(graph)
     ops = len(crossing) - 1
     limit = ops if most_ops is None else most_ops

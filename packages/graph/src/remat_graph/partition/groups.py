@@ -144,11 +144,9 @@ class Partition:
         return tuple(map(self._subgraph, range(len(self))))
 
     def join(self, orders: Mapping[int, Sequence[int]]) -> list[int]:
-        """An order of the whole graph from orders of some subgraphs; the other groups run unplanned.
+        """An order of the whole graph from valid orders of some subgraphs; the other groups run unplanned.
 
-        Args:
-            orders: per group a valid order of its subgraph, in which every backward op comes after the
-                first runs of all forward ops.
+        In each order, every backward op comes after the first runs of all forward ops.
         """
         forward: list[int] = []
         backward: list[tuple[int, ...]] = []
@@ -212,12 +210,7 @@ class Partition:
 
 
 def cut(graph: Graph, places: Sequence[int]) -> Partition:
-    """Cut the forward before each of the given positions.
-
-    Args:
-        graph: the graph.
-        places: increasing positions in the list of forward ops, without 0.
-    """
+    """Cut the forward before each of `places`: increasing positions in the list of forward ops, without 0."""
     ops = forward_ops(graph)
     bounds = [0, *places, len(ops)]
     forward = tuple(tuple(ops[a:b]) for a, b in pairwise(bounds))

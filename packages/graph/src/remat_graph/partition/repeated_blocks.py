@@ -73,21 +73,14 @@ class Repetition:
     def isomorphism(self, source: int, target: int) -> tuple[dict[int, int], dict[int, int]]:
         """Map the ops and the values of one block to those of another; blocks are given by position."""
         one, other = self.blocks[source], self.blocks[target]
-        return (
-            dict(zip(one.ops, other.ops, strict=True)),
-            dict(zip(one.values, other.values, strict=True)),
-        )
+        ops = dict(zip(one.ops, other.ops, strict=True))
+        return ops, dict(zip(one.values, other.values, strict=True))
 
 
 def repeated_blocks(graph: Graph, *, min_ops: int = 2) -> tuple[Repetition, ...]:
-    """Find the equal blocks of a graph.
+    """Find the equal blocks of a valid graph, each of at least `min_ops` ops.
 
-    Args:
-        graph: a valid graph.
-        min_ops: the shortest length of a block.
-
-    Returns:
-        Repetitions whose blocks do not overlap, those that cover most ops first.
+    The blocks of the repetitions do not overlap; repetitions that cover most ops come first.
     """
     labels = _labels(graph)
     crossing = _crossing_within_nbytes(graph)
@@ -107,12 +100,7 @@ def repeated_blocks(graph: Graph, *, min_ops: int = 2) -> tuple[Repetition, ...]
 
 
 def at_repetitions(graph: Graph, *, min_ops: int = 2) -> Partition:
-    """Cut the forward at both ends of every block that has an equal one.
-
-    Args:
-        graph: a valid graph.
-        min_ops: the shortest length of a block.
-    """
+    """Cut the forward of a valid graph at both ends of every block of `repeated_blocks`."""
     blocks = [block for found in repeated_blocks(graph, min_ops=min_ops) for block in found.blocks]
     forward = len(forward_ops(graph))  # they come first, so that a position is an op's index
     ends = {end for block in blocks for end in (block.start, block.stop)}

@@ -21,10 +21,5 @@ def narrow_places(graph: Graph, most: int) -> list[int]:
 
 
 def at_narrow_places(graph: Graph, most: int) -> Partition:
-    """Cut once in each of `most` windows, where fewest bytes cross.
-
-    Args:
-        graph: the graph.
-        most: number of windows, at least 1; there is at most one group more.
-    """
+    """Cut once in each of `most` >= 1 windows, where fewest bytes cross; at most `most + 1` groups."""
     return cut(graph, narrow_places(graph, most))

@@ -172,28 +172,18 @@ def get_platform(name: str, **options: Any) -> Platform:
 
 
 def with_times(graph: Graph, times: Mapping[tuple[int, int], float]) -> Graph:
-    """The same graph with other times.
-
-    Args:
-        graph: the graph.
-        times: seconds by (op index, implementation index); other implementations keep their times.
-    """
+    """The same graph with new seconds for some implementations, given by (op index, implementation index)."""
     ops = []
     for i, op in enumerate(graph.ops):
-        implementations = tuple(
-            attrs.evolve(implementation, time_s=times.get((i, k), implementation.time_s))
-            for k, implementation in enumerate(op.implementations)
-        )
-        ops.append(attrs.evolve(op, implementations=implementations))
+        old = enumerate(op.implementations)
+        new = tuple(attrs.evolve(each, time_s=times.get((i, k), each.time_s)) for k, each in old)
+        ops.append(attrs.evolve(op, implementations=new))
     return attrs.evolve(graph, ops=tuple(ops))
 
 
 def with_platform(graph: Graph, costs: Mapping[tuple[int, int], OpCost], platform: Platform) -> Graph:
-    """The same graph with the times that a platform gives to its ops.
+    """The same graph with the times that a platform gives to `costs`, by (op index, implementation index).
 
-    Args:
-        graph: the graph.
-        costs: costs by (op index, implementation index); other implementations keep their times.
-        platform: the device to plan for.
+    Implementations without a cost keep their times.
     """
     return with_times(graph, {key: platform.time_s(cost) for key, cost in costs.items()})

@@ -166,7 +166,7 @@ def load_platform(path: str | os.PathLike[str]) -> Measured:
         date=reader.get("date").text(),
         versions={key: reader.get("versions").get(key).text() for key in reader.get("versions").mapping()},
         measurements=[_measurement(key, measurements.get(key)) for key in measurements.mapping()],
-        links=reader.maybe("links", read_links),
+        links=reader.get_or("links", read_links, None),
     )
     for rate, unit in zip(found.rates, ("operations", "bytes"), strict=True):
         if not _LEAST_RATE <= rate <= _MOST_RATE:

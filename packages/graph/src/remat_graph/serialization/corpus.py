@@ -32,7 +32,7 @@ def read_corpus(reader: Reader) -> Graph:
         for position, item in enumerate(readers):
             if item.get("id").size() != position:
                 item.fail(f"its id is {item.data['id']}, but ids must count from 0 in order")
-    reader.maybe("loss_value", lambda loss: loss.index(len(value_readers), "value"))
+    reader.get_or("loss_value", lambda loss: loss.index(len(value_readers), "value"), None)
 
     nbytes = [item.get("bytes").nbytes() for item in value_readers]
     ops = [_op(item, nbytes) for item in op_readers]

@@ -105,10 +105,10 @@ def _read_value(reader: Reader, count: int) -> Value:
         nbytes=reader.get("nbytes").nbytes(),
         role=reader.get_or("role", lambda r: r.choice(Role), Role.ACTIVATION),
         external=reader.get_or("external", Reader.flag, False),
-        of=reader.maybe("of", value),
-        replaces=reader.maybe("replaces", value),
-        chunk_of=reader.maybe("chunk_of", Reader.text),
-        placement=reader.maybe("home", lambda r: r.choice(Placement)),
+        of=reader.get_or("of", value, None),
+        replaces=reader.get_or("replaces", value, None),
+        chunk_of=reader.get_or("chunk_of", Reader.text, None),
+        placement=reader.get_or("home", lambda r: r.choice(Placement), None),
     )
 
 
@@ -126,7 +126,7 @@ def _read_op(reader: Reader, count: int) -> Op:
         target=reader.get("target").text(),
         backward=reader.get_or("backward", Reader.flag, False),
         key=reader.get_or("key", Reader.text, ""),
-        rerun=reader.maybe("rerun", rerun) if "rerun" in reader.mapping() else 0,
+        rerun=reader.get_or("rerun", rerun, None) if "rerun" in reader.mapping() else 0,
         implementations=tuple(_read_implementation(item, count) for item in implementations),
     )
 

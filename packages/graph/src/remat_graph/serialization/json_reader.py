@@ -85,12 +85,7 @@ def read_text(path: str | os.PathLike[str], most_nbytes: int) -> str:
 
 
 def write_json(data: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
-    """Write a JSON file atomically (`remat_graph.serialization.whole_file`).
-
-    Args:
-        data: the content.
-        path: the file.
-        private: whether only the user may read the file.
+    """Write a JSON file atomically, with `private` for the user alone (see `whole_file.write_whole`).
 
     Raises:
         OSError: the folder is missing or read-only; an existing file stays unchanged.
@@ -106,12 +101,7 @@ def write_sealed(data: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
 
 
 def read_sealed(path: str | os.PathLike[str], kind: str, version: int) -> "Reader":
-    """Read a file of `write_sealed`.
-
-    Args:
-        path: the file.
-        kind: the format that the file must name.
-        version: the version that the file must have.
+    """Read a file of `write_sealed` whose format must be `kind` and whose version must be `version`.
 
     Raises:
         BadFile: the file is missing, unreadable, of another format, or changed since it was written.
@@ -179,11 +169,6 @@ class Reader:
         self.mapping()
         place = f"{self.place}.{key}" if self.place else key
         return Reader(self.data[key], self.source, place) if key in self.data else None
-
-    def maybe(self, key: str, read: "Callable[[Reader], T]") -> T | None:
-        """The member of an object, read by `read`, or None if there is none."""
-        found = self.find(key)
-        return None if found is None else read(found)
 
     def get_or(self, key: str, read: "Callable[[Reader], T]", default: T) -> T:
         """The member of an object, read by `read`, or `default` if there is none."""

@@ -95,7 +95,7 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
         values = ANY if graph is None else len(graph.values)
         figures["on_host"] = reader.get("on_host").indices(values, "value")
         figures["host_peak_nbytes"] = reader.get("host_peak_nbytes").size()
-    figures["links"] = reader.maybe("links", read_links)
+    figures["links"] = reader.get_or("links", read_links, None)
     figures["periods"] = reader.get_or("periods", Reader.size, 1)
     if not 1 <= figures["periods"] <= MOST_PERIODS:
         wanted = f"a whole number from 1 to {MOST_PERIODS} was wanted"
@@ -123,15 +123,10 @@ def _simulated_again(plan: Plan, graph: Graph, source: str) -> Plan:
         simulated = Plan.from_schedule(
             graph,
             plan.schedule,
-            budget_nbytes=plan.budget_nbytes,
             lower_bound_s=plan.lower_bound_s if same_times else 0.0,
-            solver=plan.solver,
-            solver_stats=plan.solver_stats,
-            versions=plan.versions,
-            platform=plan.platform,
-            deadline_hit=plan.deadline_hit,
             links=plan.links,
             periods=plan.periods,
+            **{name: getattr(plan, name) for name in _GIVEN},
         )
     except InvalidSchedule as error:
         raise BadFile(path=source, problem=f"its schedule cannot be carried out: {error}") from error
@@ -147,6 +142,7 @@ def _simulated_again(plan: Plan, graph: Graph, source: str) -> Plan:
     return attrs.evolve(simulated, **{n: max(getattr(simulated, n), getattr(plan, n)) for n in names})
 
 
+_GIVEN = ("budget_nbytes", "solver", "solver_stats", "versions", "platform", "deadline_hit")
 _OF_THE_HOST = ("on_host", "host_peak_nbytes", "links", "periods")
 
 _PLAN_FIELDS = tuple(

@@ -51,18 +51,11 @@ def step_to_data(step: Step) -> list[Any]:
     match step:
         case Compute(op, implementation):
             return ["compute", op, implementation] if implementation else ["compute", op]
-        case Free(value):
-            return ["free", value]
-        case Deliver(value):
-            return ["deliver", value]
-        case Start(transfer):
-            return ["start", transfer.value, transfer.lane.value]
-        case Wait(transfer):
-            return ["wait", transfer.value, transfer.lane.value]
-        case FreeHost(value):
-            return ["free_host", value]
+        case Start(transfer) | Wait(transfer):
+            return ["start" if isinstance(step, Start) else "wait", transfer.value, transfer.lane.value]
         case OptimizerStep(value, lane):
             return ["optimizer_step", value, lane.value]
+    return [_KIND_OF[type(step)], step.value]
 
 
 def read_schedule(reader: Reader, graph: Graph | None) -> Schedule:
@@ -70,7 +63,7 @@ def read_schedule(reader: Reader, graph: Graph | None) -> Schedule:
     reader.known(frozenset({"boundary", "steps", "end"}))
     items = reader.get("steps").items()
     steps = tuple(read_step(item, graph) for item in items)
-    end = reader.maybe("end", lambda r: r.index(len(items) + 1, "end"))
+    end = reader.get_or("end", lambda r: r.index(len(items) + 1, "end"), None)
     return Schedule(steps, reader.get("boundary").index(len(items) + 1, "boundary"), end)
 
 
@@ -80,20 +73,16 @@ def read_step(reader: Reader, graph: Graph | None) -> Step:
     items = reader.items()
     word = items[0].text() if items else ""
     indices = items[1:]
-    if len(indices) not in _STEP_SIZES.get(word, ()):
+    if len(indices) not in _STEP_SIZES.get(word, (1,) if word in _OF_A_VALUE else ()):
         reader.fail(f"is not a step: {str(reader.data)[:60]}")
-    match word:
-        case "compute":
-            op = indices[0].index(ops, "op")
-            count = ANY if graph is None else len(graph.ops[op].implementations)
-            return Compute(op, indices[1].index(count, "implementation") if len(indices) == 2 else 0)
-        case "free":
-            return Free(indices[0].index(values, "value"))
-        case "deliver":
-            return Deliver(indices[0].index(values, "value"))
-        case "free_host":
-            return FreeHost(indices[0].index(values, "value"))
-    value, lane = indices[0].index(values, "value"), indices[1].choice(Lane)
+    if word == "compute":
+        op = indices[0].index(ops, "op")
+        count = ANY if graph is None else len(graph.ops[op].implementations)
+        return Compute(op, indices[1].index(count, "implementation") if len(indices) == 2 else 0)
+    value = indices[0].index(values, "value")
+    if word in _OF_A_VALUE:
+        return _OF_A_VALUE[word](value)
+    lane = indices[1].choice(Lane)
     try:
         if word == "optimizer_step":
             return OptimizerStep(value, lane)
@@ -102,15 +91,11 @@ def read_step(reader: Reader, graph: Graph | None) -> Step:
         reader.fail(f"{word} cannot be on lane {lane}")
 
 
-_STEP_SIZES: Mapping[str, tuple[int, ...]] = {
-    "compute": (1, 2),
-    "free": (1,),
-    "deliver": (1,),
-    "free_host": (1,),
-    "start": (2,),
-    "wait": (2,),
-    "optimizer_step": (2,),
-}
+_STEP_SIZES: Mapping[str, tuple[int, ...]]
+_STEP_SIZES = {"compute": (1, 2), "start": (2,), "wait": (2,), "optimizer_step": (2,)}
+_OF_A_VALUE: Mapping[str, type[Free | Deliver | FreeHost]]
+_OF_A_VALUE = {"free": Free, "deliver": Deliver, "free_host": FreeHost}
+_KIND_OF = {cls: kind for kind, cls in _OF_A_VALUE.items()}
 
 
 def save_order(order: Iterable[int], path: AnyPath) -> None:

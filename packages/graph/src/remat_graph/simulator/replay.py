@@ -33,17 +33,9 @@ class Replay:
     """
 
     def __init__(self, graph: Graph, schedule: Schedule, grads: Grads, *, adds: bool, updates: bool) -> None:
-        """Prepare the pass.
-
-        Args:
-            graph: the graph.
-            schedule: the steps.
-            grads: decides which bytes of delivered gradients stay counted.
-            adds: whether the gradients are added to accumulated ones.
-            updates: whether the optimizer steps in this pass.
-        """
         self.graph, self.schedule, self.grads = graph, schedule, grads
-        self.adds, self.updates = adds, updates
+        self.adds = adds  # whether the gradients are added to accumulated ones
+        self.updates = updates  # whether the optimizer steps in this pass
         self.events: list[tuple[Callable[[Clock, Any], None], Any]] = []
         self.update_of = {update.param: update for update in graph.updates}
         self.step = 0
@@ -148,27 +140,26 @@ class Replay:
 
         new: list[int] = []
         spike = spike_exact = 0
-        dying: set[int] = self._freed_next() if implementation.reuses else set()
-        reused_inputs: set[int] = set()
+        reusable = {v for _, v in implementation.reuses if not self.graph.values[v].external}
+        dying = reusable & self._freed_next() if reusable else set()
         for value in implementation.outputs:
             stored = self.graph.values[value]
             if stored.external:
                 self._overwrite(value, op.name)
                 continue
-            source = (
-                self._reused_input(implementation.reuses, value, dying - reused_inputs) if dying else None
-            )
-            if source is not None and value not in self.memory.on_device and value not in self.delivered:
-                reused_inputs.add(source)
+            exists = value in self.memory.on_device or value in self.delivered
+            sources = (s for made, s in implementation.reuses if made == value and s in dying)
+            source = None if exists else next(sources, None)
+            if source is not None:
+                dying.remove(source)
                 self.memory.take_over(value, source)
                 continue
             spike += self.graph.allocated_nbytes(value)
             spike_exact += stored.nbytes
-            if value in self.memory.on_device or value in self.delivered:
-                if not stored.pinned:
-                    self._fail(f"{op.name} makes {stored.name}, which is still live")
-            else:
+            if not exists:
                 new.append(value)
+            elif not stored.pinned:
+                self._fail(f"{op.name} makes {stored.name}, which is still live")
         highest = self.memory.held + spike + implementation.workspace_nbytes
         self.memory.note_peak(self.step, spike + implementation.workspace_nbytes, spike_exact)
         for value in new:
@@ -187,12 +178,6 @@ class Replay:
             freed.add(step.value)
             position += 1
         return freed
-
-    def _reused_input(self, reuses: tuple[tuple[int, int], ...], output: int, dying: set[int]) -> int | None:
-        for made, source in reuses:
-            if made == output and source in dying and not self.graph.values[source].external:
-                return source
-        return None
 
     def _check_readable(self, value: int, reader: str) -> None:
         stored = self.graph.values[value]

@@ -8,7 +8,8 @@ Times are multiples of 1/8 s, so their sums are exact and tests may compare time
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import attrs
 
@@ -41,12 +42,8 @@ def random_chain(seed: int, stages: int = 6) -> Graph:
         stages: number of stages.
     """
     rng = random.Random(seed)
-    values: list[Value] = []
+    values, value = new_values()
     ops: list[Op] = []
-
-    def value(word: str, nbytes: int) -> int:
-        values.append(Value(name=f"{word}{len(values)}", nbytes=nbytes))
-        return len(values) - 1
 
     def op(inputs: Iterable[int], outputs: Iterable[int], eighths: int, *, backward: bool) -> None:
         only = Implementation(
@@ -69,12 +66,23 @@ def random_chain(seed: int, stages: int = 6) -> Graph:
     return Graph(name=f"chain-{seed}-{stages}", values=values, ops=ops)
 
 
+def new_values() -> tuple[list[Value], Callable[..., int]]:
+    """An empty list of values, and a function (word, nbytes, fields) that appends one and returns its index."""
+    values: list[Value] = []
+
+    def value(word: str, nbytes: int, **fields: Any) -> int:
+        values.append(Value(name=f"{word}{len(values)}", nbytes=nbytes, **fields))
+        return len(values) - 1
+
+    return values, value
+
+
 class _Maker:
     """The values and ops made so far, and the gradient of each value."""
 
     def __init__(self, rng: random.Random, forward_ops: int) -> None:
         self.rng, self.forward_ops = rng, forward_ops
-        self.values: list[Value] = []
+        self.values, self.append = new_values()
         self.ops: list[Op] = []
         self.grads: dict[int, int] = {}
 
@@ -92,22 +100,9 @@ class _Maker:
         rounding = self.rng.choice((1, 512))
         return Graph(name=name, values=self.values, ops=self.ops, rounding_nbytes=rounding)
 
-    def value(
-        self,
-        word: str,
-        nbytes: int | None = None,
-        *,
-        role: Role = Role.ACTIVATION,
-        external: bool = False,
-        of: int | None = None,
-        replaces: int | None = None,
-    ) -> int:
+    def value(self, word: str, nbytes: int | None = None, **fields: Any) -> int:
         size = self.rng.choice((0, 1, 64, 500, 512, 513, 1000, 1000, 4000)) if nbytes is None else nbytes
-        name = f"{word}{len(self.values)}"
-        self.values.append(
-            Value(name=name, nbytes=size, role=role, external=external, of=of, replaces=replaces)
-        )
-        return len(self.values) - 1
+        return self.append(word, size, **fields)
 
     def op(self, kind: str, variants: list[Implementation], *, backward: bool, rerun: int | None = 0) -> None:
         name = f"{kind}_{len(self.ops)}"

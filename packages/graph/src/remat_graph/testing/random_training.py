@@ -3,12 +3,12 @@
 import math
 import random
 from collections.abc import Iterable
-from typing import Any
 
 import attrs
 
-from remat_graph.ir import Graph, Implementation, Op, Placement, Role, Value
+from remat_graph.ir import Graph, Implementation, Op, Placement, Role
 from remat_graph.links import Links
+from remat_graph.testing.random_graphs import new_values
 from remat_graph.training import Optimized, training_graph
 
 
@@ -23,12 +23,8 @@ def random_training(seed: int, layers: int = 5) -> Graph:
         layers: number of layers.
     """
     rng = random.Random(seed)
-    values: list[Value] = []
+    values, value = new_values()
     ops: list[Op] = []
-
-    def value(word: str, nbytes: int, **more: Any) -> int:
-        values.append(Value(name=f"{word}{len(values)}", nbytes=nbytes, **more))
-        return len(values) - 1
 
     def op(inputs: Iterable[int], outputs: Iterable[int], eighths: int, *, backward: bool) -> None:
         only = Implementation(inputs=inputs, outputs=outputs, time_s=eighths / 8)
