@@ -12,14 +12,14 @@ from remat_graph.testing.strategies import graphs, schedules
 @settings(deadline=None)
 @given(graphs())
 def test_random_graphs_are_well_formed(graph):
-    """So that every other test stands on them."""
+    """Every other test relies on this."""
     verify(graph)
 
 
 @settings(deadline=None, max_examples=30)
 @given(schedules())
 def test_a_schedule_is_verified_too(case):
-    """With the referee."""
+    """It is simulated."""
     graph, schedule = case
     verify(graph, schedule)
     assert random_order(graph, 0) == random_order(graph, 0)
@@ -81,7 +81,7 @@ MAKE = op("make", ((), (0,)))
     ],
 )
 def test_each_broken_rule_is_named(values, ops, updates, problem):
-    """With the op or value at fault, in one line."""
+    """The message names the op or value in one line."""
     with pytest.raises(InvalidGraph, match=problem) as caught:
         verify(Graph(name="broken", values=values, ops=ops, updates=updates))
     assert "\n" not in str(caught.value)
@@ -92,13 +92,13 @@ def test_each_broken_rule_is_named(values, ops, updates, problem):
     [{"time_s": -1}, {"time_s": float("nan")}, {"time_s": float("inf")}, {"workspace_nbytes": -1}],
 )
 def test_costs_are_finite_and_not_negative(options):
-    """Checked where they are made."""
+    """The constructor checks this."""
     with pytest.raises(ValueError, match=next(iter(options))):
         Implementation(inputs=(), outputs=(), **options)
 
 
 @pytest.mark.parametrize("nbytes", [-1, 1.5, "8", None])
 def test_sizes_are_whole_bytes(nbytes):
-    """Checked where they are made."""
+    """The constructor checks this."""
     with pytest.raises((TypeError, ValueError)):
         Value(name="v", nbytes=nbytes)

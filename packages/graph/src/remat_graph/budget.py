@@ -93,14 +93,10 @@ class Budget:
 
 
 def resolve_budget(budget: BudgetLike, graph: Graph) -> int:
-    """Bytes of a budget for a graph.
+    """Bytes of a budget for a graph: whole bytes, text with a unit, or a percentage.
 
     A percentage such as ``"40%"`` means G + 0.40 (P - G): P is the peak of the unplanned step with ``.grad``
     None, and G its gradients, which no plan can avoid.
-
-    Args:
-        budget: whole bytes, text with a unit, or a percentage.
-        graph: the graph to which percentages refer.
 
     Raises:
         BadBudget: zero, negative, not finite, not whole, a bool, or text that is neither a size nor a

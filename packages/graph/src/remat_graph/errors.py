@@ -129,13 +129,7 @@ class ForeignPlan(BadFile):
 
 @attrs.frozen(kw_only=True, str=False)
 class OverBudget(RematError):
-    """A schedule peaks above the budget that it was made for.
-
-    Attributes:
-        solver: name of the solver that made it.
-        peak_nbytes: its peak by `simulate`.
-        budget_nbytes: the budget.
-    """
+    """The schedule of a solver peaks at `peak_nbytes`, by `simulate`, which is above its budget."""
 
     solver: str
     peak_nbytes: int
@@ -150,13 +144,7 @@ class OverBudget(RematError):
 
 @attrs.frozen(kw_only=True, str=False)
 class FalseBound(RematError):
-    """A solver claims a lower bound above the compute time of its own schedule.
-
-    Attributes:
-        solver: name of the solver.
-        lower_bound_s: the bound.
-        time_s: compute seconds of the schedule by `simulate`.
-    """
+    """A solver claims a lower bound above the compute seconds of its own schedule, `time_s` by `simulate`."""
 
     solver: str
     lower_bound_s: float
@@ -192,12 +180,7 @@ class BadBudget(RematError):
 
 @attrs.frozen(kw_only=True, str=False)
 class UnknownPlatform(RematError):
-    """No cost platform has this name.
-
-    Attributes:
-        name: the name that came.
-        known: the registered names.
-    """
+    """No platform has the name; `known` are the registered ones."""
 
     name: str
     known: tuple[str, ...]

@@ -104,15 +104,11 @@ class Schedule:
 
     @classmethod
     def from_order(cls, graph: Graph, order: Iterable[int]) -> "Schedule":
-        """Build the schedule that runs ops in `order` and frees every value right after its last use.
+        """Build the schedule that runs the op indices of `order` and frees every value after its last use.
 
         A first run uses the op's first implementation, a repeat its `rerun` one. Freeing early is never
         worse, so an order determines the schedule where nothing moves. A gradient is delivered after its last
         use and after the last use of its parameter, because a hook of the optimizer may then change that.
-
-        Args:
-            graph: the graph.
-            order: op indices, one per run.
 
         Raises:
             InvalidSchedule: an index is not an op's, or an op that may run only once comes twice.

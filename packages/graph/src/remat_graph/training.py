@@ -31,12 +31,11 @@ class Optimized:
 
 
 def training_graph(graph: Graph, optimized: Iterable[Optimized]) -> Graph:
-    """The training step of a captured step, with every persistent value placed on the device.
+    """The training step of a captured graph, with every persistent value placed on the device.
 
     Args:
         graph: a captured graph, whose parameters are external.
-        optimized: parameters that the optimizer updates; those without a gradient in this graph get their
-            states and no update.
+        optimized: parameters that the optimizer updates; one without a gradient gets states but no update.
     """
     values = [
         attrs.evolve(value, external=False, placement=Placement.DEVICE) if value.role is Role.PARAM else value

@@ -156,11 +156,7 @@ def platform_names() -> tuple[str, ...]:
 
 
 def get_platform(name: str, **options: Any) -> Platform:
-    """Make the platform that is registered under a name.
-
-    Args:
-        name: one of `platform_names()`.
-        options: arguments of its class, e.g. ``flops_per_s`` of a roofline.
+    """Make the platform with a name of `platform_names()`; options such as ``flops_per_s`` go to its class.
 
     Raises:
         UnknownPlatform: no platform has that name.

@@ -48,11 +48,7 @@ def graph_to_data(graph: Graph) -> dict[str, Any]:
 
 
 def graph_from_data(data: Any, *, source: str = "graph data") -> Graph:
-    """The graph of JSON data, verified.
-
-    Args:
-        data: result of `graph_to_data`, or a corpus graph.
-        source: name of the data in errors.
+    """The graph of data by `graph_to_data` or of the corpus, verified; errors call the data `source`.
 
     Raises:
         BadFile: the data is something else, too new, or not a valid graph.

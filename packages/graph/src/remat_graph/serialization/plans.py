@@ -32,10 +32,6 @@ def load_plan(path: AnyPath, graph: Graph | None = None) -> Plan:
     A plan is used longer than the measurement it was made with. With a graph, peaks and times are therefore
     simulated on that graph. If its times differ, the lower bound, proved for other times, becomes 0.
 
-    Args:
-        path: the file.
-        graph: the graph on which the plan will be used.
-
     Raises:
         BadFile: the file is missing, corrupt, cut off, too new or of another kind, or its schedule cannot be
             carried out on the graph.

@@ -33,12 +33,9 @@ def schedule_to_data(schedule: Schedule) -> dict[str, Any]:
 
 
 def schedule_from_data(data: Any, *, graph: Graph | None = None, source: str = "schedule data") -> Schedule:
-    """The schedule of JSON data; `simulate` decides whether it can be carried out.
+    """The schedule of data by `schedule_to_data`; errors call the data `source`.
 
-    Args:
-        data: result of `schedule_to_data`.
-        graph: if given, indices must lie within it.
-        source: name of the data in errors.
+    With a graph, indices must lie within it. `simulate` decides whether the schedule can be carried out.
 
     Raises:
         BadFile: the data is something else, or an index is out of range.

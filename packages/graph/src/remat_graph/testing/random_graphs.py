@@ -17,16 +17,12 @@ from remat_graph.ir import Graph, Implementation, Op, Role, Value
 
 
 def random_graph(seed: int, forward_ops: int = 8) -> Graph:
-    """A small training step.
+    """A small training step of about `forward_ops` forward ops and twice as many backward ops.
 
     It has ops of several outputs, parameters, random ops that read a saved generator state, batch norms that
     write running statistics only on their first run, pairs of implementations tied by a mask, in-place
     reuses, workspaces, outputs that the backward reads, tangents, ops in the backward that read forward
     values alone, and an allocator's rounding.
-
-    Args:
-        seed: seed of the random generator.
-        forward_ops: approximate number of forward ops; the backward has about twice as many.
     """
     return _Maker(random.Random(seed), forward_ops).graph(f"random-{seed}-{forward_ops}")
 
@@ -36,10 +32,6 @@ def random_chain(seed: int, stages: int = 6) -> Graph:
 
     A stage makes an activation, which the next stage reads, and a mask. Its backward reads both, and the
     activation of the stage before.
-
-    Args:
-        seed: seed of the random generator.
-        stages: number of stages.
     """
     rng = random.Random(seed)
     values, value = new_values()
@@ -67,7 +59,7 @@ def random_chain(seed: int, stages: int = 6) -> Graph:
 
 
 def new_values() -> tuple[list[Value], Callable[..., int]]:
-    """An empty list of values, and a function (word, nbytes, fields) that appends one and returns its index."""
+    """A list of values and a function (word, nbytes, fields) that appends one and returns its index."""
     values: list[Value] = []
 
     def value(word: str, nbytes: int, **fields: Any) -> int:

@@ -7,12 +7,9 @@ from remat_graph.schedule import Compute, Free, FreeHost, Lane, Schedule, Start,
 
 
 def random_order(graph: Graph, seed: int, *, forget: float = 0.3) -> list[int]:
-    """A valid order of the ops with repeats; `Schedule.from_order` makes a valid schedule of it.
+    """A valid order with repeats for a graph without persistent values.
 
-    Args:
-        graph: a graph without persistent values.
-        seed: seed of the random generator.
-        forget: probability that a value which can be recomputed is freed before an op.
+    Before each op, every value that can be recomputed is freed with probability `forget`.
     """
     return _RandomOrder(graph, random.Random(seed), forget).order()
 

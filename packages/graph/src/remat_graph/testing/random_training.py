@@ -17,10 +17,6 @@ def random_training(seed: int, layers: int = 5) -> Graph:
 
     The forward of a layer reads its weight and the output of the layer before; its backward reads both again.
     Some weights are frozen, and some are read by two layers.
-
-    Args:
-        seed: seed of the random generator.
-        layers: number of layers.
     """
     rng = random.Random(seed)
     values, value = new_values()
