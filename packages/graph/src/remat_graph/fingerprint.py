@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Any
 
-from remat_graph.ir import Graph, Implementation, Op, Value
+from remat_graph.ir import Graph, Op, Value
 
 PREFIX = "remat1:"
 """Version of the scheme; plans of another scheme never match."""
@@ -36,9 +36,7 @@ def _value(value: Value, chunks: dict[str, int]) -> list[Any]:
 
 
 def _op(op: Op) -> list[Any]:
-    return [op.target, op.key, op.backward, op.rerun, [_implementation(i) for i in op.implementations]]
-
-
-def _implementation(implementation: Implementation) -> list[Any]:
-    reuses = [list(pair) for pair in implementation.reuses]
-    return [list(implementation.inputs), list(implementation.outputs), reuses]
+    implementations = [
+        [list(i.inputs), list(i.outputs), [list(pair) for pair in i.reuses]] for i in op.implementations
+    ]
+    return [op.target, op.key, op.backward, op.rerun, implementations]

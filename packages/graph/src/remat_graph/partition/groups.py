@@ -14,7 +14,7 @@ renaming have equal keys, and one order serves all of them.
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 import attrs
 
@@ -124,9 +124,8 @@ class Partition:
         """Per value, the ops that read it."""
         found: dict[int, set[int]] = {}
         for i, op in enumerate(self.graph.ops):
-            for implementation in op.implementations:
-                for v in implementation.inputs:
-                    found.setdefault(v, set()).add(i)
+            for v in chain.from_iterable(implementation.inputs for implementation in op.implementations):
+                found.setdefault(v, set()).add(i)
         return found
 
     @cached_property

@@ -39,11 +39,9 @@ def random_training(seed: int, layers: int = 5) -> Graph:
         w, outputs = used[i], [value("dy", values[made[i - 1]].nbytes if i else 0)]
         if w not in frozen:
             last = w not in used[:i]
-            role = Role.GRAD if last and w not in parts else Role.ACTIVATION
-            parts.setdefault(w, []).append(
-                value("dw", values[w].nbytes, role=role, of=w if role is Role.GRAD else None)
-            )
-            outputs.append(parts[w][-1])
+            fields = {"role": Role.GRAD, "of": w} if last and w not in parts else {}
+            outputs.append(value("dw", values[w].nbytes, **fields))
+            parts.setdefault(w, []).append(outputs[-1])
         op((w, made[i], *made[i - 1 : i], *above), outputs, 2 * eighths[i], backward=True)
         above = outputs[:1]
         if w in parts and len(parts[w]) > 1:
