@@ -3,10 +3,10 @@
     python benchmarks/behaviour.py [--json FILE] [--check FILE] [--only schedules,steps]
 
 Schedules: of each registered solver on the corpus and on small synthetic graphs, with work limits and seeds
-of their own and no clock; a row holds the hash of the schedule. A solve that takes more than `CPU_S` seconds of
-CPU is ended and not compared. Steps: losses, metered peak and weights of
-six models, planned at 40 % with the times of a platform, so that plans do not depend on the machine. With
-``--check`` rows are compared with those of a file, and the exit status is 1 if one differs.
+of their own and no clock; a row holds the hash of the schedule. A solve that takes more than `CPU_S`
+seconds of CPU is ended and not compared. Steps: losses, metered peak and weights of six models, planned at
+40 % with the times of a platform, so that plans do not depend on the machine. With ``--check`` rows are
+compared with those of a file, and the exit status is 1 if one differs.
 """
 
 import argparse
