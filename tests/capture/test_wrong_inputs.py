@@ -318,7 +318,7 @@ def test_a_norm_that_averages_over_all_batches_is_named(tmp_path: Path) -> None:
 
 
 def test_a_wrong_batch_between_steps_of_an_offmate() -> None:
-    """The original's error where parameters are at home on the host too; training goes on as without it."""
+    """The original's error where parameters are placed on the host too; training goes on as without it."""
     make, batches = MODELS["convolutions"]
     runs = []
     for kind in ("plain", "offmate"):

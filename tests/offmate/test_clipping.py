@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import AdamW
 
-from remat_graph import Home
+from remat_graph import Placement
 from tests.helpers.offmates import MODELS, Run, differences, offmate
 
 INF = float("inf")
@@ -80,8 +80,8 @@ def test_norms_are_taken_beside_the_backward(pair, asked):
     ours.accumulation, ours.clip = 2, lambda parameters, most: ours.model.clip_grad_norm_(most)
     ours.train(4)
     values = dict(zip(ours.model.module.parameters(), ours.model.graph.values, strict=False))
-    on_host = sum(value.home is Home.HOST for value in values.values())
-    resident = sum(p.numel() for p, value in values.items() if value.home is Home.DEVICE)
+    on_host = sum(value.placement is Placement.HOST for value in values.values())
+    resident = sum(p.numel() for p, value in values.items() if value.placement is Placement.DEVICE)
     assert on_host > 1
     assert asked[-1] == resident + on_host
     _even(pair)

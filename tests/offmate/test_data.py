@@ -241,7 +241,7 @@ def new_memory(states: list[dict[str, Tensor]]) -> None:
 @pytest.mark.parametrize("change", [new_tensors, new_memory], ids=lambda change: change.__name__)
 @pytest.mark.parametrize("in_backward", [False, True])
 def test_states_go_on_from_there(change: Callable[..., None], in_backward: bool) -> None:
-    """Bit for bit, wherever they are at home and are stepped; and what was at home on the host is again."""
+    """Bit for bit, wherever they are at home and are stepped; and what was placed on the host is again."""
     found: list[Any] = []
     for planned in (False, True):
         model: Any = net()

@@ -50,7 +50,7 @@ def runs(name, **options):
 
 
 def moved(run):
-    """Parameters that are at home on the host."""
+    """Parameters that are placed on the host."""
     names = run.model.plan.on_host
     values = run.model.graph.values
     return [values[v] for v in names if values[v].of is None]

@@ -17,10 +17,10 @@ from remat_facade.report.stages import pooled, stages
 from remat_graph import (
     Compute,
     Graph,
-    Home,
     Implementation,
     InvalidSchedule,
     Op,
+    Placement,
     Role,
     Schedule,
     Value,
@@ -42,7 +42,7 @@ def step() -> Graph:
         Value(name="t", nbytes=5, role=Role.TANGENT, of=3),
         Value(name="d", nbytes=5),
         Value(name="g", nbytes=7, role=Role.GRAD, of=0),
-        Value(name="weight", nbytes=50, home=Home.DEVICE),
+        Value(name="weight", nbytes=50, placement=Placement.DEVICE),
     ]
     ways = [((0,), (1, 2)), ((1, 7), (3,)), ((4, 3), (5,)), ((5, 1, 2), (6,))]
     ops = [
