@@ -12,7 +12,7 @@ hypothesis.settings.load_profile("remat")
 try:  # the tests of graph and solvers need no torch
     import torch
 
-    from tests.generators import lanes_watched
+    from tests.helpers.generators import lanes_watched
 except ImportError:
     lanes_watched = contextlib.nullcontext  # type: ignore[assignment, misc]
 else:

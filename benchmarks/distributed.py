@@ -41,8 +41,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
 from remat_facade import Hiremate
-from tests.models import Block
-from tests.ranks import Ranks, gathered
+from tests.helpers.models import Block
+from tests.helpers.ranks import Ranks, gathered
 
 EAGER, CONTROL = "eager", "all at once"
 LEAST_SPREAD, MOST_LATER = 0.75, 0.15

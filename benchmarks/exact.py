@@ -33,9 +33,9 @@ from remat_executor import plan_graph
 from remat_facade import Hiremate
 from remat_graph.budget import gradient_nbytes, noremat_peak_nbytes
 from remat_solvers.queries import min_budget
-from tests.acceptance import as_it_is, broken_rules, compare, whole_step
-from tests.models import CASES, ModelCase
-from tests.ranks import Ranks
+from tests.helpers.acceptance import as_it_is, broken_rules, compare, whole_step
+from tests.helpers.models import CASES, ModelCase
+from tests.helpers.ranks import Ranks
 
 BUDGETS = ("smallest", "40%", "70%", "100%")
 MIB = 1 << 20
@@ -208,7 +208,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="*", help="names of tests/models.py; all of them by default")
+    parser.add_argument("models", nargs="*", help="names of tests/helpers/models.py; all of them by default")
     parser.add_argument("--budgets", default=",".join(BUDGETS))
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds for the solver per plan")
     parser.add_argument("--part-nbytes", type=int, help="bytes of gradients that wait together at most")

@@ -53,7 +53,7 @@ import report
 from remat_executor.memory.allocator import allocator_peak
 from remat_facade import Hiremate
 from remat_graph import Measured, Measurement, RematError, load_platform, save_platform
-from tests.models import import_torchvision, import_transformers
+from tests.helpers.models import import_torchvision, import_transformers
 
 RESULTS = Path(__file__).resolve().parent / "results"
 GIB = 1 << 30

@@ -107,7 +107,7 @@ class Row:
         host_budget_nbytes, host_nbytes: of what moves; the latter as the pool or the way counts it.
         resident_nbytes: the most that the process had in the host's memory so far.
         predicted_s, predicted_nbytes: by the plan.
-        on_host_nbytes: values at home on the host.
+        on_host_nbytes: values placed on the host.
         ready_s: until it could train.
         took_s: of the whole row.
         note: what went wrong.

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from remat_executor import plan_graph
 from remat_graph import Graph, Role
 from remat_graph.platforms.base import Roofline
-from tests.models import import_torchvision, import_transformers
+from tests.helpers.models import import_torchvision, import_transformers
 
 
 class ImageLoss(nn.Module):

@@ -33,7 +33,7 @@ from remat_facade import Offmate
 from remat_graph import Lane, Links, simulate
 from remat_offload import SimulatedMachine
 from remat_offload.optimizer.states import States
-from tests.models import import_transformers
+from tests.helpers.models import import_transformers
 
 MOST = 1.10  # of the roof, where all is hidden
 HIDDEN = 1.02  # of the busiest lane: a plan that predicts no more says so

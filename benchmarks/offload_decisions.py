@@ -32,11 +32,11 @@ import record
 from remat_executor.costs.estimate import estimated_graph
 from remat_graph import Graph, H200Spec, Role, Timeline, simulate
 from remat_graph.simulator.timeline import Grads
-from remat_graph.training import Optimized, accumulating, at_home, training_graph
+from remat_graph.training import Optimized, accumulating, training_graph, with_placement
 from remat_solvers import Deadline, Problem, Solution
 from remat_solvers.offload.parameter_groups import params_of
 from remat_solvers.offload.solver import PERIODS, Offload
-from tests.models import import_transformers
+from tests.helpers.models import import_transformers
 
 GIB = 1 << 30
 TOKENS = 8192
@@ -191,12 +191,12 @@ def step_of(name: str) -> Graph:
     return training_graph(graph, optimized)
 
 
-def solve(case: Case, graph: Graph, seconds: float | None, homes: frozenset[int] | None = None) -> Solution:
+def solve(case: Case, graph: Graph, seconds: float | None, on_host: frozenset[int] | None = None) -> Solution:
     """Plan one case."""
     host_nbytes = None if case.host_gib is None else int(case.host_gib * GIB)
     problem = Problem(graph, int(case.device_gib * GIB), LINKS, host_nbytes)
     solver = Offload(
-        in_backward=case.in_backward, accumulate=False, micro_batches=case.micro_batches, homes=homes
+        in_backward=case.in_backward, accumulate=False, micro_batches=case.micro_batches, on_host=on_host
     )
     return solver.solve(problem, Deadline(seconds))
 
@@ -204,7 +204,7 @@ def solve(case: Case, graph: Graph, seconds: float | None, homes: frozenset[int]
 def referee(case: Case, graph: Graph, solution: Solution) -> Timeline:
     """Its word on a plan."""
     assert solution.schedule is not None
-    settled = at_home(graph, solution.on_host)
+    settled = with_placement(graph, solution.on_host)
     if case.micro_batches > 1:
         return simulate(
             accumulating(settled),
@@ -218,7 +218,7 @@ def referee(case: Case, graph: Graph, solution: Solution) -> Timeline:
 
 
 def by_hand(case: Case, graph: Graph, seconds: float | None) -> float | None:
-    """The fastest of 0 to 100 % of the model at home on the host, its end first."""
+    """The fastest of 0 to 100 % of the model placed on the host, its end first."""
     params = params_of(graph)[::-1]
     whole = sum(param.charge_nbytes for param in params)
     found = []

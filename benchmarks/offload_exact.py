@@ -27,7 +27,7 @@ from remat_executor.memory.meter import MemoryMeter
 from remat_facade.errors import NoRoom
 from remat_graph.units import format_nbytes
 from remat_offload import HostPool, SimulatedMachine
-from tests.offmates import MODELS, OPTIMIZERS, Mapped, Run, differences, kept_on_device, offmate
+from tests.helpers.offmates import MODELS, OPTIMIZERS, Mapped, Run, differences, kept_on_device, offmate
 
 HOST_NBYTES = 64 << 20
 BUDGETS = 5

@@ -23,8 +23,8 @@ from remat_facade import Offmate
 from remat_graph import Links
 from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine
 from remat_offload.engine.weight_loading import fill
-from tests.models import import_transformers
-from tests.offmates import Mapped
+from tests.helpers.models import import_transformers
+from tests.helpers.offmates import Mapped
 
 _AT_ONCE = 16  # parameters whose gradients are widened together
 LINK_NBYTES_PER_S = 2e9  # of the simulated device

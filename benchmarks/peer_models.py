@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from tests.models import import_torchvision, import_transformers
+from tests.helpers.models import import_torchvision, import_transformers
 
 
 def hidden_first(output: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:

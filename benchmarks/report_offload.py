@@ -91,7 +91,7 @@ def decisions(data: dict[str, Any]) -> Iterator[str]:
     yield (
         "`python benchmarks/offload_decisions.py`: Llama 3 8B and Qwen3 14B, planned from the meta device "
         "for an H200 of 450 TFLOP/s, 55 GB/s either way and 150 GB/s of host memory; nothing was run. GiB "
-        "and seconds, bounds in brackets. *away*: the share of the model that is at home on the host; "
+        "and seconds, bounds in brackets. *away*: the share of the model that is placed on the host; "
         "*streamed*: whose states are; *moved*: bytes of activations.\n"
     )
     yield made_with(data)

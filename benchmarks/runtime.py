@@ -42,7 +42,7 @@ import record
 from remat_executor.guards.snapshot import Snapshot
 from remat_facade import Hiremate
 from remat_facade.planning.planner import PLANNING_S
-from tests.models import import_torchvision, import_transformers
+from tests.helpers.models import import_torchvision, import_transformers
 
 LAUNCH_BOUND_RATIO = 1.05
 

@@ -43,7 +43,7 @@ def build(layers: int, budget: str) -> dict[str, Any]:
     import torch
     from torch import Tensor, nn
 
-    from tests.models import import_transformers
+    from tests.helpers.models import import_transformers
 
     torch.set_num_threads(THREADS)
     transformers = import_transformers()

@@ -14,7 +14,7 @@ from remat_executor import PlannedModule, plan_graph
 from remat_executor.errors import UnplannedUse
 from remat_executor.translation.keys import anywhere
 from remat_graph import H200Spec, Measured, OpCost, load_platform, save_platform
-from tests.planners import save_all
+from tests.helpers.planners import save_all
 
 
 def network() -> nn.Module:

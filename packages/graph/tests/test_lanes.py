@@ -9,12 +9,12 @@ from remat_graph import (
     Compute,
     Free,
     Graph,
-    Home,
     Implementation,
     Lane,
     Links,
     Op,
     OptimizerStep,
+    Placement,
     Role,
     Schedule,
     Start,
@@ -70,7 +70,7 @@ def test_without_contention_each_job_begins_when_it_can(drawn):
 def streaming(compute_s: int, update_s: int) -> tuple[Graph, Schedule]:
     """A weight fetched, used forward and backward, its gradient sent, and its update left to the CPU."""
     values = [
-        Value(name="w", nbytes=10, role=Role.PARAM, home=Home.HOST),
+        Value(name="w", nbytes=10, role=Role.PARAM, placement=Placement.HOST),
         Value(name="y", nbytes=1, role=Role.OUTPUT),
         Value(name="g", nbytes=10, role=Role.GRAD, of=0),
     ]

@@ -8,13 +8,13 @@ from remat_graph import (
     Free,
     FreeHost,
     Graph,
-    Home,
     Implementation,
     InvalidSchedule,
     Lane,
     Links,
     Op,
     OptimizerStep,
+    Placement,
     Role,
     Schedule,
     Start,
@@ -28,11 +28,11 @@ from remat_graph import (
 LINKS = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20)
 
 
-def graph(home: Home) -> Graph:
+def graph(home: Placement) -> Graph:
     """Forward reads a parameter of 40 bytes, backward makes its gradient and reads it again."""
     values = [
-        Value(name="w", nbytes=40, role=Role.PARAM, home=home),
-        Value(name="m", nbytes=80, role=Role.OPTIMIZER_STATE, home=home, of=0),
+        Value(name="w", nbytes=40, role=Role.PARAM, placement=home),
+        Value(name="m", nbytes=80, role=Role.OPTIMIZER_STATE, placement=home, of=0),
         Value(name="y", nbytes=10, role=Role.OUTPUT),
         Value(name="g", nbytes=40, role=Role.GRAD, of=0),
     ]
@@ -69,7 +69,7 @@ def replay(home, steps):
 
 def test_an_update_on_the_device():
     """It takes its time on the compute lane, after which the gradient may go."""
-    timeline = replay(Home.DEVICE, [Compute(0), Compute(1), ON_DEVICE, Free(3)])
+    timeline = replay(Placement.DEVICE, [Compute(0), Compute(1), ON_DEVICE, Free(3)])
     assert 4.0 == timeline.time_s == timeline.lane_s[Lane.COMPUTE]
     assert 40 + 80 + 10 + 40 == timeline.peak_nbytes
     assert 40 + 80 + 10 == timeline.live_nbytes[-1]
@@ -78,7 +78,7 @@ def test_an_update_on_the_device():
 def test_an_update_on_the_cpu_overlaps():
     """The gradient goes over, the CPU updates while the device is free to do something else."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, Free(0)]
-    timeline = replay(Home.HOST, steps)
+    timeline = replay(Placement.HOST, steps)
     assert 2 + 2 + 4 + 30 == timeline.time_s  # fetch w, compute, send g, update
     assert 30.0 == timeline.lane_s[Lane.CPU_OPTIMIZER]
     assert 40 + 80 + 40 == timeline.host_peak_nbytes
@@ -88,47 +88,59 @@ def test_an_update_on_the_cpu_overlaps():
 def test_a_copy_back_waits_for_the_update():
     """The new parameter leaves the host when the CPU has made it."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, Free(0), *FETCH, Free(0)]
-    assert 2 + 2 + 4 + 30 + 2 == replay(Home.HOST, steps).time_s
+    assert 2 + 2 + 4 + 30 + 2 == replay(Placement.HOST, steps).time_s
 
 
 def test_the_cpu_waits_for_the_gradient():
     """The update may be queued while the gradient is still on its way."""
     steps = [*STEP, Start(G), ON_CPU, Wait(G), Free(3), Free(0)]
-    assert 2 + 2 + 4 + 30 == replay(Home.HOST, steps).time_s
+    assert 2 + 2 + 4 + 30 == replay(Placement.HOST, steps).time_s
 
 
 def test_host_bytes_wait_for_the_cpu():
     """A gradient on the host goes only when the update that reads it is done."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, FreeHost(3)]
-    timeline = replay(Home.HOST, [*steps, Free(0)])
+    timeline = replay(Placement.HOST, [*steps, Free(0)])
     assert 38.0 == timeline.time_s
     # What the compute lane does next comes after the update.
     state_first = [*steps, Free(0), Start(W), Wait(W), Free(0)]
-    assert 40.0 == replay(Home.HOST, state_first).time_s
+    assert 40.0 == replay(Placement.HOST, state_first).time_s
 
 
 def test_a_stale_device_copy_still_serves_the_step():
     """A repeat after the CPU's update needs the old parameter, which the device still has."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, Compute(0), Free(0)]
-    assert 1.0 == replay(Home.HOST, steps).recomputed_s
+    assert 1.0 == replay(Placement.HOST, steps).recomputed_s
 
 
 @pytest.mark.parametrize(
     ("home", "steps", "problem"),
     [
-        (Home.DEVICE, [Compute(0), Compute(1), ON_DEVICE, Compute(0)], "w, which the optimizer has already"),
-        (Home.HOST, [*STEP, Start(G), Wait(G), ON_CPU, Free(0), *FETCH, Compute(0)], "already changed"),
-        (Home.DEVICE, [Compute(0), Compute(1), ON_DEVICE, ON_DEVICE], "w is updated twice"),
-        (Home.DEVICE, [Compute(0), Compute(1), ON_CPU], "needs w on the host"),
-        (Home.HOST, [*STEP, ON_CPU], "needs g on the host"),
-        (Home.HOST, [*STEP, ON_DEVICE], "needs m on the device"),
-        (Home.HOST, [*STEP, Start(M), ON_DEVICE], "reads m while it arrives"),
-        (Home.DEVICE, [Compute(0), Compute(1), Start(W_BACK), ON_DEVICE], "changes w while it is copied"),
-        (Home.HOST, [*STEP, Start(G), Free(0), Start(W), ON_CPU], "changes w while it is copied"),
-        (Home.DEVICE, [Compute(0), Compute(1), OptimizerStep(3, Lane.COMPUTE)], "no optimizer update for g"),
-        (Home.DEVICE, [Compute(0), Compute(1)], "gradient g is never delivered"),
-        (Home.DEVICE, [Compute(0), Compute(1), Start(G), Deliver(3)], "delivered while its transfer"),
-        (Home.HOST, [*STEP, Start(G), Wait(G), Free(3)], "gradient g is never delivered"),
+        (
+            Placement.DEVICE,
+            [Compute(0), Compute(1), ON_DEVICE, Compute(0)],
+            "w, which the optimizer has already",
+        ),
+        (Placement.HOST, [*STEP, Start(G), Wait(G), ON_CPU, Free(0), *FETCH, Compute(0)], "already changed"),
+        (Placement.DEVICE, [Compute(0), Compute(1), ON_DEVICE, ON_DEVICE], "w is updated twice"),
+        (Placement.DEVICE, [Compute(0), Compute(1), ON_CPU], "needs w on the host"),
+        (Placement.HOST, [*STEP, ON_CPU], "needs g on the host"),
+        (Placement.HOST, [*STEP, ON_DEVICE], "needs m on the device"),
+        (Placement.HOST, [*STEP, Start(M), ON_DEVICE], "reads m while it arrives"),
+        (
+            Placement.DEVICE,
+            [Compute(0), Compute(1), Start(W_BACK), ON_DEVICE],
+            "changes w while it is copied",
+        ),
+        (Placement.HOST, [*STEP, Start(G), Free(0), Start(W), ON_CPU], "changes w while it is copied"),
+        (
+            Placement.DEVICE,
+            [Compute(0), Compute(1), OptimizerStep(3, Lane.COMPUTE)],
+            "no optimizer update for g",
+        ),
+        (Placement.DEVICE, [Compute(0), Compute(1)], "gradient g is never delivered"),
+        (Placement.DEVICE, [Compute(0), Compute(1), Start(G), Deliver(3)], "delivered while its transfer"),
+        (Placement.HOST, [*STEP, Start(G), Wait(G), Free(3)], "gradient g is never delivered"),
     ],
 )
 def test_each_mistake_is_named(home, steps, problem):
@@ -141,19 +153,19 @@ def test_what_persists_ends_at_home_and_up_to_date():
     """An update on the device of a parameter that lives on the host has to be written back."""
     begin = [*STEP, Start(M), Wait(M), ON_DEVICE, Free(3)]
     with pytest.raises(InvalidSchedule, match="w does not end up to date at home"):
-        replay(Home.HOST, [*begin, Free(0), Free(1)])
+        replay(Placement.HOST, [*begin, Free(0), Free(1)])
     home_again = [FreeHost(0), FreeHost(1), Start(W_BACK), Start(M_BACK), Wait(W_BACK), Wait(M_BACK)]
-    assert 2 + 2 + 4 + 2 + 4 + 8 == replay(Home.HOST, [*begin, *home_again, Free(0), Free(1)]).time_s
+    assert 2 + 2 + 4 + 2 + 4 + 8 == replay(Placement.HOST, [*begin, *home_again, Free(0), Free(1)]).time_s
     with pytest.raises(InvalidSchedule, match="m does not end up to date at home"):
-        replay(Home.HOST, [*begin, *home_again[:1], *home_again[2:3], home_again[4], Free(0), Free(1)])
+        replay(Placement.HOST, [*begin, *home_again[:1], *home_again[2:3], home_again[4], Free(0), Free(1)])
 
 
 def test_a_device_copy_that_is_gone_is_missed_at_home():
     """A persistent value freed without a copy back."""
     with pytest.raises(InvalidSchedule, match="m does not end up to date at home"):
-        replay(Home.DEVICE, [Compute(0), Compute(1), ON_DEVICE, Free(3), Free(1)])
+        replay(Placement.DEVICE, [Compute(0), Compute(1), ON_DEVICE, Free(3), Free(1)])
 
 
 def test_a_delivered_gradient_leaves_the_update_to_the_user():
     """The graph's updates need not be in the schedule then."""
-    assert 2.0 == replay(Home.DEVICE, [Compute(0), Compute(1), Deliver(3)]).time_s
+    assert 2.0 == replay(Placement.DEVICE, [Compute(0), Compute(1), Deliver(3)]).time_s

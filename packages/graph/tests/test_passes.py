@@ -8,13 +8,13 @@ from remat_graph import (
     Free,
     FreeHost,
     Graph,
-    Home,
     Implementation,
     InvalidSchedule,
     Lane,
     Links,
     Op,
     OptimizerStep,
+    Placement,
     Role,
     Schedule,
     Start,
@@ -25,7 +25,7 @@ from remat_graph import (
     simulate,
 )
 from remat_graph.simulator.timeline import Grads
-from remat_graph.training import accumulating, at_home
+from remat_graph.training import accumulating, with_placement
 
 LINKS = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20, host_nbytes_per_s=40)
 W, G, M, M_BACK = (
@@ -40,8 +40,8 @@ ON_CPU, ON_DEVICE = OptimizerStep(0, Lane.CPU_OPTIMIZER), OptimizerStep(0, Lane.
 def graph(*on_host: int) -> Graph:
     """Forward reads a parameter of 40 bytes, backward makes its gradient; a state of 80, a second each."""
     values = [
-        Value(name="w", nbytes=40, role=Role.PARAM, home=Home.DEVICE),
-        Value(name="m", nbytes=80, role=Role.OPTIMIZER_STATE, home=Home.DEVICE, of=0),
+        Value(name="w", nbytes=40, role=Role.PARAM, placement=Placement.DEVICE),
+        Value(name="m", nbytes=80, role=Role.OPTIMIZER_STATE, placement=Placement.DEVICE, of=0),
         Value(name="y", nbytes=10, role=Role.OUTPUT),
         Value(name="g", nbytes=40, role=Role.GRAD, of=0),
     ]
@@ -56,7 +56,7 @@ def graph(*on_host: int) -> Graph:
         for i, (r, m, b) in enumerate(ways)
     ]
     update = Update(param=0, grad=3, states=(1,), device_time_s=2, cpu_time_s=3)
-    return at_home(Graph(name="passes", values=values, ops=ops, updates=(update,)), on_host)
+    return with_placement(Graph(name="passes", values=values, ops=ops, updates=(update,)), on_host)
 
 
 def test_the_optimizer_steps_once() -> None:

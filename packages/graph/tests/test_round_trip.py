@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_graph import (
-    Home,
+    Placement,
     Plan,
     Role,
     Schedule,
@@ -41,8 +41,10 @@ def fields(graph):
 def with_everything(graph):
     """What random graphs lack: an optimizer, chunks, homes, conditions."""
     extra = [
-        Value(name="chunk", nbytes=5, role=Role.PARAM, chunk_of="whole", home=Home.HOST),
-        Value(name="state", nbytes=9, role=Role.OPTIMIZER_STATE, of=len(graph.values), home=Home.HOST),
+        Value(name="chunk", nbytes=5, role=Role.PARAM, chunk_of="whole", placement=Placement.HOST),
+        Value(
+            name="state", nbytes=9, role=Role.OPTIMIZER_STATE, of=len(graph.values), placement=Placement.HOST
+        ),
     ]
     updates = [
         Update(param=len(graph.values), grad=grad, states=(len(graph.values) + 1,), cpu_time_s=0.1)

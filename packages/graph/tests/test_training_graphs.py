@@ -9,13 +9,13 @@ from remat_graph import (
     Free,
     Grads,
     Graph,
-    Home,
     Implementation,
     InvalidSchedule,
     Lane,
     Links,
     Op,
     OptimizerStep,
+    Placement,
     Role,
     Schedule,
     Start,
@@ -30,7 +30,7 @@ from remat_graph import (
 from remat_graph.plan import Plan
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.serialization.schedules import schedule_from_data, schedule_to_data
-from remat_graph.training import Optimized, accumulating, at_home, persistent, training_graph
+from remat_graph.training import Optimized, accumulating, persistent, training_graph, with_placement
 
 
 def captured() -> Graph:
@@ -80,7 +80,7 @@ def test_what_persists_is_charged():
     graph = trained()
     verify(graph)
     assert captured().ops == graph.ops
-    assert [0, 1, 4] == list(persistent(graph, Home.DEVICE))
+    assert [0, 1, 4] == list(persistent(graph, Placement.DEVICE))
     assert ("w.m", 0) == (graph.values[4].name, graph.values[4].of)
     steps = [Compute(0), Compute(1), Deliver(3), OptimizerStep(0, Lane.COMPUTE)]
     timeline = simulate(graph, Schedule(steps, 1, 3))
@@ -90,7 +90,7 @@ def test_what_persists_is_charged():
 
 def test_a_gradient_handed_over_on_the_host():
     """It leaves the device and lies on the host until the next step; accumulated, it is added and goes."""
-    graph = at_home(trained(), {0, 4})
+    graph = with_placement(trained(), {0, 4})
     schedule = Schedule(ON_HOST, 3, 9)
     new = simulate(graph, schedule)
     assert (8 + 40 + 4 + 40, 40 + 40 + 40) == (new.peak_nbytes, new.host_peak_nbytes)
@@ -113,12 +113,12 @@ def test_a_gradient_handed_over_on_the_host():
 def test_each_mistake_is_named(steps, end, problem):
     """Where the backward ends, what is handed over, what comes twice."""
     with pytest.raises(InvalidSchedule, match=problem):
-        simulate(at_home(trained(), {0, 4}), Schedule(steps, 3, end))
+        simulate(with_placement(trained(), {0, 4}), Schedule(steps, 3, end))
 
 
 def test_plans_with_homes_survive_a_file(tmp_path):
-    """Who is at home on the host, what that takes, and where the optimizer's call begins."""
-    graph = at_home(trained(), {0, 4})
+    """Who is placed on the host, what that takes, and where the optimizer's call begins."""
+    graph = with_placement(trained(), {0, 4})
     schedule = Schedule(ON_HOST, 3, 9)
     assert schedule == schedule_from_data(schedule_to_data(schedule), graph=graph)
     plan = Plan.from_schedule(graph, schedule, budget_nbytes=100, lower_bound_s=0.0, solver="by hand")
@@ -131,7 +131,7 @@ def test_plans_with_homes_survive_a_file(tmp_path):
 
 def test_plans_with_links_are_judged_by_them(tmp_path):
     """On slow links a plan takes as long after a file as before; what is no rate is named."""
-    graph, path = at_home(trained(), {0, 4}), tmp_path / "plan.json"
+    graph, path = with_placement(trained(), {0, 4}), tmp_path / "plan.json"
     options = {"budget_nbytes": 100, "lower_bound_s": 0.0, "solver": "by hand", "periods": 3}
     slow, quick = (
         Plan.from_schedule(graph, Schedule(ON_HOST, 3, 9), links=Links(to_host_nbytes_per_s=rate), **options)

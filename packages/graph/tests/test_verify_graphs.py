@@ -35,7 +35,7 @@ def op(name, *ways, **options):
 V = [Value(name=n, nbytes=8) for n in "abcd"]
 TANGENT = Value(name="t", nbytes=8, role=Role.TANGENT)
 GRAD = Value(name="g", nbytes=8, role=Role.GRAD)
-HOME = Value(name="h", nbytes=8, home="device")
+HOME = Value(name="h", nbytes=8, placement="device")
 OLD = Value(name="old", nbytes=8, external=True)
 NEW = Value(name="new", nbytes=8, external=True, replaces=0)
 MAKE = op("make", ((), (0,)))

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from remat_offload import Kind, RefusedOptimizer, kind_of, state_layout
 from remat_offload.optimizer.trial_steps import same
-from tests import optimizers
+from tests.helpers import optimizers
 
 Made = tuple[type[optim.Optimizer], dict[str, Any]]
 

@@ -8,12 +8,12 @@ from typing import Any
 import attrs
 import pytest
 
-from remat_graph import Graph, Home, Lane, Links, OptimizerStep, Role, Schedule, Start, simulate
+from remat_graph import Graph, Lane, Links, OptimizerStep, Placement, Role, Schedule, Start, simulate
 from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.simulator.timeline import Grads
 from remat_graph.testing.random_graphs import random_chain, random_graph
 from remat_graph.testing.random_training import random_links, random_training
-from remat_graph.training import Optimized, accumulating, at_home, training_graph
+from remat_graph.training import Optimized, accumulating, training_graph, with_placement
 from remat_solvers import Deadline, Problem, Solution, Status
 from remat_solvers.methods.pofo import Pofo
 from remat_solvers.offload.parameter_groups import params_of
@@ -58,7 +58,7 @@ def problem(seed: int, layers: int, fraction: float, host_fraction: float | None
 def check(given: Problem, style: Style, solution: Solution) -> None:
     """Valid by the referee, in the state of ``.grad`` that needs most, and what it says of itself."""
     assert solution.schedule is not None
-    graph = at_home(given.graph, solution.on_host)
+    graph = with_placement(given.graph, solution.on_host)
     steps: dict[str, Any] = {"links": given.links, "periods": PERIODS}
     if style["micro_batches"] > 1:
         readings = [
@@ -176,7 +176,7 @@ def near_the_best(seed: int) -> None:
     rng = random.Random(seed)
     style, layers = rng.choice(STYLES), rng.randint(2, 4)
     given = problem(seed, layers, rng.uniform(0.7, 1.3), rng.choice((None, 0.3, 0.6, 1.0)))
-    answers = (Offload(homes=chosen, **style).solve(given).time_s for chosen in homes(given.graph))
+    answers = (Offload(on_host=chosen, **style).solve(given).time_s for chosen in homes(given.graph))
     times = [time_s for time_s in answers if time_s is not None]
     solution = Offload(**style).solve(given)
     if not times:
@@ -306,11 +306,11 @@ def test_homes_that_are_settled_stay() -> None:
         some = frozenset((params[-1].index, *params[-1].states))
         everything = frozenset(v for param in params for v in (param.index, *param.states))
         for settled in (frozenset[int](), some, everything):
-            solution = Offload(homes=settled).solve(given)
+            solution = Offload(on_host=settled).solve(given)
             check(given, STYLES[2], solution)
             assert settled == solution.on_host
-            there = at_home(given.graph, settled)
-            assert {i for i, v in enumerate(there.values) if v.home is Home.HOST} == settled
+            there = with_placement(given.graph, settled)
+            assert {i for i, v in enumerate(there.values) if v.placement is Placement.HOST} == settled
 
 
 # Shortage, growth, time.
@@ -342,10 +342,10 @@ def test_settled_homes_that_do_not_fit_are_said() -> None:
     """With what they take."""
     for seed in range(4):
         given = problem(seed, 4, 0.4)
-        refused = Offload(homes=frozenset()).solve(given)
+        refused = Offload(on_host=frozenset()).solve(given)
         assert not refused.feasible
         enough = attrs.evolve(given, budget_nbytes=refused.stats["least_nbytes"])
-        assert Offload(homes=frozenset()).solve(enough).feasible
+        assert Offload(on_host=frozenset()).solve(enough).feasible
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -393,7 +393,7 @@ def test_why_everything_is_where_it_is() -> None:
     tight = Offload().solve(problem(0, 4, 0.7))
     lines = Offload.explain(tight.stats)
     assert "more than the device's" in lines[0] or "a part leaves" in lines[0]
-    assert any("at home on the host" in line for line in lines)
+    assert any("placed on the host" in line for line in lines)
     assert any("copies to the device" in line for line in lines)
     assert tight.stats["device_weights_nbytes"] + tight.stats["host_weights_nbytes"] == sum(
         value.nbytes for value in problem(0, 4, 0.7).graph.values if value.role is Role.PARAM

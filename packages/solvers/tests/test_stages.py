@@ -7,7 +7,7 @@ import attrs
 import pytest
 from packages.solvers.tests import stage_oracle
 
-from remat_graph import Graph, Home, Role, Value
+from remat_graph import Graph, Placement, Role, Value
 from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import BadParameter, Deadline, Problem
 from remat_solvers.methods.checkmate import ACCOUNTINGS, Checkmate
@@ -107,7 +107,7 @@ def test_an_unread_tangent_and_host_values_are_counted_as_the_referee_does() -> 
     values = [
         *graph.values,
         Value(name="unread", nbytes=7, role=Role.TANGENT, of=graph.outputs[0]),
-        Value(name="elsewhere", nbytes=1000, home=Home.HOST),
+        Value(name="elsewhere", nbytes=1000, placement=Placement.HOST),
     ]
     more = attrs.evolve(graph, values=values)
     peak = noremat_peak_nbytes(more)

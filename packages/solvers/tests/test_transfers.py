@@ -11,12 +11,12 @@ from remat_graph import (
     Free,
     FreeHost,
     Graph,
-    Home,
     Implementation,
     InvalidSchedule,
     Lane,
     Links,
     Op,
+    Placement,
     Schedule,
     Start,
     Step,
@@ -40,14 +40,14 @@ def naive(graph: Graph, order: list[int], moves: list[Gap]) -> Schedule:
     leaves, comes = defaultdict[int, list[Step]](list), defaultdict[int, list[Step]](list)
     for value, after, before in sorted((move.value, move.after, move.before) for move in moves):
         out, back = Transfer(value, Lane.TO_HOST), Transfer(value, Lane.TO_DEVICE)
-        at_home = graph.values[value].home is Home.HOST
-        leaves[after] += [Free(value)] if at_home else [Start(out), Wait(out), Free(value)]
-        comes[before] += [Start(back), Wait(back)] if at_home else [Start(back), Wait(back), FreeHost(value)]
+        on_host = graph.values[value].placement is Placement.HOST
+        leaves[after] += [Free(value)] if on_host else [Start(out), Wait(out), Free(value)]
+        comes[before] += [Start(back), Wait(back)] if on_host else [Start(back), Wait(back), FreeHost(value)]
     plain = Schedule.from_order(graph, order)
     reads = [graph.ops[run.op].implementations[run.implementation].inputs for run in plain.computes()]
     for value, stored in enumerate(graph.values):
         uses = [position for position, inputs in enumerate(reads) if value in inputs]
-        if stored.home is Home.HOST and uses:
+        if stored.placement is Placement.HOST and uses:
             back = Transfer(value, Lane.TO_DEVICE)
             comes[uses[0]] += [Start(back), Wait(back)]
             leaves[uses[-1]].append(Free(value))
@@ -103,7 +103,7 @@ def test_what_memory_never_asks_for_stays() -> None:
         graph, order, moves, links = case(seed)
         schedule = place(graph, order, moves, 10**9, links)
         assert all(step.transfer.lane is Lane.TO_DEVICE for step in schedule.steps if isinstance(step, Start))
-        weights = {v for v, value in enumerate(graph.values) if value.home is Home.HOST}
+        weights = {v for v, value in enumerate(graph.values) if value.placement is Placement.HOST}
         read = {v for op in order for way in graph.ops[op].implementations for v in way.inputs}
         assert len(weights & read) >= sum(isinstance(step, Start) for step in schedule.steps)
 
@@ -162,7 +162,7 @@ def test_a_copy_that_comes_too_late_is_waited_for() -> None:
 def test_weights_are_fetched_ahead_of_their_use() -> None:
     """Two at a time fit: the next one comes while the one before it is used."""
     values = [
-        *(Value(name=f"w{i}", nbytes=100, home="host") for i in range(4)),
+        *(Value(name=f"w{i}", nbytes=100, placement="host") for i in range(4)),
         *(Value(name=f"y{i}", nbytes=0) for i in range(8)),
     ]
     use = [*range(4), *reversed(range(4))]

@@ -3,11 +3,12 @@
 import contextlib
 import inspect
 import warnings
+from typing import ClassVar
 
 import attrs
 
 from remat_graph import RematError
-from remat_graph.errors import cut
+from remat_graph.errors import ProblemError, cut
 
 _OURS = "remat: "
 _BETWEEN = (
@@ -57,47 +58,22 @@ class UnsupportedTorch(RematError):
         return f"torch {self.version} has no {self.name}: use a torch version between 2.11 and 2.13"
 
 
-@attrs.frozen(kw_only=True, str=False)
-class CaptureError(RematError):
-    """The model's step cannot be turned into one graph.
+class CaptureError(ProblemError):
+    """The model's step cannot be turned into one graph."""
 
-    Attributes:
-        problem: what was met, and where.
-        advice: what to do about it.
-    """
-
-    problem: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"cannot capture the model: {self.problem}; {self.advice}"
+    prefix: ClassVar[str] = "cannot capture the model: "
 
 
-@attrs.frozen(kw_only=True, str=False)
 class NothingToDifferentiate(CaptureError):
     """A step returns nothing that requires a gradient."""
 
 
-@attrs.frozen(kw_only=True, str=False)
-class UnplannedUse(RematError):
+class UnplannedUse(ProblemError):
     """The planned module is used in a way that its plan does not cover."""
 
-    problem: str
-    advice: str
 
-    def __str__(self) -> str:
-        return f"{self.problem}; {self.advice}"
-
-
-@attrs.frozen(kw_only=True, str=False)
-class BadInput(RematError):
+class BadInput(ProblemError):
     """What was given to build a planned module cannot work."""
-
-    problem: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"{self.problem}; {self.advice}"
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -131,14 +107,11 @@ class RanksDiffer(RematError):
 
 
 @attrs.frozen(kw_only=True, str=False)
-class RankFailed(RematError):
+class RankFailed(ProblemError):
     """Another rank could not plan, so none can run the common plan."""
 
+    prefix: ClassVar[str] = "rank {0.rank} could not plan, so no rank can: "
     rank: int
-    problem: str
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} could not plan, so no rank can: {self.problem}"
 
 
 @attrs.frozen(kw_only=True, str=False)

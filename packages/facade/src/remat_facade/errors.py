@@ -1,11 +1,12 @@
 """What a user can get wrong at the facade: each text one line that says what to do."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import attrs
 
 from remat_graph import RematError
-from remat_graph.errors import shown
+from remat_graph.errors import ProblemError, shown
 from remat_graph.units import format_nbytes
 
 
@@ -31,63 +32,39 @@ class MethodNotAvailable(RematError):
 
 
 @attrs.frozen(kw_only=True, str=False)
-class BadConfig(RematError):
+class BadConfig(ProblemError):
     """A config field holds what it cannot mean, or there is no such field or type.
 
     Attributes:
         field: the field at fault.
-        problem: what came, what was wanted, what to do.
     """
 
+    prefix: ClassVar[str] = "config: {0.field}: "
     field: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"config: {self.field}: {self.problem}"
 
 
 @attrs.frozen(kw_only=True, str=False)
-class BadOption(RematError):
-    """An option given to ``torch.compile`` means nothing to this backend.
+class BadOption(ProblemError):
+    """`torch.compile` was given an option that the backend does not take.
 
     Attributes:
-        option: its name.
-        problem: what came, what was wanted, what to do.
+        option: its name, as `shown` writes it.
     """
 
+    prefix: ClassVar[str] = 'torch.compile(backend="remat"): option {0.option} '
     option: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f'torch.compile(backend="remat"): option {shown(self.option)} {self.problem}'
 
 
-@attrs.frozen(kw_only=True, str=False)
-class BadModel(RematError):
-    """What was given as the model cannot be planned.
+class BadModel(ProblemError):
+    """What was given as the model cannot be planned."""
 
-    Attributes:
-        problem: what came, what was wanted, what to do.
-    """
-
-    problem: str
-
-    def __str__(self) -> str:
-        return f"model: {self.problem}"
+    prefix: ClassVar[str] = "model: "
 
 
-@attrs.frozen(kw_only=True, str=False)
-class BadSample(RematError):
-    """The sample is not what the model can be called with.
+class BadSample(ProblemError):
+    """The sample is not what the model can be called with."""
 
-    Attributes:
-        problem: what came, what was wanted, what to do.
-    """
-
-    problem: str
-
-    def __str__(self) -> str:
-        return f"sample: {self.problem}"
+    prefix: ClassVar[str] = "sample: "
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -107,19 +84,10 @@ class BudgetAboveDevice(RematError):
 
 
 @attrs.frozen(kw_only=True, str=False)
-class NothingLeft(RematError):
-    """``budget="auto"`` comes to nothing.
+class NothingLeft(ProblemError):
+    """``budget="auto"`` comes to nothing."""
 
-    Attributes:
-        problem: what there is, and what takes it.
-        advice: what to do about it.
-    """
-
-    problem: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"budget auto: {self.problem}; {self.advice}"
+    prefix: ClassVar[str] = "budget auto: "
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -227,16 +195,12 @@ class CannotWrite(RematError):
 
 
 @attrs.frozen(kw_only=True, str=False)
-class BadTarget(RematError):
+class BadTarget(ProblemError):
     """``MODULE:FACTORY`` does not lead to a function that returns a model and a sample.
 
     Attributes:
         target: as the user wrote it.
-        problem: what came, what was wanted, what to do.
     """
 
+    prefix: ClassVar[str] = "{0.target}: "
     target: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.target}: {self.problem}"

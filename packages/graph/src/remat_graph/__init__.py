@@ -20,7 +20,7 @@ from remat_graph.errors import (
     UnknownPlatform,
 )
 from remat_graph.fingerprint import fingerprint
-from remat_graph.ir import Graph, Home, Implementation, Op, Role, Update, Value
+from remat_graph.ir import Graph, Implementation, Op, Placement, Role, Update, Value
 from remat_graph.links import Links
 from remat_graph.plan import Plan
 from remat_graph.platforms.base import (
@@ -74,7 +74,6 @@ __all__ = [
     "Grads",
     "Graph",
     "H200Spec",
-    "Home",
     "Implementation",
     "InvalidGraph",
     "InvalidSchedule",
@@ -86,6 +85,7 @@ __all__ = [
     "OpCost",
     "OptimizerStep",
     "OverBudget",
+    "Placement",
     "Plan",
     "Platform",
     "RematError",

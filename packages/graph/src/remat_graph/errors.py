@@ -3,7 +3,7 @@
 import functools
 import reprlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -69,54 +69,60 @@ def _rebuild(kind: type[RematError], args: tuple[Any, ...], fields: dict[str, An
 
 
 @attrs.frozen(kw_only=True, str=False)
-class InvalidGraph(RematError):
+class ProblemError(RematError):
+    """A mistake that reads "prefix problem; advice" in one line.
+
+    Attributes:
+        prefix: what the error is about; fields of the error are written ``{0.field}``.
+        problem: what came, and what was expected.
+        advice: what to do about it; empty where the problem says that.
+    """
+
+    prefix: ClassVar[str] = ""
+    problem: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        advice = f"; {self.advice}" if self.advice else ""
+        return f"{self.prefix.format(self)}{self.problem}{advice}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class InvalidGraph(ProblemError):
     """The graph breaks a rule of the IR.
 
     Attributes:
         where: the op or value at fault.
-        problem: what came and what was wanted.
     """
 
+    prefix: ClassVar[str] = "invalid graph: {0.where}: "
     where: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"invalid graph: {self.where}: {self.problem}"
 
 
 @attrs.frozen(kw_only=True, str=False)
-class InvalidSchedule(RematError):
+class InvalidSchedule(ProblemError):
     """A step of a schedule cannot be carried out.
 
     Attributes:
         step: index of the step, or ``len(steps)`` when the end state is at fault.
-        problem: what was missing.
     """
 
+    prefix: ClassVar[str] = "invalid schedule: step {0.step}: "
     step: int
-    problem: str
-
-    def __str__(self) -> str:
-        return f"invalid schedule: step {self.step}: {self.problem}"
 
 
 @attrs.frozen(kw_only=True, str=False)
-class BadFile(RematError):
+class BadFile(ProblemError):
     """A file is not what its reader wants: corrupt, truncated, newer, or of another kind.
 
     Attributes:
         path: the file.
-        problem: what came, what was wanted, what to do.
     """
 
+    prefix: ClassVar[str] = "{0.path}: "
     path: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}"
 
 
-@attrs.frozen(kw_only=True, str=False)
 class ForeignPlan(BadFile):
     """A saved plan was made for another graph.
 

@@ -32,7 +32,7 @@ def fingerprint(graph: Graph) -> str:
 
 def _value(value: Value, chunks: dict[str, int]) -> list[Any]:
     chunk = None if value.chunk_of is None else chunks.setdefault(value.chunk_of, len(chunks))
-    home = None if value.home is None else value.home.value
+    home = None if value.placement is None else value.placement.value
     return [value.nbytes, value.role.value, value.external, value.of, value.replaces, chunk, home]
 
 

@@ -44,7 +44,7 @@ class Role(StrEnum):
     BUFFER = "buffer"
 
 
-class Home(StrEnum):
+class Placement(StrEnum):
     """Where a value that outlives the step must be when the step begins and ends."""
 
     DEVICE = "device"
@@ -65,7 +65,7 @@ class Value:
         replaces: index of the version that making this one overwrites; that version cannot be read
             afterwards.
         chunk_of: name of the tensor this value is a part of, if it can move by itself.
-        home: set for values that persist across steps and are charged (parameters that move, optimizer
+        placement: set for values that persist across steps and are charged (parameters that move, optimizer
             states).
     """
 
@@ -76,7 +76,7 @@ class Value:
     of: int | None = None
     replaces: int | None = None
     chunk_of: str | None = None
-    home: Home | None = attrs.field(default=None, converter=attrs.converters.optional(Home))
+    placement: Placement | None = attrs.field(default=None, converter=attrs.converters.optional(Placement))
 
     @property
     def pinned(self) -> bool:

@@ -12,11 +12,11 @@ import numpy as np
 from remat_graph.budget import gradient_nbytes
 from remat_graph.errors import FalseBound, OverBudget
 from remat_graph.fingerprint import fingerprint
-from remat_graph.ir import Graph, Home
+from remat_graph.ir import Graph, Placement
 from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
 from remat_graph.simulator.simulate import simulate
-from remat_graph.training import at_home, persistent
+from remat_graph.training import persistent, with_placement
 from remat_graph.units import format_nbytes, format_seconds
 
 MOST_PERIODS = 16
@@ -82,7 +82,7 @@ class Plan:
         deadline_hit: whether a wall-clock deadline cut in, so that another run may end elsewhere.
         notes: lines for the summary, of the moment: neither compared nor saved.
         host_peak_nbytes: predicted peak of what the step has on the host.
-        on_host: indices of the values that are at home on the host.
+        on_host: indices of the values that are placed on the host.
         links: the bandwidths that its times are of; None if nothing moves.
         periods: how many steps of training followed each other when it was timed, at most `MOST_PERIODS`.
     """
@@ -164,7 +164,7 @@ class Plan:
         compute_s = timeline.lane_s[Lane.COMPUTE]
         if lower_bound_s > compute_s * (1 + _BOUND_SLACK):
             raise FalseBound(solver=solver, lower_bound_s=lower_bound_s, time_s=compute_s)
-        unplanned = simulate(at_home(graph, ()), Schedule.from_order(graph, range(len(graph.ops))))
+        unplanned = simulate(with_placement(graph, ()), Schedule.from_order(graph, range(len(graph.ops))))
         return cls(
             fingerprint=fingerprint(graph),
             graph_name=graph.name,
@@ -184,7 +184,7 @@ class Plan:
             platform=platform,
             deadline_hit=deadline_hit,
             host_peak_nbytes=timeline.host_peak_nbytes,
-            on_host=persistent(graph, Home.HOST),
+            on_host=persistent(graph, Placement.HOST),
             links=links,
             periods=periods,
         )

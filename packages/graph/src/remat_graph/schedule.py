@@ -190,7 +190,7 @@ def _last_uses(graph: Graph, runs: list[Compute]) -> list[list[Step]]:
                 owner_last_use.setdefault(value, position)
             if stored.role is Role.GRAD:
                 last_touch.setdefault(value, position)
-            elif stored.external or stored.role is Role.OUTPUT or stored.home is not None:
+            elif stored.external or stored.role is Role.OUTPUT or stored.placement is not None:
                 continue
             elif value not in needed:
                 needed.add(value)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import attrs
 
-from remat_graph.ir import Graph, Home, Role, Update, Value
+from remat_graph.ir import Graph, Placement, Role, Update, Value
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +32,7 @@ class Optimized:
 
 
 def training_graph(graph: Graph, optimized: Iterable[Optimized]) -> Graph:
-    """The captured step of a model as a step of its training, everything at home on the device.
+    """The captured step of a model as a step of its training, everything placed on the device.
 
     Args:
         graph: as captured: parameters are external.
@@ -52,7 +52,7 @@ def training_graph(graph: Graph, optimized: Iterable[Optimized]) -> Graph:
                     nbytes=nbytes,
                     role=Role.OPTIMIZER_STATE,
                     of=one.param,
-                    home=Home.DEVICE,
+                    placement=Placement.DEVICE,
                 )
             )
         if one.param in grad_of:
@@ -70,13 +70,15 @@ def training_graph(graph: Graph, optimized: Iterable[Optimized]) -> Graph:
 
 
 def _persistent(value: Value) -> Value:
-    return attrs.evolve(value, external=False, home=Home.DEVICE)
+    return attrs.evolve(value, external=False, placement=Placement.DEVICE)
 
 
-def at_home(graph: Graph, on_host: Collection[int]) -> Graph:
-    """The same graph with these persistent values at home on the host, and all others on the device."""
+def with_placement(graph: Graph, on_host: Collection[int]) -> Graph:
+    """The same graph with these persistent values placed on the host, and all others on the device."""
     values = tuple(
-        value if value.home is None else attrs.evolve(value, home=Home.HOST if i in on_host else Home.DEVICE)
+        value
+        if value.placement is None
+        else attrs.evolve(value, placement=Placement.HOST if i in on_host else Placement.DEVICE)
         for i, value in enumerate(graph.values)
     )
     return attrs.evolve(graph, values=values)
@@ -93,14 +95,14 @@ def accumulating(graph: Graph) -> Graph:
             nbytes=graph.values[grad].nbytes,
             role=Role.BUFFER,
             of=owner,
-            home=graph.values[owner].home,
+            placement=graph.values[owner].placement,
         )
         for grad in graph.gradients
-        if (owner := graph.values[grad].of) is not None and graph.values[owner].home is not None
+        if (owner := graph.values[grad].of) is not None and graph.values[owner].placement is not None
     ]
     return attrs.evolve(graph, values=(*graph.values, *there))
 
 
-def persistent(graph: Graph, home: Home) -> Sequence[int]:
+def persistent(graph: Graph, home: Placement) -> Sequence[int]:
     """Indices of the values that persist and are at home there."""
-    return [i for i, value in enumerate(graph.values) if value.home is home]
+    return [i for i, value in enumerate(graph.values) if value.placement is home]

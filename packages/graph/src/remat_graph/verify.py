@@ -120,7 +120,7 @@ class _Order:
             _fail(op.name, f"is a forward op that reads tangent {stored.name}")
         if value in self.overwritten:
             _fail(op.name, f"reads {stored.name}, which has been overwritten before")
-        given = stored.external or stored.role is Role.TANGENT or stored.home is not None
+        given = stored.external or stored.role is Role.TANGENT or stored.placement is not None
         if value not in self.made_by and (value in self.produced or not given):
             _fail(op.name, f"reads {stored.name} before anything makes it")
         if first and value in self.made_by and value not in self.made_first:
@@ -138,7 +138,7 @@ class _Order:
         stored = self.graph.values[value]
         if self.made_by.setdefault(value, op.name) != op.name:
             _fail(op.name, f"makes {stored.name}, which {self.made_by[value]} makes")
-        if stored.role is Role.TANGENT or stored.home is not None:
+        if stored.role is Role.TANGENT or stored.placement is not None:
             _fail(op.name, f"makes {stored.name}, which is there before the step")
         if stored.replaces is not None:
             self.overwritten.add(stored.replaces)

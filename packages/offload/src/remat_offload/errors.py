@@ -1,8 +1,11 @@
 """What can go wrong with host memory and with lanes: one small class a mistake."""
 
+from typing import ClassVar
+
 import attrs
 
 from remat_graph import Lane, RematError
+from remat_graph.errors import ProblemError
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -26,25 +29,16 @@ class HostPoolExhausted(RematError):
         )
 
 
-@attrs.frozen(kw_only=True, str=False)
-class HostPoolMisuse(RematError):
+class HostPoolMisuse(ProblemError):
     """What was given to the pool makes no sense, so it did nothing."""
 
-    problem: str
-
-    def __str__(self) -> str:
-        return f"host pool: {self.problem}"
+    prefix: ClassVar[str] = "host pool: "
 
 
-@attrs.frozen(kw_only=True, str=False)
-class CannotPin(RematError):
+class CannotPin(ProblemError):
     """Host memory could not be pinned."""
 
-    problem: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"cannot pin host memory: {self.problem}; {self.advice}"
+    prefix: ClassVar[str] = "cannot pin host memory: "
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -69,71 +63,37 @@ class LaneFailed(RematError):
         )
 
 
-@attrs.frozen(kw_only=True, str=False)
-class MachineMisuse(RematError):
+class MachineMisuse(ProblemError):
     """What was given to a machine makes no sense, so it did nothing."""
 
-    problem: str
-
-    def __str__(self) -> str:
-        return f"machine: {self.problem}"
+    prefix: ClassVar[str] = "machine: "
 
 
 @attrs.frozen(kw_only=True, str=False)
-class RefusedOptimizer(RematError):
+class RefusedOptimizer(ProblemError):
     """An optimizer whose parameters cannot be stepped one at a time with the results of one step of all.
 
     Attributes:
         optimizer: the name of its class.
-        reason: what was found.
-        advice: what to do.
     """
 
+    prefix: ClassVar[str] = "{0.optimizer} cannot be stepped in parts: "
     optimizer: str
-    reason: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"{self.optimizer} cannot be stepped in parts: {self.reason}; {self.advice}"
 
 
-@attrs.frozen(kw_only=True, str=False)
-class StepMisuse(RematError):
+class StepMisuse(ProblemError):
     """What was given to the stepper does not fit together."""
 
-    problem: str
-
-    def __str__(self) -> str:
-        return f"optimizer step: {self.problem}"
+    prefix: ClassVar[str] = "optimizer step: "
 
 
-@attrs.frozen(kw_only=True, str=False)
-class OffloadMisuse(RematError):
-    """Something was asked of a model whose values move that cannot be done; nothing was changed.
+class OffloadMisuse(ProblemError):
+    """Something was asked of a model whose values move that cannot be done; nothing was changed."""
 
-    Attributes:
-        problem: what came.
-        advice: what to do.
-    """
-
-    problem: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"offloading: {self.problem}; {self.advice}"
+    prefix: ClassVar[str] = "offloading: "
 
 
-@attrs.frozen(kw_only=True, str=False)
-class BadWeights(RematError):
-    """What was given as a model's weights does not fill it.
+class BadWeights(ProblemError):
+    """What was given as a model's weights does not fill it."""
 
-    Attributes:
-        problem: what came.
-        advice: what to do.
-    """
-
-    problem: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"weights: {self.problem}; {self.advice}"
+    prefix: ClassVar[str] = "weights: "

@@ -1,11 +1,12 @@
 """What a caller of the solvers can get wrong: one small class a mistake."""
 
 import difflib
+from typing import ClassVar
 
 import attrs
 
 from remat_graph import RematError
-from remat_graph.errors import shown
+from remat_graph.errors import ProblemError, shown
 from remat_graph.units import format_nbytes
 
 
@@ -32,19 +33,15 @@ class UnknownSolver(RematError):
 
 
 @attrs.frozen(kw_only=True, str=False)
-class BadParameter(RematError):
+class BadParameter(ProblemError):
     """A solver's parameter has a wrong name or a value out of range.
 
     Attributes:
         solver: the solver.
-        problem: what came and what was wanted.
     """
 
+    prefix: ClassVar[str] = "solver {0.solver!r}: "
     solver: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"solver {self.solver!r}: {self.problem}"
 
 
 @attrs.frozen(kw_only=True, str=False)

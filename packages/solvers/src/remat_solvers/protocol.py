@@ -151,7 +151,7 @@ class Solution:
             where nothing moves.
         peak_nbytes: its peak according to the referee.
         stats: what the solver counted.
-        on_host: indices of the values that `schedule` has at home on the host.
+        on_host: indices of the values that `schedule` has placed on the host.
     """
 
     status: Status

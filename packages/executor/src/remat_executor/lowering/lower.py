@@ -42,7 +42,7 @@ from remat_graph import (
     Compute,
     Deliver,
     Free,
-    Home,
+    Placement,
     Role,
     Schedule,
     Step,
@@ -315,7 +315,7 @@ class _Lowering:
     def is_lent(self, value: int) -> bool:
         """Whether it is the caller's, or the optimizer's on the device: there in every call."""
         stored = self.translation.graph.values[value]
-        return stored.external or stored.home is Home.DEVICE
+        return stored.external or stored.placement is Placement.DEVICE
 
     def lasts(self, value: int) -> bool:
         """Whether the caller's tensor stays where it is from call to call, as an input does not."""

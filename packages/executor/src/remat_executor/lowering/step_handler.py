@@ -55,7 +55,7 @@ class Handlers(Protocol):
 
         Args:
             graph: what `extended` gave.
-            on_host: indices of the values that its plan has at home on the host.
+            on_host: indices of the values that its plan has placed on the host.
             tensors: as for `extended`.
         """
         ...

@@ -12,7 +12,7 @@ from remat_graph import Grads, Graph, Links, simulate
 from remat_graph.budget import Budget
 from remat_graph.errors import BadBudget
 from remat_graph.plan import Plan
-from remat_graph.training import accumulating, at_home
+from remat_graph.training import accumulating, with_placement
 from remat_offload.engine.training_session import Training
 from remat_solvers import Deadline, Problem
 from remat_solvers.offload.solver import PERIODS, Offload
@@ -67,7 +67,7 @@ class OffmatePlanner(StepPlanner):
         if self.asked_nbytes is None:
             budget = Budget.parse(self.budget)
             lent_nbytes = self.training.lent_nbytes if budget.is_percentage else 0
-            self.asked_nbytes = budget.resolve(at_home(graph, ())) + lent_nbytes
+            self.asked_nbytes = budget.resolve(with_placement(graph, ())) + lent_nbytes
         return self.asked_nbytes
 
     @property
@@ -81,13 +81,13 @@ class OffmatePlanner(StepPlanner):
         Raises:
             NoRoom: no plan keeps both budgets.
         """
-        names = self.training.homes
-        homes = None if names is None else {i for i, v in enumerate(graph.values) if v.name in names}
+        names = self.training.on_host
+        on_host = None if names is None else {i for i, v in enumerate(graph.values) if v.name in names}
         passes = self.training.accumulation
         solver = Offload(
             in_backward=self.training.in_backward,
             micro_batches=passes,
-            homes=None if homes is None else frozenset(homes),
+            on_host=None if on_host is None else frozenset(on_host),
         )
         rounding_nbytes = self._rounding_nbytes(graph)
         host_nbytes = max(0, self.host_budget_nbytes - rounding_nbytes)
@@ -102,7 +102,7 @@ class OffmatePlanner(StepPlanner):
                 least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
                 cut_short=deadline.hit,
             )
-        settled = at_home(graph, solution.on_host)
+        settled = with_placement(graph, solution.on_host)
         plan = Plan.from_schedule(
             settled,
             solution.schedule,
@@ -158,7 +158,7 @@ class OffmatePlanner(StepPlanner):
                 "in_backward": training.in_backward,
                 "accumulation": training.accumulation,
                 "optimizer": type(training.optimizer).__qualname__,
-                "settled": training.homes is not None,
+                "settled": training.on_host is not None,
                 "links": self.links if self.links_given else "measured",
             },
         )

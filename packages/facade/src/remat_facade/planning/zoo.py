@@ -36,7 +36,7 @@ from remat_graph.fingerprint import fingerprint
 from remat_graph.plan import Plan
 from remat_graph.serialization.json_reader import read_sealed, write_sealed
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
-from remat_graph.training import at_home
+from remat_graph.training import with_placement
 
 FORMAT = "remat-zoo"
 VERSION = 2
@@ -75,7 +75,7 @@ class Zoo:
             limit_s = math.inf if limit.data is None else limit.seconds()
             data = reader.get("plan").data
             was = plan_from_data(data, source=str(path))
-            settled = at_home(graph, was.on_host) if was.on_host else graph
+            settled = with_placement(graph, was.on_host) if was.on_host else graph
             plan = plan_from_data(data, graph=settled, source=str(path))
         except OverBudget:  # workspaces were measured anew and are larger
             return None

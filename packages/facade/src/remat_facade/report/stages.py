@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from remat_graph import Compute, Free, Graph, Home, Lane, Schedule, Start, simulate
+from remat_graph import Compute, Free, Graph, Lane, Placement, Schedule, Start, simulate
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -65,7 +65,7 @@ def stages(graph: Graph, schedule: Schedule) -> Stages:
         held.update(values)
         come.update(dict.fromkeys(values))
 
-    arrive(*(v for v, value in enumerate(graph.values) if value.home is Home.DEVICE))
+    arrive(*(v for v, value in enumerate(graph.values) if value.placement is Placement.DEVICE))
     for position, step in enumerate(schedule.steps):
         if position == schedule.boundary:
             boundary, forward_values = len(ended), len(come)

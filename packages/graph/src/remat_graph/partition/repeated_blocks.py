@@ -139,7 +139,7 @@ def _labels(graph: Graph) -> _Ranks:
 
 def _storage(graph: Graph, value: int) -> tuple[object, ...]:
     stored = graph.values[value]
-    return stored.nbytes, stored.role, stored.external, stored.home
+    return stored.nbytes, stored.role, stored.external, stored.placement
 
 
 def _stretches(labels: _Ranks, min_ops: int) -> Iterator[tuple[int, int, int]]:

@@ -14,9 +14,12 @@ AnyPath = str | os.PathLike[str]
 ANY = 2**63  # no graph at hand: indices are only known not to be negative
 
 
+_KEYS = {"placement": "home"}  # fields that version 1 of the format writes under another name
+
+
 def keys_of(cls: type[Any]) -> frozenset[str]:
-    """Names of the fields of an attrs class, which are the keys of its JSON object."""
-    return frozenset(field.name for field in attrs.fields(cls))
+    """Keys of the JSON object of an attrs class: the names of its fields, but for `_KEYS`."""
+    return frozenset(_KEYS.get(field.name, field.name) for field in attrs.fields(cls))
 
 
 def sparse(thing: Value | Op | Implementation | Update) -> dict[str, Any]:
@@ -25,7 +28,7 @@ def sparse(thing: Value | Op | Implementation | Update) -> dict[str, Any]:
     for field in attrs.fields(type(thing)):
         content = getattr(thing, field.name)
         if field.name != "implementations" and content != field.default:
-            data[field.name] = plain(content)
+            data[_KEYS.get(field.name, field.name)] = plain(content)
     return data
 
 

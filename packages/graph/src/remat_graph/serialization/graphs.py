@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from remat_graph.errors import BadFile, InvalidGraph
-from remat_graph.ir import Graph, Home, Implementation, Op, Role, Update, Value
+from remat_graph.ir import Graph, Implementation, Op, Placement, Role, Update, Value
 from remat_graph.serialization.corpus import is_corpus, read_corpus
 from remat_graph.serialization.fields import VERSION, AnyPath, keys_of, sparse
 from remat_graph.serialization.json_reader import Reader, read_json, write_json
@@ -108,7 +108,7 @@ def _read_value(reader: Reader, count: int) -> Value:
         of=reader.maybe("of", value),
         replaces=reader.maybe("replaces", value),
         chunk_of=reader.maybe("chunk_of", Reader.text),
-        home=reader.maybe("home", lambda r: r.choice(Home)),
+        placement=reader.maybe("home", lambda r: r.choice(Placement)),
     )
 
 

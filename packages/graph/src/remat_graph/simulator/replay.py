@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from remat_graph.errors import InvalidSchedule, shown
-from remat_graph.ir import Graph, Home, Role, Value
+from remat_graph.ir import Graph, Placement, Role, Value
 from remat_graph.schedule import (
     Compute,
     Deliver,
@@ -49,7 +49,7 @@ class Replay:
         self.step = 0
         self.memory = Memory(graph)
         self.overwritten: set[int] = set()
-        self.delivered: dict[int, Home] = {}  # gradients by where autograd got them
+        self.delivered: dict[int, Placement] = {}  # gradients by where autograd got them
         self.arriving: dict[int, set[Lane]] = {}  # started and not waited for, by value
         self.updated: set[int] = set()
         self.spent: set[int] = set()  # gradients that an update has read, or added to others
@@ -76,9 +76,9 @@ class Replay:
             if isinstance(steps[late], Compute | Deliver):
                 self._fail(f"step {late} belongs to the optimizer's call, and computes or delivers")
         for index, value in enumerate(self.graph.values):
-            if value.home is Home.DEVICE:
+            if value.placement is Placement.DEVICE:
                 self.memory.arrive(index)
-            elif value.home is Home.HOST:
+            elif value.placement is Placement.HOST:
                 self.memory.arrive_on_host(index)
         self.memory.note_peak(self.step)
         for self.step, step in enumerate(steps):
@@ -252,7 +252,7 @@ class Replay:
             self._fail(f"{stored.name} is delivered but is not a live gradient")
         if self._moving(value):
             self._fail(f"{stored.name} is delivered while its transfer is under way")
-        self.delivered[value] = Home.HOST if moved else Home.DEVICE
+        self.delivered[value] = Placement.HOST if moved else Placement.DEVICE
         if moved and self.adds:
             self.events.append((Clock.add, value))
         bytes_stay = self.grads is Grads.NEW
@@ -332,7 +332,7 @@ class Replay:
             self._fail(f"{name} is updated twice")
         on_cpu = step.lane is Lane.CPU_OPTIMIZER
         place = self.memory.on_host if on_cpu else self.memory.on_device
-        handed_over = self.delivered.get(update.grad) is (Home.HOST if on_cpu else Home.DEVICE)
+        handed_over = self.delivered.get(update.grad) is (Placement.HOST if on_cpu else Placement.DEVICE)
         needed = (update.param, update.grad, *update.states) if self.updates else (update.grad,)
         for value in needed:
             if value not in place and not (value == update.grad and handed_over):
@@ -375,16 +375,16 @@ class Replay:
             if update.grad not in self.spent and update.grad not in self.delivered:
                 self._fail(f"{self.graph.values[update.param].name} is never updated")
         for index, value in enumerate(self.graph.values):
-            if value.home is None:
+            if value.placement is None:
                 continue
-            place = self.memory.on_device if value.home is Home.DEVICE else self.memory.on_host
-            stale = self.stale_on_device if value.home is Home.DEVICE else self.stale_on_host
+            place = self.memory.on_device if value.placement is Placement.DEVICE else self.memory.on_host
+            stale = self.stale_on_device if value.placement is Placement.DEVICE else self.stale_on_host
             if index not in place or index in stale:
-                self._fail(f"{value.name} does not end up to date at home ({value.home})")
+                self._fail(f"{value.name} does not end up to date at home ({value.placement})")
 
     def unread_nbytes(self) -> int:
         """Bytes of gradients that are on the host when the pass ends, for updates that go on."""
-        there = {grad for grad, home in self.delivered.items() if home is Home.HOST}
+        there = {grad for grad, home in self.delivered.items() if home is Placement.HOST}
         if self.grads is Grads.ACCUMULATE:
             there = set()
         there |= self.memory.on_host.intersection(self.graph.gradients)

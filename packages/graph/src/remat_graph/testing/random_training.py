@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from remat_graph.ir import Graph, Home, Implementation, Op, Role, Value
+from remat_graph.ir import Graph, Implementation, Op, Placement, Role, Value
 from remat_graph.links import Links
 from remat_graph.training import Optimized, training_graph
 
@@ -75,10 +75,10 @@ def random_links(graph: Graph, seed: int) -> Links:
 
 
 def streamed(graph: Graph, seed: int, *, share: float = 0.6) -> Graph:
-    """The same step with some of its parameters charged and at home on the host."""
+    """The same step with some of its parameters charged and placed on the host."""
     rng = random.Random(seed)
     values = [
-        attrs.evolve(value, external=False, home=Home.HOST, nbytes=max(value.nbytes, 64))
+        attrs.evolve(value, external=False, placement=Placement.HOST, nbytes=max(value.nbytes, 64))
         if value.role is Role.PARAM and rng.random() < share
         else value
         for value in graph.values

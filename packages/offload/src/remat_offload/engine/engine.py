@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from remat_executor.lowering.step_handler import Action
 from remat_executor.module.planned_step import PlannedStep
-from remat_graph import Home, Lane, OptimizerStep, Role, Update
+from remat_graph import Lane, OptimizerStep, Placement, Role, Update
 from remat_graph.contexts import context
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine.pending_parameters import land, take_off
@@ -153,7 +153,7 @@ class Engine:
             live[update.grad] = cast(Tensor, self.residency.params[update.param].grad)
             with uninterrupted():
                 handler.update_unplanned(update, live)
-                if step.graph.values[update.param].home is Home.HOST:
+                if step.graph.values[update.param].placement is Placement.HOST:
                     self._take_off(step.graph.values[update.param].name, self.residency.params[update.param])
 
     def _left_out(self, step: PlannedStep) -> list[Update]:

@@ -39,7 +39,7 @@ class Lender(Protocol):
         ...
 
     def moves(self, param: nn.Parameter) -> bool:
-        """Whether a parameter is at home on the host."""
+        """Whether a parameter is placed on the host."""
         ...
 
     def lend(self, param: nn.Parameter) -> Tensor:

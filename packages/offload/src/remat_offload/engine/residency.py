@@ -1,6 +1,6 @@
 """Where each value lives: on the device, or on the host in a block of a capped pool.
 
-What is at home on the host lies in such a block: parameters, whose ``.data`` is one, and optimizer states.
+What is placed on the host lies in such a block: parameters, whose ``.data`` is one, and optimizer states.
 `Residency` reserves the blocks, copies between them and the device, and brings home what was given other
 memory meanwhile.
 """
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from remat_executor.torch_private.tensors import past_torch_function, storage_holders
 from remat_graph import (
     Graph,
-    Home,
     Lane,
+    Placement,
 )
 from remat_offload.engine.weight_loading import Filler, let_lie
 from remat_offload.errors import OffloadMisuse
@@ -45,7 +45,7 @@ class Layout:
 
 @attrs.define(eq=False)
 class Resident:
-    """What is at home on the host.
+    """What is placed on the host.
 
     Attributes:
         whole: its bytes.
@@ -87,7 +87,7 @@ class Residency:
 
     Attributes:
         params: the distinct parameters of the model, in the order of a graph's values.
-        residents: what is at home on the host, by the names of its values.
+        residents: what is placed on the host, by the names of its values.
     """
 
     def __init__(self, machine: Machine, pool: HostPool) -> None:
@@ -129,7 +129,7 @@ class Residency:
         values = graph.values[: len(self.params)]
         self._homes = [(value.name, param) for value, param in zip(values, self.params, strict=True)]
         for value, param in zip(graph.values, self.params, strict=False):
-            if value.home is not Home.HOST:
+            if value.placement is not Placement.HOST:
                 self._bring_there(param, filler)
                 self._device_layouts[value.name] = Layout.of(param)
                 self._storages[value.name] = param.untyped_storage().nbytes()
@@ -157,16 +157,16 @@ class Residency:
         let_lie(tensor, there)
 
     def house(self, name: str, layout: Layout) -> Resident:
-        """Give a value that is at home on the host the place there that is reserved for it."""
+        """Give a value that is placed on the host the place there that is reserved for it."""
         self.residents[name] = Resident(self._places.pop(name), layout)
         return self.residents[name]
 
     def _reserved(self, graph: Graph, params: Sequence[nn.Parameter]) -> dict[str, Tensor]:
-        """Places for all that is at home on the host, taken before anything moves."""
+        """Places for all that is placed on the host, taken before anything moves."""
         taken: dict[str, Tensor] = {}
         try:
             for i, value in enumerate(graph.values):
-                if value.home is Home.HOST:
+                if value.placement is Placement.HOST:
                     nbytes = params[i].untyped_storage().nbytes() if i < len(params) else value.nbytes
                     taken[value.name] = self.pool.allocate(nbytes)
         except BaseException:
@@ -283,7 +283,7 @@ class Residency:
         return self.machine.device
 
     def moves(self, param: nn.Parameter) -> bool:
-        """Whether a parameter is at home on the host; see `Lender`."""
+        """Whether a parameter is placed on the host; see `Lender`."""
         return param in self._moved
 
     def lend(self, param: nn.Parameter) -> Tensor:

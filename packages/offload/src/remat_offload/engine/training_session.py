@@ -18,9 +18,9 @@ from remat_executor.inspection.tensors import Tensors
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.torch_private.optimizers import mark_stepped, replace_step, step_hooks
 from remat_executor.torch_private.tensors import past_torch_function, storage_id
-from remat_graph import Graph, Home, Role
+from remat_graph import Graph, Placement, Role
 from remat_graph.contexts import context
-from remat_graph.training import Optimized, at_home, training_graph
+from remat_graph.training import Optimized, training_graph, with_placement
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine.engine import Engine
 from remat_offload.engine.on_demand_weights import Lending
@@ -51,7 +51,7 @@ class Training:
         filler: gives parameters and buffers their values as they are brought to their homes.
 
     Attributes:
-        homes: names of what is at home on the host; None until that is settled.
+        on_host: names of what is placed on the host; None until that is settled.
         lent_nbytes: what buffers and inputs of the latest captured call take on the device.
 
     Raises:
@@ -84,7 +84,7 @@ class Training:
             self._before.wait()
         self.states = States(optimizer, machine.device, master_weights=master_weights)
         self.engine = Engine(machine, pool, self.states)
-        self.homes: frozenset[str] | None = None
+        self.on_host: frozenset[str] | None = None
         self.lent_nbytes = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Training":
@@ -96,7 +96,7 @@ class Training:
     def extended(self, graph: Graph, tensors: Tensors) -> Graph:
         """The captured graph with parameters, states and updates; see `Handlers`."""
         self.lent_nbytes = _lent_nbytes(tensors, self.machine.device)
-        if self.homes is None and (pair := overlapping([param for _, param in tensors.parameters])):
+        if self.on_host is None and (pair := overlapping([param for _, param in tensors.parameters])):
             first, second = (tensors.parameters[place][0][0] for place in pair)
             raise OffloadMisuse(
                 problem=f"{first} and {second} are two parameters in the same memory",
@@ -133,20 +133,26 @@ class Training:
                 advice="give the model all that its optimizer trains, or these an optimizer of their own",
             )
         extended = training_graph(graph, optimized)
-        if self.homes is None:
+        if self.on_host is None:
             return extended
-        return at_home(extended, {i for i, value in enumerate(extended.values) if value.name in self.homes})
+        return with_placement(
+            extended, {i for i, value in enumerate(extended.values) if value.name in self.on_host}
+        )
 
     def settle(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
         """Bring everything to its home; see `Handlers`."""
-        settled = at_home(graph, on_host)
-        if self.homes is not None:
+        settled = with_placement(graph, on_host)
+        if self.on_host is not None:
             return settled
         params = [param for _, param in tensors.parameters]
         self.engine.residency.settle(settled, params, [buffer for _, buffer in tensors.buffers], self._filler)
         self._filler = None  # nor the weights that it reads
         for value in settled.values:
-            if value.role is Role.OPTIMIZER_STATE and value.home is Home.HOST and value.of is not None:
+            if (
+                value.role is Role.OPTIMIZER_STATE
+                and value.placement is Placement.HOST
+                and value.of is not None
+            ):
                 owner, param = settled.values[value.of].name, params[value.of]
                 name = value.name.removeprefix(f"{owner}.")
                 (state,) = (state for state in self.states.kept(param) if state.name == name)
@@ -154,7 +160,7 @@ class Training:
                 layout = Layout(state.shape, like.stride(), 0, state.dtype)
                 self.states.house(param, name, self.engine.residency.house(value.name, layout).whole)
         self.states.settle(None if self._before is None else self._before.states)
-        self.homes = frozenset(v.name for v in settled.values if v.home is Home.HOST)
+        self.on_host = frozenset(v.name for v in settled.values if v.placement is Placement.HOST)
         self.engine.added_up = self._with_gradients()
         self._attach()
         return settled

@@ -20,9 +20,9 @@ from remat_graph import (
     Free,
     FreeHost,
     Graph,
-    Home,
     Lane,
     OptimizerStep,
+    Placement,
     Role,
     Start,
     Transfer,
@@ -228,7 +228,7 @@ class Transfers:
 
     def update_unplanned(self, update: Update, live: dict[int, Tensor]) -> None:
         """Update a parameter of which the plan knows nothing by its ``.grad``, where it is at home."""
-        if self.graph.values[update.param].home is Home.HOST:
+        if self.graph.values[update.param].placement is Placement.HOST:
             self.update_by(update, Lane.CPU_OPTIMIZER, live)
             return
         self.update_by(update, Lane.COMPUTE, live)

@@ -41,7 +41,7 @@ class _NoDraws(TorchDispatchMode):
         if _draws(func) and _of_process(kwargs.get("generator"), args):
             raise RefusedOptimizer(
                 optimizer=self._optimizer,
-                reason=f"its step draws random numbers ({func}) beside what the model draws",
+                problem=f"its step draws random numbers ({func}) beside what the model draws",
                 advice="train with one that does not, or whose generators are its parameters' own",
             )
         return func(*args, **kwargs)

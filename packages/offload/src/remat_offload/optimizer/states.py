@@ -98,7 +98,7 @@ class States:
         self._places[param, name] = whole
 
     def settle(self, before: "States | None" = None) -> None:
-        """Bring what there is to its place, once every state that is at home on the host has one.
+        """Bring what there is to its place, once every state that is placed on the host has one.
 
         Args:
             before: what kept the same optimizer's states until now; its masters are gone on from.

@@ -114,9 +114,9 @@ class Trial:
         twin, params = self._run(cut)
         return params[0], twin.state.get(params[0])
 
-    def refused(self, reason: str, advice: str) -> RefusedOptimizer:
+    def refused(self, problem: str, advice: str) -> RefusedOptimizer:
         """What to raise for this optimizer."""
-        return RefusedOptimizer(optimizer=type(self.optimizer).__name__, reason=reason, advice=advice)
+        return RefusedOptimizer(optimizer=type(self.optimizer).__name__, problem=problem, advice=advice)
 
     def _run(
         self, take: Callable[[Optimizer, list[torch.Tensor], list[torch.Tensor]], None]

@@ -2,7 +2,7 @@
 
 import attrs
 
-from remat_graph import Graph, Home
+from remat_graph import Graph, Placement
 
 
 @attrs.frozen(kw_only=True)
@@ -34,7 +34,7 @@ class Relatives:
 def relatives(graph: Graph) -> Relatives:
     """Work the dependencies out; O(ops * edges / 64)."""
     count = len(graph.ops)
-    free = [value.external or value.home is not None for value in graph.values]
+    free = [value.external or value.placement is not None for value in graph.values]
     tangents = {v for v in graph.tangents if not free[v]}
     reading: list[list[int]] = [[] for _ in graph.values]
     ancestors, after_boundary = [0] * count, [False] * count
@@ -73,7 +73,9 @@ def relatives(graph: Graph) -> Relatives:
         remakeable=remakeable,
         tangent_set=tangents,
         base_nbytes=sum(
-            graph.allocated_nbytes(i) for i, value in enumerate(graph.values) if value.home is Home.DEVICE
+            graph.allocated_nbytes(i)
+            for i, value in enumerate(graph.values)
+            if value.placement is Placement.DEVICE
         ),
     )
 

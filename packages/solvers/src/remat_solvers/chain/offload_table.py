@@ -161,7 +161,7 @@ class PofoTable:
 
     def _movable(self, value: int) -> bool:
         stored = self.chain.graph.values[value]
-        return self.chain.size[value] > 0 and not stored.pinned and stored.home is None
+        return self.chain.size[value] > 0 and not stored.pinned and stored.placement is None
 
     def _keep(self, i: int, labels: Labels) -> None:
         """Stage i is kept whole."""

@@ -5,7 +5,7 @@ memory rule, written a second time, for speed; a fuzz test holds the two togethe
 600 ops.
 
 Each op has two variants: index ``2 * op`` is its first run, ``2 * op + 1`` its repeat. Values that are
-external or at home on the device all the time cost nothing and never die, so they are left out of the input
+external or placed on the device all the time cost nothing and never die, so they are left out of the input
 and output lists.
 """
 
@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_graph import Graph, Home, Op
+from remat_graph import Graph, Op, Placement
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.uint8]
@@ -83,7 +83,7 @@ def flatten(graph: Graph) -> Arrays:
     values = graph.values
     # A buffer's next version is external too, but has to be made before it is read: pinned, of 0 bytes.
     free = [
-        (value.external and graph.producer[i] is None) or value.home is not None
+        (value.external and graph.producer[i] is None) or value.placement is not None
         for i, value in enumerate(values)
     ]
     replaced = {value.replaces for value in values if value.replaces is not None}
@@ -125,7 +125,7 @@ def flatten(graph: Graph) -> Arrays:
         producer=np.array([-1 if op is None else op for op in graph.producer], np.int64),
         tangents=np.array([v for v in graph.tangents if not free[v]], np.int64),
         base_nbytes=sum(
-            graph.allocated_nbytes(i) for i, value in enumerate(values) if value.home is Home.DEVICE
+            graph.allocated_nbytes(i) for i, value in enumerate(values) if value.placement is Placement.DEVICE
         ),
         in_ptr=in_ptr,
         in_idx=in_idx,

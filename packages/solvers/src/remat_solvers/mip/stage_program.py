@@ -25,7 +25,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from remat_graph import Graph, Home
+from remat_graph import Graph, Placement
 from remat_graph.partition import repeatable
 from remat_solvers.evaluation.arrays import Floats, Ints
 from remat_solvers.protocol import Deadline
@@ -129,7 +129,9 @@ class Work:
 def work_of(graph: Graph) -> Work:
     """A graph as it is: one op a stage."""
     ops, values = graph.ops, graph.values
-    made = {v for op in ops for v in op.first.outputs if not values[v].external and values[v].home is None}
+    made = {
+        v for op in ops for v in op.first.outputs if not values[v].external and values[v].placement is None
+    }
     read = {v for op in ops for way in op.implementations for v in way.inputs}
     tangents = [v for v in graph.tangents if not values[v].external]
     arriving = frozenset(v for v in tangents if v in read)
@@ -154,7 +156,7 @@ def work_of(graph: Graph) -> Work:
         arriving=arriving,
         boundary=sum(not op.backward for op in ops),
         base_nbytes=sum(
-            graph.allocated_nbytes(v) for v, value in enumerate(values) if value.home is Home.DEVICE
+            graph.allocated_nbytes(v) for v, value in enumerate(values) if value.placement is Placement.DEVICE
         ),
         late_nbytes=sum(graph.allocated_nbytes(v) for v in tangents if v not in read),
     )

@@ -6,7 +6,7 @@ import attrs
 
 from remat_graph import Graph, Links, Schedule, Timeline, simulate
 from remat_graph.simulator.timeline import Grads
-from remat_graph.training import at_home
+from remat_graph.training import with_placement
 from remat_solvers.offload.schedule_writer import hand_over, judged
 from remat_solvers.offload.training_problem import Style, ready
 from remat_solvers.protocol import Problem
@@ -23,7 +23,7 @@ class Attempt:
 
     Attributes:
         graph: the training step, everything at its home.
-        on_host: values at home on the host.
+        on_host: values placed on the host.
         schedule: the steps.
         timeline: the referee's, over several steps of training.
         nbytes: device bytes in the state of ``.grad`` that needs most.
@@ -71,13 +71,13 @@ def attempt(
     Args:
         problem: the training step and its budgets.
         style: how it is trained.
-        on_host: values at home on the host.
+        on_host: values placed on the host.
         order: op indices, repeats included.
         activation_nbytes: noted with the result.
         ways: in which copies are placed, of which the fastest is taken.
         stay: gaps in which nothing is to be away, though it may be.
     """
-    graph = at_home(problem.graph, on_host)
+    graph = with_placement(problem.graph, on_host)
     links = problem.links or Links()
     stepping = ready(graph, style)
     line = Line(stepping.graph, stepping.with_updates(order))

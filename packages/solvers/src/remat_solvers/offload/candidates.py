@@ -69,9 +69,9 @@ class Trials:
         return one.timeline.recomputed_s + sum(one.timeline.waited_s.values())
 
     def held_nbytes(self, on_host: frozenset[int]) -> int:
-        """Bytes at home on the device."""
+        """Bytes placed on the device."""
         values = enumerate(self.problem.graph.values)
-        return sum(v.nbytes for i, v in values if v.home is not None and i not in on_host)
+        return sum(v.nbytes for i, v in values if v.placement is not None and i not in on_host)
 
     def explore(
         self, on_host: frozenset[int], activation_nbytes: int | None, steps: tuple[int, ...]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from remat_graph import Home, Lane, Role, Start, format_nbytes
+from remat_graph import Lane, Placement, Role, Start, format_nbytes
 from remat_solvers.offload.candidate import Attempt
 
 _NAMES = {Role.PARAM: "weights", Role.GRAD: "gradients", Role.OPTIMIZER_STATE: "states"}
@@ -24,8 +24,8 @@ class Places:
         host: those that belong to the host.
         moved_nbytes: bytes of activations that go to the host and come back.
         params: how many parameters there are.
-        away: how many of them are at home on the host.
-        streamed: how many are on the device and have states at home on the host.
+        away: how many of them are placed on the host.
+        streamed: how many are on the device and have states placed on the host.
     """
 
     device: dict[str, int]
@@ -44,16 +44,16 @@ def places(one: Attempt) -> Places:
     for index, value in enumerate(values):
         if value.role not in _NAMES or value.external:
             continue
-        home = value.home
+        home = value.placement
         if value.role is Role.GRAD:
-            home = Home.DEVICE if value.of is None else values[value.of].home
-        (host if home is Home.HOST else device)[_NAMES[value.role]] += graph.allocated_nbytes(index)
-    homes = {i: v.home for i, v in enumerate(values) if v.role is Role.PARAM and v.home is not None}
+            home = Placement.DEVICE if value.of is None else values[value.of].placement
+        (host if home is Placement.HOST else device)[_NAMES[value.role]] += graph.allocated_nbytes(index)
+    homes = {i: v.placement for i, v in enumerate(values) if v.role is Role.PARAM and v.placement is not None}
     streamed = {
         v.of
         for v in values
-        if v.role is Role.OPTIMIZER_STATE and v.home is Home.HOST and v.of is not None
-        if homes.get(v.of) is Home.DEVICE
+        if v.role is Role.OPTIMIZER_STATE and v.placement is Placement.HOST and v.of is not None
+        if homes.get(v.of) is Placement.DEVICE
     }
     starts = (step.transfer for step in one.schedule.steps if isinstance(step, Start))
     return Places(
@@ -62,11 +62,11 @@ def places(one: Attempt) -> Places:
         moved_nbytes=sum(
             values[transfer.value].nbytes
             for transfer in starts
-            if transfer.lane is Lane.TO_HOST and values[transfer.value].home is None
+            if transfer.lane is Lane.TO_HOST and values[transfer.value].placement is None
             if values[transfer.value].role is not Role.GRAD
         ),
         params=len(homes),
-        away=sum(home is Home.HOST for home in homes.values()),
+        away=sum(home is Placement.HOST for home in homes.values()),
         streamed=len(streamed),
     )
 
@@ -125,7 +125,7 @@ def _why_classes(there: Places) -> Sequence[str]:
     stay = there.params - there.away - there.streamed
     if there.away:
         lines.append(
-            f"{there.away} of {there.params} parameters are at home on the host with gradients and states, "
+            f"{there.away} of {there.params} parameters are placed on the host with gradients and states, "
             f"and the CPU updates them: those first of all that the forward needs last, whose updates have "
             f"the most time"
         )

@@ -7,7 +7,7 @@ works: with gradients taken as they come it would wait for all of them. All jobs
 other, and for such the rule is the best there is but for jobs that cannot be interrupted.
 
 **In the optimizer's call** the updates on the CPU are queued first, by the order of the next forward. States
-at home on the host come to the device, are changed there and go back, as many at a time as there is room for,
+placed on the host come to the device, are changed there and go back, as many at a time as there is room for,
 so that both directions are busy. O(updates * log(updates)).
 """
 
@@ -19,10 +19,10 @@ from remat_graph import (
     Free,
     FreeHost,
     Graph,
-    Home,
     Lane,
     Links,
     OptimizerStep,
+    Placement,
     Start,
     Step,
     Transfer,
@@ -100,8 +100,8 @@ def optimizers_call(graph: Graph, room_nbytes: int, links: Links) -> list[Step]:
         links: bandwidths.
     """
     updates = by_forward(graph, graph.updates)
-    on_host = [u for u in updates if graph.values[u.param].home is Home.HOST]
-    on_device = [u for u in updates if graph.values[u.param].home is Home.DEVICE]
+    on_host = [u for u in updates if graph.values[u.param].placement is Placement.HOST]
+    on_device = [u for u in updates if graph.values[u.param].placement is Placement.DEVICE]
     steps: list[Step] = [OptimizerStep(update.param, Lane.CPU_OPTIMIZER) for update in on_host]
     stream = _Stream(graph, room_nbytes, links)
     for update in sorted(on_device, key=lambda u: not streamed(graph, u)):

@@ -141,9 +141,11 @@ def _lent(graph: Graph, *, keep_gradients: bool) -> Graph:
     """
     makers = {op for grad in graph.gradients if (op := graph.producer[grad]) is not None}
     ops = [attrs.evolve(op, rerun=None) if i in makers else op for i, op in enumerate(graph.ops)]
-    values = [v if v.home is None else attrs.evolve(v, home=None, external=True) for v in graph.values]
+    values = [
+        v if v.placement is None else attrs.evolve(v, placement=None, external=True) for v in graph.values
+    ]
     if not keep_gradients:
-        owners = {i for i, v in enumerate(graph.values) if v.home is not None}
+        owners = {i for i, v in enumerate(graph.values) if v.placement is not None}
         values = [
             attrs.evolve(v, role=Role.ACTIVATION, of=None) if v.role is Role.GRAD and v.of in owners else v
             for v in values

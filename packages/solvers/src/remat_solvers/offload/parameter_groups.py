@@ -10,7 +10,7 @@ from remat_solvers.offload.training_problem import first_reads
 
 @attrs.frozen(kw_only=True)
 class Param:
-    """A parameter that can be at home on the host.
+    """A parameter that can be placed on the host.
 
     Attributes:
         index: of its value.
@@ -34,7 +34,7 @@ class Param:
 
     @property
     def charge_nbytes(self) -> int:
-        """What leaves the device for good if it is at home on the host."""
+        """What leaves the device for good if it is placed on the host."""
         return self.nbytes + self.states_nbytes
 
 
@@ -59,14 +59,14 @@ def params_of(graph: Graph) -> list[Param]:
     updates = {update.param: update for update in graph.updates}
     states: dict[int, list[int]] = {}
     for index, value in enumerate(graph.values):
-        if value.role is Role.OPTIMIZER_STATE and value.of is not None and value.home is not None:
+        if value.role is Role.OPTIMIZER_STATE and value.of is not None and value.placement is not None:
             states.setdefault(value.of, []).append(index)
     starts_s = _starts_s(graph)
     boundary_s = next((s for s, op in zip(starts_s, graph.ops, strict=False) if op.backward), starts_s[-1])
     made_by = graph.producer
     found = []
     for index, value in enumerate(graph.values):
-        if value.role is not Role.PARAM or value.home is None or not value.nbytes:
+        if value.role is not Role.PARAM or value.placement is None or not value.nbytes:
             continue
         grad, kept = grads.get(index), tuple(states.get(index, ()))
         maker = None if grad is None else made_by[grad]

@@ -1,7 +1,7 @@
 """Who is at home where: a linear program over runs of parameters, and its shares as whole parameters.
 
 A parameter has three fates. *Resident*: it, its gradient and its states are on the device. *Streamed*: its
-states are at home on the host and pass through the device to be updated there. *On the host*: all of it is at
+states are placed on the host and pass through the device to be updated there. *On the host*: all of it is at
 home there, it is fetched before each use, its gradient leaves, the CPU updates it. Each run of parameters is
 shared out between the three, and one number more says how much activation memory an order may ask for: what
 the device does not have of it is moved. The program takes the whole step's seconds and makes them small:

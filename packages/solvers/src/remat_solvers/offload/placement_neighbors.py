@@ -16,7 +16,7 @@ MOST = 3  # parameters that change their fates together
 
 
 def fates(param: Param) -> list[Homes]:
-    """What may be at home on the host of a parameter: nothing, all it has, or its states alone."""
+    """What may be placed on the host of a parameter: nothing, all it has, or its states alone."""
     found = [Homes(), Homes((param.index, *param.states))]
     if param.update is not None and param.states_nbytes:
         found.append(Homes(param.states))
@@ -28,7 +28,7 @@ def neighbours(params: Sequence[Param], on_host: Homes) -> Iterator[Homes]:
 
     Args:
         params: all parameters that can move.
-        on_host: values at home on the host.
+        on_host: values placed on the host.
     """
     changes: list[tuple[Homes, Homes]] = []  # all values of a parameter, and what of them is on the host
     for param in params:

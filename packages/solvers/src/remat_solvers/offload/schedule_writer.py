@@ -1,7 +1,7 @@
 """From a placed schedule to a step of training: gradients that leave, states that return, updates on the CPU.
 
 `transfers.place` knows copies in and activations out. Here the rest is written, in one pass with a clock
-for the lane to the host and one for the CPU. A gradient of a parameter at home on the host is copied there as
+for the lane to the host and one for the CPU. A gradient of a parameter placed on the host is copied there as
 soon as it is made, a streamed state as soon as its update is done; the device's copy stays while that is
 under way as long as there is room. Updates on the CPU are queued within the backward or behind it
 (`optimizer_updates`). O(steps).

@@ -1,4 +1,4 @@
-"""Recompute and move: who is at home on the host, in which order to compute, and when to copy.
+"""Recompute and move: who is placed on the host, in which order to compute, and when to copy.
 
 A plan has three choices. Where parameters, gradients and optimizer states are at home: on the device, on
 the host, or split, the states passing through the device (`placement_lp`, a linear program). In which order
@@ -7,7 +7,7 @@ being made again: `transfers.place` moves what an order does not have the room t
 timed by the referee over several steps after each other (`candidate`), and the fastest that keeps both
 budgets is taken.
 
-The search: everything at home on the device, if that fits; what the program says, its budgets lowered by
+The search: everything placed on the device, if that fits; what the program says, its budgets lowered by
 what the referee finds above them until it fits; then a little more and a little less on the host, each with
 the order that the program would take; from the best ones on, orders in either direction while that is faster.
 Where attempts are cheap, up to three parameters at a time then change their homes while that is better, and
@@ -55,7 +55,7 @@ class Offload:
         accumulate: whether the plan must hold where gradients are there already; without effect for
             `in_backward`, where none stays.
         micro_batches: forwards and backwards to a step of the optimizer; within the backward, the last one's.
-        homes: values at home on the host, if that is settled already.
+        on_host: values placed on the host, if that is settled already.
         attempts: schedules to try, at most; on short orders more are allowed (`candidates`).
     """
 
@@ -64,7 +64,7 @@ class Offload:
     in_backward: bool = False
     accumulate: bool = True
     micro_batches: int = attrs.field(default=1, validator=between(1, MOST_PASSES))
-    homes: frozenset[int] | None = None
+    on_host: frozenset[int] | None = None
     attempts: int = attrs.field(default=40, validator=attrs.validators.ge(1))
 
     @property
@@ -147,8 +147,8 @@ class _Search:
 
     def run(self) -> Solution:
         """Search."""
-        if self.solver.homes is not None:
-            self.trials.explore(self.solver.homes, None, STEPS)
+        if self.solver.on_host is not None:
+            self.trials.explore(self.solver.on_host, None, STEPS)
         else:
             if self.may_fit(frozenset()):
                 self.trials.explore(frozenset(), None, STEPS)
@@ -170,7 +170,7 @@ class _Search:
         return self.best is not None and self.trials.lost_s(self.best) <= WORTH * self.trials.base_s
 
     def everything(self) -> frozenset[int]:
-        """All that can be at home on the host."""
+        """All that can be placed on the host."""
         return frozenset(v for param in self.params for v in (param.index, *param.states))
 
     # -- homes
@@ -258,7 +258,7 @@ class _Search:
                 host_cut += found.over_host_nbytes / terms.host_nbytes + MARGIN
 
     def moved(self, on_host: frozenset[int]) -> float:
-        """Which part of the bytes that can be at home on the host is."""
+        """Which part of the bytes that can be placed on the host is."""
         whole = sum(param.charge_nbytes for param in self.params)
         return sum(self.problem.graph.values[v].nbytes for v in on_host) / max(1, whole)
 
@@ -274,7 +274,7 @@ class _Search:
         return self.trials.explore(params | states, shared.activation_nbytes, steps)
 
     def may_fit(self, on_host: frozenset[int]) -> bool:
-        """Whether the op that needs most has room beside what is at home on the device."""
+        """Whether the op that needs most has room beside what is placed on the device."""
         held = self.trials.held_nbytes(on_host)
         return held + self.ladder.floor_nbytes <= self.problem.budget_nbytes
 

@@ -4,14 +4,14 @@ Of each gradient it is decided here what becomes of it once nothing reads it: it
 step, as a gradient of the graph does, or it goes, as an activation does, because an update on the device
 has read it, because it is added to one that is there, or because it leaves for the host. `schedule_writer`
 writes the steps for that. An update within the backward is an op that reads the gradient and what of its
-states is at home on the host, so that `transfers.place` fetches states as it fetches weights. O(ops).
+states is placed on the host, so that `transfers.place` fetches states as it fetches weights. O(ops).
 """
 
 from collections.abc import Iterable, Sequence
 
 import attrs
 
-from remat_graph import Graph, Home, Implementation, Op, Role, Update
+from remat_graph import Graph, Implementation, Op, Placement, Role, Update
 from remat_graph.training import accumulating
 
 
@@ -83,10 +83,12 @@ def ready(graph: Graph, style: Style) -> Stepping:
         style: how it is trained.
     """
     values = graph.values
-    stepped = tuple(u for u in graph.updates if values[u.param].home is Home.DEVICE and style.in_backward)
-    homes = {grad: values[of].home for grad in graph.gradients if (of := values[grad].of) is not None}
-    leaving = frozenset(grad for grad, home in homes.items() if home is Home.HOST)
-    going = {grad for grad, home in homes.items() if home is Home.DEVICE and style.adds}
+    stepped = tuple(
+        u for u in graph.updates if values[u.param].placement is Placement.DEVICE and style.in_backward
+    )
+    homes = {grad: values[of].placement for grad in graph.gradients if (of := values[grad].of) is not None}
+    leaving = frozenset(grad for grad, home in homes.items() if home is Placement.HOST)
+    going = {grad for grad, home in homes.items() if home is Placement.DEVICE and style.adds}
     going |= {update.grad for update in stepped}
     whole = accumulating(graph) if style.adds else graph
     kept = [
@@ -105,8 +107,8 @@ def ready(graph: Graph, style: Style) -> Stepping:
 
 
 def streamed(graph: Graph, update: Update) -> tuple[int, ...]:
-    """States of an update on the device that are at home on the host."""
-    return tuple(v for v in update.states if graph.values[v].home is Home.HOST)
+    """States of an update on the device that are placed on the host."""
+    return tuple(v for v in update.states if graph.values[v].placement is Placement.HOST)
 
 
 def first_reads(graph: Graph) -> dict[int, int]:

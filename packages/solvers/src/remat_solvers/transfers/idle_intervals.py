@@ -1,6 +1,6 @@
 """When a value may be away from the device in an order of ops, and the schedule once that is chosen.
 
-A *gap* lies between two neighbouring uses of one computation of a value. What is at home on the host (weights
+A *gap* lies between two neighbouring uses of one computation of a value. What is placed on the host (weights
 that are streamed in) is away before its first use and after its last as well; it is never copied out, since
 nothing changes it. Each time away is a `Trip`; when it begins and ends is for `placement` to choose, and
 `Line.schedule` writes the steps. O(uses).
@@ -16,9 +16,9 @@ from remat_graph import (
     Free,
     FreeHost,
     Graph,
-    Home,
     Lane,
     Links,
+    Placement,
     Schedule,
     Start,
     Step,
@@ -48,7 +48,7 @@ class Gap:
 def gaps(graph: Graph, order: Iterable[int]) -> list[Gap]:
     """Every gap of an order of ops, by position.
 
-    Outputs, gradients, what the caller lends and what is at home on the device have none.
+    Outputs, gradients, what the caller lends and what is placed on the device have none.
 
     Args:
         graph: the graph.
@@ -103,7 +103,9 @@ class Line:
                 self.frees[-1].append(step)
         self.ways = [graph.ops[run.op].implementations[run.implementation] for run in self.runs]
         uses = ((v, p) for p, way in enumerate(self.ways) for v in way.inputs)
-        for v, position in dict(use for use in uses if graph.values[use[0]].home is Home.HOST).items():
+        for v, position in dict(
+            use for use in uses if graph.values[use[0]].placement is Placement.HOST
+        ).items():
             self.frees[position].append(Free(v))
 
     @cached_property
@@ -156,14 +158,16 @@ def _gaps(graph: Graph, line: Line) -> list[tuple[Gap, int]]:
             made.setdefault(v, position)
         for v in way.outputs:
             made[v] = last[v] = position
-    movable = [not (value.external or value.pinned or value.home is Home.DEVICE) for value in graph.values]
+    movable = [
+        not (value.external or value.pinned or value.placement is Placement.DEVICE) for value in graph.values
+    ]
     return [(gap, begin) for gap, begin in found if movable[gap.value]]
 
 
 def _kept_by(graph: Graph, line: Line, value: int, position: int) -> bool:
     """Whether the run would write over it if it were freed right behind, and so need less than planned."""
     reused = {source for _, source in line.ways[position].reuses}
-    return graph.values[value].home is Home.HOST and value in reused
+    return graph.values[value].placement is Placement.HOST and value in reused
 
 
 def trips_of(line: Line, moves: Iterable[Gap], links: Links, *, small_first: bool = False) -> list[Trip]:
@@ -191,12 +195,12 @@ def trips_of(line: Line, moves: Iterable[Gap], links: Links, *, small_first: boo
     inbound: dict[int, Gap] = {}
     for position, way in enumerate(line.ways):
         for v in way.inputs:
-            if graph.values[v].home is Home.HOST:
+            if graph.values[v].placement is Placement.HOST:
                 inbound.setdefault(v, Gap(v, START, position))
     trips, start = [], 0
     for gap, ready in (*((gap, START) for gap in inbound.values()), *chosen):
         stored = graph.values[gap.value]
-        copied = stored.home is None
+        copied = stored.placement is None
         if copied:
             start = max(start, ready)  # a copy does not overtake those before it
         trips.append(

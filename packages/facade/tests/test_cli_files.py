@@ -1,0 +1,177 @@
+"""`remat` and the files that it is given: nothing is lost, and what cannot be is said before the work."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from remat_facade.cli.app import main
+from remat_facade.errors import CannotWrite
+from remat_facade.files import check_places, write_whole
+from remat_graph import load_graph, load_plan
+
+GRAPH = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs" / "unet.json"
+FACTORY = """
+import torch
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)), torch.randn(32, 8)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with all that the commands read, and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
+    shutil.copy(GRAPH, "graph.json")
+    assert (
+        main(["solve", "graph.json", "--budget", "100%", "--solver", "noremat", "--plan-out", "plan.json"])
+        == 0
+    )
+    assert main(["config", "noremat", "--out", "config.yaml"]) == 0
+    Path("make.py").write_text(FACTORY)
+    Path("platform.json").write_text("{}")
+    Path("link.json").symlink_to("graph.json")
+    os.link("graph.json", "hard.json")
+    return tmp_path
+
+
+PLAN = ["plan", "make.py:make", "--budget", "100%"]
+SOLVE = ["solve", "graph.json", "--budget", "100%"]
+SWEEP = ["sweep", "graph.json", "--budgets", "100%"]
+SHOW = ["show", "plan.json", "--graph", "graph.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ([*PLAN, "--out", "new", "--graph-out", "new"], ("--graph-out", "--out")),
+        ([*PLAN, "--out", "make.py"], ("--out", "MODULE:FACTORY")),
+        ([*PLAN, "--config", "config.yaml", "--out", "config.yaml"], ("--out", "--config")),
+        (
+            [*PLAN, "--platform", "platform.json", "--graph-out", "platform.json"],
+            ("--graph-out", "--platform"),
+        ),
+        ([*SOLVE, "--plan-out", "new", "--order-out", "new"], ("--order-out", "--plan-out")),
+        ([*SOLVE, "--plan-out", "new", "--order-out", "./new"], ("--order-out", "--plan-out")),
+        ([*SOLVE, "--plan-out", "a/new", "--order-out", "a/../a/new"], ("--order-out", "--plan-out")),
+        ([*SOLVE, "--plan-out", "graph.json"], ("--plan-out", "GRAPH.json")),
+        ([*SOLVE, "--order-out", "link.json"], ("--order-out", "GRAPH.json")),
+        ([*SOLVE, "--order-out", "hard.json"], ("--order-out", "GRAPH.json")),
+        ([*SOLVE, "--config", "config.yaml", "--order-out", "config.yaml"], ("--order-out", "--config")),
+        ([*SWEEP, "--csv", "new", "--png", "new"], ("--png", "--csv")),
+        ([*SWEEP, "--csv", "graph.json"], ("--csv", "GRAPH.json")),
+        ([*SHOW, "--png", "new", "--html", "new"], ("--html", "--png")),
+        ([*SHOW, "--matrix", "new", "--html", "new"], ("--html", "--matrix")),
+        ([*SHOW, "--html", "plan.json"], ("--html", "PLAN")),
+        ([*SHOW, "--html", "graph.json"], ("--html", "--graph")),
+    ],
+)
+def test_no_file_takes_the_place_of_another(
+    words: list[str], options: tuple[str, str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it is called: refused before the work, in one line, and every file is as it was."""
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    capsys.readouterr()
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"{options[0]} names the same file as {options[1]}" in err
+    assert before == {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_two_files_of_one_name_in_two_folders(folder: Path) -> None:
+    """They are two; and a type's name is no file that is read."""
+    words = ["--config", "noremat", "--plan-out", "a/new.json", "--order-out", "b/new.json"]
+    assert main([*SOLVE, *words]) == 0
+    assert load_plan("a/new.json", load_graph("graph.json")).schedule.order
+    assert (folder / "b" / "new.json").read_text().startswith("[0,")
+
+
+def test_a_device_takes_as_much_as_is_written(folder: Path) -> None:
+    """What is no file is not replaced either, and may be named twice."""
+    assert main([*SOLVE, "--solver", "noremat", "--plan-out", os.devnull, "--order-out", os.devnull]) == 0
+    assert not Path(os.devnull).is_file()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
+def test_a_pipe_is_written_to(folder: Path) -> None:
+    """Pictures, pages and configs too: a pipe that is replaced would have its reader wait for ever."""
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole("pipe", "whole")
+    assert b"whole" == os.read(reader, 100)
+    os.close(reader)
+    assert not Path("pipe").is_file()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are posix")
+def test_what_is_asked_for_has_the_mode_of_any_file(folder: Path) -> None:
+    """Plans, graphs, orders, pictures, pages and configs follow the umask, as any program's files."""
+    umask = os.umask(0o027)
+    try:
+        assert main([*SOLVE, "--solver", "noremat", "--plan-out", "a", "--order-out", "b"]) == 0
+        assert main([*SHOW, "--html", "c"]) == 0
+        assert main(["config", "auto", "--out", "d"]) == 0
+    finally:
+        os.umask(umask)
+    assert [0o640] * 4 == [Path(name).stat().st_mode & 0o777 for name in "abcd"]
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "n" * 100_000, "/".join(["n" * 200] * 30)])
+@pytest.mark.parametrize("words", [[*SOLVE, "--config"], [*SOLVE, "--plan-out"], ["show"], ["config"]])
+def test_names_that_are_too_long(words: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, and not a long one."""
+    capsys.readouterr()
+    assert main([*words, name]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert len(err) < 2100
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("words", [["config", "auto"], ["--help"], ["show", "plan.json"]])
+def test_an_output_that_takes_nothing(words: list[str]) -> None:
+    """One line and an exit code, not a traceback."""
+    code = "import sys; from remat_facade.cli.app import main; sys.exit(main(sys.argv[1:]))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("remat: the system refuses: No space left on device")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no endless device")
+@pytest.mark.parametrize("words", [[*SOLVE, "--config", "/dev/zero"], ["show", "/dev/zero"]])
+def test_an_endless_file(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not read to its end."""
+    capsys.readouterr()
+    if words[-2] == "--config":
+        words = [*words[:-1], "endless.yaml"]
+        Path("endless.yaml").symlink_to("/dev/zero")
+    assert main(words) == 2
+    assert "is longer than" in capsys.readouterr().err
+
+
+def test_solvers_and_budgets_are_looked_at_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong name costs no work."""
+    capsys.readouterr()
+    assert main(["sweep", "nowhere.json", "--solvers", "auto,nobody"]) == 2
+    assert "unknown solver 'nobody'" in capsys.readouterr().err
+    assert main(["demo", "--model", "nothing", "--budget", "many"]) == 2
+    assert "budget 'many'" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be(tmp_path: Path) -> None:
+    """A folder, or a file in the place of one."""
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path, tmp_path / "file" / "new"):
+        with pytest.raises(CannotWrite, match="choose another place"):
+            check_places({"--out": path})

@@ -1,0 +1,101 @@
+"""The commands that answer questions: the smallest budget, the curve, the largest batch."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+
+from remat_facade.cli.app import main
+
+GRAPHS = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
+UNET = str(GRAPHS / "unet.json")
+
+
+def test_the_smallest_budget_is_told_with_its_floor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both figures, and the op that binds."""
+    assert main(["min-budget", str(GRAPHS / "vgg16.json")]) == 0
+    out = capsys.readouterr().out
+    assert "smallest budget with a schedule" in out
+    assert "none exists below" in out
+
+
+def test_a_sweep_is_a_table_a_csv_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line a method and budget; what a method cannot do is a dash."""
+    table, picture = tmp_path / "sweep.csv", tmp_path / "sweep.png"
+    words = ["sweep", UNET, "--solvers", "mincut,chen_sqrt", "--budgets", "50%,80%", "--csv", str(table)]
+    assert main([*words, "--png", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "mincut" in out
+    assert " - " in out
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [(row["solver"], bool(row["overhead"])) for row in rows] == [
+        ("mincut", True),
+        ("mincut", True),
+        ("chen_sqrt", False),
+        ("chen_sqrt", True),
+    ]
+    for row in rows:
+        if row["overhead"]:
+            assert float(row["overhead"]) >= float(row["lower_bound_overhead"])
+            assert int(row["peak_nbytes"]) <= int(row["budget_nbytes"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_needs_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the other commands on saved graphs."""
+    before = "torch" in sys.modules
+    assert main(["sweep", UNET, "--solvers", "noremat", "--budgets", "100%"]) == 0
+    assert ("torch" in sys.modules) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["sweep", UNET, "--solvers", "nobody"], "unknown solver 'nobody'"),
+        (["sweep", UNET, "--budgets", "50%,2 bananas"], "bananas"),
+        (["min-budget", "nowhere.json"], "nowhere.json"),
+        (["max-batch", "nowhere.py:make", "--budget", "1GiB"], "nowhere.py"),
+        (["max-batch", "nowhere.py:make", "--budget", "40%"], "40%"),
+        (["sweep", UNET, "--points", "100000000"], "--points"),
+        *(
+            ([*words, "--time-limit", seconds], f"wants seconds above 0, up to 1e+09, got {seconds}")
+            for words in (["sweep", UNET], ["min-budget", UNET], ["solve", UNET, "--budget", "50%"])
+            for seconds in ("0", "inf", "nan", "1e+300")
+        ),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and what to do."""
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert err.count("\n") == 1
+
+
+def test_the_largest_batch_of_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by planning each size; the next one is refused."""
+    factory = tmp_path / "made.py"
+    factory.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def make(batch):\n"
+        "    layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())]\n"
+        "    return nn.Sequential(*layers), torch.randn(batch, 64)\n"
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    target = f"{factory}:make"
+    assert main(["max-batch", target, "--budget", "200KiB", "--max-overhead", "0"]) == 0
+    unplanned = capsys.readouterr().out
+    assert main(["max-batch", target, "--budget", "200KiB", "--time-limit", "1"]) == 0
+    planned = capsys.readouterr().out
+
+    def batch(out: str) -> int:
+        return int(next(line for line in out.splitlines() if "largest batch" in line).split()[-1])
+
+    assert 0 < batch(unplanned) < batch(planned)
+    assert main(["max-batch", target, "--budget", "1KiB"]) == 1

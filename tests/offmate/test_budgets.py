@@ -1,0 +1,78 @@
+"""What the device and the host hold stays within both budgets, step after step, and does not grow."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from remat_executor.memory.meter import MemoryMeter
+from remat_facade.errors import NoRoom
+from remat_graph.errors import BadBudget
+from remat_offload import HostPool, SimulatedMachine
+from tests.helpers.offmates import MODELS, OPTIMIZERS, Mapped, Run, kept_on_device, offmate
+
+
+@pytest.mark.parametrize(
+    ("name", "budget", "in_backward", "accumulation"),
+    [("llama", "35%", False, 2), ("llama", "60%", True, 2), ("convolutions", "60%", False, 1)],
+)
+def test_both_budgets_are_kept(name, budget, in_backward, accumulation):
+    """By a meter of every storage on the device, and by what the host was asked for."""
+    make, batches = MODELS[name]
+    model, memory, host_nbytes = make(), Mapped(), 4 << 20
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    module = offmate(
+        model,
+        batches(0),
+        budget,
+        optimizer=optimizer,
+        optimizer_in_backward=in_backward,
+        accumulation=accumulation,
+        machine=SimulatedMachine(),
+        pool=HostPool(host_nbytes, memory=memory),
+    )
+    run = Run(
+        module,
+        optimizer,
+        batches,
+        accumulation=accumulation,
+        in_backward=in_backward,
+        steps=40,
+        memory=memory,
+    )
+    readings = []
+    for _ in range(40):
+        module.synchronize()
+        with MemoryMeter(kept_on_device(run), device="cpu") as meter:
+            run.train(1)
+            module.synchronize()
+        readings.append(meter.baseline_nbytes + meter.peak_nbytes)
+    assert max(readings) <= module.plan.budget_nbytes + sum(b.nbytes for b in model.buffers())
+    assert memory.peak_nbytes <= host_nbytes
+    assert len(set(readings[2:])) == 1, "what a step takes changes"
+    assert module.host.peak_nbytes <= module.plan.host_peak_nbytes <= host_nbytes
+
+
+class Mean(nn.Module):
+    """A step that takes little beside its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.mean(1)).square().mean()
+
+
+@pytest.mark.parametrize("budget", ["20KiB", "150%"])
+def test_inputs_of_a_later_call_are_taken_off_the_budget(budget):
+    """A percentage is of the sample's step; what has no room is refused, and training goes on."""
+    model = Mean()
+    module = offmate(model, (torch.ones(8, 2, 32),), budget, optimizer=SGD(model.parameters(), lr=0.1))
+    with pytest.raises((NoRoom, BadBudget)):
+        module(torch.ones(8, 200, 32))
+    module(torch.ones(8, 2, 32)).backward()
+    module.optimizer.step()
+    plain = Mean()
+    plain.load_state_dict(module.state_dict())
+    assert torch.equal(module(torch.ones(8, 2, 32)), plain(torch.ones(8, 2, 32)))
