@@ -24,19 +24,19 @@ from remat_facade.planning.method import Method
 from remat_facade.planning.zoo import Zoo
 from remat_facade.report.sweep import sweep_csv
 from remat_graph import (
-    Home,
     Lane,
     Links,
+    Placement,
     Plan,
     Role,
     Roofline,
-    graph_to_data,
     load_graph,
     load_plan,
     load_platform,
-    plan_to_data,
     save_platform,
 )
+from remat_graph.serialization.graphs import graph_to_data
+from remat_graph.serialization.plans import plan_to_data
 from remat_graph.serialization.schedules import schedule_from_data, schedule_to_data
 from tests.data.written_before import models
 
@@ -90,7 +90,7 @@ def test_the_keys_of_a_graph() -> None:
             Role,
             {"activation", "output", "tangent", "param", "grad", "optimizer_state", "rng", "buffer"},
         ),
-        (Home, {"device", "host"}),
+        (Placement, {"device", "host"}),
         (Lane, {"compute", "to_host", "to_device", "cpu_optimizer"}),
     ],
 )

@@ -26,18 +26,17 @@ from remat_graph import (
     Plan,
     Roofline,
     fingerprint,
-    graph_to_data,
     load_graph,
     load_order,
     load_plan,
     load_platform,
     noremat_peak_nbytes,
-    plan_from_data,
-    plan_to_data,
     save_graph,
     save_plan,
     save_platform,
 )
+from remat_graph.serialization.graphs import graph_to_data
+from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.serialization.schedules import schedule_from_data, schedule_to_data
 from remat_solvers.offload.solver import Offload
 from remat_solvers.portfolio.auto import Auto
@@ -125,12 +124,12 @@ def test_what_the_keys_of_a_graph_mean() -> None:
     graph = load_graph(FOLDER / "graphs" / "every_key.json")
     weight, state, buffer = graph.values[1], graph.values[2], graph.values[10]
     assert ("device", "weights", "param", False) == (
-        weight.home,
+        weight.placement,
         weight.chunk_of,
         weight.role,
         weight.external,
     )
-    assert ("host", 1, "optimizer_state") == (state.home, state.of, state.role)
+    assert ("host", 1, "optimizer_state") == (state.placement, state.of, state.role)
     assert (9, True, "buffer") == (buffer.replaces, buffer.external, buffer.role)
     draw, drop, relu = graph.ops[:3]
     assert (None, 1, "drop(10)", False) == (draw.rerun, drop.rerun, drop.key, drop.backward)
