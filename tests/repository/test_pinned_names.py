@@ -24,9 +24,9 @@ from remat_facade.planning.method import Method
 from remat_facade.planning.zoo import Zoo
 from remat_facade.report.sweep import sweep_csv
 from remat_graph import (
-    Home,
     Lane,
     Links,
+    Placement,
     Plan,
     Role,
     Roofline,
@@ -90,7 +90,7 @@ def test_the_keys_of_a_graph() -> None:
             Role,
             {"activation", "output", "tangent", "param", "grad", "optimizer_state", "rng", "buffer"},
         ),
-        (Home, {"device", "host"}),
+        (Placement, {"device", "host"}),
         (Lane, {"compute", "to_host", "to_device", "cpu_optimizer"}),
     ],
 )

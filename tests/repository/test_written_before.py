@@ -125,12 +125,12 @@ def test_what_the_keys_of_a_graph_mean() -> None:
     graph = load_graph(FOLDER / "graphs" / "every_key.json")
     weight, state, buffer = graph.values[1], graph.values[2], graph.values[10]
     assert ("device", "weights", "param", False) == (
-        weight.home,
+        weight.placement,
         weight.chunk_of,
         weight.role,
         weight.external,
     )
-    assert ("host", 1, "optimizer_state") == (state.home, state.of, state.role)
+    assert ("host", 1, "optimizer_state") == (state.placement, state.of, state.role)
     assert (9, True, "buffer") == (buffer.replaces, buffer.external, buffer.role)
     draw, drop, relu = graph.ops[:3]
     assert (None, 1, "drop(10)", False) == (draw.rerun, drop.rerun, drop.key, drop.backward)
