@@ -85,7 +85,7 @@ def test_a_word_of_one_place(text: str, folder: str, name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     "text",
     [
-        'value = Value(name="w", nbytes=4, home=Placement.HOST)',
+        'value = Value(name="w", nbytes=4, placement=Placement.HOST)',
         'data["home"], data["settled"]',
         "model.rehearsed_nbytes",
         "evicted to make room for the output",
