@@ -209,7 +209,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="*", help="names of tests/helpers/models.py; all of them by default")
+    parser.add_argument(
+        "models", nargs="*", help="names of model cases (tests/helpers/models); all of them by default"
+    )
     parser.add_argument("--budgets", default=",".join(BUDGETS))
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds for the solver per plan")
     parser.add_argument("--part-nbytes", type=int, help="bytes of gradients that wait together at most")
