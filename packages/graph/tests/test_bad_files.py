@@ -184,7 +184,7 @@ def put(data, place, content):
         (["rounding_nbytes"], 2**62, "bytes in all; at most"),
         (["ops", 0, "implementations", 0, "reuses"], [[1]], "two values"),
         (["rounding_nbytes"], 0, "must be at least 1"),
-        (["conditions"], [["mode"]], "two texts"),
+        (["conditions"], [["mode"]], "two strings"),
         (["updates"], [{"param": 0}], "'grad' is missing"),
         (["updates"], [{"param": 0, "grad": 0}], "is not a gradient"),
     ],

@@ -30,7 +30,7 @@ def text_of(error: BaseException) -> str:
 
 
 def cut(text: str, most: int = _MOST_TEXT) -> str:
-    """Shorten a text to `most` characters: the middle is dropped, because advice stands at the end."""
+    """Shorten a string to `most` characters: the middle is dropped, because advice stands at the end."""
     if len(text) <= most:
         return text
     tail = most // 4

@@ -86,7 +86,7 @@ def _read_graph(reader: Reader) -> Graph:
 def _read_pair(reader: Reader) -> tuple[str, str]:
     items = reader.items()
     if len(items) != 2:
-        reader.fail("two texts were wanted")
+        reader.fail("two strings were wanted")
     return items[0].text(), items[1].text()
 
 

@@ -63,7 +63,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def read_text(path: str | os.PathLike[str], most_nbytes: int) -> str:
-    """Read a text file of at most `most_nbytes` bytes.
+    """Read a UTF-8 file of at most `most_nbytes` bytes.
 
     Raises:
         OSError: the file cannot be read, or is a pipe into which no process writes.
