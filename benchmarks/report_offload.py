@@ -92,7 +92,7 @@ def decisions(data: dict[str, Any]) -> Iterator[str]:
         "`python benchmarks/offload_decisions.py`: Llama 3 8B and Qwen3 14B, planned from the meta device "
         "for an H200 with 450 TFLOP/s, 55 GB/s in each direction and 150 GB/s of host memory; nothing was "
         "run. GiB and seconds, limits in brackets. *away*: the share of the model that is placed on the "
-        "host; *streamed*: the share whose optimizer states are; *moved*: bytes of activations.\n"
+        "host; *streamed*: the share of which only the states are; *moved*: bytes of activations.\n"
     )
     yield made_with(data)
     rows = []
@@ -131,10 +131,10 @@ def chains(data: dict[str, Any]) -> Iterator[str]:
     yield "## Comparison with `pofo`, and with recomputation alone\n"
     yield (
         f"`python benchmarks/offload_chains.py`: {len(rows)} chains. `offload` against `pofo` on "
-        f"{len(above)} of them: median {percent(statistics.median(above))} slower, worst {percent(max(above))}. Copies "
-        "remove of the overhead of the best plan without copies "
-        f"{percent(statistics.median(removed))} in the median and {percent(min(removed))} at least, on the "
-        f"{len(removed)} whose links allow it.\n"
+        f"{len(above)} of them: median {percent(statistics.median(above))} slower, worst "
+        f"{percent(max(above))}. On the {len(removed)} chains whose links allow it, copies remove "
+        f"{percent(statistics.median(removed))} of the overhead of the best plan without copies in the "
+        f"median, and {percent(min(removed))} at least.\n"
     )
     yield made_with(data)
 
@@ -145,8 +145,8 @@ def moving(data: dict[str, Any]) -> Iterator[str]:
     rates = ["; ".join(f"{lane} {rate / 1e9:.1f}" for lane, rate in row.items()) for row in data["rates"]]
     yield (
         "`hatch run bench-gpu-offload`: training of a whole model with fp32 masters and Adam states, "
-        "within a share of the memory of eager. Hidden is the share of the optimizer that adds nothing to a step. "
-        f"GB/s: {', '.join(rates)}, each group concurrently.\n"
+        "within a share of the memory of eager. Hidden is the share of the optimizer that adds nothing to a "
+        f"step. GB/s: {', '.join(rates)}, each group concurrently.\n"
     )
     yield made_with(data)
     header = (
