@@ -1,6 +1,7 @@
 """Files, modules, names and commands that the docs mention exist."""
 
 import importlib
+import os
 import pkgutil
 import re
 import tomllib
@@ -15,16 +16,22 @@ import typer
 from remat_facade.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md"] + [
-    str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/*.md")) if "results" not in page.name
+PAGES = [
+    *("README.md", "CONTRIBUTING.md"),
+    *(
+        page.relative_to(ROOT).as_posix()
+        for page in sorted(ROOT.glob("docs/*.md"))
+        if "results" not in page.name
+    ),
+    *(page.relative_to(ROOT).as_posix() for page in sorted(ROOT.glob("packages/*/README.md"))),
 ]
 PACKAGES = ("remat_graph", "remat_solvers", "remat_executor", "remat_offload", "remat_facade")
 ENTRY_POINT_GROUPS = {"remat.solvers", "remat.platforms", "remat.optimizers"}
 MADE_LATER = re.compile(r"^\.(venv|hatch)|\.(added|changed|fixed|removed)\.md$")
 # Names of other programs, and of what a user writes.
 OTHERS = {
-    *("activation_memory_budget", "deepcopy", "isinstance", "save_pretrained", "torchrun"),
-    *("lint", "my_solver", "seconds", "ticket", "venv"),
+    *("activation_memory_budget", "deepcopy", "isinstance", "save_pretrained", "torchrun", "Trainer"),
+    *("lint", "my_solver", "seconds", "ticket", "venv", "weights32"),
 }
 
 
@@ -40,18 +47,20 @@ def quoted(page: str) -> list[str]:
 
 
 @cache
-def tracked() -> frozenset[str]:
-    """Files and folders of the repository, as absolute POSIX paths."""
-    skipped = {".git", ".venv", ".hatch", "__pycache__"}
-    found = (path for path in ROOT.rglob("*") if not skipped & {*path.relative_to(ROOT).parts})
-    return frozenset("/" + path.relative_to(ROOT).as_posix() for path in found)
+def paths() -> frozenset[str]:
+    """Files and folders of the repository, with a slash in front."""
+    found = set()
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if name == ".ci" or not name.startswith((".", "__pycache__"))]
+        found |= {"/" + Path(folder, name).relative_to(ROOT).as_posix() for name in (*folders, *files)}
+    return frozenset(found)
 
 
 def is_there(path: str) -> bool:
     """Whether a path is one from the root, or the end of one."""
     if "*" in path:
         return any(ROOT.glob(path))
-    return any(each.endswith("/" + path.rstrip("/")) for each in tracked())
+    return any(each.endswith("/" + path.rstrip("/")) for each in paths())
 
 
 def resolves(name: str) -> bool:
