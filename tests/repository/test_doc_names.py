@@ -161,7 +161,7 @@ def test_the_picture_of_the_folders_is_complete() -> None:
 
 def test_the_picture_of_the_pipeline_is_the_code() -> None:
     """Each stage is a step of the function that the page names, in its order."""
-    block = text_of("docs/architecture.md").split("## The pipeline")[1].split("\n\n")[2]
+    block = text_of("docs/architecture.md").split("## The pipeline")[1].split("\n\n")[1]
     shown = [line.split()[0] for line in block.splitlines()]
     source = (ROOT / "packages/executor/src/remat_executor/module/pipeline.py").read_text()
     body = source.split("def planned_step")[1].split('"""')[2].split("\n\n\n")[0]
