@@ -164,7 +164,7 @@ def peers(data: dict[str, Any]) -> Iterator[str]:
 
 
 def runtime(data: dict[str, Any]) -> Iterator[str]:
-    """Steps with nothing recomputed beside eager's."""
+    """Steps without recomputation, compared with eager."""
     yield "## Speed of a step without recomputation\n"
     yield (
         "`hatch run bench-runtime`: medians over interleaved steps, as ratios to eager; with `.grad` None, "
@@ -193,7 +193,7 @@ def runtime(data: dict[str, Any]) -> Iterator[str]:
 
 
 def startup(data: dict[str, Any]) -> Iterator[str]:
-    """From the call to a ready module."""
+    """Seconds from the call to a planned module."""
     yield "## Time to plan\n"
     yield (
         "`hatch run bench-startup`: seconds from the call to a planned module, for GPT-2 of width 768, batch "
@@ -252,7 +252,7 @@ def distributed(data: dict[str, Any]) -> Iterator[str]:
 
 
 def scratch(data: dict[str, Any]) -> Iterator[str]:
-    """What a process takes beside torch's allocator."""
+    """What a process allocates past torch's allocator."""
     yield "## Memory outside of the budget on the CPU\n"
     yield (
         "`hatch run bench-scratch`: the budget of a planned step, and in percent of the budget what the "

@@ -54,7 +54,7 @@ def exact(data: dict[str, Any]) -> Iterator[str]:
 
 
 def overlap(data: dict[str, Any]) -> Iterator[str]:
-    """Steps beside their roofs."""
+    """Steps against their roofs."""
     *rows, optimizer = data["rows"]
     yield "## What overlaps\n"
     yield (
@@ -91,8 +91,8 @@ def decisions(data: dict[str, Any]) -> Iterator[str]:
     yield (
         "`python benchmarks/offload_decisions.py`: Llama 3 8B and Qwen3 14B, planned from the meta device "
         "for an H200 with 450 TFLOP/s, 55 GB/s in each direction and 150 GB/s of host memory; nothing was "
-        "run. GiB and seconds, limits in brackets. *away*: the share of the model that is placed on the "
-        "host; *streamed*: the share of which only the states are; *moved*: bytes of activations.\n"
+        "run. GiB and seconds, limits in brackets. *on host*: the share of the model that is "
+        "placed there; *streamed*: the share of which only the states are; *moved*: bytes of activations.\n"
     )
     yield made_with(data)
     rows = []
@@ -117,14 +117,14 @@ def decisions(data: dict[str, Any]) -> Iterator[str]:
             ]
         )
     header = (
-        "case, device, host, away, streamed, moved, step s, best share by hand s, overhead, of the roof, "
+        "case, device, host, on host, streamed, moved, step s, best share by hand s, overhead, of the roof, "
         "planned in s"
     )
     yield from table(header.split(", "), rows)
 
 
 def chains(data: dict[str, Any]) -> Iterator[str]:
-    """Beside the chain program, and beside recomputation alone."""
+    """Compared with `pofo`, and with recomputation alone."""
     rows = data["rows"]
     above = [row["above"] for row in rows if row["above"] is not None]
     removed = [row["removed"] for row in rows if row["removed"] is not None]
