@@ -188,12 +188,12 @@ class Leaving(SimulatedMachine):
         self.free[ticket] = (source if lane is Lane.TO_HOST else destination).data_ptr()
         return ticket
 
-    def hold(self, ticket):
+    def wait_on_compute(self, ticket):
         """Hold; nobody else need know of that copy."""
-        super().hold(ticket)
+        super().wait_on_compute(ticket)
         self.free.pop(ticket, None)
 
-    def leave(self, tensor):
+    def release_after_copies(self, tensor):
         """Note it."""
         self.left.add(tensor.data_ptr())
 

@@ -136,7 +136,7 @@ def test_holding_a_copy(machine: CudaMachine, cuda: FakeCuda) -> None:
     ticket = machine.copy(Lane.TO_DEVICE, torch.empty(1), torch.empty(1), after=[work])
     assert ["compute records compute/0"] == cuda.log  # the copy waits for the work on the host
     threading.Timer(0.02, gate.set).start()
-    machine.hold(ticket)
+    machine.wait_on_compute(ticket)
     assert "compute waits for to_device/0" == cuda.log[-1]
     assert not ticket.query()
 
@@ -145,7 +145,7 @@ def test_holding_work(machine: CudaMachine, cuda: FakeCuda) -> None:
     """Work on the CPU holds the host, and work waits on the host for the copies it names."""
     ticket = machine.copy(Lane.TO_HOST, torch.empty(1), torch.empty(1))
     done: list[bool] = []
-    machine.hold(machine.work(lambda: done.append(ticket.query()), after=[ticket]))
+    machine.wait_on_compute(machine.work(lambda: done.append(ticket.query()), after=[ticket]))
     assert [True] == done
     assert "to_host records to_host/0" == cuda.log[-1]
 
@@ -159,7 +159,7 @@ def test_a_copy_that_cannot_be_issued(machine: CudaMachine, cuda: FakeCuda) -> N
     of.resize_(0)
     gate.set()
     with pytest.raises(LaneFailed, match="'x' failed on the lane to_host"):
-        machine.hold(ticket)
+        machine.wait_on_compute(ticket)
     machine.copy(Lane.TO_HOST, torch.empty(1), torch.empty(1)).issued()
     assert "to_host records to_host/0" == cuda.log[-1]
 
@@ -179,7 +179,7 @@ def test_what_is_left_is_the_allocators(machine: CudaMachine) -> None:
         def record_stream(self, stream: FakeStream) -> None:
             asked.append(stream.name)
 
-    machine.leave(Left())  # type: ignore[arg-type]
+    machine.release_after_copies(Left())  # type: ignore[arg-type]
     assert ["to_host", "to_device"] == asked
 
 
@@ -191,15 +191,15 @@ def test_on_cuda() -> None:
             x = machine.allocate((1024, 1024), (1024, 1), torch.float32).fill_(step)
             host = pool.allocate((1024, 1024), torch.float32)
             away = machine.copy(Lane.TO_HOST, host, x)
-            machine.hold(away)
-            machine.discard(x)
+            machine.wait_on_compute(away)
+            machine.release(x)
             del x
             noise = torch.full((1024, 1024), -1.0, device="cuda")  # in the memory that x had
             doubled = machine.work(lambda host=host: host.mul_(2), after=[away])
             y = machine.allocate((1024, 1024), (1024, 1), torch.float32)
             back = machine.copy(Lane.TO_DEVICE, y, host, after=[doubled])
             pool.release(host, after=back)
-            machine.hold(back)
+            machine.wait_on_compute(back)
             assert (y == 2 * step).all()
             assert (noise == -1).all()
 
@@ -211,7 +211,7 @@ def test_failures_on_cuda() -> None:
         host, x = pool.allocate(1000), machine.allocate((1000,), (1,), torch.uint8)
         failed = machine.work(lambda: 1 / 0, name="adam")
         with pytest.raises(LaneFailed, match="'adam'"):
-            machine.hold(machine.copy(Lane.TO_DEVICE, x, host, after=[failed]))
+            machine.wait_on_compute(machine.copy(Lane.TO_DEVICE, x, host, after=[failed]))
         host.fill_(7)
-        machine.hold(machine.copy(Lane.TO_DEVICE, x, host))
+        machine.wait_on_compute(machine.copy(Lane.TO_DEVICE, x, host))
         assert (x == 7).all()

@@ -106,10 +106,10 @@ def test_holding_waits(machine: SimulatedMachine) -> None:
     gate = Gate()
     to, ticket = copy(machine, Lane.TO_DEVICE, machine.work(gate))
     threading.Timer(0.02, gate.open).start()
-    machine.hold(ticket)
+    machine.wait_on_compute(ticket)
     assert (to == 1).all()
     done: list[int] = []
-    machine.hold(machine.work(lambda: done.append(1)))
+    machine.wait_on_compute(machine.work(lambda: done.append(1)))
     assert [1] == done
 
 
@@ -140,7 +140,7 @@ def test_what_comes_after_a_failure_is_not_run(machine: SimulatedMachine) -> Non
             ticket.synchronize()
         assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(LaneFailed, match="'adam' failed"):
-        machine.hold(copied)
+        machine.wait_on_compute(copied)
     assert ["free"] == ran
     assert (to == 0).all()
 

@@ -34,7 +34,7 @@ def test_reading_before_it_arrived(held: bool) -> None:
         x = machine.allocate((8,), (1,), torch.float32)
         ticket = machine.copy(Lane.TO_DEVICE, x, torch.ones(8), name="fetch")
         if held:
-            machine.hold(ticket)
+            machine.wait_on_compute(ticket)
         machine.reads([x], "matmul")
     assert ([] if held else [("fetch", "matmul")]) == races(machine)
 
@@ -46,9 +46,9 @@ def test_discarding_in_a_copy(held: bool) -> None:
         x = tensor(machine)
         ticket = machine.copy(Lane.TO_HOST, torch.empty(8), x, name="save")
         if held:
-            machine.hold(ticket)
-        machine.discard(x)
-    assert ([] if held else [("save", "discard")]) == races(machine)
+            machine.wait_on_compute(ticket)
+        machine.release(x)
+    assert ([] if held else [("save", "release")]) == races(machine)
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -111,7 +111,7 @@ def test_views_touch_nothing() -> None:
     assert [] == races(machine)
 
 
-@pytest.mark.parametrize("how", ["synchronize", "query", "hold", "drain"])
+@pytest.mark.parametrize("how", ["synchronize", "query", "wait", "drain"])
 def test_what_the_caller_waited_for(how: str) -> None:
     """What is given after the calling thread saw work done, in whatever way, comes after it on every lane."""
     with Recorder(SimulatedMachine()) as machine:
@@ -120,8 +120,8 @@ def test_what_the_caller_waited_for(how: str) -> None:
         if how == "query":
             while not ticket.query():
                 pass
-        elif how == "hold":
-            machine.hold(ticket)
+        elif how == "wait":
+            machine.wait_on_compute(ticket)
         elif how == "drain":
             machine.drain()
         else:
@@ -134,7 +134,7 @@ def test_holding_a_copy_holds_compute_alone() -> None:
     """The host runs on after it holds compute for a copy: work that names nothing is not ordered by it."""
     with Recorder(SimulatedMachine()) as machine:
         host = torch.empty(8)
-        machine.hold(machine.copy(Lane.TO_HOST, host, tensor(machine), name="save"))
+        machine.wait_on_compute(machine.copy(Lane.TO_HOST, host, tensor(machine), name="save"))
         machine.work(host.sum, name="norm")
     assert [("save", "norm")] == races(machine)
 
@@ -144,7 +144,7 @@ def test_memory_lent_again_by_the_allocator() -> None:
     with Recorder(SimulatedMachine()) as machine:
         for _ in range(5):
             x = tensor(machine)
-            machine.discard(x)
+            machine.release(x)
             del x
     written = [min(operation.writes) for operation in machine.record if operation.name == "allocate"]
     assert [0, 1, 2, 3, 4] == written
@@ -155,11 +155,11 @@ def test_a_race_is_one_line() -> None:
     with Recorder(SimulatedMachine()) as machine:
         x = tensor(machine)
         machine.copy(Lane.TO_HOST, torch.empty(8), x, name="save x")
-        machine.discard(x)
+        machine.release(x)
     (race,) = find_races(machine.record)
     assert isinstance(race, Race)
     assert (
-        "buffer 0: 'save x' (operation 2, on to_host) and 'discard' (operation 3, on compute) may meet; "
+        "buffer 0: 'save x' (operation 2, on to_host) and 'release' (operation 3, on compute) may meet; "
         "let one wait for the other"
     ) == str(race)
 
@@ -173,10 +173,10 @@ def test_a_recorder_is_a_machine() -> None:
         with pytest.raises(LaneFailed, match="'adam'"):
             failed.synchronize()
         with pytest.raises(MachineMisuse, match="Job was given to a recorder"):
-            machine.hold(inner.work(lambda: None))
+            machine.wait_on_compute(inner.work(lambda: None))
         x = tensor(machine)
-        machine.hold(machine.copy(Lane.TO_HOST, torch.empty(8), x))
-        machine.discard(x)
+        machine.wait_on_compute(machine.copy(Lane.TO_HOST, torch.empty(8), x))
+        machine.release(x)
         assert x.isnan().all()
     with pytest.raises(MachineMisuse, match="closed"):
         machine.work(lambda: None)
@@ -190,7 +190,7 @@ def test_a_recorder_is_a_machine() -> None:
 class Step:
     """`after` are places of earlier steps; `reads` and `writes` are numbers of buffers."""
 
-    kind: str  # "compute", "copy", "work", "hold" or "sync"
+    kind: str  # "compute", "copy", "work", "wait" or "sync"
     lane: Lane = Lane.COMPUTE
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
@@ -224,7 +224,7 @@ class Instant:
         function()
         return Done()
 
-    def hold(self, ticket: Ticket) -> None:
+    def wait_on_compute(self, ticket: Ticket) -> None:
         pass
 
 
@@ -264,7 +264,7 @@ def any_programs(draw: st.DrawFn) -> list[Step]:
         if is_ticket(step):
             step = attrs.evolve(step, after=chosen)
         else:
-            program.extend(Step(draw(st.sampled_from(["hold", "sync"])), after=(place,)) for place in chosen)
+            program.extend(Step(draw(st.sampled_from(["wait", "sync"])), after=(place,)) for place in chosen)
         program.append(step)
     return program
 
@@ -278,7 +278,7 @@ def safe_programs(draw: st.DrawFn) -> list[Step]:
         if is_ticket(step):
             step = attrs.evolve(step, after=tuple(meets))
         else:
-            program.extend(Step("hold", after=(place,)) for place in meets)
+            program.extend(Step("wait", after=(place,)) for place in meets)
         program.append(step)
     return program
 
@@ -302,8 +302,8 @@ def run(program: Sequence[Step]) -> set[tuple[int, int]]:
             tickets[place] = recorder.copy(step.lane, buffers[step.writes[0]], buffers[step.reads[0]], after)
         elif step.kind == "work":
             tickets[place] = recorder.work(lambda step=step: touch(step), after)
-        elif step.kind == "hold":
-            recorder.hold(after[0])
+        elif step.kind == "wait":
+            recorder.wait_on_compute(after[0])
         else:
             after[0].synchronize()
         places.extend([place] * (len(recorder.record) - len(places)))
@@ -322,7 +322,7 @@ def oracle(program: Sequence[Step]) -> set[tuple[int, int]]:
                 computed = step.kind == "copy" and other.lane is Lane.COMPUTE
                 if other.lane is step.lane or computed:
                     direct.add(number)
-            if other.kind == "hold" and program[other.after[0]].kind == "work":
+            if other.kind == "wait" and program[other.after[0]].kind == "work":
                 direct |= set(other.after)  # the host waited for the work, not for compute
         before.append(direct.union(*(before[other] for other in direct)))
     return {
@@ -350,7 +350,7 @@ def test_one_edge_removed(program: list[Step], data: st.DataObject) -> None:
         return
     place, waited = data.draw(st.sampled_from(edges))
     step = program[place]
-    if step.kind == "hold":
+    if step.kind == "wait":
         broken = [*program[:place], Step("compute"), *program[place + 1 :]]
     else:
         rest = tuple(other for other in step.after if other != waited)

@@ -32,7 +32,7 @@ def test_copies_carry_the_bytes(
         host = torch.empty_strided(size, source.stride(), dtype=dtype)
         back = machine.allocate(size, source.stride(), dtype)
         away = machine.copy(Lane.TO_HOST, host, source)
-        machine.hold(machine.copy(Lane.TO_DEVICE, back, host, after=[away]))
+        machine.wait_on_compute(machine.copy(Lane.TO_DEVICE, back, host, after=[away]))
         assert source.stride() == back.stride()
         assert torch.equal(source, host)
         assert torch.equal(source, back)
@@ -71,7 +71,7 @@ def test_bytes_arrive_late() -> None:
         ticket = machine.copy(Lane.TO_DEVICE, to, torch.ones_like(to))
         early = to[-1].item()
         assert early == 0 or time.monotonic() - began >= 0.95 * 0.3
-        machine.hold(ticket)
+        machine.wait_on_compute(ticket)
         assert to[-1] == 1
 
 
@@ -80,7 +80,7 @@ def test_discarded_numbers_are_none(dtype: torch.dtype) -> None:
     """Discarding poisons the whole storage, also through a view."""
     with SimulatedMachine() as machine:
         tensor = machine.allocate((4, 6), (6, 1), dtype).zero_()
-        machine.discard(tensor[1, ::2])
+        machine.release(tensor[1, ::2])
         assert tensor.isnan().all()
 
 
@@ -88,12 +88,12 @@ def test_discarded_bytes() -> None:
     """Integers and booleans are overwritten as well; no byte is no mistake."""
     with SimulatedMachine() as machine:
         numbers = machine.allocate((3,), (1,), torch.int64).zero_()
-        machine.discard(numbers)
+        machine.release(numbers)
         assert [-1, -1, -1] == numbers.tolist()
         flags = machine.allocate((3,), (1,), torch.bool).zero_()
-        machine.discard(flags)
+        machine.release(flags)
         assert [255, 255, 255] == flags.view(torch.uint8).tolist()
-        machine.discard(machine.allocate((0,), (1,), torch.float32))
+        machine.release(machine.allocate((0,), (1,), torch.float32))
 
 
 def test_the_meter_sees_allocations_alone() -> None:
@@ -101,9 +101,9 @@ def test_the_meter_sees_allocations_alone() -> None:
     host = torch.ones(1000)
     with SimulatedMachine() as machine, MemoryMeter(host, trace=True) as meter:
         tensor = machine.allocate((1000,), (1,), torch.float32)
-        machine.hold(machine.copy(Lane.TO_DEVICE, tensor, host))
-        machine.hold(machine.copy(Lane.TO_HOST, host, tensor))
-        machine.discard(tensor)
+        machine.wait_on_compute(machine.copy(Lane.TO_DEVICE, tensor, host))
+        machine.wait_on_compute(machine.copy(Lane.TO_HOST, host, tensor))
+        machine.release(tensor)
         assert 4000 == meter.live_nbytes == meter.peak_nbytes
         del tensor
         assert meter.live_nbytes == 0
@@ -118,9 +118,9 @@ def test_autograd_takes_no_notice() -> None:
     with SimulatedMachine() as machine:
         for tensor in (saved, weight):
             host = torch.empty(2)
-            machine.hold(machine.copy(Lane.TO_HOST, host, tensor))
+            machine.wait_on_compute(machine.copy(Lane.TO_HOST, host, tensor))
             tensor.detach().view(torch.uint8).numpy()[:] = 0  # past the version counters, as an engine would
-            machine.hold(machine.copy(Lane.TO_DEVICE, tensor, host))
+            machine.wait_on_compute(machine.copy(Lane.TO_DEVICE, tensor, host))
     saved.sum().backward()
     assert torch.equal(expected, weight.grad)
 

@@ -291,7 +291,7 @@ class Residency:
         name = self._moved[param]
         resident = self.residents[name]
         there, ticket = self.bring(name)
-        self.machine.hold(ticket)
+        self.machine.wait_on_compute(ticket)
         return resident.layout.on(there)
 
     def take_home(self, param: nn.Parameter, lent: Tensor) -> None:

@@ -125,10 +125,10 @@ class Transfers:
             case Start(transfer):
                 live[transfer.value] = self.flying[transfer] = self.fetch(transfer)
             case Wait(transfer):
-                self.machine.hold(self.tickets[transfer])
+                self.machine.wait_on_compute(self.tickets[transfer])
                 self.flying.pop(transfer, None)
             case Free(value):
-                self.machine.discard(live.pop(value))
+                self.machine.release(live.pop(value))
             case FreeHost(value):
                 if value in self.reading:  # the plan counts its bytes until then, and no longer
                     self.reading.pop(value).wait()
@@ -246,7 +246,7 @@ class Transfers:
                 if value not in live and self.resident(value) is not None:  # the forward was to step nothing
                     transfer = Transfer(value, Lane.TO_DEVICE)
                     live[value] = self.fetch(transfer)
-                    self.machine.hold(self.tickets[transfer])
+                    self.machine.wait_on_compute(self.tickets[transfer])
             states = {
                 self.graph.values[v].name.removeprefix(f"{name}."): live[v]
                 for v in update.states
@@ -348,6 +348,6 @@ def _abandon(
     flying: Mapping[Transfer, Tensor],
 ) -> None:
     for tensor in flying.values():
-        machine.leave(tensor)
+        machine.release_after_copies(tensor)
     for value in list(away):
         _let_go(pool, graph, away, tickets, value)

@@ -47,7 +47,7 @@ def measure_links(machine: Machine, pool: HostPool, nbytes: int | None = None) -
     host_nbytes_per_s = _shared_rate(blocks, both, numel=nbytes // 4)
     for lane, block in host.items():
         pool.release(block)
-        machine.discard(there[lane])
+        machine.release(there[lane])
     return Links(
         to_host_nbytes_per_s=alone[Lane.TO_HOST],
         to_device_nbytes_per_s=alone[Lane.TO_DEVICE],

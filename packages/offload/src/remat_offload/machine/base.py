@@ -56,11 +56,11 @@ class Machine(Protocol):
         """Take device memory; its content is unspecified."""
         ...
 
-    def discard(self, tensor: Tensor) -> None:
+    def release(self, tensor: Tensor) -> None:
         """Say that nobody will read a device tensor, or any other of its storage, again."""
         ...
 
-    def leave(self, tensor: Tensor) -> None:
+    def release_after_copies(self, tensor: Tensor) -> None:
         """Say that copies of a device tensor may be under way which nobody will hold.
 
         Its memory is used again only after those given so far, whoever drops it.
@@ -92,7 +92,7 @@ class Machine(Protocol):
         """
         ...
 
-    def hold(self, ticket: Ticket) -> None:
+    def wait_on_compute(self, ticket: Ticket) -> None:
         """Let compute that is given from now on run after the ticket; ``work`` holds the calling thread too.
 
         Raises:
@@ -112,7 +112,7 @@ class Machine(Protocol):
         """Wait until all lanes are idle.
 
         Raises:
-            LaneFailed: the first failure that no ``synchronize``, ``hold`` or ``drain`` has raised yet.
+            LaneFailed: the first failure that no ``synchronize``, ``wait_on_compute`` or ``drain`` has raised yet.
         """
         ...
 

@@ -5,9 +5,9 @@ once if nothing is before it that only the host can wait for; else the lane's th
 that CPU work, and issues it then. A ticket is waited for in two parts: until it is issued, then its event.
 
 **Memory.** PyTorch's allocator lends a freed block again at once, in the order of the stream that it was
-allocated on, not of the copies. So before it drops either tensor of a copy the caller calls ``hold(ticket)``
+allocated on, not of the copies. So before it drops either tensor of a copy the caller calls ``wait_on_compute(ticket)``
 on the stream that it computes on; what is computed next in that memory then follows the copy. Where nobody
-will, a call having failed, say, ``leave`` has the allocator ask the streams. Host memory should be pinned
+will, a call having failed, say, ``release_after_copies`` has the allocator ask the streams. Host memory should be pinned
 (``HostPool`` does that): from other memory copies are slow and hold their lane.
 
 It was written without a device at hand: it is tested with a stand-in for ``torch.cuda``, and by tests marked
@@ -43,10 +43,10 @@ class CudaMachine(LanedMachine):
         self._streams = {lane: cuda.Stream(device=device) for lane in (Lane.TO_HOST, Lane.TO_DEVICE)}
         super().__init__(self._streams[Lane.TO_HOST].device)
 
-    def discard(self, tensor: torch.Tensor) -> None:
+    def release(self, tensor: torch.Tensor) -> None:
         """Do nothing: memory goes with its last reference, once every copy of it is held (see the module)."""
 
-    def leave(self, tensor: torch.Tensor) -> None:
+    def release_after_copies(self, tensor: torch.Tensor) -> None:
         """Let PyTorch's allocator ask both streams before it lends the memory again."""
         for stream in self._streams.values():
             tensor.record_stream(stream)
@@ -71,7 +71,7 @@ class CudaMachine(LanedMachine):
 
         return issue
 
-    def hold(self, ticket: Ticket) -> None:
+    def wait_on_compute(self, ticket: Ticket) -> None:
         """Let the caller's current stream wait for a copy once it is issued; wait here for CPU work."""
         event = own(ticket).issued()
         if event is not None:

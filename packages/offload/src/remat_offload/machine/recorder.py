@@ -100,14 +100,14 @@ class Recorder:
         self._touch("allocate", writes=(tensor,))
         return tensor
 
-    def discard(self, tensor: Tensor) -> None:
+    def release(self, tensor: Tensor) -> None:
         """Discard; for compute that is a write, by whoever gets the memory next."""
-        self._touch("discard", writes=(tensor,))
-        self._machine.discard(tensor)
+        self._touch("release", writes=(tensor,))
+        self._machine.release(tensor)
 
-    def leave(self, tensor: Tensor) -> None:
+    def release_after_copies(self, tensor: Tensor) -> None:
         """Hand it on: nobody's memory changes hands."""
-        self._machine.leave(tensor)
+        self._machine.release_after_copies(tensor)
 
     def copy(
         self, lane: Lane, destination: Tensor, source: Tensor, after: Iterable[Ticket] = (), name: str = ""
@@ -144,12 +144,12 @@ class Recorder:
         self._append(operation)
         return RecordedTicket(operation, ticket, self)
 
-    def hold(self, ticket: Ticket) -> None:
+    def wait_on_compute(self, ticket: Ticket) -> None:
         """Hold: compute given from now on comes after the ticket, and after ``work`` all else does too."""
         recorded = _own(ticket)
-        self._machine.hold(recorded._ticket)
+        self._machine.wait_on_compute(recorded._ticket)
         operation = recorded.operation
-        self._append(self._operation(Lane.COMPUTE, f"hold {operation.name}", [operation.index]))
+        self._append(self._operation(Lane.COMPUTE, f"compute waits for {operation.name}", [operation.index]))
         if operation.lane is Lane.CPU_OPTIMIZER:
             self._saw(operation)
 

@@ -43,13 +43,13 @@ class SimulatedMachine(LanedMachine):
         }
         super().__init__(torch.device("cpu"))
 
-    def discard(self, tensor: torch.Tensor) -> None:
+    def release(self, tensor: torch.Tensor) -> None:
         """Overwrite the tensor's whole storage: whoever reads it after all reads NaN, or -1."""
         storage = tensor.untyped_storage()
         # Past PyTorch: a memory meter takes no notice, and bytes are bytes whatever the dtype.
         ctypes.memset(storage.data_ptr(), _POISON, storage.nbytes())
 
-    def leave(self, tensor: torch.Tensor) -> None:
+    def release_after_copies(self, tensor: torch.Tensor) -> None:
         """Do nothing: a copy keeps its tensors until it is done."""
 
     def _copying(
@@ -63,7 +63,7 @@ class SimulatedMachine(LanedMachine):
 
         return move
 
-    def hold(self, ticket: Ticket) -> None:
+    def wait_on_compute(self, ticket: Ticket) -> None:
         """Block until the ticket is done: compute is what the calling thread does."""
         own(ticket).synchronize()
 

@@ -180,7 +180,7 @@ class _Switch:
 
 
 class LanedMachine(ABC):
-    """The lanes of a machine and their threads. A subclass adds `discard`, `leave`, `hold` and how copies go.
+    """The lanes of a machine and their threads. A subclass adds `release`, `release_after_copies`, `wait_on_compute` and how copies go.
 
     Use it in a ``with`` statement, or call ``close``, so that what was given is finished. A machine that is
     dropped, or still open when the interpreter ends, fails the jobs that it has not begun.
@@ -243,7 +243,7 @@ class LanedMachine(ABC):
         """Wait until all lanes are idle.
 
         Raises:
-            LaneFailed: the first failure that no ``synchronize``, ``hold`` or ``drain`` has raised yet.
+            LaneFailed: the first failure that no ``synchronize``, ``wait_on_compute`` or ``drain`` has raised yet.
             MachineMisuse: in a forked process, work was left to be done at the fork.
         """
         for job in list(self._last.values()):
