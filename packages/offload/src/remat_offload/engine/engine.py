@@ -15,7 +15,7 @@ from remat_executor.module.planned_step import PlannedStep
 from remat_graph import Lane, OptimizerStep, Placement, Role, Update
 from remat_graph.contexts import context
 from remat_offload.deferred_signals import uninterrupted
-from remat_offload.engine.pending_parameters import land, take_off
+from remat_offload.engine.pending_parameters import clear_pending, mark_pending
 from remat_offload.engine.residency import Residency
 from remat_offload.engine.transfer_steps import Transfers, Updates
 from remat_offload.errors import LaneFailed, OffloadMisuse
@@ -43,8 +43,8 @@ class Engine:
     def __init__(self, machine: Machine, pool: HostPool, updates: Updates) -> None:
         self.machine, self.updates = machine, updates
         self.residency = Residency(machine, pool)
-        self._in_flight: dict[nn.Parameter, Event] = {}
-        self.clipping = Clipping(machine, self.let_wait)
+        self._pending: dict[nn.Parameter, Event] = {}
+        self.clipping = Clipping(machine, self.mark_pending)
         self.accumulating = False
         self.added_up: set[nn.Parameter] = set()
         self._latest: PlannedStep | None = None
@@ -77,20 +77,20 @@ class Engine:
             self.updates.take_back(owner)
 
     @context
-    def grounded(self) -> Generator[None, None, None]:
+    def no_pending_parameters(self) -> Generator[None, None, None]:
         """Within it parameters are ordinary, and who reads one waits for its update himself, as a call does.
 
         Those whose updates are under way at its end, however it ends, are in flight again.
         """
         try:
-            for param in self._in_flight:
-                land(param)
+            for param in self._pending:
+                clear_pending(param)
             yield
         finally:
-            with uninterrupted() if self._in_flight else nullcontext():
-                self._in_flight = {param: work for param, work in self._in_flight.items() if not work.query()}
-                for param, work in self._in_flight.items():
-                    take_off(param, work)
+            with uninterrupted() if self._pending else nullcontext():
+                self._pending = {param: work for param, work in self._pending.items() if not work.query()}
+                for param, work in self._pending.items():
+                    mark_pending(param, work)
 
     def wait(self) -> None:
         """Wait until every update is done.
@@ -102,21 +102,21 @@ class Engine:
         try:
             self.machine.drain()
         except LaneFailed:
-            self._land()
+            self._clear_all_pending()
             raise
-        self._land()
+        self._clear_all_pending()
 
-    def _land(self) -> None:
+    def _clear_all_pending(self) -> None:
         """Nothing is under way, and what failed has been told: let all parameters be ordinary."""
-        for param in self._in_flight:
-            land(param)
-        self._in_flight.clear()
+        for param in self._pending:
+            clear_pending(param)
+        self._pending.clear()
         self.residency.forget_tickets()
 
-    def let_wait(self, param: nn.Parameter, work: Event) -> None:
+    def mark_pending(self, param: nn.Parameter, work: Event) -> None:
         """Let whoever reads a parameter, or asks for its gradient, wait first."""
-        self._in_flight[param] = work
-        take_off(param, work)
+        self._pending[param] = work
+        mark_pending(param, work)
 
     def step(self) -> None:
         """Carry out what the schedule of the latest call has after its backward: the optimizer's step.
@@ -148,13 +148,13 @@ class Engine:
             with uninterrupted() if isinstance(item, OptimizerStep) else nullcontext():
                 handler.carry_out(cast(Action, item), live)
                 if isinstance(item, OptimizerStep) and item.lane is Lane.CPU_OPTIMIZER:
-                    self._take_off(step.graph.values[item.value].name, self.residency.params[item.value])
+                    self._mark_update_pending(step.graph.values[item.value].name, self.residency.params[item.value])
         for update in self._left_out(step):
             live[update.grad] = cast(Tensor, self.residency.params[update.param].grad)
             with uninterrupted():
                 handler.update_unplanned(update, live)
                 if step.graph.values[update.param].placement is Placement.HOST:
-                    self._take_off(step.graph.values[update.param].name, self.residency.params[update.param])
+                    self._mark_update_pending(step.graph.values[update.param].name, self.residency.params[update.param])
 
     def _left_out(self, step: PlannedStep) -> list[Update]:
         """Updates that the plan of a call does not know.
@@ -169,7 +169,7 @@ class Engine:
                 found.append(Update(param=place, grad=len(step.graph.values) + place, states=states))
         return found
 
-    def _take_off(self, name: str, param: nn.Parameter) -> None:
+    def _mark_update_pending(self, name: str, param: nn.Parameter) -> None:
         ticket = self.residency.residents[name].written
         if ticket is not None:
-            self.let_wait(param, ticket)
+            self.mark_pending(param, ticket)

@@ -17,7 +17,7 @@ from remat_offload.host_memory.pool import Event
 _WAIT = "_remat_wait"
 
 
-class InFlight(nn.Parameter):
+class PendingParameter(nn.Parameter):
     """A parameter that is being updated."""
 
     @classmethod
@@ -31,29 +31,29 @@ class InFlight(nn.Parameter):
         """Wait for every such parameter among the arguments, then do what was asked."""
         kwargs = kwargs or {}
         for parameter in _among((args, kwargs)):
-            parameter._landed()
+            parameter._wait_for_update()
         return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """An ordinary one's: torch asks a parameter for its class before it reads it."""
-        return self._landed().__deepcopy__(memo)
+        return self._wait_for_update().__deepcopy__(memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Likewise, and for its attributes."""
-        return self._landed().__reduce_ex__(protocol)
+        return self._wait_for_update().__reduce_ex__(protocol)
 
-    def _landed(self) -> nn.Parameter:
+    def _wait_for_update(self) -> nn.Parameter:
         work: Event | None = self.__dict__.get(_WAIT)
         if work is not None:
             try:
                 work.synchronize()
             finally:
                 if work.query():  # well or badly; else nobody has waited to the end
-                    land(self)
+                    clear_pending(self)
         return self
 
 
-def take_off(parameter: nn.Parameter, work: Event) -> None:
+def mark_pending(parameter: nn.Parameter, work: Event) -> None:
     """Let whoever touches the parameter wait first.
 
     Args:
@@ -61,12 +61,12 @@ def take_off(parameter: nn.Parameter, work: Event) -> None:
         work: what is waited for: its update.
     """
     parameter.__dict__[_WAIT] = work
-    parameter.__class__ = InFlight
+    parameter.__class__ = PendingParameter
 
 
-def land(parameter: nn.Parameter) -> None:
+def clear_pending(parameter: nn.Parameter) -> None:
     """Make it an ordinary parameter again, whether or not its update is done."""
-    if type(parameter) is InFlight:
+    if type(parameter) is PendingParameter:
         setattr(parameter, "__class__", nn.Parameter)  # noqa: B010 - mypy holds the class for fixed
         parameter.__dict__.pop(_WAIT, None)
 
@@ -77,8 +77,8 @@ def drop_gradient(parameter: nn.Parameter) -> None:
         parameter.grad = None
 
 
-def _among(value: Any) -> Iterable[InFlight]:
-    if type(value) is InFlight:
+def _among(value: Any) -> Iterable[PendingParameter]:
+    if type(value) is PendingParameter:
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():

@@ -174,7 +174,7 @@ class Training:
             MachineMisuse: the machine is closed, or this process was forked from its own.
         """
         self.machine.check()
-        with self.engine.grounded():
+        with self.engine.no_pending_parameters():
             self.engine.take_back()
             self.check_gradients()
             self.engine.clipping.scale_all()

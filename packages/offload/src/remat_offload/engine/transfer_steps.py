@@ -89,7 +89,7 @@ class EngineState(Protocol):
         """Bring home what was given other memory meanwhile."""
         ...
 
-    def let_wait(self, param: nn.Parameter, work: Event) -> None:
+    def mark_pending(self, param: nn.Parameter, work: Event) -> None:
         """Let whoever reads a parameter, or asks for its gradient, wait first."""
         ...
 
@@ -297,7 +297,7 @@ class Transfers:
         with past_torch_function():
             param.grad = grad
         for ticket in after:
-            self.engine.let_wait(param, ticket)
+            self.engine.mark_pending(param, ticket)
 
     def gradients(
         self, update: Update, live: dict[int, Tensor]

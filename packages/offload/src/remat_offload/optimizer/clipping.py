@@ -76,11 +76,11 @@ class Clipping:
 
     Args:
         machine: its lane for the CPU takes the norms.
-        let_wait: makes whoever reads a parameter wait for something first.
+        mark_pending: makes whoever reads a parameter wait for something first.
     """
 
-    def __init__(self, machine: Machine, let_wait: Callable[[nn.Parameter, Event], None]) -> None:
-        self.machine, self._let_wait = machine, let_wait
+    def __init__(self, machine: Machine, mark_pending: Callable[[nn.Parameter, Event], None]) -> None:
+        self.machine, self._mark_pending = machine, mark_pending
         self._norm_type: float | None = None  # of the latest clipping; None: there was none
         self._times = 1  # gradients that were added up for it
         self._added: Counter[Tensor] = Counter()
@@ -126,7 +126,7 @@ class Clipping:
         scale = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0).to("cpu")
         for param in later:
             self._scales[param] = scale
-            self._let_wait(param, _Scaling(self, param))
+            self._mark_pending(param, _Scaling(self, param))
         return norm
 
     def scale_of(self, param: nn.Parameter) -> Tensor | None:
@@ -206,4 +206,4 @@ class Clipping:
         ticket = self.machine.work(take, name="the norm of a gradient")
         self._taken[param] = _Taken(weakref.ref(grad), grad._version, norm_type, ticket, found)
         assert isinstance(param, nn.Parameter)
-        self._let_wait(param, ticket)
+        self._mark_pending(param, ticket)
