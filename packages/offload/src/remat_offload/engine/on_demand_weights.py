@@ -30,7 +30,7 @@ _SIZES = {
 }
 
 
-class Lender(Protocol):
+class WeightFetcher(Protocol):
     """Brings moved parameters, and takes home what was written to them."""
 
     @property
@@ -42,25 +42,25 @@ class Lender(Protocol):
         """Whether a parameter is placed on the host."""
         ...
 
-    def lend(self, param: nn.Parameter) -> Tensor:
+    def fetch(self, param: nn.Parameter) -> Tensor:
         """A copy of one that moves, on the device, for compute that is given from now on."""
         ...
 
-    def take_home(self, param: nn.Parameter, lent: Tensor) -> None:
+    def write_back(self, param: nn.Parameter, lent: Tensor) -> None:
         """Let the parameter be what its copy is."""
         ...
 
 
-class Lending(TorchFunctionMode):
+class OnDemandWeights(TorchFunctionMode):
     """Within it functions of PyTorch are lent the moved parameters among their arguments.
 
     Args:
-        lender: brings them.
+        fetcher: brings them.
     """
 
-    def __init__(self, lender: Lender) -> None:
+    def __init__(self, fetcher: WeightFetcher) -> None:
         super().__init__()
-        self._lender = lender
+        self._fetcher = fetcher
 
     def __torch_function__(
         self,
@@ -71,11 +71,11 @@ class Lending(TorchFunctionMode):
     ) -> Any:
         """Call the function on what is lent."""
         kwargs = dict(kwargs or {})
-        moved = dict.fromkeys(param for param in _params_in((args, kwargs)) if self._lender.moves(param))
+        moved = dict.fromkeys(param for param in _params_in((args, kwargs)) if self._fetcher.moves(param))
         if not moved or func in _SIZES or (_is_accessor(func) and func not in _WHERE | _VIEWS):
             return func(*args, **kwargs)
         if func in _WHERE:
-            return func(torch.empty(0, device=self._lender.device))
+            return func(torch.empty(0, device=self._fetcher.device))
         # What is written in place is told by its version, which tensors that inference mode makes lack.
         with torch.inference_mode(False):
             lent = {param: self._lent(param) for param in moved}
@@ -83,23 +83,23 @@ class Lending(TorchFunctionMode):
         result = func(*_swapped(args, lent), **_swapped(kwargs, lent))
         for param, there in lent.items():
             if there._version != versions[param]:
-                self._lender.take_home(param, there.detach())
+                self._fetcher.write_back(param, there.detach())
         return result
 
     def _lent(self, param: nn.Parameter) -> Tensor:
         if torch.is_grad_enabled() and param.requires_grad:
-            lent: Tensor = _Lent.apply(param, self._lender)  # type: ignore[no-untyped-call]
+            lent: Tensor = _FetchedWeight.apply(param, self._fetcher)  # type: ignore[no-untyped-call]
             return lent
-        return self._lender.lend(param)
+        return self._fetcher.fetch(param)
 
 
-class _Lent(torch.autograd.Function):
+class _FetchedWeight(torch.autograd.Function):
     """A parameter on the host, read on the device."""
 
     @staticmethod
-    def forward(ctx: Any, param: nn.Parameter, lender: Lender) -> Tensor:
+    def forward(ctx: Any, param: nn.Parameter, fetcher: WeightFetcher) -> Tensor:
         ctx.home = param.device
-        return lender.lend(param)
+        return fetcher.fetch(param)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:

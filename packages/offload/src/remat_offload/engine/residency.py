@@ -283,10 +283,10 @@ class Residency:
         return self.machine.device
 
     def moves(self, param: nn.Parameter) -> bool:
-        """Whether a parameter is placed on the host; see `Lender`."""
+        """Whether a parameter is placed on the host; see `WeightFetcher`."""
         return param in self._moved
 
-    def lend(self, param: nn.Parameter) -> Tensor:
+    def fetch(self, param: nn.Parameter) -> Tensor:
         """A copy of a moved parameter, on the device, for compute that is given from now on."""
         name = self._moved[param]
         resident = self.residents[name]
@@ -294,7 +294,7 @@ class Residency:
         self.machine.wait_on_compute(ticket)
         return resident.layout.on(there)
 
-    def take_home(self, param: nn.Parameter, lent: Tensor) -> None:
+    def write_back(self, param: nn.Parameter, lent: Tensor) -> None:
         """Let a moved parameter be what its copy is."""
         name = self._moved[param]
         resident = self.residents[name]

@@ -23,7 +23,7 @@ from remat_graph.contexts import context
 from remat_graph.training import Optimized, training_graph, with_placement
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine.engine import Engine
-from remat_offload.engine.on_demand_weights import Lending
+from remat_offload.engine.on_demand_weights import OnDemandWeights
 from remat_offload.engine.pending_parameters import drop_gradient
 from remat_offload.engine.residency import Layout
 from remat_offload.engine.transfer_steps import Transfers
@@ -194,7 +194,7 @@ class Training:
     @context
     def original(self) -> Generator[None, None, None]:
         """In it the original can run; see `Handlers`."""
-        with self.entered(), Lending(self.engine.residency):
+        with self.entered(), OnDemandWeights(self.engine.residency):
             yield
 
     # -- in the place of the optimizer's methods
