@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from remat_facade import Offmate
 from remat_graph import Links
 from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine
-from remat_offload.engine.weight_loading import fill
+from remat_offload.engine.weight_loading import load_weights
 from tests.helpers.models import import_transformers
 from tests.helpers.offmates import Mapped
 
@@ -143,7 +143,7 @@ class Way:
 
 def _filled(shape: Shape, device: torch.device) -> nn.Module:
     model = shape.empty()
-    fill(model, Values(model, device))
+    load_weights(model, Values(model, device))
     return model.to(device).train()
 
 

@@ -141,15 +141,15 @@ def test_what_is_left_on_the_device_comes_home(monkeypatch: pytest.MonkeyPatch) 
         if model is plain[0]:
             optimizer.step()
     residency = ours[0]._remat_training.engine.residency
-    send_home, failed = residency.send_home, []
+    copy_to_host, failed = residency.copy_to_host, []
 
     def fails_once(name: str, newer: Tensor) -> Any:
         if not failed:
             failed.append(name)
             raise KeyboardInterrupt
-        return send_home(name, newer)
+        return copy_to_host(name, newer)
 
-    monkeypatch.setattr(residency, "send_home", fails_once)
+    monkeypatch.setattr(residency, "copy_to_host", fails_once)
     with pytest.raises(KeyboardInterrupt):
         ours[1].step()
     assert failed

@@ -21,7 +21,7 @@ from remat_graph.budget import parse_nbytes
 from remat_graph.platforms.base import links_of
 from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine
 from remat_offload.engine.training_session import Training
-from remat_offload.engine.weight_loading import Filler, Weights
+from remat_offload.engine.weight_loading import WeightReader, Weights
 from remat_offload.errors import OffloadMisuse
 from remat_offload.machine.bandwidth import measure_links
 from remat_offload.machine.threaded import LanedMachine
@@ -90,7 +90,7 @@ class OffloadOptions:
         config = self.config
         weights = config.weights if self.weights is None else self.weights
         device = self._device(model, arguments, filled=weights is not None)
-        filler = None if weights is None else Filler(model, weights)
+        reader = None if weights is None else WeightReader(model, weights)
         in_backward = config.optimizer_in_backward
         if in_backward is None:
             in_backward = self.optimizer is None and config.optimizer is None
@@ -110,7 +110,7 @@ class OffloadOptions:
             in_backward=in_backward,
             master_weights=config.master_weights,
             accumulation=config.accumulation,
-            filler=filler,
+            reader=reader,
         )
         return training, OffmateEnd(training, own)
 

@@ -52,11 +52,11 @@ class Engine:
 
     def begin(self, step: PlannedStep) -> Transfers:
         """The handler of one call."""
-        self.residency.bring_home()
+        self.residency.write_back_newer()
         self._latest = step
         return Transfers(self, step)
 
-    def take_back(self) -> None:
+    def restore_placement(self) -> None:
         """Bring home what was given other memory meanwhile, by ``.data = ...`` or ``load``, say.
 
         Values go on from there, as in plain training. Who else holds a home, after values have been
@@ -67,14 +67,14 @@ class Engine:
                 its plan is none any more. Nothing was moved.
             HostPoolExhausted: there is no room for another home.
         """
-        strayed, states = self.residency.strayed(), self.updates.strayed()
-        if not strayed and not states:
+        displaced, states = self.residency.displaced(), self.updates.displaced()
+        if not displaced and not states:
             return
-        self.residency.check(strayed)
+        self.residency.check(displaced)
         self.wait()
-        self.residency.take_back(strayed)
+        self.residency.restore_placement(displaced)
         for owner in states:
-            self.updates.take_back(owner)
+            self.updates.restore_placement(owner)
 
     @context
     def no_pending_parameters(self) -> Generator[None, None, None]:
@@ -98,7 +98,7 @@ class Engine:
         Raises:
             LaneFailed: one could not be carried out. Its parameter is as it was: load a checkpoint, or go on.
         """
-        self.residency.bring_home()
+        self.residency.write_back_newer()
         try:
             self.machine.drain()
         except LaneFailed:
@@ -134,7 +134,7 @@ class Engine:
                 advice="call the model and backward()",
             )
         self.wait()
-        self.take_back()
+        self.restore_placement()
         without = {p for p, param in enumerate(self.residency.params) if param.grad is None}
         live = {
             update.grad: grad
@@ -148,13 +148,17 @@ class Engine:
             with uninterrupted() if isinstance(item, OptimizerStep) else nullcontext():
                 handler.carry_out(cast(Action, item), live)
                 if isinstance(item, OptimizerStep) and item.lane is Lane.CPU_OPTIMIZER:
-                    self._mark_update_pending(step.graph.values[item.value].name, self.residency.params[item.value])
+                    self._mark_update_pending(
+                        step.graph.values[item.value].name, self.residency.params[item.value]
+                    )
         for update in self._left_out(step):
             live[update.grad] = cast(Tensor, self.residency.params[update.param].grad)
             with uninterrupted():
                 handler.update_unplanned(update, live)
                 if step.graph.values[update.param].placement is Placement.HOST:
-                    self._mark_update_pending(step.graph.values[update.param].name, self.residency.params[update.param])
+                    self._mark_update_pending(
+                        step.graph.values[update.param].name, self.residency.params[update.param]
+                    )
 
     def _left_out(self, step: PlannedStep) -> list[Update]:
         """Updates that the plan of a call does not know.

@@ -17,7 +17,7 @@ from remat_graph import (
     Lane,
     Placement,
 )
-from remat_offload.engine.weight_loading import Filler, let_lie
+from remat_offload.engine.weight_loading import WeightReader, rebind_storage
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import HostPool
 from remat_offload.machine.base import Machine, Ticket
@@ -95,12 +95,14 @@ class Residency:
         self.params: tuple[nn.Parameter, ...] = ()
         self.residents: dict[str, Resident] = {}
         self._places: dict[str, Tensor] = {}  # on the host, reserved for what is not there yet
-        self._homes: list[tuple[str, nn.Parameter]] = []
+        self._named_params: list[tuple[str, nn.Parameter]] = []
         self._moved: dict[nn.Parameter, str] = {}
         self._device_layouts: dict[str, Layout] = {}
-        self._former: dict[str, list[tuple[Tensor, object]]] = {}  # homes, with their content, that somebody
+        self._shared_blocks: dict[
+            str, list[tuple[Tensor, object]]
+        ] = {}  # homes, with their content, that somebody
         # else held when they were left
-        self._spots: dict[str, _Spot] = {}  # where each parameter lay last
+        self._locations: dict[str, _Location] = {}  # where each parameter lay last
         self._storages: dict[str, int] = {}  # bytes of the storages that parameters have on the device
 
     def settle(
@@ -108,7 +110,7 @@ class Residency:
         graph: Graph,
         params: Sequence[nn.Parameter],
         buffers: Iterable[Tensor] = (),
-        filler: Filler | None = None,
+        reader: WeightReader | None = None,
     ) -> None:
         """Bring every parameter to its home, and buffers to the device.
 
@@ -116,52 +118,52 @@ class Residency:
             graph: a training step; parameters come first among its values, in the order of `params`.
             params: the distinct parameters of the model.
             buffers: its buffers.
-            filler: gives values to those that it has some for, in their new places.
+            reader: gives values to those that it has some for, in their new places.
 
         Raises:
             HostPoolExhausted: the host budget is spent; nothing was changed.
             CannotPin: the host's memory cannot be pinned; nothing was changed.
         """
-        self._places = self._reserved(graph, params)
+        self._places = self._allocate_blocks(graph, params)
         for buffer in buffers:
-            self._bring_there(buffer, filler)
+            self._move_to_device(buffer, reader)
         self.params = tuple(params)
         values = graph.values[: len(self.params)]
-        self._homes = [(value.name, param) for value, param in zip(values, self.params, strict=True)]
+        self._named_params = [(value.name, param) for value, param in zip(values, self.params, strict=True)]
         for value, param in zip(graph.values, self.params, strict=False):
             if value.placement is not Placement.HOST:
-                self._bring_there(param, filler)
+                self._move_to_device(param, reader)
                 self._device_layouts[value.name] = Layout.of(param)
                 self._storages[value.name] = param.untyped_storage().nbytes()
                 continue
-            resident = self.house(value.name, Layout.of(param))
-            if filler is not None and filler.has(param):
-                filler.read(param, resident.tensor)
+            resident = self.reserve_on_host(value.name, Layout.of(param))
+            if reader is not None and reader.has(param):
+                reader.read(param, resident.tensor)
             else:
                 resident.whole.copy_(bytes_of(param.data))
-            let_lie(param, resident.tensor)
+            rebind_storage(param, resident.tensor)
             self._moved[param] = value.name
             if param.grad is not None:
                 param.grad = param.grad.to("cpu")
-        self._spots = {name: _spot(param) for name, param in self._homes}
+        self._locations = {name: _location(param) for name, param in self._named_params}
 
-    def _bring_there(self, tensor: Tensor, filler: Filler | None) -> None:
+    def _move_to_device(self, tensor: Tensor, reader: WeightReader | None) -> None:
         """Bring a parameter or buffer to the device, with the values that it is to have."""
         there = tensor.data
-        if filler is not None and filler.has(tensor):
+        if reader is not None and reader.has(tensor):
             if tensor.device != self.machine.device:
                 there = self.machine.allocate(tensor.shape, tensor.stride(), tensor.dtype)
-            filler.read(tensor, there)
+            reader.read(tensor, there)
         elif tensor.device != self.machine.device:
             there = there.to(self.machine.device)
-        let_lie(tensor, there)
+        rebind_storage(tensor, there)
 
-    def house(self, name: str, layout: Layout) -> Resident:
+    def reserve_on_host(self, name: str, layout: Layout) -> Resident:
         """Give a value that is placed on the host the place there that is reserved for it."""
         self.residents[name] = Resident(self._places.pop(name), layout)
         return self.residents[name]
 
-    def _reserved(self, graph: Graph, params: Sequence[nn.Parameter]) -> dict[str, Tensor]:
+    def _allocate_blocks(self, graph: Graph, params: Sequence[nn.Parameter]) -> dict[str, Tensor]:
         """Places for all that is placed on the host, taken before anything moves."""
         taken: dict[str, Tensor] = {}
         try:
@@ -181,26 +183,30 @@ class Residency:
         Raises:
             OffloadMisuse: one is another object.
         """
-        for (name, param), given in zip(self._homes, flat, strict=False):
+        for (name, param), given in zip(self._named_params, flat, strict=False):
             if param is not given:
                 raise OffloadMisuse(
                     problem=f"{name} is another Parameter than the one that was planned and is stepped",
                     advice="give that one values, by `.data` or copy_(), or build the module anew",
                 )
 
-    def strayed(self) -> list[tuple[str, nn.Parameter]]:
+    def displaced(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that lie elsewhere than they did; nobody has to wait for that to be known."""
         with past_torch_function():
-            return [(name, param) for name, param in self._homes if _spot(param) != self._spots[name]]
+            return [
+                (name, param)
+                for name, param in self._named_params
+                if _location(param) != self._locations[name]
+            ]
 
-    def check(self, strayed: Sequence[tuple[str, nn.Parameter]]) -> None:
+    def check(self, displaced: Sequence[tuple[str, nn.Parameter]]) -> None:
         """See that parameters can go home.
 
         Raises:
             OffloadMisuse: one has another shape, type or device now, or shares memory with another: its plan
                 is none any more.
         """
-        for name, param in strayed:
+        for name, param in displaced:
             resident = self.residents.get(name)
             home = self._device_layouts[name] if resident is None else resident.layout
             place = self.machine.device if resident is None else resident.whole.device
@@ -210,40 +216,40 @@ class Residency:
                     problem=f"{name} {differences}",
                     advice="build the module anew from the original, its `module`",
                 )
-        names = [name for name, _ in self._homes]
-        if strayed and (pair := overlapping(self.params)) is not None:
+        names = [name for name, _ in self._named_params]
+        if displaced and (pair := overlapping(self.params)) is not None:
             raise OffloadMisuse(
                 problem=f"{names[pair[0]]} and {names[pair[1]]} share memory now, and were planned apart",
                 advice="give each its own, or tie them by one Parameter and build the module anew",
             )
 
-    def take_back(self, strayed: Sequence[tuple[str, nn.Parameter]]) -> None:
+    def restore_placement(self, displaced: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Bring home parameters that have other memory; nothing is under way, and `check` has passed.
 
         Raises:
             HostPoolExhausted: there is no room for another home.
         """
-        for name, param in strayed:
+        for name, param in displaced:
             resident, now = self.residents.get(name), Layout.of(param)
             if resident is not None:
                 if now != resident.layout or param.data_ptr() != resident.tensor.data_ptr():
-                    self._rehouse(name, resident, param)
+                    self._copy_into_block(name, resident, param)
             elif (
                 now != self._device_layouts[name]
                 or param.device != self.machine.device
                 or param.untyped_storage().nbytes() > self._storages[name]
             ):
-                param.data = self._laid_out(self._device_layouts[name], param.data)
-            self._spots[name] = _spot(param)
+                param.data = self._copied_to_layout(self._device_layouts[name], param.data)
+            self._locations[name] = _location(param)
 
-    def whereabouts(self) -> list[object]:
+    def placements(self) -> list[object]:
         """What tells, compared later, whether a parameter was given other values than by writing to it."""
         return [
-            (self._spots[name], self.residents[name].content if name in self.residents else None)
-            for name, _ in self._homes
+            (self._locations[name], self.residents[name].content if name in self.residents else None)
+            for name, _ in self._named_params
         ]
 
-    def _laid_out(self, layout: Layout, values: Tensor) -> Tensor:
+    def _copied_to_layout(self, layout: Layout, values: Tensor) -> Tensor:
         """Values in memory of their own on the device, as a plan wants them."""
         steps = (stride * (size - 1) for size, stride in zip(layout.size, layout.stride, strict=True))
         numel = layout.offset + 1 + sum(steps)
@@ -251,9 +257,9 @@ class Residency:
         place.copy_(values)
         return place
 
-    def _rehouse(self, name: str, resident: Resident, param: nn.Parameter) -> None:
+    def _copy_into_block(self, name: str, resident: Resident, param: nn.Parameter) -> None:
         """Let a home hold what its parameter is, whose memory is another."""
-        former = self._former.setdefault(name, [])
+        former = self._shared_blocks.setdefault(name, [])
         for place, (whole, content) in enumerate(former):
             if (
                 resident.layout == Layout.of(param)
@@ -275,7 +281,7 @@ class Residency:
         for whole, _ in former:
             if not any(whole is kept for kept, _ in left):
                 self.pool.release(whole)
-        self._former[name] = left
+        self._shared_blocks[name] = left
 
     @property
     def device(self) -> torch.device:
@@ -290,7 +296,7 @@ class Residency:
         """A copy of a moved parameter, on the device, for compute that is given from now on."""
         name = self._moved[param]
         resident = self.residents[name]
-        there, ticket = self.bring(name)
+        there, ticket = self.copy_to_device(name)
         self.machine.wait_on_compute(ticket)
         return resident.layout.on(there)
 
@@ -305,7 +311,7 @@ class Residency:
         resident.written.synchronize()
         torch.autograd.graph.increment_version(param)  # as a write in place does
 
-    def bring(self, name: str) -> tuple[Tensor, Ticket]:
+    def copy_to_device(self, name: str) -> tuple[Tensor, Ticket]:
         """The bytes of a resident on the device, and their copy, which comes after what writes them."""
         resident = self.residents[name]
         there = self.machine.allocate((resident.whole.numel(),), (1,), torch.uint8)
@@ -314,13 +320,13 @@ class Residency:
         resident.read = ticket
         return there, ticket
 
-    def bring_home(self) -> None:
+    def write_back_newer(self) -> None:
         """Copy home what an update left on the device, where something came between that and its copy."""
         for name, resident in self.residents.items():
             if resident.newer is not None:
-                self.send_home(name, resident.newer)
+                self.copy_to_host(name, resident.newer)
 
-    def send_home(self, name: str, newer: Tensor) -> Ticket:
+    def copy_to_host(self, name: str, newer: Tensor) -> Ticket:
         """Copy the bytes of a resident home from the device."""
         resident = self.residents[name]
         ticket = self.machine.copy(
@@ -334,20 +340,20 @@ class Residency:
         for resident in self.residents.values():
             resident.written = resident.read = None
 
-    def at_home_on_host(self) -> list[nn.Parameter]:
+    def params_on_host(self) -> list[nn.Parameter]:
         """The parameters that are."""
-        return [param for name, param in self._homes if name in self.residents]
+        return [param for name, param in self._named_params if name in self.residents]
 
     def names_of(self, params: Iterable[nn.Parameter]) -> list[str]:
         """Names of parameters, in the model's order."""
         among = set(params)
-        return [name for name, param in self._homes if param in among]
+        return [name for name, param in self._named_params if param in among]
 
 
-_Spot = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype, torch.device]
+_Location = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
-def _spot(param: nn.Parameter) -> _Spot:
+def _location(param: nn.Parameter) -> _Location:
     """Where a parameter lies, and how."""
     nbytes = param.untyped_storage().nbytes()
     return param.data_ptr(), nbytes, param.shape, param.stride(), param.dtype, param.device

@@ -27,7 +27,7 @@ from remat_offload.engine.on_demand_weights import OnDemandWeights
 from remat_offload.engine.pending_parameters import drop_gradient
 from remat_offload.engine.residency import Layout
 from remat_offload.engine.transfer_steps import Transfers
-from remat_offload.engine.weight_loading import Filler
+from remat_offload.engine.weight_loading import WeightReader
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import HostPool
 from remat_offload.machine.base import Machine
@@ -48,7 +48,7 @@ class Training:
         in_backward: whether parameters are updated during the backward.
         master_weights: whether parameters in 16 bits are stepped in 32.
         accumulation: micro-batches to a step that plans are made for.
-        filler: gives parameters and buffers their values as they are brought to their homes.
+        reader: gives parameters and buffers their values as they are brought to their homes.
 
     Attributes:
         on_host: names of what is placed on the host; None until that is settled.
@@ -68,7 +68,7 @@ class Training:
         in_backward: bool,
         master_weights: bool = False,
         accumulation: int = 1,
-        filler: Filler | None = None,
+        reader: WeightReader | None = None,
     ) -> None:
         states = (value for state in optimizer.state.values() for value in state.values())
         if any(isinstance(value, Tensor) and value.is_meta for value in states):
@@ -78,7 +78,7 @@ class Training:
             )
         self.machine, self.pool, self.optimizer, self.in_backward = machine, pool, optimizer, in_backward
         self.accumulation = accumulation
-        self._filler = filler
+        self._reader = reader
         self._before: Training | None = getattr(optimizer, _ATTACHED, None)
         if self._before is not None:
             self._before.wait()
@@ -145,8 +145,8 @@ class Training:
         if self.on_host is not None:
             return settled
         params = [param for _, param in tensors.parameters]
-        self.engine.residency.settle(settled, params, [buffer for _, buffer in tensors.buffers], self._filler)
-        self._filler = None  # nor the weights that it reads
+        self.engine.residency.settle(settled, params, [buffer for _, buffer in tensors.buffers], self._reader)
+        self._reader = None  # nor the weights that it reads
         for value in settled.values:
             if (
                 value.role is Role.OPTIMIZER_STATE
@@ -158,7 +158,9 @@ class Training:
                 (state,) = (state for state in self.states.kept(param) if state.name == name)
                 like = param if state.shape == tuple(param.shape) else torch.empty(state.shape, device="meta")
                 layout = Layout(state.shape, like.stride(), 0, state.dtype)
-                self.states.house(param, name, self.engine.residency.house(value.name, layout).whole)
+                self.states.reserve_on_host(
+                    param, name, self.engine.residency.reserve_on_host(value.name, layout).whole
+                )
         self.states.settle(None if self._before is None else self._before.states)
         self.on_host = frozenset(v.name for v in settled.values if v.placement is Placement.HOST)
         self.engine.added_up = self._with_gradients()
@@ -175,7 +177,7 @@ class Training:
         """
         self.machine.check()
         with self.engine.no_pending_parameters():
-            self.engine.take_back()
+            self.engine.restore_placement()
             self.check_gradients()
             self.engine.clipping.scale_all()
             yield
@@ -299,7 +301,7 @@ class Training:
                 problem="gradients cannot be clipped together where each is used as soon as it is there",
                 advice="build the module with optimizer_in_backward=False",
             )
-        params, on_host = self.engine.residency.params, self.engine.residency.at_home_on_host()
+        params, on_host = self.engine.residency.params, self.engine.residency.params_on_host()
         return self.engine.clipping.clip(params, on_host, max_norm, norm_type, error_if_nonfinite, foreach)
 
     @context

@@ -44,11 +44,11 @@ class Updates(Protocol):
         """Whether a parameter is the optimizer's."""
         ...
 
-    def strayed(self) -> Sequence[Tensor]:
+    def displaced(self) -> Sequence[Tensor]:
         """Parameters of which a state lies in other memory than its home on the host."""
         ...
 
-    def take_back(self, param: Tensor) -> None:
+    def restore_placement(self, param: Tensor) -> None:
         """Bring states home that were given other memory."""
         ...
 
@@ -85,7 +85,7 @@ class EngineState(Protocol):
     added_up: set[nn.Parameter]
     owner: Callable[[], object]
 
-    def take_back(self) -> None:
+    def restore_placement(self) -> None:
         """Bring home what was given other memory meanwhile."""
         ...
 
@@ -107,7 +107,7 @@ class Transfers:
         self.layouts: dict[int, Layout] = {}  # how they lay on the device
         self.reading: dict[int, Ticket] = {}  # work on the CPU, by the gradients that it reads
         self.flying: dict[Transfer, Tensor] = {}  # on the device, being copied: nobody has waited yet
-        self.whereabouts = self.residency.whereabouts()
+        self.placements = self.residency.placements()
         self.versions = tensor_versions(self.residency.params)
         pool = self.residency.pool
         # A call whose backward never runs leaves activations behind, and copies.
@@ -148,9 +148,9 @@ class Transfers:
             OffloadMisuse: a parameter was given other values since the forward. What autograd saved of one
                 would be the old values for some operators, and the new ones for others.
         """
-        if self.residency.strayed():
-            self.engine.take_back()
-        now = zip(self.residency.params, self.whereabouts, self.residency.whereabouts(), strict=True)
+        if self.residency.displaced():
+            self.engine.restore_placement()
+        now = zip(self.residency.params, self.placements, self.residency.placements(), strict=True)
         if changed := self.residency.names_of(param for param, before, after in now if before != after):
             raise OffloadMisuse(
                 problem=f"{changed[0]} was given other memory between a forward and its backward",
@@ -190,7 +190,7 @@ class Transfers:
             name = f"{self.graph.values[value].name} to the host"
             self.tickets[transfer] = self.machine.copy(Lane.TO_HOST, destination, source, (), name)
         else:
-            self.tickets[transfer] = self.residency.send_home(self.graph.values[value].name, source)
+            self.tickets[transfer] = self.residency.copy_to_host(self.graph.values[value].name, source)
 
     def fetch(self, transfer: Transfer) -> Tensor:
         """Bring a value from the host."""
@@ -202,7 +202,7 @@ class Transfers:
                     problem=f"{name} was written in place between a forward and its backward, which reads it",
                     advice="write to it before the forward or after the backward",
                 )
-            there, self.tickets[transfer] = self.residency.bring(name)
+            there, self.tickets[transfer] = self.residency.copy_to_device(name)
             return resident.layout.on(there)
         whole, layout = self.away[value], self.layouts[value]
         there = self.machine.allocate((whole.numel(),), (1,), torch.uint8)

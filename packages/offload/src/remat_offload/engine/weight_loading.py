@@ -19,7 +19,7 @@ from remat_offload.errors import BadWeights
 Weights = str | PathLike[str] | Mapping[str, Tensor]
 
 
-class Filler:
+class WeightReader:
     """Weights that fit a model, to be read as its tensors get their places.
 
     Args:
@@ -73,25 +73,25 @@ class Filler:
             place.copy_(self._source.read(self._names[tensor]))
 
 
-def fill(model: nn.Module, weights: Weights) -> None:
+def load_weights(model: nn.Module, weights: Weights) -> None:
     """Fill a model on the CPU.
 
     Args:
         model: the module.
-        weights: as for `Filler`.
+        weights: as for `WeightReader`.
 
     Raises:
         BadWeights: they do not fit; nothing was changed.
     """
-    filler = Filler(model, weights)
+    reader = WeightReader(model, weights)
     for tensor in (*model.parameters(), *model.buffers()):
-        if filler.has(tensor):
+        if reader.has(tensor):
             place = torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.data
-            filler.read(tensor, place)
-            let_lie(tensor, place)
+            reader.read(tensor, place)
+            rebind_storage(tensor, place)
 
 
-def let_lie(tensor: Tensor, place: Tensor) -> None:
+def rebind_storage(tensor: Tensor, place: Tensor) -> None:
     """Let a tensor lie in other memory: the same object, with what is attached to it."""
     if not tensor.is_meta:
         tensor.data = place

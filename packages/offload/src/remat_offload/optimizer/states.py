@@ -80,7 +80,7 @@ class States:
 
     # -- where it lies
 
-    def strayed(self) -> list[Tensor]:
+    def displaced(self) -> list[Tensor]:
         """Parameters of which a state lies in other memory than its home on the host."""
         found: dict[Tensor, None] = {}
         for (param, name), whole in self._places.items():
@@ -89,11 +89,11 @@ class States:
                 found[param] = None
         return list(found)
 
-    def take_back(self, param: Tensor) -> None:
+    def restore_placement(self, param: Tensor) -> None:
         """Bring states home that were given other memory."""
         self._stepper.adopt(param)
 
-    def house(self, param: nn.Parameter, name: str, whole: Tensor) -> None:
+    def reserve_on_host(self, param: nn.Parameter, name: str, whole: Tensor) -> None:
         """Give a state its bytes on the host; before `settle`."""
         self._places[param, name] = whole
 
