@@ -133,7 +133,7 @@ def test_loaded_states_are_at_home() -> None:
 def test_what_is_left_on_the_device_comes_home(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of updated states that could not be begun is made before anybody looks."""
     # A slow optimizer, wherever it steps: the device steps states that come from the host and go back.
-    slow = UpdateCost(s_per_element=1e-6, scratch_nbytes_per_element=4.0)
+    slow = UpdateCost(s_per_element=1e-6, workspace_nbytes_per_element=4.0)
     monkeypatch.setattr("remat_offload.optimizer.states.update_cost", lambda *_: slow)
     plain, ours = plainly(), made(zoo=False)
     for model, optimizer, x in (plain, ours):

@@ -307,22 +307,25 @@ def test_pieces_brought_elsewhere(case: str) -> None:
 
     def carried(stepper: Stepper, params: list[torch.nn.Parameter], grads: list[torch.Tensor]) -> None:
         for param, grad in zip(params, grads, strict=True):
-            walk = stepper.begin(param)
+            chunked = stepper.begin(param)
             cut = stepper.chunks(param)
             assert (stepper.kind(param) is Kind.ELEMENTWISE) == (len(cut) > 1)
             for piece in cut:
                 whole = len(cut) == 1
                 data = param.detach() if whole else param.detach().view(-1)[piece]
-                homes = {n: walk.place(n) if whole else walk.place(n).view(-1)[piece] for n in walk.names}
+                homes = {
+                    n: chunked.place(n) if whole else chunked.place(n).view(-1)[piece] for n in chunked.names
+                }
                 away = {
-                    n: home.clone() if walk.has(n) else torch.full_like(home, 7) for n, home in homes.items()
+                    n: home.clone() if chunked.has(n) else torch.full_like(home, 7)
+                    for n, home in homes.items()
                 }
                 moved = data.clone()
-                walk.step(moved, (grad if whole else grad.view(-1)[piece]).clone(), away)
+                chunked.step(moved, (grad if whole else grad.view(-1)[piece]).clone(), away)
                 data.copy_(moved)
                 for name, home in homes.items():
                     home.copy_(away[name])
-            walk.finish()
+            chunked.finish()
 
     agree(making(case), [numbers(37, 61)], carried)
 
@@ -406,10 +409,10 @@ def test_misuse() -> None:
         stepper.step([torch.zeros(3)], [torch.zeros(3)])
     with pytest.raises(StepMisuse, match="must be the same"):
         stepper.step_by_chunks(param, param.detach(), numbers(499))
-    walk = stepper.begin(param)
-    walk.step(param.detach()[:64], numbers(64), {})
+    chunked = stepper.begin(param)
+    chunked.step(param.detach()[:64], numbers(64), {})
     with pytest.raises(StepMisuse, match="436 elements are left"):
-        walk.finish()
+        chunked.finish()
     optimizer.param_groups[0]["momentum"] = 0.9
     with pytest.raises(StepMisuse, match="momentum_buffer is none that a probe found; make a new Stepper"):
         stepper.step_by_chunks(param, param.detach(), numbers(500))

@@ -15,7 +15,7 @@ from remat_offload.machine.cuda import CudaMachine
 from remat_offload.machine.races import Operation, Race, find_races
 from remat_offload.machine.recorder import Recorder
 from remat_offload.machine.simulated import SimulatedMachine
-from remat_offload.optimizer.chunked_step import PiecewiseStep
+from remat_offload.optimizer.chunked_step import ChunkedStep
 from remat_offload.optimizer.partial_step import Stepper, kind_of, state_layout
 from remat_offload.optimizer.profile import Kind, StateTensor
 
@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CannotPin",
+    "ChunkedStep",
     "CudaMachine",
     "HostPool",
     "HostPoolExhausted",
@@ -33,7 +34,6 @@ __all__ = [
     "Machine",
     "MachineMisuse",
     "Operation",
-    "PiecewiseStep",
     "Race",
     "Recorder",
     "RefusedOptimizer",

@@ -20,7 +20,7 @@ from remat_graph import Links
 from remat_graph.budget import parse_nbytes
 from remat_graph.platforms.base import links_of
 from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine
-from remat_offload.engine.training_session import Training
+from remat_offload.engine.training_session import TrainingSession
 from remat_offload.engine.weight_loading import WeightReader, Weights
 from remat_offload.errors import OffloadMisuse
 from remat_offload.machine.bandwidth import measure_links
@@ -77,7 +77,7 @@ class OffloadOptions:
         advice = "give the optimizer itself, over the model's parameters"
         _check("optimizer", self.optimizer, Optimizer, advice)
 
-    def training(self, model: nn.Module, arguments: Arguments) -> tuple[Training, OffmateEnd]:
+    def training(self, model: nn.Module, arguments: Arguments) -> tuple[TrainingSession, OffmateEnd]:
         """What carries out the moves and updates, with a machine and a host pool that are made if need be.
 
         Args:
@@ -103,7 +103,7 @@ class OffloadOptions:
         if pool is None:
             pool = HostPool(_host_nbytes(config.host_budget), device=machine.device)
             own.append(pool)
-        training = Training(
+        training = TrainingSession(
             machine,
             pool,
             optimizer,
@@ -114,7 +114,7 @@ class OffloadOptions:
         )
         return training, OffmateEnd(training, own)
 
-    def planner(self, options: PlanOptions, cost: CostOptions, training: Training) -> OffmatePlanner:
+    def planner(self, options: PlanOptions, cost: CostOptions, training: TrainingSession) -> OffmatePlanner:
         """What plans the training step.
 
         Args:

@@ -32,13 +32,13 @@ from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import HostPool
 from remat_offload.machine.base import Machine
 from remat_offload.optimizer.chunking import overlapping
-from remat_offload.optimizer.states import States
+from remat_offload.optimizer.states import OptimizerStates
 
 _ATTACHED = "_remat_training"
-"""The attribute of an optimizer under which the `Training` is found that steps it."""
+"""The attribute of an optimizer under which the `TrainingSession` is found that steps it."""
 
 
-class Training:
+class TrainingSession:
     """What moves between device and host for one model, and the optimizer that updates it.
 
     Args:
@@ -52,7 +52,7 @@ class Training:
 
     Attributes:
         on_host: names of what is placed on the host; None until that is settled.
-        lent_nbytes: what buffers and inputs of the latest captured call take on the device.
+        external_nbytes: what buffers and inputs of the latest captured call take on the device.
 
     Raises:
         RefusedOptimizer: its results would not be those of one step.
@@ -79,15 +79,15 @@ class Training:
         self.machine, self.pool, self.optimizer, self.in_backward = machine, pool, optimizer, in_backward
         self.accumulation = accumulation
         self._reader = reader
-        self._before: Training | None = getattr(optimizer, _ATTACHED, None)
+        self._before: TrainingSession | None = getattr(optimizer, _ATTACHED, None)
         if self._before is not None:
             self._before.wait()
-        self.states = States(optimizer, machine.device, master_weights=master_weights)
+        self.states = OptimizerStates(optimizer, machine.device, master_weights=master_weights)
         self.engine = Engine(machine, pool, self.states)
         self.on_host: frozenset[str] | None = None
-        self.lent_nbytes = 0
+        self.external_nbytes = 0
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Training":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TrainingSession":
         """Itself: an optimizer that is copied, to be tried out, is stepped by nobody else."""
         return self
 
@@ -95,7 +95,7 @@ class Training:
 
     def extended(self, graph: Graph, tensors: Tensors) -> Graph:
         """The captured graph with parameters, states and updates; see `Handlers`."""
-        self.lent_nbytes = _lent_nbytes(tensors, self.machine.device)
+        self.external_nbytes = _external_nbytes(tensors, self.machine.device)
         if self.on_host is None and (pair := overlapping([param for _, param in tensors.parameters])):
             first, second = (tensors.parameters[place][0][0] for place in pair)
             raise OffloadMisuse(
@@ -121,7 +121,7 @@ class Training:
                     states=tuple((state.name, state.nbytes) for state in self.states.kept(param)),
                     device_time_s=here.s_per_element * param.numel(),
                     cpu_time_s=on_cpu.s_per_element * param.numel(),
-                    workspace_nbytes=math.ceil(here.scratch_nbytes_per_element * param.numel()),
+                    workspace_nbytes=math.ceil(here.workspace_nbytes_per_element * param.numel()),
                 )
             )
         for _, param in tensors.parameters:
@@ -212,7 +212,7 @@ class Training:
         finally:
             self.engine.clipping.scale_all()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Finish what is under way and leave parameters to whoever else trains them.
 
         Raises:
@@ -386,7 +386,7 @@ class Training:
             setattr(original, function.__name__, MethodType(function, original))
 
 
-def _lent_nbytes(tensors: Tensors, device: torch.device) -> int:
+def _external_nbytes(tensors: Tensors, device: torch.device) -> int:
     """Bytes of buffers, which are brought to the device, and of inputs there, each storage once."""
     inputs = (tensor for tensor in tensors.inputs if tensor.device == device)
     found = {

@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from remat_offload.errors import StepMisuse
-from remat_offload.optimizer.chunking import flat, memory_order, share_order
+from remat_offload.optimizer.chunking import flat_view, memory_order, share_order
 from remat_offload.optimizer.private_copy import State, step_tensor
 
 _BITS = {1: torch.uint8, 2: torch.int16}
@@ -23,7 +23,7 @@ _IN_A_KERNEL = 1 << 22  # elements that are worth a kernel of a device's
 _AT_LEAST = 64  # elements that are worth a call at all
 
 
-class PiecewiseStep:
+class ChunkedStep:
     """A step under way. ``finish`` gives its state to the user's object, which is untouched before.
 
     Args:
@@ -91,7 +91,7 @@ class PiecewiseStep:
         if scale is not None:
             grad.mul_(scale.to(grad.device))
         if master is not None:
-            _renew(master, data)
+            _refresh_master(master, data)
         before = None
         if self._before is not None:
             # Kernels that count steps where they run must find the count there; others keep it on the CPU.
@@ -101,7 +101,7 @@ class PiecewiseStep:
             }
         target, gradient = (data, grad) if master is None else (master, self._widened(grad, master))
         self._after = step_tensor(self._optimizer, self._settings, target, gradient, copy.copy(before))
-        put(self._after or {}, states, before or {})
+        store_state(self._after or {}, states, before or {})
         if data.numel() < self._numel:
             self._check_carried(data.shape)
         if master is not None:
@@ -138,7 +138,7 @@ class PiecewiseStep:
         return self._scratch[: grad.numel()].as_strided(master.shape, master.stride()).copy_(grad)
 
 
-def _renew(master: torch.Tensor, data: torch.Tensor) -> None:
+def _refresh_master(master: torch.Tensor, data: torch.Tensor) -> None:
     """Let a master be what its parameter is, where that was written to since it was rounded.
 
     Bits tell: neither ``.data`` nor other memory leaves a trace in a version. What is made on the way
@@ -146,19 +146,19 @@ def _renew(master: torch.Tensor, data: torch.Tensor) -> None:
     write: a device would make its caller wait.
     """
     if not share_order(master, data):
-        _renew_piece(master, data)
+        _refresh_chunk(master, data)
         return
-    wide, narrow = flat(master), flat(data)
+    wide, narrow = flat_view(master), flat_view(data)
     if data.device.type != "cpu":
         size = min(_IN_A_KERNEL, -(-data.numel() // 2)) or 1
         for piece in zip(wide.split(size), narrow.split(size), strict=True):
-            _renew_piece(*piece)
+            _refresh_chunk(*piece)
         return
     size = _IN_CACHE * torch.get_num_threads()
     for ours, theirs in zip(wide.split(size), narrow.split(size), strict=True):
         if not _same_bits(ours.to(data.dtype), theirs):
             for piece in zip(ours.split(_AT_LEAST), theirs.split(_AT_LEAST), strict=True):
-                _renew_piece(*piece)
+                _refresh_chunk(*piece)
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -170,13 +170,13 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return not bool((one.view(kind) != other.view(kind)).any())
 
 
-def _renew_piece(master: torch.Tensor, data: torch.Tensor) -> None:
+def _refresh_chunk(master: torch.Tensor, data: torch.Tensor) -> None:
     kind = _BITS[data.itemsize]
     changed = master.to(data.dtype).view(kind) != data.view(kind)
     master.copy_(torch.where(changed, data, master))
 
 
-def put(after: State, states: Mapping[str, torch.Tensor], before: State) -> None:
+def store_state(after: State, states: Mapping[str, torch.Tensor], before: State) -> None:
     """Copy what a step made anew to where it is kept.
 
     Args:

@@ -42,7 +42,7 @@ def share_order(first: torch.Tensor, *others: torch.Tensor) -> bool:
     return order is not None and all(t.shape == first.shape and memory_order(t) == order for t in others)
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
+def flat_view(tensor: torch.Tensor) -> torch.Tensor:
     """A view of a tensor that has a ``memory_order``: its elements as they lie in memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
@@ -58,12 +58,12 @@ def overlapping(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
     last, reached = "", 0
     for device, begin, end, place in spans:
         if device != last or begin >= reached:
-            if (found := _meeting(tensors, near)) is not None:
+            if (found := _first_overlap(tensors, near)) is not None:
                 return found
             near, reached = [], 0
         near.append(place)
         last, reached = device, max(reached, end)
-    return _meeting(tensors, near)
+    return _first_overlap(tensors, near)
 
 
 def _reach_nbytes(tensor: torch.Tensor) -> int:
@@ -72,7 +72,7 @@ def _reach_nbytes(tensor: torch.Tensor) -> int:
     return (1 + sum(steps)) * tensor.itemsize
 
 
-def _meeting(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> tuple[int, int] | None:
+def _first_overlap(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> tuple[int, int] | None:
     """As `overlapping`, for spans that touch: columns of one matrix, say, have nothing in common."""
     if len(places) < 2:
         return None
@@ -91,7 +91,7 @@ def _meeting(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> tuple[in
     return None
 
 
-def pieces(numel: int, chunk_numel: int, threads: int) -> list[slice]:
+def split_elements(numel: int, chunk_numel: int, threads: int) -> list[slice]:
     """Cut flat memory so that an elementwise kernel gives on the pieces what it gives on the whole.
 
     Args:
@@ -109,13 +109,13 @@ def pieces(numel: int, chunk_numel: int, threads: int) -> list[slice]:
     for begin in range(0, numel, share):
         end = min(begin + share, numel)
         while begin < end:
-            size = _undivided(end - begin, chunk_numel, threads)
+            size = _aligned_size(end - begin, chunk_numel, threads)
             cut.append(slice(begin, begin + size))
             begin += size
     return cut
 
 
-def _undivided(left: int, chunk_numel: int, threads: int) -> int:
+def _aligned_size(left: int, chunk_numel: int, threads: int) -> int:
     """The most elements that threads, if more than one takes them, deal out in multiples of ``ALIGNMENT``."""
     most = min(left, chunk_numel)
     if threads == 1 or most < _GRAIN:

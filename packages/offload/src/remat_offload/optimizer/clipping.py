@@ -28,7 +28,7 @@ from remat_offload.machine.base import Machine, Ticket
 
 
 @attrs.frozen(eq=False)
-class _Taken:
+class _PendingNorm:
     """The norm of a gradient, or what will be.
 
     Attributes:
@@ -56,7 +56,7 @@ class _Taken:
 
 
 @attrs.frozen(eq=False)
-class _Scaling:
+class _DeferredScaling:
     """The scaling of a gradient that was put off: who waits for it does it."""
 
     clipping: "Clipping"
@@ -84,7 +84,7 @@ class Clipping:
         self._norm_type: float | None = None  # of the latest clipping; None: there was none
         self._times = 1  # gradients that were added up for it
         self._added: Counter[Tensor] = Counter()
-        self._taken: dict[Tensor, _Taken] = {}
+        self._taken: dict[Tensor, _PendingNorm] = {}
         self._scales: dict[Tensor, Tensor] = {}
         self._hooks: dict[Tensor, RemovableHandle] = {}
 
@@ -126,7 +126,7 @@ class Clipping:
         scale = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0).to("cpu")
         for param in later:
             self._scales[param] = scale
-            self._mark_pending(param, _Scaling(self, param))
+            self._mark_pending(param, _DeferredScaling(self, param))
         return norm
 
     def scale_of(self, param: nn.Parameter) -> Tensor | None:
@@ -204,6 +204,6 @@ class Clipping:
                 found.append((norm, torch.get_num_threads()))
 
         ticket = self.machine.work(take, name="the norm of a gradient")
-        self._taken[param] = _Taken(weakref.ref(grad), grad._version, norm_type, ticket, found)
+        self._taken[param] = _PendingNorm(weakref.ref(grad), grad._version, norm_type, ticket, found)
         assert isinstance(param, nn.Parameter)
         self._mark_pending(param, ticket)

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from remat_executor.fork_lock import ForkAwareLock
 from remat_offload.errors import StepMisuse
-from remat_offload.optimizer.chunked_step import PiecewiseStep, put
-from remat_offload.optimizer.chunking import ALIGNMENT, flat, memory_order, pieces, share_order
+from remat_offload.optimizer.chunked_step import ChunkedStep, store_state
+from remat_offload.optimizer.chunking import ALIGNMENT, flat_view, memory_order, share_order, split_elements
 from remat_offload.optimizer.draw_guard import is_torchs
-from remat_offload.optimizer.private_copy import State, narrowed, shadow, step
-from remat_offload.optimizer.profile import Kind, Profile, StateTensor, layout, probe
+from remat_offload.optimizer.private_copy import State, narrowed, shallow_copy, step
+from remat_offload.optimizer.profile import Kind, Profile, StateTensor, layout, profile_optimizer
 
 Memory = Callable[[torch.Tensor, StateTensor], torch.Tensor]
 
@@ -83,12 +83,12 @@ class Stepper:
         if self.kind(param, like) is Kind.WHOLE or memory_order(like) is None:
             return [slice(0, like.numel())]
         shared_out = like.device.type == "cpu" and not self._group(param).get("fused")
-        return pieces(like.numel(), self._chunk_numel, torch.get_num_threads() if shared_out else 1)
+        return split_elements(like.numel(), self._chunk_numel, torch.get_num_threads() if shared_out else 1)
 
     def adopt(self, param: torch.Tensor) -> None:
         """Move the state that the optimizer holds, loaded or made at first, to where it is to live."""
         if param in self._optimizer.state:
-            self._settle(param, {}, self._optimizer.state[param])
+            self._move_state(param, {}, self._optimizer.state[param])
 
     def step(
         self,
@@ -120,15 +120,15 @@ class Stepper:
                 instead[param] = torch.nn.Parameter(param.detach())
                 instead[param].grad = grad
         groups = [narrowed(group, instead) for group in self._optimizer.param_groups]
-        twin = shadow(self._optimizer, [group for group in groups if group["params"]])
+        replica = shallow_copy(self._optimizer, [group for group in groups if group["params"]])
         state = self._optimizer.state
         before = {param: dict(state[param]) for param in instead if param in state}
-        twin.state.update({instead[param]: state[param] for param in before})
-        step(twin)
+        replica.state.update({instead[param]: state[param] for param in before})
+        step(replica)
         for param, stand_in in instead.items():
-            if stand_in in twin.state:
-                kept = twin.state[stand_in]
-                self._settle(param, before.get(param, {}), kept)
+            if stand_in in replica.state:
+                kept = replica.state[stand_in]
+                self._move_state(param, before.get(param, {}), kept)
                 state[param] = kept
 
     def step_by_chunks(
@@ -169,29 +169,29 @@ class Stepper:
         if not data.shape == grad.shape == stepped.shape:
             shapes = [tuple(t.shape) for t in (data, grad, stepped)]
             raise StepMisuse(problem=f"data, gradient and master of shapes {shapes}; they must be the same")
-        walk = self.begin(param, stepped)
+        chunked = self.begin(param, stepped)
 
         def take() -> None:
-            states = {name: walk.place(name) for name in walk.names}
+            states = {name: chunked.place(name) for name in chunked.names}
             cut = self.chunks(param, stepped)
             if len(cut) == 1 or not share_order(data, grad, stepped, *states.values()):
-                walk.step(data, grad, states, master=master, scale=scale)
+                chunked.step(data, grad, states, master=master, scale=scale)
             else:
-                flats = {name: flat(state) for name, state in states.items()}
-                flat_data, flat_grad, flat_stepped = flat(data), flat(grad), flat(stepped)
+                flats = {name: flat_view(state) for name, state in states.items()}
+                flat_data, flat_grad, flat_stepped = flat_view(data), flat_view(grad), flat_view(stepped)
                 for piece in cut:
-                    walk.step(
+                    chunked.step(
                         flat_data[piece],
                         flat_grad[piece],
                         {name: state[piece] for name, state in flats.items()},
                         master=None if master is None else flat_stepped[piece],
                         scale=scale,
                     )
-            walk.finish()
+            chunked.finish()
 
         return take
 
-    def begin(self, param: torch.Tensor, like: torch.Tensor | None = None) -> PiecewiseStep:
+    def begin(self, param: torch.Tensor, like: torch.Tensor | None = None) -> ChunkedStep:
         """Begin a step whose pieces the caller brings where they are stepped: one for each of ``chunks``.
 
         Raises:
@@ -217,7 +217,7 @@ class Stepper:
             name: value.clone() if isinstance(value, torch.Tensor) else value  # a scheduler may fill it anew
             for name, value in narrowed(self._group(param), {param: param}).items()
         }
-        return PiecewiseStep(self._optimizer, param, settings, profile.placed, reserve, like.numel())
+        return ChunkedStep(self._optimizer, param, settings, profile.placed, reserve, like.numel())
 
     def _check_switches(self, param: torch.Tensor, like: torch.Tensor, profile: Profile) -> None:
         """Look again at a class of the user's whose settings were turned on or off: noise from now on, say.
@@ -237,14 +237,14 @@ class Stepper:
         if turned in known:
             return
         if known and not is_torchs(self._optimizer):
-            now = probe(self._optimizer, group, param, like)
+            now = profile_optimizer(self._optimizer, group, param, like)
             if (now.kind, now.tensors) != (profile.kind, profile.tensors):
                 raise StepMisuse(
                     problem="settings were changed so that other states are kept; build the module anew"
                 )
         known.add(turned)
 
-    def _settle(self, param: torch.Tensor, before: State, after: State) -> None:
+    def _move_state(self, param: torch.Tensor, before: State, after: State) -> None:
         """Bring what a step of the whole made to where it is to live."""
         if self._memory is None:
             return
@@ -253,7 +253,7 @@ class Stepper:
             if isinstance(value := after.get(name), torch.Tensor):
                 new = StateTensor(name=name, shape=tuple(value.shape), dtype=value.dtype)
                 places[name] = before[name] if name in before else self._place(param, new, value)
-        put(after, places, before)
+        store_state(after, places, before)
         after.update(places)
 
     def _place(self, param: torch.Tensor, tensor: StateTensor, like: torch.Tensor) -> torch.Tensor:
@@ -286,7 +286,9 @@ class Stepper:
             settings = repr(sorted((name, value) for name, value in group.items() if name not in _PASSING))
             with self._lock:
                 if (settings, *kind) not in self._by_settings:
-                    self._by_settings[settings, *kind] = probe(self._optimizer, group, param, like)
+                    self._by_settings[settings, *kind] = profile_optimizer(
+                        self._optimizer, group, param, like
+                    )
                 self._profiles[param, *kind] = self._by_settings[settings, *kind]
         return self._profiles[param, *kind]
 

@@ -18,20 +18,20 @@ from torch.optim import Optimizer
 State = dict[str, Any]
 
 
-def shadow(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
+def shallow_copy(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
     """An object of the optimizer's class with its attributes, no state, and no hooks.
 
     Args:
         optimizer: the user's.
         groups: its parameter groups, each with all settings.
     """
-    twin = object.__new__(type(optimizer))
+    replica = object.__new__(type(optimizer))
     # What unpickling does: torch gives an object that comes without hooks new ones, which are empty.
     blank = {"defaults": dict(optimizer.defaults), "state": defaultdict(dict), "param_groups": list(groups)}
-    Optimizer.__setstate__(twin, blank)
+    Optimizer.__setstate__(replica, blank)
     for name, value in vars(optimizer).items():
-        vars(twin).setdefault(name, value)
-    return twin
+        vars(replica).setdefault(name, value)
+    return replica
 
 
 def private_copy(optimizer: Optimizer, group: Mapping[str, Any]) -> Optimizer:
@@ -41,23 +41,25 @@ def private_copy(optimizer: Optimizer, group: Mapping[str, Any]) -> Optimizer:
         optimizer: the user's.
         group: the one group it has: a copy of one of the user's, with other parameters.
     """
-    twin = shadow(optimizer, [])
+    replica = shallow_copy(optimizer, [])
     nothing = torch.nn.Parameter(torch.empty(0))
     known: dict[int, Any] = {id(p): nothing for each in optimizer.param_groups for p in each["params"]}
     known |= {id(p): p for p in group["params"]}
-    known |= {id(optimizer): twin, id(optimizer.state): twin.state, id(optimizer.param_groups): []}
+    known |= {id(optimizer): replica, id(optimizer.state): replica.state, id(optimizer.param_groups): []}
     own = {name: _copied(value, known) for name, value in group.items()}
-    vars(twin).update({name: _copied(value, known) for name, value in vars(twin).items() if name != "state"})
-    vars(twin)["param_groups"] = [own]
-    return twin
+    vars(replica).update(
+        {name: _copied(value, known) for name, value in vars(replica).items() if name != "state"}
+    )
+    vars(replica)["param_groups"] = [own]
+    return replica
 
 
-def step(twin: Optimizer) -> None:
+def step(replica: Optimizer) -> None:
     """Let the class step a shadow."""
-    function: Any = type(twin).step
+    function: Any = type(replica).step
     if getattr(function, "hooked", False):  # torch's wrapper, which calls the hooks of all optimizers
         function = function.__wrapped__
-    function(twin)
+    function(replica)
 
 
 def step_tensor(
@@ -81,11 +83,11 @@ def step_tensor(
     """
     stand_in = torch.nn.Parameter(data.detach())
     stand_in.grad = grad
-    twin = shadow(optimizer, [{**settings, "params": [stand_in]}])
+    replica = shallow_copy(optimizer, [{**settings, "params": [stand_in]}])
     if state is not None:
-        twin.state[stand_in] = state
-    step(twin)
-    return twin.state.get(stand_in)
+        replica.state[stand_in] = state
+    step(replica)
+    return replica.state.get(stand_in)
 
 
 def narrowed(group: Mapping[str, Any], instead: Mapping[torch.Tensor, torch.Tensor]) -> dict[str, Any]:

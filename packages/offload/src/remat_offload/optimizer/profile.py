@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from remat_graph.errors import text_of
 from remat_offload.errors import RefusedOptimizer
 from remat_offload.optimizer.private_copy import private_copy, step
-from remat_offload.optimizer.trial_steps import Outcome, Trial, generators_kept, same
+from remat_offload.optimizer.trial_steps import Outcome, TrialSteps, generators_kept, same
 
 
 class Kind(enum.Enum):
@@ -76,7 +76,9 @@ class Profile:
         return tuple(t.name for t in self.tensors if (t.shape == self.shape if elementwise else t.shape))
 
 
-def probe(optimizer: Optimizer, group: Mapping[str, Any], param: torch.Tensor, like: torch.Tensor) -> Profile:
+def profile_optimizer(
+    optimizer: Optimizer, group: Mapping[str, Any], param: torch.Tensor, like: torch.Tensor
+) -> Profile:
     """Find out how parameters like this one can be stepped, without touching the user's object.
 
     Args:
@@ -89,13 +91,13 @@ def probe(optimizer: Optimizer, group: Mapping[str, Any], param: torch.Tensor, l
         RefusedOptimizer: parameters cannot be stepped apart from one another.
     """
     device = torch.device("cpu") if like.device.type == "meta" else like.device
-    trial = Trial(optimizer=optimizer, group=group, ndim=like.dim(), dtype=like.dtype, device=device)
+    trial = TrialSteps(optimizer=optimizer, group=group, ndim=like.dim(), dtype=like.dtype, device=device)
     arguments = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
     if needed := [a.name for a in arguments if a.default is a.empty and a.kind is a.POSITIONAL_OR_KEYWORD]:
         raise trial.refused(f"its step needs a {needed[0]}", "train with one that needs gradients alone")
     if group.get("differentiable"):
         raise trial.refused("differentiable=True records its steps", "use differentiable=False")
-    trial, together = _first_run(
+    trial, together = _first_that_runs(
         trial, attrs.evolve(trial, pattern=optimizer.state.get(param), pattern_shape=param.shape)
     )
     if not same(together, trial.apart()):
@@ -110,7 +112,7 @@ def probe(optimizer: Optimizer, group: Mapping[str, Any], param: torch.Tensor, l
     if like.dim() and not like.is_complex():
         shaped = {each.name: each.dtype for each in tensors if each.shape == trial.shapes[0]}
         with contextlib.suppress(Exception):  # a class that wants matrices, say, raises on flat pieces
-            if same(together[0], trial.in_pieces(shaped)):
+            if same(together[0], trial.in_chunks(shaped)):
                 kind = Kind.ELEMENTWISE
     return Profile(kind=kind, shape=trial.shapes[0], tensors=tensors)
 
@@ -133,10 +135,10 @@ def layout(
         )
     param = torch.nn.Parameter(torch.empty_like(like, device="meta"))
     param.grad = torch.empty_like(param)
-    twin = private_copy(optimizer, {**group, "params": [param]})
+    replica = private_copy(optimizer, {**group, "params": [param]})
     with contextlib.suppress(Exception), generators_kept(param.device):
-        step(twin)  # makes its state before it may stumble over numbers that are not there
-    made = {n: v for n, v in twin.state.get(param, {}).items() if isinstance(v, torch.Tensor)}
+        step(replica)  # makes its state before it may stumble over numbers that are not there
+    made = {n: v for n, v in replica.state.get(param, {}).items() if isinstance(v, torch.Tensor)}
     if {t.name: t.dtype for t in profile.tensors} == {name: value.dtype for name, value in made.items()}:
         return tuple(attrs.evolve(t, shape=tuple(made[t.name].shape)) for t in profile.tensors)
     sizes = dict(zip(profile.shape, like.shape, strict=True)) | {1: 1}
@@ -146,7 +148,7 @@ def layout(
     )
 
 
-def _first_run(*trials: Trial) -> tuple[Trial, list[Outcome]]:
+def _first_that_runs(*trials: TrialSteps) -> tuple[TrialSteps, list[Outcome]]:
     """The first of these that the class can be stepped in."""
     error: Exception | None = None
     for trial in trials:

@@ -27,7 +27,7 @@ _WIDE = torch.float32
 _MOST = 1 << 22  # elements that are stepped to learn what stepping takes
 
 
-class States:
+class OptimizerStates:
     """What an optimizer keeps, wherever it is.
 
     Args:
@@ -69,7 +69,7 @@ class States:
             self._costs[key] = update_cost(self.optimizer, group, dtype, device, shape)
         cost = self._costs[key]
         widened = _WIDE.itemsize if self._has_master(param) else 0
-        return attrs.evolve(cost, scratch_nbytes_per_element=cost.scratch_nbytes_per_element + widened)
+        return attrs.evolve(cost, workspace_nbytes_per_element=cost.workspace_nbytes_per_element + widened)
 
     def _has_master(self, param: Tensor) -> bool:
         return self.master_weights and param.is_floating_point() and param.itemsize < _WIDE.itemsize
@@ -97,7 +97,7 @@ class States:
         """Give a state its bytes on the host; before `settle`."""
         self._places[param, name] = whole
 
-    def settle(self, before: "States | None" = None) -> None:
+    def settle(self, before: "OptimizerStates | None" = None) -> None:
         """Bring what there is to its place, once every state that is placed on the host has one.
 
         Args:
@@ -140,10 +140,10 @@ class States:
                 self._stepper.step([param], [grad])
                 return
             master = states.get(MASTER, master)
-            walk = self._stepper.begin(param, master)
-            there = {name: states[name] if name in states else walk.place(name) for name in walk.names}
-            walk.step(param.data, grad, there, master=master)
-            walk.finish()
+            chunked = self._stepper.begin(param, master)
+            there = {name: states[name] if name in states else chunked.place(name) for name in chunked.names}
+            chunked.step(param.data, grad, there, master=master)
+            chunked.finish()
 
     def on_host(
         self, param: nn.Parameter, data: Tensor, grad: Tensor, scale: Tensor | None

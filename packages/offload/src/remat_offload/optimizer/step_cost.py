@@ -22,11 +22,11 @@ class UpdateCost:
 
     Attributes:
         s_per_element: seconds for one element of a parameter.
-        scratch_nbytes_per_element: what it allocates meanwhile, beyond its states.
+        workspace_nbytes_per_element: what it allocates meanwhile, beyond its states.
     """
 
     s_per_element: float
-    scratch_nbytes_per_element: float
+    workspace_nbytes_per_element: float
 
 
 def update_cost(
@@ -56,7 +56,7 @@ def update_cost(
         scratch = allocator_peak(take, device)
     return UpdateCost(
         s_per_element=best_s / max(1, data.numel()),
-        scratch_nbytes_per_element=max(0, scratch.peak_nbytes) / max(1, data.numel()),
+        workspace_nbytes_per_element=max(0, scratch.peak_nbytes) / max(1, data.numel()),
     )
 
 

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from remat_executor.rng import default_generator, preserved_generators
 from remat_graph.contexts import context
 from remat_offload.errors import RefusedOptimizer
-from remat_offload.optimizer.chunked_step import PiecewiseStep
-from remat_offload.optimizer.chunking import flat
+from remat_offload.optimizer.chunked_step import ChunkedStep
+from remat_offload.optimizer.chunking import flat_view
 from remat_offload.optimizer.private_copy import State, private_copy, step, step_tensor
 
 Outcome = tuple[torch.Tensor, State | None]  # a parameter after all steps, and what is kept for it
@@ -31,7 +31,7 @@ _CUTS = (slice(0, 64), slice(64, 4160), slice(4160, None))
 
 
 @attrs.frozen(kw_only=True)
-class Trial:
+class TrialSteps:
     """Runs of the same steps from the same numbers, each with a copy of the optimizer of its own.
 
     Attributes:
@@ -65,54 +65,56 @@ class Trial:
             RefusedOptimizer: the class keeps or changes something outside its parameters' state.
         """
 
-        def both(twin: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        def both(replica: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
             for param, grad in zip(params, grads, strict=True):
                 param.grad = grad
-            step(twin)
+            step(replica)
 
-        twin, params = self._run(both)
-        if set(twin.state) - set(params):
+        replica, params = self._run(both)
+        if set(replica.state) - set(params):
             raise self.refused("its state has entries that belong to no parameter", "train with another")
-        if changed := self._changed(twin):
+        if changed := self._changed(replica):
             reason = f"its step changes {', '.join(changed)}, which all parameters share"
             raise self.refused(reason, "train with one that keeps everything in its parameters' state")
         if all(same(p, data) for p, (data, _) in zip(params, self._numbers(), strict=True)):
             raise self.refused("its step does not move its parameters", "give the optimizer that moves them")
-        return [(param, twin.state.get(param)) for param in params]
+        return [(param, replica.state.get(param)) for param in params]
 
     def apart(self) -> list[Outcome]:
         """Each parameter alone, the last one first."""
 
-        def each(twin: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        def each(replica: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
             for param, grad in zip(reversed(params), reversed(grads), strict=True):
-                after = step_tensor(twin, twin.param_groups[0], param, grad, twin.state.get(param))
+                after = step_tensor(replica, replica.param_groups[0], param, grad, replica.state.get(param))
                 if after is not None:
-                    twin.state[param] = after
+                    replica.state[param] = after
 
-        twin, params = self._run(each)
-        return [(param, twin.state.get(param)) for param in params]
+        replica, params = self._run(each)
+        return [(param, replica.state.get(param)) for param in params]
 
-    def in_pieces(self, shaped: Mapping[str, torch.dtype]) -> Outcome:
+    def in_chunks(self, shaped: Mapping[str, torch.dtype]) -> Outcome:
         """The first parameter alone, in flat pieces.
 
         Args:
             shaped: its states of its own shape.
         """
 
-        def cut(twin: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        def cut(replica: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
             param, grad = params[0], grads[0]
 
             def reserve(name: str) -> torch.Tensor:
                 return torch.empty_like(param, dtype=shaped[name]).detach()
 
-            walk = PiecewiseStep(twin, param, twin.param_groups[0], tuple(shaped), reserve, param.numel())
+            chunked = ChunkedStep(
+                replica, param, replica.param_groups[0], tuple(shaped), reserve, param.numel()
+            )
             for piece in _CUTS:
-                states = {name: flat(walk.place(name))[piece] for name in shaped}
-                walk.step(flat(param)[piece], flat(grad)[piece], states)
-            walk.finish()
+                states = {name: flat_view(chunked.place(name))[piece] for name in shaped}
+                chunked.step(flat_view(param)[piece], flat_view(grad)[piece], states)
+            chunked.finish()
 
-        twin, params = self._run(cut)
-        return params[0], twin.state.get(params[0])
+        replica, params = self._run(cut)
+        return params[0], replica.state.get(params[0])
 
     def refused(self, problem: str, advice: str) -> RefusedOptimizer:
         """What to raise for this optimizer."""
@@ -123,15 +125,15 @@ class Trial:
     ) -> tuple[Optimizer, list[torch.Tensor]]:
         numbers = self._numbers()
         params: list[torch.Tensor] = [torch.nn.Parameter(data) for data, _ in numbers]
-        twin = self._copy(params)
+        replica = self._copy(params)
         with generators_kept(self.device) as drawn_from:
             for magnitude in _MAGNITUDES:
-                take(twin, params, [grad * magnitude for _, grad in numbers])
+                take(replica, params, [grad * magnitude for _, grad in numbers])
             if drawn := drawn_from():
                 # Plain training draws between the masks of two dropouts; a lane would draw beside them.
                 reason = f"its step draws random numbers from {drawn[0]}, beside what the model draws"
                 raise self.refused(reason, "train with one that does not, or whose rounding does not")
-        return twin, params
+        return replica, params
 
     def _copy(self, params: list[torch.Tensor]) -> Optimizer:
         group = {**self.group, "params": params}
@@ -140,13 +142,15 @@ class Trial:
         if "lr" in group:
             lr = group["lr"]
             group["lr"] = torch.full_like(lr, _LR) if isinstance(lr, torch.Tensor) else _LR
-        twin = private_copy(self.optimizer, group)
-        if any(getattr(twin, name) is not vars(twin)[name] for name in ("state", "param_groups")):
+        replica = private_copy(self.optimizer, group)
+        if any(getattr(replica, name) is not vars(replica)[name] for name in ("state", "param_groups")):
             raise self.refused("it holds another optimizer", "give the one that holds the parameters")
         if self.pattern is not None:
             for param in params:
-                twin.state[param] = {name: self._like(value, param) for name, value in self.pattern.items()}
-        return twin
+                replica.state[param] = {
+                    name: self._like(value, param) for name, value in self.pattern.items()
+                }
+        return replica
 
     def _like(self, value: Any, param: torch.Tensor) -> Any:
         """A state of the pattern for another parameter: filled with its first element if it has the shape."""
@@ -169,13 +173,13 @@ class Trial:
             made.append((data.to(self.device, self.dtype), grad.to(self.device, self.dtype)))
         return made
 
-    def _changed(self, twin: Optimizer) -> list[str]:
+    def _changed(self, replica: Optimizer) -> list[str]:
         """Names of settings, and of numbers among the attributes, that are not as they were."""
         fresh = self._copy([])
-        before, after = fresh.param_groups[0], twin.param_groups[0]
+        before, after = fresh.param_groups[0], replica.param_groups[0]
         names = [name for name in after if name not in ("params", "param_names")]
         settings = [name for name in names if not same(before.get(name), after[name])]
-        numbers = {n: v for n, v in vars(twin).items() if type(v) in (int, float, torch.Tensor)}
+        numbers = {n: v for n, v in vars(replica).items() if type(v) in (int, float, torch.Tensor)}
         return settings + [name for name, v in numbers.items() if not same(vars(fresh).get(name), v)]
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_offload.optimizer.chunking import flat, memory_order, overlapping, pieces, share_order
+from remat_offload.optimizer.chunking import flat_view, memory_order, overlapping, share_order, split_elements
 
 GRAIN = 32768
 
@@ -24,7 +24,7 @@ def dealt(numel: int, threads: int) -> list[int]:
 def test_cuts(numel: int, rounds: int, threads: int) -> None:
     """Pieces follow each other, keep to the limit, and split at whole vectors from where a thread begins."""
     limit = max(64 * rounds, numel // 1000 // 64 * 64)
-    cut = pieces(numel, limit, threads)
+    cut = split_elements(numel, limit, threads)
     assert [0, *(piece.stop for piece in cut)] == [*(piece.start for piece in cut), numel]
     assert all(piece.stop - piece.start <= limit for piece in cut)
     if len(cut) == 1:
@@ -64,9 +64,9 @@ def test_sharing_an_order() -> None:
 def test_flat_is_a_view(format_: torch.memory_format) -> None:
     """Writing to the flat view writes to the tensor, wherever in its storage that lies."""
     x = torch.zeros(5, 2, 3, 4).to(memory_format=format_)[2:4]
-    flat(x).copy_(torch.arange(48))
+    flat_view(x).copy_(torch.arange(48))
     assert x.sum() == 47 * 24
-    assert x.data_ptr() == flat(x).data_ptr()
+    assert x.data_ptr() == flat_view(x).data_ptr()
 
 
 def test_overlapping() -> None:
