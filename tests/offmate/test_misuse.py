@@ -108,7 +108,7 @@ def test_what_is_planned_already():
 def test_stepping_what_steps_by_itself():
     """In the in-backward style `step()` would step twice."""
     ours = run(optimizer_in_backward=True)
-    fails(OffloadMisuse, ours.optimizer.step, "by itself")
+    fails(OffloadMisuse, ours.optimizer.step, "each backward steps the optimizer itself")
 
 
 def test_an_error_in_a_lane_is_told():

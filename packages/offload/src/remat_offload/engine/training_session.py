@@ -1,8 +1,9 @@
-"""One model in training: its parameters, the user's optimizer, and where each of them is.
+"""`TrainingSession` trains one model with the user's optimizer, with values placed on the device or the host.
 
-It tells the planner what there is to hold, brings everything to the home that a plan gives it, and takes the
-place of the optimizer's ``step``, ``zero_grad`` and what else must wait for updates that are under way. The
-optimizer stays the user's object, with its groups, its state and its hooks.
+The session extends the captured graph by parameters, states and updates for the planner, moves everything to
+the placement that the plan gives, and replaces the optimizer's ``step``, ``zero_grad`` and the other methods
+that have to wait for pending updates. The optimizer stays the user's object, with its groups, state and
+hooks.
 """
 
 import math
@@ -35,28 +36,28 @@ from remat_offload.optimizer.chunking import overlapping
 from remat_offload.optimizer.states import OptimizerStates
 
 _ATTACHED = "_remat_training"
-"""The attribute of an optimizer under which the `TrainingSession` is found that steps it."""
+"""The attribute of an optimizer that holds the `TrainingSession` which steps it."""
 
 
 class TrainingSession:
-    """What moves between device and host for one model, and the optimizer that updates it.
+    """Moves the values of one model between device and host, and steps the optimizer that updates it.
 
     Args:
-        machine: the device, the host, and what lies between.
+        machine: the device, the host, and the lanes between them.
         pool: host memory; its capacity is the host budget.
-        optimizer: the user's, over parameters of the model.
+        optimizer: the user's optimizer, over parameters of the model.
         in_backward: whether parameters are updated during the backward.
-        master_weights: whether parameters in 16 bits are stepped in 32.
-        accumulation: micro-batches to a step that plans are made for.
-        reader: gives parameters and buffers their values as they are brought to their homes.
+        master_weights: whether parameters in 16 bits are stepped in 32 bits.
+        accumulation: the number of micro-batches in a step that plans are made for.
+        reader: reads values of parameters and buffers directly into their placement.
 
     Attributes:
-        on_host: names of what is placed on the host; None until that is settled.
-        external_nbytes: what buffers and inputs of the latest captured call take on the device.
+        on_host: names of the values placed on the host; None before the first plan.
+        external_nbytes: bytes of buffers and of inputs on the device, in the latest captured call.
 
     Raises:
-        RefusedOptimizer: its results would not be those of one step.
-        OffloadMisuse: it has made states on the meta device already.
+        RefusedOptimizer: steps in parts would not give the results of one plain step.
+        OffloadMisuse: the optimizer has states on the meta device.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class TrainingSession:
         if any(isinstance(value, Tensor) and value.is_meta for value in states):
             raise OffloadMisuse(
                 problem=f"{type(optimizer).__name__} was made on the meta device, with states without values",
-                advice="give the model its values first, and then make the optimizer",
+                advice="load the model's values first, then create the optimizer",
             )
         self.machine, self.pool, self.optimizer, self.in_backward = machine, pool, optimizer, in_backward
         self.accumulation = accumulation
@@ -88,19 +89,19 @@ class TrainingSession:
         self.external_nbytes = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TrainingSession":
-        """Itself: an optimizer that is copied, to be tried out, is stepped by nobody else."""
+        """Return the session itself: a private copy of the optimizer refers to it, and does not step it."""
         return self
 
-    # -- for the planner and the executor: `Handlers`
+    # -- the executor's protocol: `Handlers`
 
     def extended(self, graph: Graph, tensors: Tensors) -> Graph:
-        """The captured graph with parameters, states and updates; see `Handlers`."""
+        """Add parameters, states and updates to the captured graph; see `Handlers`."""
         self.external_nbytes = _external_nbytes(tensors, self.machine.device)
         if self.on_host is None and (pair := overlapping([param for _, param in tensors.parameters])):
             first, second = (tensors.parameters[place][0][0] for place in pair)
             raise OffloadMisuse(
                 problem=f"{first} and {second} are two parameters in the same memory",
-                advice="give each its own, or tie them by one Parameter",
+                advice="give each its own memory, or tie them by one Parameter",
             )
         known = {id(param): param for param in self._parameters()}
         optimized = []
@@ -108,8 +109,8 @@ class TrainingSession:
             if id(param) not in known:
                 if param.requires_grad:
                     raise OffloadMisuse(
-                        problem=f"{names[0]} requires a gradient, and the optimizer does not have it",
-                        advice="give the optimizer all parameters that train, or freeze it",
+                        problem=f"{names[0]} requires a gradient, but the optimizer does not have it",
+                        advice="give the optimizer all parameters that train, or freeze this one",
                     )
                 continue
             here, on_cpu = (
@@ -130,7 +131,7 @@ class TrainingSession:
             shapes = ", ".join(str(tuple(param.shape)) for param in [*known.values()][:3])
             raise OffloadMisuse(
                 problem=f"the optimizer has parameters that the model does not: {len(known)}, of {shapes}",
-                advice="give the model all that its optimizer trains, or these an optimizer of their own",
+                advice="add them to the model, or train them with another optimizer",
             )
         extended = training_graph(graph, optimized)
         if self.on_host is None:
@@ -140,13 +141,13 @@ class TrainingSession:
         )
 
     def settle(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
-        """Bring everything to its home; see `Handlers`."""
+        """Move all persistent values to their placement; see `Handlers`."""
         settled = with_placement(graph, on_host)
         if self.on_host is not None:
             return settled
         params = [param for _, param in tensors.parameters]
         self.engine.residency.settle(settled, params, [buffer for _, buffer in tensors.buffers], self._reader)
-        self._reader = None  # nor the weights that it reads
+        self._reader = None  # frees the weights that it reads
         for value in settled.values:
             if (
                 value.role is Role.OPTIMIZER_STATE
@@ -163,17 +164,17 @@ class TrainingSession:
                 )
         self.states.settle(None if self._before is None else self._before.states)
         self.on_host = frozenset(v.name for v in settled.values if v.placement is Placement.HOST)
-        self.engine.added_up = self._with_gradients()
+        self.engine.accumulated = self._with_gradients()
         self._attach()
         return settled
 
     @context
     def entered(self) -> Generator[None, None, None]:
-        """Within it a call runs; see `Handlers`.
+        """Prepare for one call, which runs inside the context; see `Handlers`.
 
         Raises:
-            OffloadMisuse: a parameter has another layout or place now, or a gradient that nothing steps by.
-            MachineMisuse: the machine is closed, or this process was forked from its own.
+            OffloadMisuse: a parameter cannot be restored to its placement, or a gradient would be ignored.
+            MachineMisuse: the machine is closed, or was made by the process that this one was forked from.
         """
         self.machine.check()
         with self.engine.no_pending_parameters():
@@ -183,29 +184,29 @@ class TrainingSession:
             yield
 
     def begin(self, step: PlannedStep, flat: Sequence[Tensor]) -> Transfers:
-        """The handler of one call; see `Handlers`.
+        """Return the handler of one call; see `Handlers`.
 
         Raises:
-            OffloadMisuse: one of the model's parameters is another object now.
+            OffloadMisuse: a parameter of the model is another object than the planned one.
         """
         self.engine.residency.check_identity(flat)
         if self.in_backward and not self.engine.accumulating:
-            mark_stepped(self.optimizer)  # which its backward will do
+            mark_stepped(self.optimizer)  # its backward will step
         return self.engine.begin(step)
 
     @context
     def original(self) -> Generator[None, None, None]:
-        """In it the original can run; see `Handlers`."""
+        """Let the original module run inside the context; see `Handlers`."""
         with self.entered(), OnDemandWeights(self.engine.residency):
             yield
 
-    # -- in the place of the optimizer's methods
+    # -- replacements of the optimizer's methods
 
     def wait(self) -> None:
         """Wait until every update is done.
 
         Raises:
-            LaneFailed: one could not be carried out.
+            LaneFailed: an update failed.
         """
         try:
             self.engine.wait()
@@ -213,10 +214,10 @@ class TrainingSession:
             self.engine.clipping.scale_all()
 
     def close(self) -> None:
-        """Finish what is under way and leave parameters to whoever else trains them.
+        """Finish pending updates and stop watching parameters, which may be trained in another way then.
 
         Raises:
-            LaneFailed: an update could not be carried out.
+            LaneFailed: an update failed.
         """
         try:
             self.wait()
@@ -224,42 +225,42 @@ class TrainingSession:
             self.engine.clipping.close()
 
     def check_gradients(self) -> None:
-        """See that no gradient is left, where each backward steps: nothing would step by it, or not in time.
+        """Check that no gradient is left if each backward updates: it would be ignored, or used too late.
 
-        Zeros are left alone, and so is what `accumulating` added up for the next backward that steps.
+        Gradients of zeros are allowed, and so are those that `accumulating` has added up for the next update.
 
         Raises:
-            OffloadMisuse: one is.
+            OffloadMisuse: a gradient is left.
         """
         if not self.in_backward or self.engine.accumulating:
             return
         with past_torch_function():
             left = self.engine.residency.names_of(
                 param
-                for param in self._with_gradients() - self.engine.added_up
+                for param in self._with_gradients() - self.engine.accumulated
                 if param.grad is not None and param.grad.any()
             )
         if left:
             more = f" and {len(left) - 3} more" if left[3:] else ""
             raise OffloadMisuse(
-                problem=f"each backward steps by what its forward's gradients are, and {', '.join(left[:3])}"
-                f"{more} got others, which are left in .grad",
-                advice="call zero_grad(), and let the loss use only what the model returns; or build with "
+                problem="each backward updates by the gradients of its own forward, but "
+                f"{', '.join(left[:3])}{more} got others, which are left in .grad",
+                advice="call zero_grad(), and compute the loss from outputs of the model only; or build with "
                 "optimizer_in_backward=False",
             )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """What ``optimizer.step`` does: updates on the CPU go on when it returns.
+        """Do what ``optimizer.step`` does; updates on the CPU are still pending when this returns.
 
         Raises:
-            OffloadMisuse: parameters are updated during the backward; or none has a gradient.
-            MachineMisuse: the machine is closed, or this process was forked from its own.
+            OffloadMisuse: parameters are updated during the backward, or none has a gradient.
+            MachineMisuse: the machine is closed, or was made by the process that this one was forked from.
         """
         self.machine.check()
         if self.in_backward:
             raise OffloadMisuse(
-                problem="step() was called, but each backward steps the optimizer by itself",
-                advice="leave step() out, or build the module with optimizer_in_backward=False",
+                problem="step() was called, but each backward steps the optimizer itself",
+                advice="remove the call of step(), or build the module with optimizer_in_backward=False",
             )
         loss = None
         if closure is not None:
@@ -269,16 +270,16 @@ class TrainingSession:
             without = all(param.grad is None for param in self.engine.residency.params)
         if without:
             raise OffloadMisuse(
-                problem="step() was called, but no parameter has a gradient", advice="call backward() before"
+                problem="step() was called, but no parameter has a gradient", advice="call backward() first"
             )
         try:
             with step_hooks(self.optimizer), torch.no_grad():
                 self.engine.step()
         finally:
-            self.engine.clipping.scale_all()  # what is not stepped
+            self.engine.clipping.scale_all()  # gradients that were not used
         self.engine.clipping.forget()
         if getattr(self.optimizer, "found_inf", None) is not None:
-            self.engine.wait()  # a scaler lends its numbers to fused optimizers only until this returns
+            self.engine.wait()  # a GradScaler sets found_inf only until this returns
         return loss
 
     def clip_grad_norm_(
@@ -288,17 +289,17 @@ class TrainingSession:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        """What `torch.nn.utils.clip_grad_norm_` does to the model's gradients; see `clipping`.
+        """Do what `torch.nn.utils.clip_grad_norm_` does, for the model's gradients; see `clipping`.
 
         Raises:
-            OffloadMisuse: each backward steps the optimizer by itself.
-            MachineMisuse: the machine is closed, or this process was forked from its own.
-            RuntimeError: torch's, for a norm that is not finite.
+            OffloadMisuse: each backward steps the optimizer itself.
+            MachineMisuse: the machine is closed, or was made by the process that this one was forked from.
+            RuntimeError: torch's error for a norm that is not finite.
         """
         self.machine.check()
         if self.in_backward:
             raise OffloadMisuse(
-                problem="gradients cannot be clipped together where each is used as soon as it is there",
+                problem="gradients cannot be clipped together: each one is used as soon as it is computed",
                 advice="build the module with optimizer_in_backward=False",
             )
         params, on_host = self.engine.residency.params, self.engine.residency.params_on_host()
@@ -306,16 +307,15 @@ class TrainingSession:
 
     @context
     def accumulating(self) -> Generator[None, None, None]:
-        """Within it a backward adds to ``.grad`` and steps nothing, which ordinary training does anyway.
+        """Inside the context a backward adds to ``.grad`` and updates nothing, as in plain training.
 
         Raises:
-            OffloadMisuse: the plan leaves no room for gradients between backwards.
+            OffloadMisuse: the plan has no memory for gradients between backwards.
         """
         if self.in_backward and self.accumulation == 1:
             raise OffloadMisuse(
-                problem="gradients are to be added up, but the plan has no room for them: each backward uses "
-                "its own",
-                advice="build the module with accumulation= as many micro-batches as a step has",
+                problem="gradients cannot be added up: the plan has no memory for them between backwards",
+                advice="build the module with accumulation= the number of micro-batches in a step",
             )
         before = self.engine.accumulating
         self.engine.accumulating = self.in_backward
@@ -323,13 +323,13 @@ class TrainingSession:
             yield
         finally:
             self.engine.accumulating = before
-            self.engine.added_up |= self._with_gradients()
+            self.engine.accumulated |= self._with_gradients()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """What ``optimizer.zero_grad`` does, without waiting for updates where that is safe."""
+        """Do what ``optimizer.zero_grad`` does, without waiting for updates where that is safe."""
         self.engine.clipping.forget()
         if set_to_none:
-            self.engine.added_up.clear()
+            self.engine.accumulated.clear()
         else:
             self.wait()
         for param in self._parameters():
@@ -347,12 +347,12 @@ class TrainingSession:
             return {param for param in self._parameters() if param.grad is not None}
 
     def _attach(self) -> None:
-        """Take the place of some methods of the user's object; of the object alone, not of its class."""
+        """Replace some methods of the user's object, not of its class."""
         original = self.optimizer
         self._kept: dict[str, Callable[..., Any]] = {
             name: getattr(original, name) for name in ("state_dict", "load_state_dict")
         }
-        if self._before is not None:  # its methods would bring states to places that are no homes any more
+        if self._before is not None:  # its methods would move states to blocks of its own plan
             self._before.engine.clipping.close()
             self._kept, self._before = self._before._kept, None
         kept = self._kept
@@ -370,14 +370,14 @@ class TrainingSession:
 
         def load_state_dict(_: Optimizer, state_dict: Any) -> None:
             self.wait()
-            with uninterrupted():  # until all is at home
+            with uninterrupted():  # until all states are in their places
                 kept["load_state_dict"](self.states.without_masters(state_dict))
                 self.states.loaded(state_dict)
 
         def add_param_group(_: Optimizer, group: Any) -> None:
             raise OffloadMisuse(
                 problem="a parameter group was added to an optimizer whose states are planned already",
-                advice="add it before the module is built",
+                advice="add the group before building the module",
             )
 
         setattr(original, _ATTACHED, self)
@@ -387,7 +387,7 @@ class TrainingSession:
 
 
 def _external_nbytes(tensors: Tensors, device: torch.device) -> int:
-    """Bytes of buffers, which are brought to the device, and of inputs there, each storage once."""
+    """Return the bytes of buffers, which are moved to the device, and of inputs there, each storage once."""
     inputs = (tensor for tensor in tensors.inputs if tensor.device == device)
     found = {
         storage_id(tensor): tensor.untyped_storage().nbytes()

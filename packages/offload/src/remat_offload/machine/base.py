@@ -112,7 +112,8 @@ class Machine(Protocol):
         """Wait until all lanes are idle.
 
         Raises:
-            LaneFailed: the first failure that no ``synchronize``, ``wait_on_compute`` or ``drain`` has raised yet.
+            LaneFailed: the first failure that no ``synchronize``, ``wait_on_compute`` or ``drain`` has raised
+                yet.
         """
         ...
 

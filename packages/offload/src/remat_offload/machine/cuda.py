@@ -5,10 +5,11 @@ once if nothing is before it that only the host can wait for; else the lane's th
 that CPU work, and issues it then. A ticket is waited for in two parts: until it is issued, then its event.
 
 **Memory.** PyTorch's allocator lends a freed block again at once, in the order of the stream that it was
-allocated on, not of the copies. So before it drops either tensor of a copy the caller calls ``wait_on_compute(ticket)``
-on the stream that it computes on; what is computed next in that memory then follows the copy. Where nobody
-will, a call having failed, say, ``release_after_copies`` has the allocator ask the streams. Host memory should be pinned
-(``HostPool`` does that): from other memory copies are slow and hold their lane.
+allocated on, not of the copies. So before it drops either tensor of a copy the caller calls
+``wait_on_compute(ticket)`` on the stream that it computes on; what is computed next in that memory then
+follows the copy. Where nobody will, a call having failed, say, ``release_after_copies`` has the allocator ask
+the streams. Host memory should be pinned (``HostPool`` does that): from other memory copies are slow and hold
+their lane.
 
 It was written without a device at hand: it is tested with a stand-in for ``torch.cuda``, and by tests marked
 ``cuda``.

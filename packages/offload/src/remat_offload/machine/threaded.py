@@ -243,7 +243,8 @@ class LanedMachine(ABC):
         """Wait until all lanes are idle.
 
         Raises:
-            LaneFailed: the first failure that no ``synchronize``, ``wait_on_compute`` or ``drain`` has raised yet.
+            LaneFailed: the first failure that no ``synchronize``, ``wait_on_compute`` or ``drain`` has raised
+                yet.
             MachineMisuse: in a forked process, work was left to be done at the fork.
         """
         for job in list(self._last.values()):
