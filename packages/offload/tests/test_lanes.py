@@ -234,8 +234,8 @@ def test_only_its_own_tickets(machine: SimulatedMachine) -> None:
 @pytest.mark.parametrize(
     ("lane", "to", "of", "wanted"),
     [
-        (Lane.COMPUTE, torch.empty(2), torch.empty(2), "copies go on to_host or to_device"),
-        (Lane.TO_HOST, torch.empty(2), torch.empty(2, device="meta"), "it goes into cpu from cpu"),
+        (Lane.COMPUTE, torch.empty(2), torch.empty(2), "on the lane compute; use to_host or to_device"),
+        (Lane.TO_HOST, torch.empty(2), torch.empty(2, device="meta"), "it must go from cpu to cpu"),
         (Lane.TO_HOST, torch.empty(2), torch.empty(3), "same dtype, sizes and strides"),
         (Lane.TO_HOST, torch.empty(2), torch.empty(2, dtype=torch.int32), "same dtype, sizes and strides"),
         (Lane.TO_HOST, torch.empty(2, 3), torch.empty(3, 2).t(), "same dtype, sizes and strides"),

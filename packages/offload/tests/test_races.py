@@ -159,7 +159,7 @@ def test_a_race_is_one_line() -> None:
     (race,) = find_races(machine.record)
     assert isinstance(race, Race)
     assert (
-        "buffer 0: 'save x' (operation 2, on to_host) and 'release' (operation 3, on compute) may meet; "
+        "buffer 0: 'save x' (operation 2, on to_host) and 'release' (operation 3, on compute) may overlap; "
         "let one wait for the other"
     ) == str(race)
 
