@@ -119,8 +119,8 @@ def test_a_failure_is_one_clear_line(machine: SimulatedMachine) -> None:
     with pytest.raises(LaneFailed) as caught:
         ticket.synchronize()
     message = (
-        "'adam of layer 3' failed on the lane cpu_optimizer: ValueError: no luck; what came after it was not "
-        "run: mend its cause, chained to this error, and run the step again"
+        "'adam of layer 3' failed on the lane cpu_optimizer: ValueError: no luck; work that depends on it "
+        "was not run: fix the error chained to this one, and run the step again"
     )
     assert message == str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError)

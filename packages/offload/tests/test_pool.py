@@ -89,7 +89,9 @@ def test_the_cap_is_hard() -> None:
     held = pool.allocate(600)
     with pytest.raises(HostPoolExhausted) as caught:
         pool.allocate(401)
-    message = "host pool exhausted: 401 bytes asked, 400 free of 1,000; release blocks or raise the capacity"
+    message = (
+        "host pool exhausted: 401 bytes requested, 400 free of 1,000; release blocks or raise the capacity"
+    )
     assert message == str(caught.value)
     assert memory.taken == 1
     pool.allocate(400)

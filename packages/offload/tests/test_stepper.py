@@ -405,7 +405,7 @@ def test_misuse() -> None:
         with pytest.raises(StepMisuse, match="positive multiple of 64"):
             Stepper(optimizer, chunk_numel=chunk_numel)
     stepper = Stepper(optimizer, chunk_numel=64)
-    with pytest.raises(StepMisuse, match="no parameter of this optimizer"):
+    with pytest.raises(StepMisuse, match="is not a parameter of this optimizer"):
         stepper.step([torch.zeros(3)], [torch.zeros(3)])
     with pytest.raises(StepMisuse, match="must be the same"):
         stepper.step_by_chunks(param, param.detach(), numbers(499))
@@ -414,7 +414,9 @@ def test_misuse() -> None:
     with pytest.raises(StepMisuse, match="436 elements are left"):
         chunked.finish()
     optimizer.param_groups[0]["momentum"] = 0.9
-    with pytest.raises(StepMisuse, match="momentum_buffer is none that a probe found; make a new Stepper"):
+    with pytest.raises(
+        StepMisuse, match="momentum_buffer is not in the optimizer's profile; make a new Stepper"
+    ):
         stepper.step_by_chunks(param, param.detach(), numbers(500))
     stepper = Stepper(optimizer, chunk_numel=64, memory=lambda *_: torch.empty(3))
     with pytest.raises(StepMisuse, match=r"give a contiguous torch.float32 one of 500 elements"):
@@ -428,5 +430,5 @@ def test_states_of_another_dtype() -> None:
     param = torch.nn.Parameter(numbers(500, dtype=torch.bfloat16))
     stepper = Stepper(optim.Adam([param]))
     stepper.step([param], [numbers(500, dtype=torch.bfloat16)])
-    with pytest.raises(StepMisuse, match=r"exp_avg is torch.bfloat16, wanted is torch.float32"):
+    with pytest.raises(StepMisuse, match=r"exp_avg is torch.bfloat16, expected is torch.float32"):
         stepper.begin(param, param.detach().float())
