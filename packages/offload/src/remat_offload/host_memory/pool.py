@@ -248,7 +248,7 @@ class HostPool:
         if any(block.bytes.data_ptr() == address for block in self._idle):
             return "this tensor was released already"
         if any(block.bytes.data_ptr() == address for _, block in self._lent.values()):
-            return "this is a view, or a former tensor of a reused block; release what allocate() returned"
+            return "this is a view, or was released before its block was reused; release what allocate() gave"
         return "this tensor is not of this pool"
 
 

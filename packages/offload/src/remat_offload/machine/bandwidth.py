@@ -77,7 +77,7 @@ class _Blocks:
         self.copy(one)
 
     def copy(self, copies: Mapping[Lane, int], meanwhile: Callable[[], object] = int) -> dict[Lane, float]:
-        """Return the bytes per second of each lane, with `copies[lane]` copies in it, all begun before `meanwhile`."""
+        """Return the bytes per second of each lane, all of its copies begun before `meanwhile`."""
         began_s = time.perf_counter()
         last = {}
         for turn in range(max(copies.values())):
