@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from remat_graph import Lane, OptimizerStep
-from remat_offload import MachineMisuse
+from remat_offload import MachineMisuse, OffloadMisuse
 from remat_offload.deferred_signals import uninterrupted
-from remat_offload.errors import OffloadMisuse
 from remat_offload.machine import threaded
 from remat_offload.machine.threaded import Job
 from remat_offload.optimizer.step_cost import UpdateCost

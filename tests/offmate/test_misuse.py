@@ -12,8 +12,15 @@ from torch import nn
 from remat_executor import RematWarning, UnplannedUse
 from remat_facade.errors import BadModel, NoRoom
 from remat_graph import BadBudget, Lane
-from remat_offload import CannotPin, HostPool, LaneFailed, RefusedOptimizer, SimulatedMachine
-from remat_offload.errors import BadWeights, OffloadMisuse
+from remat_offload import (
+    BadWeights,
+    CannotPin,
+    HostPool,
+    LaneFailed,
+    OffloadMisuse,
+    RefusedOptimizer,
+    SimulatedMachine,
+)
 from remat_offload.host_memory.pinned import RegisteredMemory
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 

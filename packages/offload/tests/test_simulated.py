@@ -7,8 +7,7 @@ import torch
 
 from remat_executor import MemoryMeter
 from remat_graph import Lane
-from remat_offload import HostPool, LaneFailed, MachineMisuse, SimulatedMachine
-from remat_offload.machine.bandwidth import measure_links
+from remat_offload import HostPool, LaneFailed, MachineMisuse, SimulatedMachine, measure_links
 
 
 def laid_out(size: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

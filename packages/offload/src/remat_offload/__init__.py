@@ -1,15 +1,20 @@
-"""Moving values off the device: host memory, lanes, and optimizers stepped where their state is."""
+"""Move values off the device: host memory, copy lanes, optimizers stepped in parts, training sessions."""
 
+from remat_offload.engine.training_session import TrainingSession
+from remat_offload.engine.weight_loading import WeightReader, Weights
 from remat_offload.errors import (
+    BadWeights,
     CannotPin,
     HostPoolExhausted,
     HostPoolMisuse,
     LaneFailed,
     MachineMisuse,
+    OffloadMisuse,
     RefusedOptimizer,
     StepMisuse,
 )
 from remat_offload.host_memory.pool import HostPool, HostPoolStatistics
+from remat_offload.machine.bandwidth import measure_links
 from remat_offload.machine.base import Machine, Ticket
 from remat_offload.machine.cuda import CudaMachine
 from remat_offload.machine.races import Operation, Race, find_races
@@ -22,6 +27,7 @@ from remat_offload.optimizer.profile import Kind, StateTensor
 __version__ = "0.1.0"
 
 __all__ = [
+    "BadWeights",
     "CannotPin",
     "ChunkedStep",
     "CudaMachine",
@@ -33,6 +39,7 @@ __all__ = [
     "LaneFailed",
     "Machine",
     "MachineMisuse",
+    "OffloadMisuse",
     "Operation",
     "Race",
     "Recorder",
@@ -42,7 +49,11 @@ __all__ = [
     "StepMisuse",
     "Stepper",
     "Ticket",
+    "TrainingSession",
+    "WeightReader",
+    "Weights",
     "find_races",
     "kind_of",
+    "measure_links",
     "state_layout",
 ]

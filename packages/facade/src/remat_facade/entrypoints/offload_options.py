@@ -18,11 +18,17 @@ from remat_facade.planning.method import as_config
 from remat_facade.planning.offmate_planner import OffmatePlanner
 from remat_graph import Links, parse_nbytes
 from remat_graph.platforms.base import links_of
-from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine
-from remat_offload.engine.training_session import TrainingSession
-from remat_offload.engine.weight_loading import WeightReader, Weights
-from remat_offload.errors import OffloadMisuse
-from remat_offload.machine.bandwidth import measure_links
+from remat_offload import (
+    CudaMachine,
+    HostPool,
+    Machine,
+    OffloadMisuse,
+    SimulatedMachine,
+    TrainingSession,
+    WeightReader,
+    Weights,
+    measure_links,
+)
 from remat_offload.machine.threaded import LanedMachine
 
 HOST_SHARE = 0.8

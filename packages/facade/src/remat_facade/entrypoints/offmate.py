@@ -27,10 +27,7 @@ from remat_facade.errors import BadConfig
 from remat_facade.planning.memory_fit import Fit
 from remat_facade.planning.planner import Progress
 from remat_graph import Links, Platform
-from remat_offload import HostPool, HostPoolStatistics, Machine
-from remat_offload.engine.training_session import TrainingSession
-from remat_offload.engine.weight_loading import Weights
-from remat_offload.errors import OffloadMisuse
+from remat_offload import HostPool, HostPoolStatistics, Machine, OffloadMisuse, TrainingSession, Weights
 
 
 class Offmate(BudgetedModule):

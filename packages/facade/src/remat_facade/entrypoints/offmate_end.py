@@ -7,8 +7,7 @@ import attrs
 
 from remat_executor.errors import warn
 from remat_graph import RematError
-from remat_offload import HostPool
-from remat_offload.engine.training_session import TrainingSession
+from remat_offload import HostPool, TrainingSession
 from remat_offload.machine.threaded import LanedMachine, outside_of_lanes
 
 

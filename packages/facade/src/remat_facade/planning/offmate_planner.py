@@ -10,7 +10,7 @@ from remat_facade.planning.method import Method
 from remat_facade.planning.planner import PLANNING_S, StepPlanner, versions
 from remat_graph import BadBudget, Budget, Grads, Graph, Links, Plan, simulate
 from remat_graph.training import accumulating, with_placement
-from remat_offload.engine.training_session import TrainingSession
+from remat_offload import TrainingSession
 from remat_solvers import Deadline, Problem
 from remat_solvers.offload.solver import PERIODS, Offload
 
