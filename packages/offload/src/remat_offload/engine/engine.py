@@ -28,11 +28,6 @@ from remat_offload.optimizer.states import OptimizerStates
 class Engine:
     """Makes the handler of each call and keeps the state that lasts between calls.
 
-    Args:
-        machine: the device, the host, and the lanes between them.
-        pool: host memory.
-        updates: updates parameters and keeps their optimizer states.
-
     Attributes:
         residency: where values are placed.
         clipping: norms and scales of gradients.
@@ -138,11 +133,8 @@ class Engine:
         self.restore_placement()
         params, values = self.residency.params, step.graph.values
         without = {p for p, param in enumerate(params) if param.grad is None}
-        live = {
-            update.grad: grad
-            for update in step.graph.updates
-            if (grad := params[update.param].grad) is not None
-        }
+        grads = ((update.grad, params[update.param].grad) for update in step.graph.updates)
+        live = {value: grad for value, grad in grads if grad is not None}
         handler = Transfers(self, step)
         for item in step.program.tail:
             if isinstance(item, OptimizerStep) and item.value in without:

@@ -56,11 +56,7 @@ class WeightFetcher(Protocol):
 
 
 class OnDemandWeights(TorchFunctionMode):
-    """Gives PyTorch functions device copies of the parameters among their arguments that are on the host.
-
-    Args:
-        fetcher: fetches the parameters.
-    """
+    """Gives PyTorch functions device copies of the parameters among their arguments that are on the host."""
 
     def __init__(self, fetcher: WeightFetcher) -> None:
         super().__init__()

@@ -77,10 +77,6 @@ class Resident:
 class Residency:
     """Where the values of one model are placed, on the host and on the device.
 
-    Args:
-        machine: the device, the host, and the lanes between them.
-        pool: host memory.
-
     Attributes:
         params: the distinct parameters of the model, in the order of a graph's values.
         residents: values that are placed on the host, by name.

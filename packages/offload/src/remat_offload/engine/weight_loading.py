@@ -72,24 +72,6 @@ class WeightReader:
             destination.copy_(self._source.read(self._names[tensor]))
 
 
-def load_weights(model: nn.Module, weights: Weights) -> None:
-    """Load the weights of a model on the CPU.
-
-    Args:
-        model: the module.
-        weights: as for `WeightReader`.
-
-    Raises:
-        BadWeights: they do not fit the model; nothing was changed.
-    """
-    reader = WeightReader(model, weights)
-    for tensor in (*model.parameters(), *model.buffers()):
-        if reader.has(tensor):
-            values = torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.data
-            reader.read(tensor, values)
-            rebind_storage(tensor, values)
-
-
 def rebind_storage(tensor: Tensor, values: Tensor) -> None:
     """Let a tensor use the memory of `values`; it stays the same object, with its attributes and hooks."""
     if not tensor.is_meta:

@@ -41,7 +41,7 @@ class Ticket(Protocol):
 
 @runtime_checkable
 class Machine(Protocol):
-    """A device that computes, its host, and the lanes beside the compute.
+    """A device that computes, its host, and lanes concurrent with the compute.
 
     One thread at a time submits work. Only that thread allocates device memory: an allocator knows the
     caller's stream, and a memory meter the caller's thread.

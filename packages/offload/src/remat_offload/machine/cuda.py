@@ -1,6 +1,6 @@
 """`CudaMachine`: one stream a direction, events between streams, no synchronization of the whole device.
 
-To *issue* a copy, its stream is told to wait for events, and an event is recorded after the copy. A copy is
+To *issue* a copy, its stream waits for events, and an event is recorded after the copy. A copy is
 issued at once if all work before it is issued or done; otherwise the lane's thread waits on the host for CPU
 work, and issues the copy then. To wait for a ticket is to wait until its copy is issued, then for its event.
 
@@ -10,7 +10,7 @@ drops either tensor of a copy; later compute in that memory then follows the cop
 after a failed call for example, ``release_after_copies`` lets the allocator ask the copy streams. Host memory
 should be pinned (``HostPool`` does that): copies from other memory are slow and block their lane.
 
-The code was written without a device: it is tested with a stand-in for ``torch.cuda``, and by tests marked
+The code was written without a device: it is tested with a fake of ``torch.cuda``, and by tests marked
 ``cuda``.
 """
 
@@ -30,7 +30,7 @@ class CudaMachine(LanedMachine):
 
     Args:
         device: the device; without an index it is the current one.
-        cuda: ``torch.cuda``, or a stand-in for it.
+        cuda: ``torch.cuda``, or a fake of it.
 
     Attributes:
         device: the device, with its index.
@@ -64,7 +64,7 @@ class CudaMachine(LanedMachine):
                 for job in jobs:
                     if job.event is not None:  # CPU work has no event: it is done already
                         stream.wait_event(job.event)
-                # `data` hides the copy from autograd: a plan restores the same values.
+                # By `data`, so that autograd does not count a write: a plan restores the same values.
                 destination.data.copy_(source.data, non_blocking=True)
                 copied: Event = stream.record_event()
             return copied

@@ -83,7 +83,7 @@ class _SimulatedLink:
     def move(self, destination: torch.Tensor, source: torch.Tensor, ready_s: float) -> None:
         """Copy, to end when the link would: a copy begins once ready, not when this thread wakes up."""
         with torch.inference_mode():
-            # `data` hides the copy from autograd: a plan restores the same values.
+            # By `data`, since autograd must not count the copy as a write: a plan restores the same values.
             destination, source = destination.data, source.data
             if self._nbytes_per_s is None:
                 destination.copy_(source)

@@ -179,12 +179,9 @@ def _refresh_chunk(master: torch.Tensor, data: torch.Tensor) -> None:
 
 
 def store_state(after: State, states: Mapping[str, torch.Tensor], before: State) -> None:
-    """Copy state tensors that a step has created to their places.
+    """Copy tensors that a step has created to their places, `states`.
 
-    Args:
-        after: a parameter's state after the step.
-        states: the places of its tensors.
-        before: its state before the step.
+    `after` and `before` are a parameter's state after and before the step.
 
     Raises:
         StepMisuse: a state differs from the optimizer's profile.

@@ -94,13 +94,8 @@ def _first_overlap(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> tu
 def split_elements(numel: int, chunk_numel: int, threads: int) -> list[slice]:
     """Split flat memory so that an elementwise kernel gives the same bits on the chunks as on the whole.
 
-    Args:
-        numel: elements of the whole.
-        chunk_numel: the most elements of a chunk, a multiple of ``ALIGNMENT``.
-        threads: the number of threads that kernels distribute equal shares to; 1 if they do not.
-
-    Returns:
-        At least one chunk, in order, without gaps.
+    A chunk has at most `chunk_numel` elements, a multiple of ``ALIGNMENT``. Kernels distribute equal shares
+    to `threads` threads; 1 if they do not. There is at least one chunk.
     """
     if numel <= chunk_numel:
         return [slice(0, numel)]

@@ -45,7 +45,7 @@ class _PendingNorm:
     found: list[tuple[Tensor, int]]
 
     def norm_of(self, grad: Tensor, norm_type: float) -> Tensor | None:
-        """Return the norm if it is valid for a gradient as it is now."""
+        """Return the norm if it is valid for the current gradient."""
         known = (self.version, self.norm_type) == (grad._version, norm_type) and self.grad() is grad
         if not known:
             return None
@@ -73,9 +73,7 @@ class _DeferredScaling:
 class Clipping:
     """Norms and scales of the gradients of one model.
 
-    Args:
-        machine: its CPU lane computes the norms.
-        mark_pending: makes readers of a parameter wait for work first.
+    The CPU lane of `machine` computes the norms; `mark_pending` makes readers of a parameter wait for work.
     """
 
     def __init__(self, machine: Machine, mark_pending: Callable[[nn.Parameter, Event], None]) -> None:
@@ -98,16 +96,8 @@ class Clipping:
     ) -> Tensor:
         """Do what `torch.nn.utils.clip_grad_norm_` does; gradients on the host are scaled later.
 
-        Args:
-            params: the parameters, in the order in which their norms are combined.
-            on_host: those of them that are placed on the host.
-            max_norm: as for torch's function, like the following ones.
-            norm_type: which norm.
-            error_if_nonfinite: whether a norm that is not finite is an error; nothing is scaled then.
-            foreach: whether to use foreach kernels.
-
-        Returns:
-            The norm before the clipping, a scalar tensor.
+        The norms of `params` are combined in their order; `on_host` are those of them placed on the host. The
+        other arguments and the result are torch's.
 
         Raises:
             RuntimeError: torch's error for a norm that is not finite.

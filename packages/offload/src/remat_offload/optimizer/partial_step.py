@@ -123,9 +123,9 @@ class Stepper:
         before = {param: dict(state[param]) for param in instead if param in state}
         replica.state.update({instead[param]: state[param] for param in before})
         step(replica)
-        for param, stand_in in instead.items():
-            if stand_in in replica.state:
-                kept = replica.state[stand_in]
+        for param, substitute in instead.items():
+            if substitute in replica.state:
+                kept = replica.state[substitute]
                 self._move_state(param, before.get(param, {}), kept)
                 state[param] = kept
 

@@ -30,11 +30,9 @@ def shallow_copy(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> O
 
 
 def private_copy(optimizer: Optimizer, group: Mapping[str, Any]) -> Optimizer:
-    """Return a copy of an optimizer that shares nothing that steps could change, and no parameter.
+    """Return a copy of an optimizer with one group, which shares nothing that steps could change.
 
-    Args:
-        optimizer: the user's optimizer.
-        group: the copy's only group: the settings of one of the user's groups, with other parameters.
+    The group has the settings of one of the user's groups, and other parameters.
     """
     replica = shallow_copy(optimizer, [])
     nothing = torch.nn.Parameter(torch.empty(0))
@@ -64,25 +62,17 @@ def step_tensor(
     grad: torch.Tensor,
     state: State | None,
 ) -> State | None:
-    """Step one tensor as if it were a parameter.
+    """Step one tensor in place as if it were a parameter; return its new state.
 
-    Args:
-        optimizer: the user's optimizer, which is not changed.
-        settings: the settings of the parameter's group.
-        data: the tensor, changed in place.
-        grad: its gradient, of the same shape, dtype and device.
-        state: its optimizer state, ``None`` before the first step; may be changed in place.
-
-    Returns:
-        Its optimizer state after the step.
+    The user's optimizer is not changed; `state`, ``None`` before the first step, may be.
     """
-    stand_in = torch.nn.Parameter(data.detach())
-    stand_in.grad = grad
-    replica = shallow_copy(optimizer, [{**settings, "params": [stand_in]}])
+    substitute = torch.nn.Parameter(data.detach())
+    substitute.grad = grad
+    replica = shallow_copy(optimizer, [{**settings, "params": [substitute]}])
     if state is not None:
-        replica.state[stand_in] = state
+        replica.state[substitute] = state
     step(replica)
-    return replica.state.get(stand_in)
+    return replica.state.get(substitute)
 
 
 def narrowed(group: Mapping[str, Any], instead: Mapping[torch.Tensor, torch.Tensor]) -> dict[str, Any]:

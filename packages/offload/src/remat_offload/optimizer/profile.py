@@ -79,13 +79,9 @@ class Profile:
 def profile_optimizer(
     optimizer: Optimizer, group: Mapping[str, Any], param: torch.Tensor, like: torch.Tensor
 ) -> Profile:
-    """Find how parameters like this one can be stepped, without changing the user's optimizer.
+    """Find how tensors like `like` can be stepped with a group's settings; the optimizer is not changed.
 
-    Args:
-        optimizer: the user's optimizer.
-        group: the parameter's group, whose settings are used.
-        param: the parameter; its state is a pattern for classes that create state in their constructor.
-        like: a tensor with the number of dimensions, dtype and device of what will be stepped.
+    The state of `param` is a pattern for classes that create state in their constructor.
 
     Raises:
         RefusedOptimizer: parameters cannot be stepped separately.

@@ -36,15 +36,7 @@ def update_cost(
     device: torch.device,
     shape: Sequence[int],
 ) -> UpdateCost:
-    """Measure the cost of a step on a device, with the kernels that the user has chosen.
-
-    Args:
-        optimizer: the user's optimizer, which is not changed.
-        group: one of its groups, whose settings are used.
-        dtype: the dtype of parameter and gradient.
-        device: the device that steps.
-        shape: the shape of the tensor that is stepped.
-    """
+    """Measure a step of one tensor with a group's settings; the optimizer is not changed."""
     data = torch.zeros(tuple(shape), dtype=dtype, device=device)
     grad = torch.ones(tuple(shape), dtype=dtype, device=device)
     settings = narrowed(group, {})

@@ -202,11 +202,8 @@ def generators_kept(device: torch.device) -> Generator[Callable[[], list[str]], 
     The generators are those of the whole process, so only the thread that runs the user's step may use this:
     in a lane's thread it would undo concurrent draws of the model.
 
-    Args:
-        device: its generator is restored, in addition to those of the CPU, numpy and Python.
-
-    Yields:
-        A function that returns the names of the generators that were drawn from.
+    They are those of the device, the CPU, numpy and Python. Yields a function that returns the names of the
+    generators that were drawn from.
     """
     before = (random.getstate(), np.random.get_state())
     with preserved_generators([device]):
