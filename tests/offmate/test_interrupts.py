@@ -118,7 +118,7 @@ def test_loaded_states_are_at_home() -> None:
         interrupt = Interrupt(line)
         interrupted += interrupt.during(lambda: optimizer.load_state_dict(file))
         found = [optimizer.state[p][name].data_ptr() for p, name in homes]
-        places = model._remat_training.states._places
+        places = model._remat_training.states._blocks
         held = [(p, name) in places for p, name in homes]
         assert [e for e, h in zip(expected, held, strict=True) if h] == [
             f for f, h in zip(found, held, strict=True) if h

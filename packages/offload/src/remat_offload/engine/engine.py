@@ -26,25 +26,17 @@ from remat_offload.optimizer.states import OptimizerStates
 
 
 class Engine:
-    """Makes the handler of each call and keeps the state that lasts between calls.
-
-    Attributes:
-        residency: where values are placed.
-        clipping: norms and scales of gradients.
-        accumulating: whether a backward adds to the gradients instead of updating.
-        accumulated: parameters whose gradients are added up for the next backward that updates.
-        owner: returns the module, which must live during a call; the engine itself does not keep it alive.
-    """
+    """Makes the handler of each call and keeps the state that lasts between calls."""
 
     def __init__(self, machine: Machine, pool: HostPool, updates: OptimizerStates) -> None:
         self.machine, self.updates = machine, updates
         self.residency = Residency(machine, pool)
         self._pending: dict[nn.Parameter, Event] = {}
         self.clipping = Clipping(machine, self.mark_pending)
-        self.accumulating = False
-        self.accumulated: set[nn.Parameter] = set()
+        self.accumulating = False  # whether a backward adds to the gradients instead of updating
+        self.accumulated: set[nn.Parameter] = set()  # whose gradients await the next backward that updates
         self._latest: PlannedStep | None = None
-        self.owner: Callable[[], object] = int
+        self.owner: Callable[[], object] = int  # returns the module, which must live during a call
 
     def begin(self, step: PlannedStep) -> Transfers:
         """Return the handler of one call."""

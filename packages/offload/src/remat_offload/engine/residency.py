@@ -41,25 +41,15 @@ class Layout:
 
 @attrs.define(eq=False)
 class Resident:
-    """A value that is placed on the host.
+    """A value that is placed on the host."""
 
-    Attributes:
-        whole: its block on the host, as bytes.
-        layout: the layout of its tensor in the block.
-        written: the latest work that writes the block; None if no write is pending.
-        read: the latest copy that reads the block.
-        holders: how many references the block's storage has if only the pool and this object use it.
-        content: an object that stands for the values; a new one after each assignment.
-        newer: bytes on the device that an update has left there and that are not copied to the host yet.
-    """
-
-    whole: Tensor
-    layout: Layout
-    written: Ticket | None = None
-    read: Ticket | None = None
-    newer: Tensor | None = None
-    content: object = attrs.field(factory=object)
-    holders: int = attrs.field(init=False)
+    whole: Tensor  # its block on the host, as bytes
+    layout: Layout  # of its tensor in the block
+    written: Ticket | None = None  # the latest work that writes the block; None if no write is pending
+    read: Ticket | None = None  # the latest copy that reads the block
+    newer: Tensor | None = None  # bytes that an update has left on the device, not copied to the host yet
+    content: object = attrs.field(factory=object)  # stands for the values; a new one after each assignment
+    holders: int = attrs.field(init=False)  # of the block's storage, if only the pool and this object use it
 
     def __attrs_post_init__(self) -> None:
         self.holders = storage_holders(self.whole)

@@ -7,7 +7,7 @@ hooks.
 """
 
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import MethodType
 from typing import Any
 
@@ -103,7 +103,7 @@ class TrainingSession:
                 problem=f"{first} and {second} are two parameters in the same memory",
                 advice="give each its own memory, or tie them by one Parameter",
             )
-        known = {id(param): param for param in self._parameters()}
+        known = {id(param): param for param in self.states.parameters()}
         optimized = []
         for index, (names, param) in enumerate(tensors.parameters):
             if id(param) not in known:
@@ -332,19 +332,16 @@ class TrainingSession:
             self.engine.accumulated.clear()
         else:
             self.wait()
-        for param in self._parameters():
+        for param in self.states.parameters():
             if set_to_none:
                 drop_gradient(param)
             elif param.grad is not None:
                 param.grad.detach_()
                 param.grad.zero_()
 
-    def _parameters(self) -> Iterable[nn.Parameter]:
-        return [param for group in self.optimizer.param_groups for param in group["params"]]
-
     def _with_gradients(self) -> set[nn.Parameter]:
         with past_torch_function():
-            return {param for param in self._parameters() if param.grad is not None}
+            return {param for param in self.states.parameters() if param.grad is not None}
 
     def _attach(self) -> None:
         """Replace some methods of the user's object, not of its class."""

@@ -58,15 +58,7 @@ class EngineState(Protocol):
 
 
 class Transfers:
-    """Carries out the steps of one call, or those after its backward.
-
-    Attributes:
-        tickets: of the copies that were started.
-        host_copies: bytes on the host of values that are not placed there.
-        layouts: the layouts of these values on the device.
-        readers: pending work on the CPU, by the gradient on the host that it reads.
-        unwaited: tensors on the device in copies that compute has not waited for.
-    """
+    """Carries out the steps of one call, or those after its backward."""
 
     def __init__(self, engine: EngineState, step: PlannedStep) -> None:
         self.engine, self.residency = engine, engine.residency
@@ -74,10 +66,10 @@ class Transfers:
         self.machine = self.residency.machine
         self.owner = engine.owner()
         self.tickets: dict[Transfer, Ticket] = {}
-        self.host_copies: dict[int, Tensor] = {}
-        self.layouts: dict[int, Layout] = {}
-        self.readers: dict[int, Ticket] = {}
-        self.unwaited: dict[Transfer, Tensor] = {}
+        self.host_copies: dict[int, Tensor] = {}  # bytes on the host of values not placed there
+        self.layouts: dict[int, Layout] = {}  # of these values on the device
+        self.readers: dict[int, Ticket] = {}  # work on the CPU, by the gradient that it reads
+        self.unwaited: dict[Transfer, Tensor] = {}  # on the device, in copies not waited for
         self.placements = self.residency.placements()
         self.versions = tensor_versions(self.residency.params)
         pool = self.residency.pool

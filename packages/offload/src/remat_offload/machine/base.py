@@ -17,14 +17,11 @@ from torch import Tensor
 
 from remat_graph import Lane
 from remat_offload.errors import MachineMisuse
+from remat_offload.host_memory.pool import Event
 
 
-class Ticket(Protocol):
-    """Work that was put on a lane."""
-
-    def query(self) -> bool:
-        """Whether the work is done or has failed."""
-        ...
+class Ticket(Event, Protocol):
+    """Work that was put on a lane; `query` is also true if it has failed."""
 
     def wait(self) -> None:
         """Block the calling thread until the lane's thread has finished the work or the work has failed."""

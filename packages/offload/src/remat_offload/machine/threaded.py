@@ -42,23 +42,15 @@ _PARTING_S = 1.0  # how long a machine that was not closed waits for each lane a
 
 
 class _Thread(threading.Thread):
-    """The thread of a lane. It may collect garbage like any other thread, and then runs finalizers.
-
-    Attributes:
-        through: set when it has run all jobs of a closed lane.
-    """
+    """The thread of a lane. It may collect garbage like any other thread, and then runs finalizers."""
 
     def __init__(
-        self,
-        queue: "SimpleQueue[Job | None]",
-        failures: list["_Failure"],
-        dropped: "_Switch",
-        name: str,
+        self, queue: "SimpleQueue[Job | None]", failures: list["_Failure"], dropped: "_Switch", name: str
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._lane = (queue, failures, dropped)
         self._process = os.getpid()
-        self.through = threading.Event()
+        self.through = threading.Event()  # set when it has run all jobs of a closed lane
 
     def run(self) -> None:
         """Run the lane's jobs, without a reference to the machine, which would keep the machine alive."""
@@ -98,23 +90,15 @@ class _Failure:
 
 @attrs.define(eq=False)
 class Job:
-    """The ticket of a `LanedMachine`.
-
-    Attributes:
-        lane: its lane.
-        name: its name in errors.
-        thread: the thread that runs it, unless it is run at once.
-        event: what remains to wait for after its function has returned; ``None`` if nothing does.
-        ended_s: when its function returned, on the monotonic clock.
-    """
+    """The ticket of a `LanedMachine`."""
 
     lane: Lane
     name: str
-    thread: _Thread
+    thread: _Thread  # runs it, unless it is run at once
     _function: Callable[[Sequence["Job"]], Event | None] | None
     _after: Sequence["Job"]
-    event: Event | None = attrs.field(default=None, init=False)
-    ended_s: float = attrs.field(default=0.0, init=False)
+    event: Event | None = attrs.field(default=None, init=False)  # to wait for after its function
+    ended_s: float = attrs.field(default=0.0, init=False)  # when its function returned, by time.monotonic
     _failure: _Failure | None = attrs.field(default=None, init=False)
     _ended: threading.Event = attrs.field(factory=threading.Event, init=False)
 

@@ -28,21 +28,13 @@ from remat_offload.machine.base import Machine, Ticket
 
 @attrs.frozen(eq=False)
 class _PendingNorm:
-    """The norm of a gradient that the CPU's lane computes.
+    """The norm of a gradient that the CPU's lane computes."""
 
-    Attributes:
-        grad: the gradient, which only its parameter keeps alive.
-        version: its version counter.
-        norm_type: which norm.
-        ticket: the work.
-        found: the norm and the number of threads of its kernel, once the work is done.
-    """
-
-    grad: "weakref.ref[Tensor]"
-    version: int
+    grad: "weakref.ref[Tensor]"  # only its parameter keeps it alive
+    version: int  # of the gradient
     norm_type: float
     ticket: Ticket
-    found: list[tuple[Tensor, int]]
+    found: list[tuple[Tensor, int]]  # the norm and the threads of its kernel, once the work is done
 
     def norm_of(self, grad: Tensor, norm_type: float) -> Tensor | None:
         """Return the norm if it is valid for the current gradient."""

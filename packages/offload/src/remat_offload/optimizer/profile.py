@@ -57,17 +57,11 @@ class StateTensor:
 
 @attrs.frozen(kw_only=True)
 class Profile:
-    """The behaviour of an optimizer for parameters of one group, one dtype and one number of dimensions.
-
-    Attributes:
-        kind: how they may be stepped.
-        shape: the shape of the small parameter.
-        tensors: its state.
-    """
+    """The behaviour of an optimizer for parameters of one group, one dtype and one number of dimensions."""
 
     kind: Kind
-    shape: tuple[int, ...]
-    tensors: tuple[StateTensor, ...]
+    shape: tuple[int, ...]  # of the small parameter
+    tensors: tuple[StateTensor, ...]  # its state
 
     @property
     def placed(self) -> tuple[str, ...]:

@@ -43,8 +43,12 @@ class OptimizerStates:
         self.optimizer, self.device, self.master_weights = optimizer, device, master_weights
         self._stepper = Stepper(optimizer)
         self._masters: dict[Tensor, Tensor] = {}
-        self._places: dict[tuple[Tensor, str], Tensor] = {}
+        self._blocks: dict[tuple[Tensor, str], Tensor] = {}
         self._costs: dict[Any, UpdateCost] = {}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the optimizer's parameters, in the order of its groups."""
+        return [param for group in self.optimizer.param_groups for param in group["params"]]
 
     # -- which states are kept
 
@@ -63,7 +67,7 @@ class OptimizerStates:
         if self._stepper.kind(param, self._stepped(param)) is Kind.WHOLE:
             shape = _within(param.shape, _MOST)
         else:  # all elements, up to a number that no cache holds
-            shape = (min(sum(p.numel() for g in self.optimizer.param_groups for p in g["params"]), _MOST),)
+            shape = (min(sum(p.numel() for p in self.parameters()), _MOST),)
         key = (id(group), dtype, str(device), shape)
         if key not in self._costs:
             self._costs[key] = update_cost(self.optimizer, group, dtype, device, shape)
@@ -83,7 +87,7 @@ class OptimizerStates:
     def displaced(self) -> list[Tensor]:
         """Return the parameters with a state that is not in its block on the host."""
         found: dict[Tensor, None] = {}
-        for (param, name), whole in self._places.items():
+        for (param, name), whole in self._blocks.items():
             state = self.optimizer.state.get(param, {}).get(name)
             if isinstance(state, Tensor) and state.data_ptr() != whole.data_ptr():
                 found[param] = None
@@ -95,7 +99,7 @@ class OptimizerStates:
 
     def reserve_on_host(self, param: nn.Parameter, name: str, whole: Tensor) -> None:
         """Set a state's block on the host; before `settle`."""
-        self._places[param, name] = whole
+        self._blocks[param, name] = whole
 
     def settle(self, before: "OptimizerStates | None" = None) -> None:
         """Move existing states to their places, once every state placed on the host has a block.
@@ -104,19 +108,16 @@ class OptimizerStates:
             before: the previous owner of the same optimizer's states; its masters are copied.
         """
         self._stepper = Stepper(self.optimizer, memory=self._memory)
-        for group in self.optimizer.param_groups:
-            for param in group["params"]:
-                if self._has_master(param):
-                    like = StateTensor(name=MASTER, shape=tuple(param.shape), dtype=_WIDE)
-                    self._masters[param] = (
-                        self._memory(param, like).view(-1).as_strided(param.shape, param.stride())
-                    )
-                    old = None if before is None else before._masters.get(param)
-                    self._read(param, old)
-                    self._stepper.kind(param, self._masters[param])  # profiled now, not in the first step
+        for param in self.parameters():
+            if self._has_master(param):
+                like = StateTensor(name=MASTER, shape=tuple(param.shape), dtype=_WIDE)
+                whole = self._memory(param, like).view(-1)
+                self._masters[param] = whole.as_strided(param.shape, param.stride())
+                self._read(param, None if before is None else before._masters.get(param))
+                self._stepper.kind(param, self._masters[param])  # profiled now, not in the first step
 
     def _memory(self, param: Tensor, state: StateTensor) -> Tensor:
-        whole = self._places.get((param, state.name))
+        whole = self._blocks.get((param, state.name))
         if whole is None:
             return torch.empty(state.shape, dtype=state.dtype, device=self.device)
         return whole.view(state.dtype)
@@ -130,7 +131,7 @@ class OptimizerStates:
 
     def has(self, param: nn.Parameter) -> bool:
         """Whether the optimizer has a parameter."""
-        return any(param is each for group in self.optimizer.param_groups for each in group["params"])
+        return any(param is each for each in self.parameters())
 
     def on_device(self, param: nn.Parameter, grad: Tensor, states: Mapping[str, Tensor]) -> None:
         """Update a parameter on the device, with the states that were copied there for it."""
@@ -161,7 +162,7 @@ class OptimizerStates:
 
     def into(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Add the masters of parameters that have been stepped."""
-        for index, param in enumerate(self._in_order()):
+        for index, param in enumerate(self.parameters()):
             if param in self._masters and index in state_dict["state"]:
                 state_dict["state"][index] = {**state_dict["state"][index], MASTER: self._masters[param]}
         return state_dict
@@ -178,7 +179,7 @@ class OptimizerStates:
         Raises:
             OffloadMisuse: states were saved in another dtype than they are kept in.
         """
-        for index, param in enumerate(self._in_order()):
+        for index, param in enumerate(self.parameters()):
             saved = state_dict["state"].get(index, {})
             if param in self._masters:
                 if MASTER in saved:
@@ -197,9 +198,6 @@ class OptimizerStates:
                     # Torch rounds loaded states to the dtype of their parameter.
                     self.optimizer.state[param][name] = saved[name].clone()
             self._stepper.adopt(param)
-
-    def _in_order(self) -> list[nn.Parameter]:
-        return [param for group in self.optimizer.param_groups for param in group["params"]]
 
 
 def _within(shape: Sequence[int], numel: int) -> tuple[int, ...]:

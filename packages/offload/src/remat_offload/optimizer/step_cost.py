@@ -18,15 +18,10 @@ _BUSY = 2048  # the side of matrices whose product takes a device a fraction of 
 
 @attrs.frozen(kw_only=True)
 class UpdateCost:
-    """The cost of an optimizer's step on a device.
-
-    Attributes:
-        s_per_element: seconds for one element of a parameter.
-        workspace_nbytes_per_element: bytes that the step allocates beyond the states.
-    """
+    """The cost of an optimizer's step on a device, for each element of a parameter."""
 
     s_per_element: float
-    workspace_nbytes_per_element: float
+    workspace_nbytes_per_element: float  # what the step allocates beyond the states
 
 
 def update_cost(

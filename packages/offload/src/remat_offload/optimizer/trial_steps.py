@@ -32,25 +32,15 @@ _CHUNKS = (slice(0, 64), slice(64, 4160), slice(4160, None))
 
 @attrs.frozen(kw_only=True)
 class TrialSteps:
-    """Runs of the same steps from the same values, each with its own private copy of the optimizer.
+    """Runs of the same steps from the same values, each with its own private copy of the optimizer."""
 
-    Attributes:
-        optimizer: the user's optimizer, which is not changed.
-        group: the group whose settings are used.
-        ndim: dimensions of the two parameters; the first one is larger.
-        dtype: their dtype.
-        device: the device that steps them.
-        pattern: the state of one of the group's parameters, from which initial states are made.
-        pattern_shape: the shape of that parameter.
-    """
-
-    optimizer: Optimizer
-    group: Mapping[str, Any]
-    ndim: int
+    optimizer: Optimizer  # the user's, which is not changed
+    group: Mapping[str, Any]  # whose settings are used
+    ndim: int  # of the two parameters; the first one is larger
     dtype: torch.dtype
     device: torch.device
-    pattern: State | None = None
-    pattern_shape: tuple[int, ...] = ()
+    pattern: State | None = None  # of one of the group's parameters; initial states are made from it
+    pattern_shape: tuple[int, ...] = ()  # of that parameter
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -149,7 +139,7 @@ class TrialSteps:
         return replica
 
     def _like(self, value: Any, param: torch.Tensor) -> Any:
-        """Return a state of the pattern for another parameter, filled with the state's first element."""
+        """Return a pattern's state for another parameter: of its shape, filled with the first element."""
         if not isinstance(value, torch.Tensor):
             return value
         if value.shape != self.pattern_shape:
