@@ -158,11 +158,7 @@ class Residency:
         return blocks
 
     def check_identity(self, flat: Sequence[Tensor]) -> None:
-        """Check that a call uses the parameter objects that were planned.
-
-        Raises:
-            OffloadMisuse: one is another object.
-        """
+        """Raise `OffloadMisuse` if a call uses parameter objects other than the planned ones."""
         for (name, param), given in zip(self._named_params, flat, strict=False):
             if param is not given:
                 raise OffloadMisuse(
@@ -180,12 +176,7 @@ class Residency:
             ]
 
     def check(self, displaced: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """Check that the placement of displaced parameters can be restored.
-
-        Raises:
-            OffloadMisuse: one has another shape, type or device, or shares memory with another, so that its
-                plan is no longer valid.
-        """
+        """Raise `OffloadMisuse` if the plan is not valid for displaced parameters; see `Engine`."""
         for name, param in displaced:
             resident = self.residents.get(name)
             planned = self._device_layouts[name] if resident is None else resident.layout
@@ -204,11 +195,7 @@ class Residency:
             )
 
     def restore_placement(self, displaced: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """Restore the placement of displaced parameters; no update is pending, and `check` has passed.
-
-        Raises:
-            HostPoolExhausted: another block does not fit into the pool.
-        """
+        """Restore the placement of displaced parameters; no update is pending, and `check` has passed."""
         for name, param in displaced:
             resident, now = self.residents.get(name), Layout.of(param)
             if resident is not None:

@@ -184,11 +184,7 @@ class TrainingSession:
             yield
 
     def begin(self, step: PlannedStep, flat: Sequence[Tensor]) -> Transfers:
-        """Return the handler of one call; see `Handlers`.
-
-        Raises:
-            OffloadMisuse: a parameter of the model is another object than the planned one.
-        """
+        """Return the handler of one call; raise `OffloadMisuse` if a parameter is another object."""
         self.engine.residency.check_identity(flat)
         if self.in_backward and not self.engine.accumulating:
             mark_stepped(self.optimizer)  # its backward will step
@@ -203,22 +199,14 @@ class TrainingSession:
     # -- replacements of the optimizer's methods
 
     def wait(self) -> None:
-        """Wait until every update is done.
-
-        Raises:
-            LaneFailed: an update failed.
-        """
+        """Wait until every update is done; raise `LaneFailed` if one failed."""
         try:
             self.engine.wait()
         finally:
             self.engine.clipping.scale_all()
 
     def close(self) -> None:
-        """Finish pending updates and stop watching parameters, which may be trained in another way then.
-
-        Raises:
-            LaneFailed: an update failed.
-        """
+        """Finish pending updates and stop watching parameters; raise `LaneFailed` if an update failed."""
         try:
             self.wait()
         finally:

@@ -130,11 +130,7 @@ class Machine(Protocol):
 
 
 def check_copy(device: torch.device, lane: Lane, destination: Tensor, source: Tensor) -> None:
-    """Check that a copy moves bytes without changing their layout, which would need more device memory.
-
-    Raises:
-        MachineMisuse: the layouts differ, or the tensors are not on the lane's two sides.
-    """
+    """Raise `MachineMisuse` unless a copy is in the lane's direction and keeps the layout of the bytes."""
     if lane not in (Lane.TO_HOST, Lane.TO_DEVICE):
         raise MachineMisuse(problem=f"a copy was put on the lane {lane}; use to_host or to_device")
     host = torch.device("cpu")

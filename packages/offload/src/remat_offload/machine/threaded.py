@@ -304,11 +304,7 @@ class LanedMachine(ABC):
 
 
 def own(ticket: Ticket) -> Job:
-    """Return a ticket as the `Job` that it is.
-
-    Raises:
-        MachineMisuse: it is not a ticket of a `LanedMachine`.
-    """
+    """Return a ticket as the `Job` that it is; raise `MachineMisuse` for another machine's."""
     if not isinstance(ticket, Job):
         raise MachineMisuse(
             problem=f"a {type(ticket).__name__} was given as a ticket; give what copy() or work() returned"

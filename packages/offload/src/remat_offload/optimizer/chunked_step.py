@@ -51,7 +51,7 @@ class ChunkedStep:
         self._before: State | None = optimizer.state.get(param)
         self._places: dict[str, torch.Tensor] = {}
         self._after: State | None = None
-        self._widened_grad: torch.Tensor | None = None
+        self._grad_buffer: torch.Tensor | None = None
 
     def has(self, name: str) -> bool:
         """Whether a state exists from earlier steps; otherwise the content of its place is not read."""
@@ -135,9 +135,9 @@ class ChunkedStep:
     def _widened(self, grad: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
         if memory_order(master) is None:
             return grad.to(master.dtype)
-        if self._widened_grad is None or self._widened_grad.numel() < grad.numel():
-            self._widened_grad = torch.empty(grad.numel(), dtype=master.dtype, device=master.device)
-        return self._widened_grad[: grad.numel()].as_strided(master.shape, master.stride()).copy_(grad)
+        if self._grad_buffer is None or self._grad_buffer.numel() < grad.numel():
+            self._grad_buffer = torch.empty(grad.numel(), dtype=master.dtype, device=master.device)
+        return self._grad_buffer[: grad.numel()].as_strided(master.shape, master.stride()).copy_(grad)
 
 
 def _refresh_master(master: torch.Tensor, data: torch.Tensor) -> None:
@@ -179,13 +179,7 @@ def _refresh_chunk(master: torch.Tensor, data: torch.Tensor) -> None:
 
 
 def store_state(after: State, states: Mapping[str, torch.Tensor], before: State) -> None:
-    """Copy tensors that a step has created to their places, `states`.
-
-    `after` and `before` are a parameter's state after and before the step.
-
-    Raises:
-        StepMisuse: a state differs from the optimizer's profile.
-    """
+    """Copy tensors that a step has created to their places, `states`; raise `StepMisuse` if they differ."""
     made = {name: after[name] for name in states if name in after and after[name] is not states[name]}
     for name, value in made.items():
         kind = (states[name].shape, states[name].dtype)

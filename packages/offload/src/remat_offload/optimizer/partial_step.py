@@ -221,9 +221,7 @@ class Stepper:
     def _check_switches(self, param: torch.Tensor, like: torch.Tensor, profile: Profile) -> None:
         """Profile a class that is not torch's again if settings were turned on or off: noise, for example.
 
-        Raises:
-            RefusedOptimizer: steps in parts would not give the results of one plain step any more.
-            StepMisuse: the optimizer would keep other states now.
+        Raises `RefusedOptimizer` or `StepMisuse` if its steps in parts are not valid any more.
         """
         group = self._group(param)
         turned = frozenset(
