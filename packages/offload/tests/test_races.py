@@ -23,60 +23,60 @@ from remat_offload import (
 
 
 def races(recorder: Recorder) -> list[tuple[str, str]]:
-    """The names of what races."""
+    """The names of racing operations."""
     return [(race.first.name, race.second.name) for race in find_races(recorder.record)]
 
 
 def tensor(machine: Recorder) -> torch.Tensor:
-    """A device tensor with something in it."""
+    """A device tensor with values."""
     made = machine.allocate((8,), (1,), torch.float32)
     made.fill_(1)
     machine.writes([made], "make")
     return made
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_reading_before_it_arrived(held: bool) -> None:
-    """Compute that reads a prefetched tensor is held for its copy."""
+@pytest.mark.parametrize("waits", [True, False])
+def test_reading_before_it_arrived(waits: bool) -> None:
+    """Compute that reads a prefetched tensor waits for its copy."""
     with Recorder(SimulatedMachine()) as machine:
         x = machine.allocate((8,), (1,), torch.float32)
         ticket = machine.copy(Lane.TO_DEVICE, x, torch.ones(8), name="fetch")
-        if held:
+        if waits:
             machine.wait_on_compute(ticket)
         machine.reads([x], "matmul")
-    assert ([] if held else [("fetch", "matmul")]) == races(machine)
+    assert ([] if waits else [("fetch", "matmul")]) == races(machine)
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_discarding_in_a_copy(held: bool) -> None:
-    """A tensor is discarded after the copy that saves it."""
+@pytest.mark.parametrize("waits", [True, False])
+def test_releasing_in_a_copy(waits: bool) -> None:
+    """A tensor is released after the copy that saves it."""
     with Recorder(SimulatedMachine()) as machine:
         x = tensor(machine)
         ticket = machine.copy(Lane.TO_HOST, torch.empty(8), x, name="save")
-        if held:
+        if waits:
             machine.wait_on_compute(ticket)
         machine.release(x)
-    assert ([] if held else [("save", "release")]) == races(machine)
+    assert ([] if waits else [("save", "release")]) == races(machine)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_slab_used_again_too_early(told: bool) -> None:
-    """A host block is lent again after the copy that reads it: told of the copy, the pool waits."""
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_slab_used_again_too_early(reported: bool) -> None:
+    """A host block is reused after the copy that reads it if the pool gets the copy's ticket."""
     pool = HostPool(32)
     with Recorder(SimulatedMachine()) as machine:
         x, y = tensor(machine), machine.allocate((8,), (1,), torch.float32)
         block = pool.allocate((8,), torch.float32)
         save = machine.copy(Lane.TO_HOST, block, x, name="save")
         fetch = machine.copy(Lane.TO_DEVICE, y, block, after=[save], name="fetch")
-        pool.release(block, after=fetch if told else None)
+        pool.release(block, after=fetch if reported else None)
         again = pool.allocate((8,), torch.float32)
         assert block.data_ptr() == again.data_ptr()
         machine.copy(Lane.TO_HOST, again, x, name="save again")
-    assert ([] if told else [("fetch", "save again")]) == races(machine)
+    assert ([] if reported else [("fetch", "save again")]) == races(machine)
 
 
 def test_fetching_before_it_was_saved() -> None:
-    """A copy back names the copy away; two lanes have no order of their own."""
+    """A copy to the device names the copy to the host; two lanes have no order of their own."""
     with Recorder(SimulatedMachine()) as machine:
         host, x, y = torch.empty(8), tensor(machine), machine.allocate((8,), (1,), torch.float32)
         machine.copy(Lane.TO_HOST, host, x, name="save")
@@ -86,7 +86,7 @@ def test_fetching_before_it_was_saved() -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_work_on_the_cpu(waits: bool) -> None:
-    """What an optimizer reads and writes is seen by itself: gradients that arrive, weights that leave."""
+    """Reads and writes of an optimizer are recorded automatically: of gradients and of weights."""
     with Recorder(SimulatedMachine()) as machine:
         g, w = tensor(machine), machine.allocate((8,), (1,), torch.float32)
         grad, weight, state = torch.empty(8), torch.zeros(8), torch.zeros(8)
@@ -102,7 +102,7 @@ def test_work_on_the_cpu(waits: bool) -> None:
 
 
 def test_work_is_not_after_compute() -> None:
-    """Compute runs on while the host goes on, and idle lanes do not stop it; work may tell its reads."""
+    """Compute runs on while the host goes on, and idle lanes do not stop it; work may report its reads."""
     with Recorder(SimulatedMachine()) as machine:
         x = tensor(machine)
         machine.drain()
@@ -121,7 +121,7 @@ def test_views_touch_nothing() -> None:
 
 @pytest.mark.parametrize("how", ["synchronize", "query", "wait", "drain"])
 def test_what_the_caller_waited_for(how: str) -> None:
-    """What is given after the calling thread saw work done, in whatever way, comes after it on every lane."""
+    """Work submitted after the calling thread saw earlier work done comes after it on every lane."""
     with Recorder(SimulatedMachine()) as machine:
         host, x = torch.zeros(8), machine.allocate((8,), (1,), torch.float32)
         ticket = machine.work(lambda: host.add_(1), name="add")
@@ -138,8 +138,8 @@ def test_what_the_caller_waited_for(how: str) -> None:
     assert [] == races(machine)
 
 
-def test_holding_a_copy_holds_compute_alone() -> None:
-    """The host runs on after it holds compute for a copy: work that names nothing is not ordered by it."""
+def test_only_compute_waits_for_a_copy() -> None:
+    """The host continues while compute waits for a copy: work that names no ticket is not ordered by it."""
     with Recorder(SimulatedMachine()) as machine:
         host = torch.empty(8)
         machine.wait_on_compute(machine.copy(Lane.TO_HOST, host, tensor(machine), name="save"))
@@ -147,8 +147,8 @@ def test_holding_a_copy_holds_compute_alone() -> None:
     assert [("save", "norm")] == races(machine)
 
 
-def test_memory_lent_again_by_the_allocator() -> None:
-    """A buffer is its allocation: an address that comes again is another one, and nothing is kept alive."""
+def test_memory_reused_by_the_allocator() -> None:
+    """A buffer is an allocation: a reused address is another buffer, and no tensor is kept alive."""
     with Recorder(SimulatedMachine()) as machine:
         for _ in range(5):
             x = tensor(machine)
@@ -173,7 +173,7 @@ def test_a_race_is_one_line() -> None:
 
 
 def test_a_recorder_is_a_machine() -> None:
-    """It hands on what it is given, failures too, and refuses tickets of the machine behind it."""
+    """It passes on calls and failures, and refuses tickets of the machine behind it."""
     inner = SimulatedMachine()
     with Recorder(inner) as machine:
         assert inner.device == machine.device
@@ -209,7 +209,7 @@ class Step:
 
 
 class Done:
-    """The ticket of something that is done already."""
+    """The ticket of work that is done already."""
 
     def query(self) -> bool:
         return True
@@ -219,7 +219,7 @@ class Done:
 
 
 class Instant:
-    """A machine that does everything at once, for the order is all that matters."""
+    """A machine that does everything at once; only the order matters."""
 
     device = torch.device("cpu")
 
@@ -264,7 +264,7 @@ def is_ticket(step: Step) -> bool:
 
 @st.composite
 def any_programs(draw: st.DrawFn) -> list[Step]:
-    """Accesses that wait for this and that."""
+    """Accesses that wait for random tickets."""
     program: list[Step] = []
     for step in draw(accesses()):
         tickets = [place for place, before in enumerate(program) if is_ticket(before)]
@@ -292,7 +292,7 @@ def safe_programs(draw: st.DrawFn) -> list[Step]:
 
 
 def run(program: Sequence[Step]) -> set[tuple[int, int]]:
-    """The races that the checker finds, as places in the program."""
+    """The races that the checker finds, as positions in the program."""
     buffers = [torch.empty(1) for _ in (*DEVICE, *HOST)]
     recorder = Recorder(Instant())  # type: ignore[arg-type]
     tickets: dict[int, Ticket] = {}
