@@ -119,7 +119,7 @@ def test_a_model_that_has_values():
     kept = {name: p.detach().clone() for name, p in model.named_parameters() if name != first}
     module = offmate(model, BATCHES(0), "45%", weights=values)
     assert all(torch.equal(p, (kept | values)[name]) for name, p in module.named_parameters())
-    with pytest.raises(BadWeights, match="name nothing"):
+    with pytest.raises(BadWeights, match="they name no tensor of the model"):
         offmate(MAKE(), BATCHES(0), "45%", weights={"another": values[first]})
 
 

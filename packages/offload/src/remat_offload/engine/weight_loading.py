@@ -52,7 +52,7 @@ class WeightReader:
         self._names = {tensor: name for tensor, name in found.items() if name is not None}
         if names and not self._names:
             raise BadWeights(
-                problem="they name nothing of the model", advice="give the weights of this model"
+                problem="they name no tensor of the model", advice="give the weights of this model"
             )
         for tensor, name in self._names.items():
             shape = self._source.shape(name)
