@@ -10,7 +10,7 @@ import pytest
 
 from remat_facade.cli.app import main
 from remat_facade.errors import CannotWrite
-from remat_facade.files import check_places, write_whole
+from remat_facade.files import check_paths, write_whole
 from remat_graph import load_graph, load_plan
 
 GRAPH = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs" / "unet.json"
@@ -173,5 +173,5 @@ def test_a_place_that_cannot_be(tmp_path: Path) -> None:
     """A folder, or a file in the place of one."""
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path, tmp_path / "file" / "new"):
-        with pytest.raises(CannotWrite, match="choose another place"):
-            check_places({"--out": path})
+        with pytest.raises(CannotWrite, match="choose another path"):
+            check_paths({"--out": path})

@@ -199,5 +199,5 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
     """A file stands where the folder should be; it stays as it is."""
     (tmp_path / "file").write_text("mine")
     assert solve(UNET, "--budget", "100%", "--plan-out", tmp_path / "file" / "plan.json") == 2
-    assert "choose another place" in complaint(capsys)
+    assert "choose another path" in complaint(capsys)
     assert (tmp_path / "file").read_text() == "mine"

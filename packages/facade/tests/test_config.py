@@ -221,7 +221,7 @@ def test_an_unknown_type_lists_the_types() -> None:
 def test_a_failed_save_leaves_no_trace(tmp_path: Path) -> None:
     """Where a file cannot be written, nothing is, and the error says so."""
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(CannotWrite, match="choose another place"):
+    with pytest.raises(CannotWrite, match="choose another path"):
         save_config(generate_config(), tmp_path / "file" / "config.yaml")
     (tmp_path / "folder").mkdir()
     with pytest.raises(CannotWrite):

@@ -25,7 +25,7 @@ from remat_facade.cli.options import (
 from remat_facade.cli.results import deliver, draw
 from remat_facade.cli.target_plan import plan_and_fit
 from remat_facade.cli.terminal import complain, give_up_output, progress, say, show
-from remat_facade.files import check_places, save_to, write_whole
+from remat_facade.files import check_paths, save_to, write_whole
 from remat_graph import RematError
 from remat_graph.errors import shown, text_of
 
@@ -58,7 +58,7 @@ def demo(
     from remat_facade.demo.tasks import get_task
     from remat_facade.planning.planner import Planner
 
-    check_places({"--out": out / "plan.json"})
+    check_paths({"--out": out / "plan.json"})
     Planner(budget=budget).check()
     with progress("importing torch") as tell:
         result = run_demo(get_task(model), budget, steps=steps, out=out, on_progress=tell)
@@ -105,7 +105,7 @@ def plan(
     from remat_graph.budget import parse_nbytes
     from remat_graph.platforms.measured import find_platform
 
-    check_places(
+    check_paths(
         {"--out": out, "--graph-out": graph_out},
         {"MODULE:FACTORY": target.rpartition(":")[0], "--config": config, "--platform": platform},
     )
@@ -147,9 +147,7 @@ def solve(
     from remat_facade.planning.planner import Planner
     from remat_graph.serialization.graphs import load_graph
 
-    check_places(
-        {"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config}
-    )
+    check_paths({"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config})
     with progress(f"reading {graph}") as tell:
         loaded = load_graph(graph)
         planner = Planner(
@@ -195,7 +193,7 @@ def sweep(
     from remat_solvers import get_solver
     from remat_solvers.queries import bounds_of, budgets_of, pareto
 
-    check_places({"--csv": csv, "--png": png}, {"GRAPH.json": graph})
+    check_paths({"--csv": csv, "--png": png}, {"GRAPH.json": graph})
     names = list(dict.fromkeys(text.strip() for text in solvers.split(",")))
     for name in names:
         get_solver(name)  # one that there is not is found before the work
@@ -304,7 +302,7 @@ def show_plan(
     from remat_graph.serialization.plans import load_plan
 
     places = {"--png": png, "--matrix": matrix, "--html": html}
-    check_places(places, {"PLAN": plan, "--graph": graph})
+    check_paths(places, {"PLAN": plan, "--graph": graph})
     if graph is None and any(places.values()):
         raise typer.BadParameter("a picture needs the graph that the plan is of: add --graph FILE")
     loaded = load_graph(graph) if graph is not None else None
