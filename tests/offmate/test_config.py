@@ -83,11 +83,11 @@ def test_arguments_go_before_the_file():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"optimizer": "AdamV"}, "optimizer: wants a class of torch.optim .*, got 'AdamV'"),
+        ({"optimizer": "AdamV"}, "optimizer: expected a class of torch.optim .*, got 'AdamV'"),
         ({"optimizer": "no.such.module:Adam"}, "optimizer: names the module 'no.such.module', and a config"),
-        ({"optimizer": "os:system"}, "optimizer: wants a class of torch.optim"),
-        ({"optimizer": "sgd"}, "optimizer: wants a class of torch.optim"),
-        ({"optimizer": "torch.nn:Linear"}, "optimizer: wants a class of torch.optim"),
+        ({"optimizer": "os:system"}, "optimizer: expected a class of torch.optim"),
+        ({"optimizer": "sgd"}, "optimizer: expected a class of torch.optim"),
+        ({"optimizer": "torch.nn:Linear"}, "optimizer: expected a class of torch.optim"),
         ({"optimizer": "SGD", "optimizer_options": {"lr": -1.0}}, "optimizer_options: SGD refuses"),
         ({"optimizer": "SGD", "optimizer_options": {"rate": 1.0}}, "optimizer_options: SGD refuses .*rate"),
     ],

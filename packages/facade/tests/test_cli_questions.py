@@ -61,7 +61,7 @@ def test_a_sweep_needs_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
         (["max-batch", "nowhere.py:make", "--budget", "40%"], "40%"),
         (["sweep", UNET, "--points", "100000000"], "--points"),
         *(
-            ([*words, "--time-limit", seconds], f"wants seconds above 0, up to 1e+09, got {seconds}")
+            ([*words, "--time-limit", seconds], f"expected seconds above 0, up to 1e+09, got {seconds}")
             for words in (["sweep", UNET], ["min-budget", UNET], ["solve", UNET, "--budget", "50%"])
             for seconds in ("0", "inf", "nan", "1e+300")
         ),

@@ -77,7 +77,8 @@ class BudgetAboveDevice(RematError):
     device: str
 
     def __str__(self) -> str:
-        return f'budget {self.budget} exceeds the memory of {self.device}: give less, or a percentage such as "40%"'
+        memory = f"budget {self.budget} exceeds the memory of {self.device}"
+        return f'{memory}: give less, or a percentage such as "40%"'
 
 
 class NothingLeft(ProblemError):
@@ -151,8 +152,9 @@ class NoRoom(RematError):
         if self.cut_short:
             hint = f"time was up before the search ended: raise the time limit, {hint}"
         return (
-            f"no plan was found within {device} on the device and {host} on the host: the smallest plan found "
-            f"needs {least} on the device and {format_nbytes(self.least_host_nbytes)} on the host; {hint}"
+            f"no plan was found within {device} on the device and {host} on the host: the smallest plan "
+            f"found needs {least} on the device and {format_nbytes(self.least_host_nbytes)} on the host; "
+            f"{hint}"
         )
 
 
