@@ -86,9 +86,9 @@ def test_groups_and_steps_out_of_turn():
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
-        ({"links": {"to_host_nbytes_per_s": 1e9}}, OffloadMisuse, ("links is a dict", "Links(...)")),
-        ({"machine": "cuda"}, OffloadMisuse, ("machine is a str", "CudaMachine")),
-        ({"pool": 123}, OffloadMisuse, ("pool is a int", "HostPool")),
+        ({"links": {"to_host_nbytes_per_s": 1e9}}, OffloadMisuse, ("links is of type dict", "Links(...)")),
+        ({"machine": "cuda"}, OffloadMisuse, ("machine is of type str", "CudaMachine")),
+        ({"pool": 123}, OffloadMisuse, ("pool is of type int", "HostPool")),
         ({"weights": [1]}, BadWeights, ("they are a list", "safetensors", "mapping")),
         ({"host_budget": "50%"}, BadBudget, ("'50%'", 'a size such as "2GiB"')),
     ],

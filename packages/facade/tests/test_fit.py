@@ -231,7 +231,7 @@ def test_auto_of_memory_that_is_too_small(target: str, capsys: pytest.CaptureFix
 def test_a_budget_above_the_memory_named(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     """It would bound nothing there, though this machine has it."""
     assert main(["plan", target, "--budget", "2MiB", "--device-memory", "1MiB"]) == 2
-    assert "above the device named, which has 1.00 MiB" in capsys.readouterr().err
+    assert "exceeds the memory of the given device, which has 1.00 MiB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from remat_facade.cli.options import (
     TimeLimitOption,
 )
 from remat_facade.cli.results import deliver, draw
-from remat_facade.cli.target_plan import plan_and_fit
 from remat_facade.cli.terminal import complain, give_up_output, progress, say, show
 from remat_facade.files import check_paths, save_to, write_whole
 from remat_graph import RematError
@@ -112,13 +111,21 @@ def plan(
     device_nbytes = None if device_memory is None else parse_nbytes(device_memory)
     times = None if platform is None else find_platform(platform)
     with progress(f"loading {target}") as tell:
-        loaded = load_target(target)
+        model, sample, sample_kwargs = load_target(target)
+        from remat_facade.entrypoints.inputs import as_call
+        from remat_facade.entrypoints.options import CostOptions, PlanOptions
+        from remat_facade.entrypoints.prepare import plan_model
         from remat_facade.planning.memory_fit import states_nbytes
 
         states_nbytes((), optimizer)  # a name that means nothing is found before the work
         method = choose_method("auto", config, solver, seed, time_limit)
-        graph, made, fit = plan_and_fit(
-            loaded, budget, method, optimizer, device_nbytes=device_nbytes, platform=times, zoo=zoo, tell=tell
+        graph, made, fit = plan_model(
+            model,
+            as_call(sample, sample_kwargs),
+            PlanOptions(budget=budget, optimizer=optimizer, zoo=zoo),
+            method,
+            CostOptions(platform=times, on_progress=tell),
+            device_nbytes=device_nbytes,
         )
     deliver(made, out)
     show(fit_table(fit))
