@@ -144,7 +144,7 @@ def test_an_output_that_takes_nothing(words: list[str]) -> None:
             [sys.executable, "-c", code, *words], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert done.returncode == 2
-    assert done.stderr.startswith("remat: the system refuses: No space left on device")
+    assert done.stderr.startswith("remat: system error: No space left on device")
     assert done.stderr.count("\n") == 1
 
 

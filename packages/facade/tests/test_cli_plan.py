@@ -100,7 +100,7 @@ def test_a_model_of_the_users_is_planned(
         ("user_factories.py:constant", "no function constant"),
         ("nowhere.py:pair", "no file"),
         ("nowhere_at_all:pair", "No module named"),
-        ("user_factories.py:alone", "wanted (model, sample)"),
+        ("user_factories.py:alone", "expected (model, sample)"),
         ("user_factories.py:broken", "NameError: name 'undefined' is not defined (user_factories.py, line"),
         ("user_factories.py:exits", "calling exits() raised SystemExit: 0 (user_factories.py, line"),
         ("user_factories.py:exiting", "the model ended the program (exit code 0)"),

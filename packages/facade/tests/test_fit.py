@@ -112,8 +112,8 @@ def test_a_device_that_does_not_say() -> None:
     """Neither yes nor no."""
     fit = fit_of(Net(), 1, device=torch.device("meta"))
     assert (fit.device_nbytes, fit.left_nbytes, fit.fits) == (None, None, None)
-    assert "not known" in fit.summary()
-    with pytest.raises(NothingLeft, match="does not say"):
+    assert "is unknown" in fit.summary()
+    with pytest.raises(NothingLeft, match="is unknown"):
         auto_budget(Net(), "sgd", torch.device("meta"))
 
 

@@ -179,7 +179,7 @@ def test_a_file_that_is_none_of_ours(content: str, graph: Graph, zoo: Zoo) -> No
     (file,) = zoo.folder.iterdir()
     file.write_text(content, encoding="latin-1")
     fresh = Zoo(folder=zoo.folder, times=zoo.times)
-    with pytest.warns(PlanNotKept, match="made again") as caught:
+    with pytest.warns(PlanNotKept, match="planned again") as caught:
         assert not saved(planner(fresh)(graph))
     assert len(caught) == 1
     assert saved(planner(zoo)(graph))

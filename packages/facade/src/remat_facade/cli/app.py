@@ -1,7 +1,7 @@
 """The command `remat`.
 
-Heavy libraries are imported by the command that needs them: help is quick and `remat solve` needs no torch. A
-user's mistake ends in one line on stderr and exit code 2, Ctrl-C in one line and 130.
+Each command imports the heavy libraries that it needs, so help is quick and `remat solve` needs no torch. A
+user error gives one line on stderr and exit code 2; Ctrl-C gives one line and exit code 130.
 """
 
 import sys
@@ -19,6 +19,7 @@ from remat_facade.cli.options import (
     GraphArgument,
     OutOption,
     SeedOption,
+    SizeOption,
     SolverOption,
     TimeLimitOption,
 )
@@ -40,19 +41,22 @@ app = typer.Typer(
 )
 
 DOES_NOT_FIT, USER_ERROR, INTERRUPTED = 1, 2, 130
-"""Exit codes of a command that found no room, of one that could not start, and of one that Ctrl-C ended."""
+"""Exit codes: the model does not fit, an error of the user, and Ctrl-C."""
 
 
 @app.command()
 def demo(
-    model: Annotated[str, typer.Option(help="gpt2 (text of Python's library) or resnet (digits).")] = "gpt2",
+    model: Annotated[
+        str, typer.Option(help="gpt2 (on Python's source text) or resnet (on digits).")
+    ] = "gpt2",
     budget: BudgetOption = "40%",
     steps: Annotated[int, typer.Option(min=4, help="Training steps.")] = 12,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where picture and report go.")] = Path(
-        "remat-demo"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Folder for the picture, the report, the plan and the graph."),
+    ] = Path("remat-demo"),
 ) -> None:
-    """Train a real model with and without a budget, side by side."""
+    """Train a real model with and without a budget, and compare."""
     from remat_facade.demo.run import run_demo
     from remat_facade.demo.tasks import get_task
     from remat_facade.planning.planner import Planner
@@ -73,31 +77,37 @@ def demo(
 
 @app.command()
 def plan(
-    target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="Returns (model, sample).")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FACTORY", help="A function that returns (model, sample), such as train.py:make."
+        ),
+    ],
     budget: BudgetOrAutoOption,
     solver: SolverOption = None,
     config: ConfigOption = None,
     seed: SeedOption = 0,
     time_limit: TimeLimitOption = None,
     optimizer: Annotated[
-        str, typer.Option(metavar="NAME", help="Whose states count for whether training fits, such as sgd.")
+        str, typer.Option(metavar="NAME", help="The optimizer whose states count, such as sgd.")
     ] = "adamw",
     device_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Whether it fits there, such as 80GiB; else here.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory of the training device, such as 80GiB. [default: this device]"
+        ),
     ] = None,
     platform: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Whose times, such as h200-spec or a FILE.json; else measured here."
+            metavar="NAME", help="Cost platform, such as h200-spec or a FILE.json. [default: measure here]"
         ),
     ] = None,
-    zoo: Annotated[
-        bool, typer.Option(help="Use the plan of an earlier run, if there is one, and keep this one.")
-    ] = True,
+    zoo: Annotated[bool, typer.Option(help="Load a saved plan if one matches, and save new plans.")] = True,
     out: OutOption = None,
     graph_out: OutOption = None,
 ) -> None:
-    """Capture, measure and plan a model of yours, and add up whether training it fits."""
+    """Plan your model, and report whether it fits."""
     from remat_facade.cli.target import load_target
     from remat_facade.planning.method import choose_method
     from remat_facade.report.table import fit_table
@@ -117,7 +127,7 @@ def plan(
         from remat_facade.entrypoints.prepare import plan_model
         from remat_facade.planning.memory_fit import states_nbytes
 
-        states_nbytes((), optimizer)  # a name that means nothing is found before the work
+        states_nbytes((), optimizer)  # raises for an unknown name, before the long work
         method = choose_method("auto", config, solver, seed, time_limit)
         graph, made, fit = plan_model(
             model,
@@ -169,14 +179,14 @@ def smallest_budget(
     graph: GraphArgument,
     time_limit: TimeLimitOption = None,
 ) -> None:
-    """The smallest budget that works; needs no torch."""
+    """Find the smallest budget of a saved graph; needs no torch."""
     from remat_facade.report.table import smallest_table
     from remat_graph.serialization.graphs import load_graph
     from remat_solvers import Deadline, min_budget
 
     with progress(f"reading {graph}") as tell:
         loaded = load_graph(graph)
-        tell(f"looking for the smallest budget of {loaded.name}")
+        tell(f"searching the smallest budget of {loaded.name}")
         found = min_budget(loaded, Deadline(time_limit))
     show(smallest_table(loaded, found))
 
@@ -184,16 +194,17 @@ def smallest_budget(
 @app.command()
 def sweep(
     graph: GraphArgument,
-    solvers: Annotated[str, typer.Option(metavar="A,B,...", help="Who plans, one line each.")] = "auto",
+    solvers: Annotated[str, typer.Option(metavar="A,B,...", help="Methods to compare.")] = "auto",
     budgets: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help='Such as "30%,50%,2GiB"; else from the smallest up.')
+        str | None,
+        typer.Option(metavar="A,B,...", help='Such as "30%,50%,2GiB". [default: from the smallest]'),
     ] = None,
-    points: Annotated[int, typer.Option(min=1, max=1000, help="How many budgets, without --budgets.")] = 9,
+    points: Annotated[int, typer.Option(min=1, max=1000, help="Number of budgets, without --budgets.")] = 9,
     time_limit: TimeLimitOption = None,
     csv: OutOption = None,
     png: OutOption = None,
 ) -> None:
-    """Extra time against budget, method by method; needs no torch."""
+    """Compare methods on a saved graph; needs no torch."""
     from remat_facade.report import sweep as report
     from remat_graph.budget import resolve_budget
     from remat_graph.serialization.graphs import load_graph
@@ -203,11 +214,11 @@ def sweep(
     check_paths({"--csv": csv, "--png": png}, {"GRAPH.json": graph})
     names = list(dict.fromkeys(text.strip() for text in solvers.split(",")))
     for name in names:
-        get_solver(name)  # one that there is not is found before the work
+        get_solver(name)  # raises for an unknown name, before the long work
     with progress(f"reading {graph}") as tell:
         loaded = load_graph(graph)
         if budgets is None:
-            tell("looking for the smallest budget")
+            tell("searching the smallest budget")
             sizes = budgets_of(loaded, points, seconds=time_limit)
         else:
             sizes = tuple(sorted(resolve_budget(text.strip(), loaded) for text in budgets.split(",")))
@@ -215,7 +226,7 @@ def sweep(
         for name in names:
             tell(f"{name}: {len(sizes)} budgets of {loaded.name}")
             curves[name] = pareto(loaded, sizes, solver=name, seconds=time_limit)
-        tell("bounding what any schedule costs")
+        tell("computing lower bounds")
         bounds = bounds_of(loaded, sizes, seconds=time_limit)
     show(report.sweep_table(loaded, curves, bounds))
     if csv is not None:
@@ -230,17 +241,17 @@ def sweep(
 def largest_batch(
     target: Annotated[
         str,
-        typer.Argument(metavar="MODULE:FACTORY", help="Called with a batch size, returns (model, sample)."),
+        typer.Argument(
+            metavar="MODULE:FACTORY", help="Function of a batch size that returns (model, sample)."
+        ),
     ],
-    budget: BudgetOption,
-    max_overhead: Annotated[
-        float, typer.Option(min=0.0, help="Extra time that is bearable: 0.3 is 30 %.")
-    ] = 1.0,
-    first: Annotated[int, typer.Option(min=1, help="The smallest size that the model runs with.")] = 1,
+    budget: SizeOption,
+    max_overhead: Annotated[float, typer.Option(min=0.0, help="Most extra time: 0.3 is 30 %.")] = 1.0,
+    first: Annotated[int, typer.Option(min=1, help="The smallest batch size to try.")] = 1,
     solver: SolverOption = None,
     time_limit: TimeLimitOption = None,
 ) -> None:
-    """The largest batch that trains inside a budget."""
+    """Find the largest batch that trains inside a budget."""
     from remat_executor import plan_graph
     from remat_facade.cli.target import load_target
     from remat_facade.entrypoints.inputs import as_call, check_model
@@ -270,16 +281,21 @@ def largest_batch(
         )
     show(batch_table(target, nbytes, found))
     if not found.batch:
-        complain(f"not even a batch of {first} fits: raise the budget or the overhead that is bearable")
+        complain(f"a batch of {first} does not fit: raise --budget or --max-overhead")
         raise typer.Exit(DOES_NOT_FIT)
 
 
 @app.command("config")
 def show_config(
-    type: Annotated[str, typer.Argument(metavar="TYPE", help="auto, noremat, rotor, ...")],
+    type: Annotated[
+        str,
+        typer.Argument(
+            metavar="TYPE", help="auto, noremat, rotor, checkmate, rockmate, hilp, hiremate or offmate."
+        ),
+    ],
     out: OutOption = None,
 ) -> None:
-    """Write a config with every field explained."""
+    """Print or write a config with every field explained."""
     from remat_facade.config.types import generate_config
     from remat_facade.config.yaml_io import config_text, save_config
 
@@ -293,17 +309,17 @@ def show_config(
 @app.command("show")
 def show_plan(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A saved plan.")],
-    graph: Annotated[Path | None, typer.Option(metavar="FILE", help="The graph that it is of.")] = None,
+    graph: Annotated[Path | None, typer.Option(metavar="FILE", help="The graph of the plan.")] = None,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw memory over time.")] = None,
     matrix: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw what runs in which stage, and what is kept between them."),
+        typer.Option(metavar="FILE", help="Draw which ops run and which values are live per stage."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write both pictures and the tables as one page.")
+        Path | None, typer.Option(metavar="FILE", help="Write both pictures and the tables as one HTML page.")
     ] = None,
 ) -> None:
-    """Show a plan; given its graph, what runs again, and pictures of it."""
+    """Show a plan; with its graph also recomputed ops and pictures."""
     from remat_facade.report.table import plan_table, repeats_table
     from remat_graph.serialization.graphs import load_graph
     from remat_graph.serialization.plans import load_plan
@@ -311,7 +327,7 @@ def show_plan(
     places = {"--png": png, "--matrix": matrix, "--html": html}
     check_paths(places, {"PLAN": plan, "--graph": graph})
     if graph is None and any(places.values()):
-        raise typer.BadParameter("a picture needs the graph that the plan is of: add --graph FILE")
+        raise typer.BadParameter("a picture needs the graph of the plan: add --graph FILE")
     loaded = load_graph(graph) if graph is not None else None
     made = load_plan(plan, loaded)
     show(plan_table(made))
@@ -332,29 +348,29 @@ def solvers() -> None:
     for name in solver_names():
         try:
             about = (type(get_solver(name)).__doc__ or "").strip()
-        except ImportError as error:  # a package of someone else's may be broken; the others still work
+        except ImportError as error:  # one broken package must not hide the other solvers
             about = f"cannot be loaded: {text_of(error)}"
         rows.append((name, about.partition("\n")[0]))
     show(Table(title="solvers", columns=("name", "what it does"), rows=tuple(rows), prose=True))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
         code = _run(words or ["--help"])
     if code == INTERRUPTED:
-        complain("interrupted; files of earlier runs are as they were")
+        complain("interrupted; files of earlier runs are unchanged")
     return code
 
 
 def _run(words: list[str]) -> int:
-    usage_error: type[Any] = typer.BadParameter.__mro__[1]  # its module has changed, its place here has not
+    usage_error: type[Any] = typer.BadParameter.__mro__[1]  # typer versions define it in different modules
     try:
-        # Not `app(...)`: that writes on the errors it sees, and ours are frozen.
+        # Not `app(...)`, which sets attributes on errors: ours are frozen.
         code = typer.main.get_command(app).main(words, prog_name="remat", standalone_mode=False)
-    except (typer.Abort, KeyboardInterrupt):  # newer typer returns the exit code instead
+    except (typer.Abort, KeyboardInterrupt):  # newer versions of typer return the exit code
         return INTERRUPTED
     except usage_error as error:
         command = error.ctx.command_path if error.ctx else "remat"
@@ -363,11 +379,11 @@ def _run(words: list[str]) -> int:
     except RematError as error:
         complain(str(error))
         return USER_ERROR
-    except SystemExit as ended:  # not ours: a model's, or of what it calls
-        complain(f"the model ended the program (exit code {shown(ended.code)}): take that out of it")
+    except SystemExit as ended:  # raised by the model or a function that it calls
+        complain(f"the model ended the program (exit code {shown(ended.code)}): remove its call of sys.exit")
         return USER_ERROR
     except MemoryError:
-        complain("this machine's memory does not do for it: ask for less, or take a larger machine")
+        complain("out of memory: use a smaller model or batch, or a machine with more memory")
         return USER_ERROR
     except Exception as error:
         from remat_executor.errors import note_on
@@ -375,11 +391,11 @@ def _run(words: list[str]) -> int:
         note = note_on(error)
         if note is not None:
             complain(f"{type(error).__name__}: {text_of(error).partition(chr(10))[0]}; {note}")
-        elif isinstance(error, OSError):  # files have errors of their own: it is the output, or a device
+        elif isinstance(
+            error, OSError
+        ):  # not a file of ours, which has its own error: the output or a device
             give_up_output()
-            complain(
-                f"the system refuses: {error.strerror or error}; check where the output goes, and the disk"
-            )
+            complain(f"system error: {error.strerror or error}; check the output and the disk")
         else:
             raise
         return USER_ERROR

@@ -1,4 +1,4 @@
-"""What commands make: plans, orders and pictures, shown and written."""
+"""Show the results of commands, and write them to files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def deliver(made: "Plan", plan_out: Path | None, order_out: Path | None = None) -> None:
-    """Show a plan; write it, and its order, where a path is given."""
+    """Show a plan; write the plan and its order to the given paths."""
     from remat_facade.report.table import plan_table
     from remat_graph.serialization.plans import save_plan
     from remat_graph.serialization.schedules import save_order
@@ -25,7 +25,7 @@ def deliver(made: "Plan", plan_out: Path | None, order_out: Path | None = None) 
 
 
 def draw(graph: "Graph", made: "Plan", png: Path | None, matrix: Path | None, html: Path | None) -> None:
-    """Write pictures of a plan and its page, where a path is given."""
+    """Write the pictures and the HTML page of a plan to the given paths."""
     if png is not None:
         from remat_facade.report import picture
 
