@@ -19,7 +19,7 @@ def test_the_smallest_budget_is_told_with_its_floor(capsys: pytest.CaptureFixtur
     assert main(["min-budget", str(GRAPHS / "vgg16.json")]) == 0
     out = capsys.readouterr().out
     assert "smallest budget with a schedule" in out
-    assert "none exists below" in out
+    assert "no schedule exists below" in out
 
 
 def test_a_sweep_is_a_table_a_csv_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -172,7 +172,7 @@ def bare(count: int) -> Graph:
 def test_odd_graphs_can_be_drawn(graph: Graph) -> None:
     """Nothing at all, no backward, no sizes; names are text."""
     text = page(graph, plan_of(graph, list(range(len(graph.ops)))))
-    assert "$bare &amp; &lt;b&gt;$: what runs when" in text
+    assert "$bare &amp; &lt;b&gt;$: runs and live values" in text
 
 
 def test_the_picture_follows_the_page() -> None:

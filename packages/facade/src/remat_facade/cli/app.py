@@ -8,29 +8,32 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from remat_facade.cli.options import (
-    BudgetOption,
-    BudgetOrAutoOption,
-    ConfigOption,
-    GraphArgument,
-    OutOption,
-    SeedOption,
-    SizeOption,
-    SolverOption,
-    TimeLimitOption,
-)
+from remat_facade.cli import options
 from remat_facade.cli.results import deliver, draw
 from remat_facade.cli.terminal import complain, give_up_output, progress, say, show
+from remat_facade.config.types import generate_config
+from remat_facade.config.yaml_io import config_text, save_config
 from remat_facade.files import check_paths, save_to, write_whole
-from remat_graph import RematError
+from remat_facade.planning.method import choose_method
+from remat_facade.planning.planner import Planner
+from remat_facade.report.table import Table, batch_table, fit_table, plan_table, repeats_table, smallest_table
+from remat_graph import (
+    Graph,
+    RematError,
+    find_platform,
+    load_graph,
+    load_plan,
+    parse_nbytes,
+    resolve_budget,
+    save_graph,
+)
 from remat_graph.errors import shown, text_of
-
-if TYPE_CHECKING:
-    from remat_graph import Graph
+from remat_solvers import Deadline, get_solver, min_budget, solver_names
+from remat_solvers.queries import bounds_of, budgets_of, max_batch, pareto
 
 app = typer.Typer(
     name="remat",
@@ -49,7 +52,7 @@ def demo(
     model: Annotated[
         str, typer.Option(help="gpt2 (on Python's source text) or resnet (on digits).")
     ] = "gpt2",
-    budget: BudgetOption = "40%",
+    budget: options.BudgetOption = "40%",
     steps: Annotated[int, typer.Option(min=4, help="Training steps.")] = 12,
     out: Annotated[
         Path,
@@ -59,7 +62,6 @@ def demo(
     """Train a real model with and without a budget, and compare."""
     from remat_facade.demo.run import run_demo
     from remat_facade.demo.tasks import get_task
-    from remat_facade.planning.planner import Planner
 
     check_paths({"--out": out / "plan.json"})
     Planner(budget=budget).check()
@@ -77,42 +79,23 @@ def demo(
 
 @app.command()
 def plan(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:FACTORY", help="A function that returns (model, sample), such as train.py:make."
-        ),
-    ],
-    budget: BudgetOrAutoOption,
-    solver: SolverOption = None,
-    config: ConfigOption = None,
-    seed: SeedOption = 0,
-    time_limit: TimeLimitOption = None,
+    target: options.TargetArgument,
+    budget: options.BudgetOrAutoOption,
+    solver: options.SolverOption = None,
+    config: options.ConfigOption = None,
+    seed: options.SeedOption = 0,
+    time_limit: options.TimeLimitOption = None,
     optimizer: Annotated[
         str, typer.Option(metavar="NAME", help="The optimizer whose states count, such as sgd.")
     ] = "adamw",
-    device_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Memory of the training device, such as 80GiB. [default: this device]"
-        ),
-    ] = None,
-    platform: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Cost platform, such as h200-spec or a FILE.json. [default: measure here]"
-        ),
-    ] = None,
+    device_memory: options.DeviceMemoryOption = None,
+    platform: options.PlatformOption = None,
     zoo: Annotated[bool, typer.Option(help="Load a saved plan if one matches, and save new plans.")] = True,
-    out: OutOption = None,
-    graph_out: OutOption = None,
+    out: options.OutOption = None,
+    graph_out: options.OutOption = None,
 ) -> None:
     """Plan your model, and report whether it fits."""
     from remat_facade.cli.target import load_target
-    from remat_facade.planning.method import choose_method
-    from remat_facade.report.table import fit_table
-    from remat_graph.budget import parse_nbytes
-    from remat_graph.platforms.measured import find_platform
 
     check_paths(
         {"--out": out, "--graph-out": graph_out},
@@ -140,8 +123,6 @@ def plan(
     deliver(made, out)
     show(fit_table(fit))
     if graph_out is not None:
-        from remat_graph.serialization.graphs import save_graph
-
         say(f"wrote {save_to(graph_out, lambda path: save_graph(graph, path))}")
     if fit.fits is False:
         complain(f"training {fit.summary()}")
@@ -150,20 +131,16 @@ def plan(
 
 @app.command()
 def solve(
-    graph: GraphArgument,
-    budget: BudgetOption,
-    solver: SolverOption = None,
-    config: ConfigOption = None,
-    seed: SeedOption = 0,
-    time_limit: TimeLimitOption = None,
-    order_out: OutOption = None,
-    plan_out: OutOption = None,
+    graph: options.GraphArgument,
+    budget: options.BudgetOption,
+    solver: options.SolverOption = None,
+    config: options.ConfigOption = None,
+    seed: options.SeedOption = 0,
+    time_limit: options.TimeLimitOption = None,
+    order_out: options.OutOption = None,
+    plan_out: options.OutOption = None,
 ) -> None:
     """Plan a saved graph; needs no torch."""
-    from remat_facade.planning.method import choose_method
-    from remat_facade.planning.planner import Planner
-    from remat_graph.serialization.graphs import load_graph
-
     check_paths({"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config})
     with progress(f"reading {graph}") as tell:
         loaded = load_graph(graph)
@@ -176,14 +153,10 @@ def solve(
 
 @app.command("min-budget")
 def smallest_budget(
-    graph: GraphArgument,
-    time_limit: TimeLimitOption = None,
+    graph: options.GraphArgument,
+    time_limit: options.TimeLimitOption = None,
 ) -> None:
     """Find the smallest budget of a saved graph; needs no torch."""
-    from remat_facade.report.table import smallest_table
-    from remat_graph.serialization.graphs import load_graph
-    from remat_solvers import Deadline, min_budget
-
     with progress(f"reading {graph}") as tell:
         loaded = load_graph(graph)
         tell(f"searching the smallest budget of {loaded.name}")
@@ -193,23 +166,19 @@ def smallest_budget(
 
 @app.command()
 def sweep(
-    graph: GraphArgument,
+    graph: options.GraphArgument,
     solvers: Annotated[str, typer.Option(metavar="A,B,...", help="Methods to compare.")] = "auto",
     budgets: Annotated[
         str | None,
         typer.Option(metavar="A,B,...", help='Such as "30%,50%,2GiB". [default: from the smallest]'),
     ] = None,
     points: Annotated[int, typer.Option(min=1, max=1000, help="Number of budgets, without --budgets.")] = 9,
-    time_limit: TimeLimitOption = None,
-    csv: OutOption = None,
-    png: OutOption = None,
+    time_limit: options.TimeLimitOption = None,
+    csv: options.OutOption = None,
+    png: options.OutOption = None,
 ) -> None:
     """Compare methods on a saved graph; needs no torch."""
     from remat_facade.report import sweep as report
-    from remat_graph.budget import resolve_budget
-    from remat_graph.serialization.graphs import load_graph
-    from remat_solvers import get_solver
-    from remat_solvers.queries import bounds_of, budgets_of, pareto
 
     check_paths({"--csv": csv, "--png": png}, {"GRAPH.json": graph})
     names = list(dict.fromkeys(text.strip() for text in solvers.split(",")))
@@ -239,30 +208,22 @@ def sweep(
 
 @app.command("max-batch")
 def largest_batch(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:FACTORY", help="Function of a batch size that returns (model, sample)."
-        ),
-    ],
-    budget: SizeOption,
+    target: options.BatchTargetArgument,
+    budget: options.SizeOption,
     max_overhead: Annotated[float, typer.Option(min=0.0, help="Most extra time: 0.3 is 30 %.")] = 1.0,
     first: Annotated[int, typer.Option(min=1, help="The smallest batch size to try.")] = 1,
-    solver: SolverOption = None,
-    time_limit: TimeLimitOption = None,
+    solver: options.SolverOption = None,
+    time_limit: options.TimeLimitOption = None,
 ) -> None:
     """Find the largest batch that trains inside a budget."""
     from remat_executor import plan_graph
     from remat_facade.cli.target import load_target
     from remat_facade.entrypoints.inputs import as_call, check_model
-    from remat_facade.report.table import batch_table
-    from remat_graph.budget import parse_nbytes
-    from remat_solvers.queries import max_batch
 
     nbytes = parse_nbytes(budget)
     with progress(f"loading {target}") as tell:
 
-        def graph_of(batch: int) -> "Graph":
+        def graph_of(batch: int) -> Graph:
             tell(f"batch {batch}: capturing and measuring")
             model, sample, sample_kwargs = load_target(target, batch)
             args, kwargs = as_call(sample, sample_kwargs)
@@ -271,13 +232,9 @@ def largest_batch(
             tell(f"batch {batch}: planning {len(graph.ops)} ops")
             return graph
 
+        name = solver or "auto"
         found = max_batch(
-            graph_of,
-            nbytes,
-            max_overhead=max_overhead,
-            first=first,
-            solver=solver or "auto",
-            seconds=time_limit,
+            graph_of, nbytes, max_overhead=max_overhead, first=first, solver=name, seconds=time_limit
         )
     show(batch_table(target, nbytes, found))
     if not found.batch:
@@ -287,18 +244,10 @@ def largest_batch(
 
 @app.command("config")
 def show_config(
-    type: Annotated[
-        str,
-        typer.Argument(
-            metavar="TYPE", help="auto, noremat, rotor, checkmate, rockmate, hilp, hiremate or offmate."
-        ),
-    ],
-    out: OutOption = None,
+    type: options.TypeArgument,
+    out: options.OutOption = None,
 ) -> None:
     """Print or write a config with every field explained."""
-    from remat_facade.config.types import generate_config
-    from remat_facade.config.yaml_io import config_text, save_config
-
     made = generate_config(type)
     if out is None:
         say(config_text(made).rstrip("\n"))
@@ -320,10 +269,6 @@ def show_plan(
     ] = None,
 ) -> None:
     """Show a plan; with its graph also recomputed ops and pictures."""
-    from remat_facade.report.table import plan_table, repeats_table
-    from remat_graph.serialization.graphs import load_graph
-    from remat_graph.serialization.plans import load_plan
-
     places = {"--png": png, "--matrix": matrix, "--html": html}
     check_paths(places, {"PLAN": plan, "--graph": graph})
     if graph is None and any(places.values()):
@@ -341,9 +286,6 @@ def show_plan(
 @app.command()
 def solvers() -> None:
     """List the solvers."""
-    from remat_facade.report.table import Table
-    from remat_solvers import get_solver, solver_names
-
     rows = []
     for name in solver_names():
         try:
@@ -391,9 +333,7 @@ def _run(words: list[str]) -> int:
         note = note_on(error)
         if note is not None:
             complain(f"{type(error).__name__}: {text_of(error).partition(chr(10))[0]}; {note}")
-        elif isinstance(
-            error, OSError
-        ):  # not a file of ours, which has its own error: the output or a device
+        elif isinstance(error, OSError):  # errors of files have their own class: it is the output or a device
             give_up_output()
             complain(f"system error: {error.strerror or error}; check the output and the disk")
         else:

@@ -39,3 +39,23 @@ TimeLimitOption = Annotated[
 ]
 OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file.")]
 GraphArgument = Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A saved graph.")]
+TargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:FACTORY", help="A function that returns (model, sample): train.py:make."),
+]
+BatchTargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:FACTORY", help="Function of a batch size that returns (model, sample)."),
+]
+TypeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TYPE", help="auto, noremat, rotor, checkmate, rockmate, hilp, hiremate or offmate."
+    ),
+]
+DeviceMemoryOption = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Memory of the training device. [default: this device's]")
+]
+PlatformOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Cost platform or its FILE.json. [default: measure here]")
+]

@@ -9,19 +9,10 @@ from typing import Any, ClassVar, Self
 
 import attrs
 
+from remat_facade.config import fields as check
 from remat_facade.config.fields import (
-    accounting,
-    budget_or_none,
-    class_or_none,
     did_you_mean,
-    flag,
-    flag_or_none,
-    fraction,
-    link_rates,
     option,
-    option_mapping,
-    path_or_none,
-    plain_name,
     quoted,
     read_options,
     read_plain_number,
@@ -86,7 +77,7 @@ class AutoConfig(Config):
     gap: float = option(
         0.001,
         "Stop at this distance from the lower bound, as a share of the step's time.",
-        fraction,
+        check.fraction,
         read_plain_number,
     )
 
@@ -116,11 +107,11 @@ class CheckmateConfig(Config):
     type: ClassVar[str] = "checkmate"
     about: ClassVar[str] = "one integer linear program over the whole graph"
 
-    backend: str = option("HIGHS", _BACKEND, plain_name)
+    backend: str = option("HIGHS", _BACKEND, check.plain_name)
     accounting: str = option(
         "referee",
         "How the program counts: referee, or paper to compare with the paper; the referee judges both.",
-        accounting,
+        check.accounting,
     )
 
 
@@ -138,7 +129,7 @@ class RockmateConfig(Config):
     block_seconds: float | None = option(
         1.0, "Seconds for one block at one budget; null for no limit.", seconds_or_none, read_plain_number
     )
-    backend: str = option("HIGHS", _BACKEND, plain_name)
+    backend: str = option("HIGHS", _BACKEND, check.plain_name)
 
 
 @attrs.frozen(kw_only=True)
@@ -161,7 +152,7 @@ class HilpConfig(Config):
         seconds_or_none,
         read_plain_number,
     )
-    backend: str = option("HIGHS", _BACKEND, plain_name)
+    backend: str = option("HIGHS", _BACKEND, check.plain_name)
 
 
 @attrs.frozen(kw_only=True)
@@ -183,7 +174,7 @@ class HiremateConfig(Config):
         read_plain_number,
     )
     moves: int = option(20_000, "Most changes that the local search tries in one leaf.", _natural)
-    backend: str = option("HIGHS", _BACKEND, plain_name)
+    backend: str = option("HIGHS", _BACKEND, check.plain_name)
 
 
 @attrs.frozen(kw_only=True)
@@ -196,28 +187,28 @@ class OffmateConfig(Config):
     host_budget: int | str | None = option(
         None,
         'Most host memory for moved values: bytes or a size such as "64GiB"; null for 80 % of what is free.',
-        budget_or_none,
+        check.budget_or_none,
     )
     optimizer: str | None = option(
         None,
         'A class of torch.optim, or "module:Class" of an imported module; null for Adam in the backward.',
-        class_or_none,
+        check.class_or_none,
     )
     optimizer_options: Mapping[str, Any] = option(
-        {}, "Keyword arguments of that class, such as {lr: 1e-5}.", option_mapping, read_options
+        {}, "Keyword arguments of that class, such as {lr: 1e-5}.", check.option_mapping, read_options
     )
     optimizer_in_backward: bool | None = option(
         None,
         "Whether each backward steps the optimizer; null: only if no optimizer is named or given.",
-        flag_or_none,
+        check.flag_or_none,
     )
     master_weights: bool = option(
-        False, "Whether the optimizer keeps and steps a 32-bit master of each 16-bit parameter.", flag
+        False, "Whether the optimizer keeps and steps a 32-bit master of each 16-bit parameter.", check.flag
     )
     weights: str | None = option(
         None,
         "A safetensors file with the values of the model, which may be on the meta device; null for none.",
-        path_or_none,
+        check.path_or_none,
     )
     accumulation: int = option(
         1, "Micro-batches of a step that the plan is made for; any other number also works.", _passes
@@ -225,7 +216,7 @@ class OffmateConfig(Config):
     links: Mapping[str, float | str | None] | None = option(
         None,
         'Bytes per second by name, such as {to_host_nbytes_per_s: "55GB"}; null to measure them.',
-        link_rates,
+        check.link_rates,
     )
 
 

@@ -102,8 +102,8 @@ class Zoo:
                 reason = error.strerror or str(error)
                 self._warn(
                     "write",
-                    f"plans are not saved: {self.folder}: {reason}; set REMAT_CACHE_DIR to a writable folder, "
-                    "or zoo=False",
+                    f"plans are not saved: {self.folder}: {reason}; set REMAT_CACHE_DIR to a writable "
+                    "folder, or zoo=False",
                 )
 
     def _drop_oldest(self) -> None:
