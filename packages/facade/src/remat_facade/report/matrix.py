@@ -17,8 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from remat_facade.report.picture import Palette, headline, legend, new_figure
 from remat_facade.report.stages import StageMatrices, pooled, stages
-from remat_graph import Graph
-from remat_graph.plan import Plan
+from remat_graph import Graph, Plan
 
 CELLS = 240  # most rows and columns of a panel: a cell is about three pixels wide
 SHADES = (0.3, 0.5, 0.75, 1.0)  # opacity of a cell that is live up to a quarter, a half, ...
