@@ -152,10 +152,7 @@ def solve(
 
 
 @app.command("min-budget")
-def smallest_budget(
-    graph: options.GraphArgument,
-    time_limit: options.TimeLimitOption = None,
-) -> None:
+def smallest_budget(graph: options.GraphArgument, time_limit: options.TimeLimitOption = None) -> None:
     """Find the smallest budget of a saved graph; needs no torch."""
     with progress(f"reading {graph}") as tell:
         loaded = load_graph(graph)
@@ -243,10 +240,7 @@ def largest_batch(
 
 
 @app.command("config")
-def show_config(
-    type: options.TypeArgument,
-    out: options.OutOption = None,
-) -> None:
+def show_config(type: options.TypeArgument, out: options.OutOption = None) -> None:
     """Print or write a config with every field explained."""
     made = generate_config(type)
     if out is None:

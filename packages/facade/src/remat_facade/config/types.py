@@ -14,9 +14,6 @@ from remat_facade.config.fields import (
     did_you_mean,
     option,
     quoted,
-    read_options,
-    read_plain_number,
-    seconds_or_none,
     whole_number,
 )
 from remat_facade.errors import BadConfig
@@ -32,6 +29,10 @@ _SLOTS = "Memory levels of the dynamic program: more are finer and slower."
 _LEVELS = "Budgets at which each distinct block is planned: more give more options per block."
 
 
+def _number(default: float | None, doc: str, valid: check.Check = check.seconds_or_none) -> Any:
+    return option(default, doc, valid, check.read_plain_number)
+
+
 @attrs.frozen(kw_only=True)
 class Config:
     """Options that every method has; the text of each `option` documents the field."""
@@ -40,11 +41,8 @@ class Config:
     about: ClassVar[str] = ""
 
     seed: int = option(0, "Seeds every random choice of the solver: same seed, same plan.", _natural)
-    time_limit_s: float | None = option(
-        None,
-        "Seconds after which the solver returns its best plan so far; null for no limit.",
-        seconds_or_none,
-        read_plain_number,
+    time_limit_s: float | None = _number(
+        None, "Seconds after which the solver returns its best plan so far; null for no limit."
     )
 
     @classmethod
@@ -74,11 +72,8 @@ class AutoConfig(Config):
     type: ClassVar[str] = "auto"
     about: ClassVar[str] = "several methods, the best valid plan wins"
 
-    gap: float = option(
-        0.001,
-        "Stop at this distance from the lower bound, as a share of the step's time.",
-        check.fraction,
-        read_plain_number,
+    gap: float = _number(
+        0.001, "Stop at this distance from the lower bound, as a share of the step's time.", check.fraction
     )
 
 
@@ -126,9 +121,7 @@ class RockmateConfig(Config):
     slots: int = option(500, _SLOTS, _slots)
     levels: int = option(6, _LEVELS, _parts)
     exact: int = option(60, "Largest block, in ops, that the integer program solves.", _natural)
-    block_seconds: float | None = option(
-        1.0, "Seconds for one block at one budget; null for no limit.", seconds_or_none, read_plain_number
-    )
+    block_seconds: float | None = _number(1.0, "Seconds for one block at one budget; null for no limit.")
     backend: str = option("HIGHS", _BACKEND, check.plain_name)
 
 
@@ -143,15 +136,8 @@ class HilpConfig(Config):
     leaf: int = option(40, "Largest subgraph, in ops, that is solved without being divided.", _several)
     levels: int = option(4, _LEVELS, _parts)
     options: int = option(4, "Most options of a segment in the program of the level above.", _parts)
-    leaf_seconds: float | None = option(
-        1.0, "Seconds for one leaf at one budget; null for no limit.", seconds_or_none, read_plain_number
-    )
-    top_seconds: float | None = option(
-        30.0,
-        "Seconds for the program of the top level; null for no limit.",
-        seconds_or_none,
-        read_plain_number,
-    )
+    leaf_seconds: float | None = _number(1.0, "Seconds for one leaf at one budget; null for no limit.")
+    top_seconds: float | None = _number(30.0, "Seconds for the program of the top level; null for no limit.")
     backend: str = option("HIGHS", _BACKEND, check.plain_name)
 
 
@@ -167,11 +153,8 @@ class HiremateConfig(Config):
     exact: int = option(40, "Largest subgraph, in ops, that the integer program solves too.", _natural)
     slots: int = option(400, _SLOTS, _slots)
     levels: int = option(6, _LEVELS, _parts)
-    leaf_seconds: float | None = option(
-        1.0,
-        "Seconds of the integer program for one leaf at one budget; null for no limit.",
-        seconds_or_none,
-        read_plain_number,
+    leaf_seconds: float | None = _number(
+        1.0, "Seconds of the integer program for one leaf at one budget; null for no limit."
     )
     moves: int = option(20_000, "Most changes that the local search tries in one leaf.", _natural)
     backend: str = option("HIGHS", _BACKEND, check.plain_name)
@@ -195,7 +178,7 @@ class OffmateConfig(Config):
         check.class_or_none,
     )
     optimizer_options: Mapping[str, Any] = option(
-        {}, "Keyword arguments of that class, such as {lr: 1e-5}.", check.option_mapping, read_options
+        {}, "Keyword arguments of that class, such as {lr: 1e-5}.", check.option_mapping, check.read_options
     )
     optimizer_in_backward: bool | None = option(
         None,

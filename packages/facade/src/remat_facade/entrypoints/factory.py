@@ -48,20 +48,12 @@ def from_config(
 
 @overload  # a string may be the path of any config, so only the shared keywords are allowed
 def from_config(
-    model: nn.Module,
-    sample: Any,
-    budget: int | str,
-    config: str,
-    **options: Unpack[SharedKeywords],
+    model: nn.Module, sample: Any, budget: int | str, config: str, **options: Unpack[SharedKeywords]
 ) -> BudgetedModule: ...
 
 
 def from_config(
-    model: nn.Module,
-    sample: Any,
-    budget: int | str,
-    config: Config | AnyPath = "auto",
-    **options: Any,
+    model: nn.Module, sample: Any, budget: int | str, config: Config | AnyPath = "auto", **options: Any
 ) -> BudgetedModule:
     """Build the module that a config describes.
 

@@ -41,7 +41,7 @@ def _optimizer_class(name: str) -> object:
     Raises:
         BadConfig: the module is not imported, or the entry point cannot be loaded.
     """
-    place, colon, attribute = name.rpartition(":")
+    module_name, colon, attribute = name.rpartition(":")
     if not colon:
         if name in vars(torch.optim):
             return vars(torch.optim)[name]
@@ -51,8 +51,8 @@ def _optimizer_class(name: str) -> object:
         except Exception as error:  # whatever that package raises
             problem = f"{shown(name)} cannot be loaded ({text_of(error)})"
             raise BadConfig(field="optimizer", problem=" ".join(problem.split())) from error
-    module = sys.modules.get(place)
+    module = sys.modules.get(module_name)
     if module is None:
-        problem = f"names the module {shown(place)}, which is not imported: import it in your program first"
-        raise BadConfig(field="optimizer", problem=problem)
+        problem = f"names the module {shown(module_name)}, which is not imported: import it in your program"
+        raise BadConfig(field="optimizer", problem=f"{problem} first")
     return vars(module).get(attribute)

@@ -61,11 +61,16 @@ class OffloadOptions:
         """
         if isinstance(model, PlannedModule):
             raise BadModel(problem="is planned already: give the original, which is its `module`")
-        _check("links", self.links, Links, "give remat_graph.Links(...), or omit it to measure them")
-        _check("machine", self.machine, Machine, "give a remat_offload.CudaMachine, or omit it")
-        _check("pool", self.pool, HostPool, "give a remat_offload.HostPool, or omit it")
-        advice = "give an optimizer of the model's parameters"
-        _check("optimizer", self.optimizer, Optimizer, advice)
+        for name, kind, advice in (
+            ("links", Links, "give remat_graph.Links(...), or omit it to measure them"),
+            ("machine", Machine, "give a remat_offload.CudaMachine, or omit it"),
+            ("pool", HostPool, "give a remat_offload.HostPool, or omit it"),
+            ("optimizer", Optimizer, "give an optimizer of the model's parameters"),
+        ):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, kind):
+                problem = f"{name} is of type {type(given).__name__}; expected a {kind.__name__}"
+                raise OffloadMisuse(problem=problem, advice=advice)
 
     def training(self, model: nn.Module, arguments: Arguments) -> tuple[Training, OffmateEnd]:
         """Create the training session, its machine and its host pool, unless the user gave these.
@@ -130,9 +135,3 @@ class OffloadOptions:
             on_progress=cost.report,
             zoo=cost.zoo(device) if options.zoo else None,
         )
-
-
-def _check(name: str, given: object, wanted: type, advice: str) -> None:
-    if given is not None and not isinstance(given, wanted):
-        problem = f"{name} is of type {type(given).__name__}; expected a {wanted.__name__}"
-        raise OffloadMisuse(problem=problem, advice=advice)

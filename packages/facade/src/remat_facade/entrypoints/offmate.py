@@ -79,6 +79,8 @@ class Offmate(BudgetedModule):
     """
 
     __slots__ = ("_remat_end", "_remat_training")
+    _remat_end: OffmateEnd
+    _remat_training: Training
 
     def __init__(
         self,
@@ -165,20 +167,17 @@ class Offmate(BudgetedModule):
     @property
     def optimizer(self) -> Optimizer:
         """The user's optimizer, or the one created if none was given."""
-        optimizer: Optimizer = self._remat_training.optimizer
-        return optimizer
+        return self._remat_training.optimizer
 
     @property
     def optimizer_in_backward(self) -> bool:
         """Whether each backward steps the optimizer."""
-        in_backward: bool = self._remat_training.in_backward
-        return in_backward
+        return self._remat_training.in_backward
 
     @property
     def host(self) -> HostPoolStatistics:
         """Statistics of the host memory in use."""
-        statistics: HostPoolStatistics = self._remat_training.pool.statistics
-        return statistics
+        return self._remat_training.pool.statistics
 
     def synchronize(self) -> None:
         """Wait until every pending update is done.
@@ -200,8 +199,7 @@ class Offmate(BudgetedModule):
         Raises:
             LaneFailed: an update failed.
         """
-        end: OffmateEnd = self._remat_end
-        end.finish()
+        self._remat_end.finish()
 
     def clip_grad_norm_(
         self,
@@ -230,8 +228,7 @@ class Offmate(BudgetedModule):
             MachineMisuse: the module was closed.
             RuntimeError: the total norm is not finite, and `error_if_nonfinite` is set.
         """
-        training: Training = self._remat_training
-        return training.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
+        return self._remat_training.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
     def accumulating(self) -> AbstractContextManager[None]:
         """A context in which a backward adds to ``.grad`` without stepping; for steps during the backward.
@@ -247,8 +244,7 @@ class Offmate(BudgetedModule):
         Raises:
             OffloadMisuse: the plan has ``accumulation=1``, and so no memory for gradients.
         """
-        training: Training = self._remat_training
-        return training.accumulating()
+        return self._remat_training.accumulating()
 
     def will_it_fit(
         self, optimizer: str | Optimizer | None = None, *, device_nbytes: int | str | None = None

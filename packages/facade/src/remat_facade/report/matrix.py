@@ -89,12 +89,7 @@ def _draw_live(
 
 
 def _fill(
-    axes: Axes,
-    cells: npt.NDArray[np.bool_],
-    shape: tuple[int, ...],
-    colour: str,
-    alpha: float,
-    zorder: int,
+    axes: Axes, cells: npt.NDArray[np.bool_], shape: tuple[int, ...], colour: str, alpha: float, zorder: int
 ) -> None:
     """Draw the true cells as one shape, without seams; `shape` is the shape of the matrix before pooling."""
     corners = [corner for column, top, bottom in _bars(cells) for corner in _corners(column, top, bottom)]
