@@ -17,7 +17,7 @@ from remat_facade.config.yaml_io import config_text
 from remat_facade.errors import BadConfig, CannotWrite
 from remat_facade.planning.memory_fit import states_nbytes
 from remat_facade.planning.method import Method, choose_method
-from remat_facade.planning.planner import Planner
+from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import BadFile, Links, RematError
 from remat_solvers import get_solver
 
@@ -255,8 +255,8 @@ def bomb() -> object:
         lambda value: OffmateConfig(master_weights=value),
         lambda value: choose_method("rotor", None, value, 0, None),
         lambda value: states_nbytes((), value),
-        lambda value: Planner(budget="50%", reserve_nbytes=value if value != 10**5000 else -value),
-        lambda value: Planner(budget=value).check(),
+        lambda value: RecomputePlanner(budget="50%", reserve_nbytes=value if value != 10**5000 else -value),
+        lambda value: RecomputePlanner(budget=value).check(),
     ],
 )
 def test_what_code_gives_is_told_briefly_too(wrong: Callable[[object], object], value: object) -> None:

@@ -8,7 +8,7 @@ import pytest
 from remat_facade.cli.app import main
 from remat_facade.errors import NoRoom
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import Planner
+from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import noremat_peak_nbytes, save_graph
 from remat_solvers import Deadline, InfeasibleBudget, min_budget
 from remat_solvers.testing import chain
@@ -27,7 +27,7 @@ def test_what_fits_is_looked_for_within_the_limit(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("remat_facade.planning.planner.Deadline", made)
     graph = chain(24, skips=4)
     smallest = min_budget(graph).nbytes
-    planner = Planner(budget=smallest - 1, method=Method(time_limit_s=seconds))
+    planner = RecomputePlanner(budget=smallest - 1, method=Method(time_limit_s=seconds))
     with pytest.raises(InfeasibleBudget, match=r"time was up .*raise the time limit") as caught:
         planner(graph)
     assert next(clock) <= seconds + PARTS
@@ -39,7 +39,7 @@ def test_without_a_limit_the_smallest_budget_is_told() -> None:
     """As `min_budget` finds it."""
     graph = chain(24, skips=4)
     smallest = min_budget(graph).nbytes
-    planner = Planner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
+    planner = RecomputePlanner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
     with pytest.raises(InfeasibleBudget) as caught:
         planner(graph)
     assert smallest == caught.value.smallest_nbytes
@@ -53,12 +53,12 @@ def test_what_the_solver_found_on_its_way_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         "remat_facade.planning.planner.min_budget", lambda graph, _: min_budget(graph, Deadline(0.0))
     )
-    planner = Planner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
+    planner = RecomputePlanner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
     with pytest.raises(InfeasibleBudget, match="time was up") as caught:
         planner(graph)
     told = caught.value.smallest_nbytes
     assert smallest <= told < noremat_peak_nbytes(graph)
-    assert Planner(budget=told, method=Method(parameters={"moves": 1000}))(graph).peak_nbytes <= told
+    assert RecomputePlanner(budget=told, method=Method(parameters={"moves": 1000}))(graph).peak_nbytes <= told
 
 
 def test_the_command_for_the_smallest_budget_takes_a_limit(tmp_path: Any, capsys: Any) -> None:

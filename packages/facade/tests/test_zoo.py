@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from remat_facade import Hiremate
 from remat_facade.errors import PlanNotKept
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import SAVED, Planner
+from remat_facade.planning.planner import SAVED, RecomputePlanner
 from remat_facade.planning.zoo import Zoo
 from remat_graph import Graph, load_graph, noremat_peak_nbytes
 from remat_graph.platforms.base import with_times
@@ -34,10 +34,10 @@ def zoo(tmp_path: Path) -> Zoo:
     return Zoo(folder=tmp_path / "plans", times="a device")
 
 
-def planner(zoo: Zoo | None, **options: Any) -> Planner:
+def planner(zoo: Zoo | None, **options: Any) -> RecomputePlanner:
     """Plans quickly, at 60 %."""
     method = Method(solver=options.pop("solver", "greedy"), **options)
-    return Planner(budget="60%", method=method, zoo=zoo)
+    return RecomputePlanner(budget="60%", method=method, zoo=zoo)
 
 
 def saved(plan: Any) -> bool:

@@ -19,7 +19,7 @@ from remat_facade.config.types import generate_config
 from remat_facade.config.yaml_io import config_text, save_config
 from remat_facade.files import check_paths, save_to, write_whole
 from remat_facade.planning.method import choose_method
-from remat_facade.planning.planner import Planner
+from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.report.table import Table, batch_table, fit_table, plan_table, repeats_table, smallest_table
 from remat_graph import (
     Graph,
@@ -64,7 +64,7 @@ def demo(
     from remat_facade.demo.tasks import get_task
 
     check_paths({"--out": out / "plan.json"})
-    Planner(budget=budget).check()
+    RecomputePlanner(budget=budget).check()
     with progress("importing torch") as tell:
         result = run_demo(get_task(model), budget, steps=steps, out=out, on_progress=tell)
     for table in result.tables:
@@ -144,7 +144,7 @@ def solve(
     check_paths({"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config})
     with progress(f"reading {graph}") as tell:
         loaded = load_graph(graph)
-        planner = Planner(
+        planner = RecomputePlanner(
             budget=budget, method=choose_method("auto", config, solver, seed, time_limit), on_progress=tell
         )
         made = planner(loaded)

@@ -9,14 +9,14 @@ from remat_facade.entrypoints.options import AnyPath, CostOptions, PlanOptions
 from remat_facade.errors import BadModel
 from remat_facade.planning.memory_fit import Fit, auto_budget, fit_of, total_nbytes
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import Planner
+from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.planner_wrappers import FixedPlanner
 from remat_graph import Graph, Plan, load_plan
 
 
 def prepare(
     model: nn.Module, arguments: Arguments, options: PlanOptions, method: Method, cost: CostOptions
-) -> Planner:
+) -> RecomputePlanner:
     """Make the planner of a model; every error that needs no capture is raised here.
 
     Args:
@@ -30,7 +30,7 @@ def prepare(
         raise BadModel(problem="is planned already: give the original, which is its `module`")
     device = check_model(model, *arguments)
     auto = options.budget == "auto"
-    planner = Planner(
+    planner = RecomputePlanner(
         budget=auto_budget(model, options.optimizer, device) if auto else options.budget,
         method=method,
         reserve_nbytes=options.reserve_nbytes,
@@ -89,7 +89,7 @@ def plan_model(
     return graph, plan, fit
 
 
-def fixed_planner(plan: Plan | AnyPath, planner: Planner) -> FixedPlanner:
+def fixed_planner(plan: Plan | AnyPath, planner: RecomputePlanner) -> FixedPlanner:
     """A planner that returns a saved plan for its graph, and uses `planner` for other graphs.
 
     Raises:

@@ -98,7 +98,7 @@ class StepPlanner(ABC):
 
 
 @attrs.define(kw_only=True)
-class Planner(StepPlanner):
+class RecomputePlanner(StepPlanner):
     """The planner of one forward and backward; the executor calls it for each new graph that it captures.
 
     Attributes:
