@@ -1,4 +1,4 @@
-"""Configs survive a file and back; whatever is wrong with one is a single line that names it."""
+"""Configs survive a file round trip; each mistake in one gives a single line that names it."""
 
 import inspect
 import typing
@@ -31,7 +31,7 @@ BOMB = "type: auto\na0: &a0 [x]\n" + "".join(
 
 
 def load_text(tmp_path: Path, text: str | bytes) -> RematError:
-    """The error that a file of this content gives."""
+    """The error of loading this content."""
     path = tmp_path / "config.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(BadFile) as caught:
@@ -50,14 +50,14 @@ def test_the_types_are_those_of_the_design() -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a_config_survives_a_file(name: str, tmp_path: Path) -> None:
-    """What was saved is what is loaded, also where it is not the default."""
+    """The loaded config equals the saved one, also for values other than defaults."""
     config = attrs.evolve(generate_config(name), seed=3, time_limit_s=2.5)
     assert config == load_config(save_config(config, tmp_path / "new" / "config.yaml"))
 
 
 @pytest.mark.parametrize("name", TYPES)
 def test_every_field_is_explained_in_the_file(name: str) -> None:
-    """The comment of each field stands in the YAML, and no field is left out."""
+    """The YAML has every field with its comment."""
     config = generate_config(name)
     text = config_text(config)
     for field in attrs.fields(type(config)):
@@ -66,7 +66,7 @@ def test_every_field_is_explained_in_the_file(name: str) -> None:
 
 
 def test_a_solver_by_name_is_its_config() -> None:
-    """The same method, and what it is given reaches the solver."""
+    """The name and the config give the same method, and the options reach the solver."""
     by_name, by_default = (choose_method("auto", None, name, 3, 2.0) for name in ("auto", None))
     assert by_name == by_default
     assert by_name.parameters == {"gap": 0.001, "seed": 3}
@@ -84,7 +84,7 @@ def test_a_short_file_by_hand_keeps_the_defaults(tmp_path: Path) -> None:
 
 
 def test_numbers_that_yaml_takes_for_texts(tmp_path: Path) -> None:
-    """`1e-5` and `55GB` mean what they say; a config of such values survives a file too."""
+    """`1e-5` and `55GB` are numbers; a config with such values survives a file too."""
     path = tmp_path / "config.yaml"
     path.write_text(
         "type: offmate\noptimizer: AdamW\noptimizer_options: {lr: 1e-5, betas: [0.9, 0.95], fused: true}\n"
@@ -99,7 +99,7 @@ def test_numbers_that_yaml_takes_for_texts(tmp_path: Path) -> None:
 
 
 def test_shares_and_seconds_may_be_small(tmp_path: Path) -> None:
-    """YAML takes `1e-3` for a text; all numbers that may be small are read the same."""
+    """YAML reads `1e-3` as a string; all number fields accept it."""
     path = tmp_path / "config.yaml"
     path.write_text("type: auto\ngap: 1e-3\ntime_limit_s: 1e-2\n")
     assert AutoConfig(gap=1e-3, time_limit_s=1e-2) == load_config(path)
@@ -109,14 +109,14 @@ def test_shares_and_seconds_may_be_small(tmp_path: Path) -> None:
 
 
 def test_what_stands_in_two_places_is_written_twice(tmp_path: Path) -> None:
-    """What we write we read, though we refuse values that are named to be repeated."""
+    """A value that occurs twice is written without an alias, which the reader would refuse."""
     betas = (0.9, 0.95)
     config = OffmateConfig(optimizer="AdamW", optimizer_options={"betas": betas, "others": betas})
     assert config == load_config(save_config(config, tmp_path / "config.yaml"))
 
 
 def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
-    """A file cut short anywhere never becomes another config."""
+    """A file truncated anywhere never loads as another config."""
     text = config_text(generate_config("rotor")).rstrip("\n")
     for end in range(len(text)):
         load_text(tmp_path, text[:end])
@@ -200,7 +200,7 @@ HARMLESS = {"seed", "leaf", "exact", "moves"}
 
 @pytest.mark.parametrize("name", TYPES)
 def test_every_count_that_drives_a_loop_has_a_bound(name: str) -> None:
-    """Levels, slots and stages by the billion would take memory and time that no limit cuts."""
+    """Billions of levels, slots or stages would need memory and time that no limit bounds."""
     defaults = generate_config(name)
     for field in attrs.fields(type(defaults)):
         if type(getattr(defaults, field.name)) is int and field.name not in HARMLESS:
@@ -209,20 +209,20 @@ def test_every_count_that_drives_a_loop_has_a_bound(name: str) -> None:
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    """A path that cannot be read is named."""
+    """The error names a path that cannot be read."""
     for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(BadFile, match="cannot be read"):
             load_config(path)
 
 
 def test_an_unknown_type_lists_the_types() -> None:
-    """`generate_config` says what there is."""
+    """The error lists the known types."""
     with pytest.raises(BadConfig, match="expected one of auto, rotor"):
         generate_config("fastest")
 
 
 def test_a_failed_save_leaves_no_trace(tmp_path: Path) -> None:
-    """Where a file cannot be written, nothing is, and the error says so."""
+    """If a file cannot be written, the error says so and no file is left."""
     (tmp_path / "file").write_text("mine")
     with pytest.raises(CannotWrite, match="choose another path"):
         save_config(generate_config(), tmp_path / "file" / "config.yaml")
@@ -234,7 +234,7 @@ def test_a_failed_save_leaves_no_trace(tmp_path: Path) -> None:
 
 
 def bomb() -> object:
-    """What takes longer to print than there is time."""
+    """A value whose `repr` takes forever."""
     made: object = "x"
     for _ in range(40):
         made = [made] * 9
@@ -260,7 +260,7 @@ def bomb() -> object:
     ],
 )
 def test_what_code_gives_is_told_briefly_too(wrong: Callable[[object], object], value: object) -> None:
-    """However long or deep it is: one of our errors, in a line that can be read."""
+    """Long or deep values give one of our errors in one readable line."""
     with pytest.raises(RematError) as caught:
         wrong(value)
     assert len(str(caught.value)) <= 2000
@@ -268,7 +268,7 @@ def test_what_code_gives_is_told_briefly_too(wrong: Callable[[object], object], 
 
 
 def test_type_checkers_know_every_type_by_name() -> None:
-    """The overloads of `from_config` name the types that there are."""
+    """The overloads of `from_config` name all config types."""
     named = set()
     for overload in typing.get_overloads(from_config):
         hint = inspect.signature(overload).parameters["config"].annotation
