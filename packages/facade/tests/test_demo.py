@@ -34,7 +34,7 @@ def small_resnet() -> Task:
 
 @pytest.mark.parametrize("make", [small_gpt2, pytest.param(small_resnet, marks=pytest.mark.full)])
 def test_both_trainings_are_the_same_within_the_budget(make: Callable[[], Task], tmp_path: Path) -> None:
-    """Losses and weights are bit-identical, both peaks within the budget, no step is unplanned, files exist."""
+    """Losses and weights are bit-identical, both peaks within the budget, all steps planned, files exist."""
     demo = run_demo(make(), "60%", steps=STEPS, out=tmp_path / "out")
     assert demo.problems == ()
     assert demo.unplanned.losses == demo.planned.losses

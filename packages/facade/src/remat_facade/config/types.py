@@ -10,12 +10,7 @@ from typing import Any, ClassVar, Self
 import attrs
 
 from remat_facade.config import fields as check
-from remat_facade.config.fields import (
-    did_you_mean,
-    option,
-    quoted,
-    whole_number,
-)
+from remat_facade.config.fields import did_you_mean, option, quoted, whole_number
 from remat_facade.errors import BadConfig
 from remat_graph.errors import shown
 from remat_solvers.protocol import MOST_PARTS, MOST_PASSES, MOST_SLOTS

@@ -15,7 +15,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from remat_facade.report.picture import Palette, headline, legend, new_figure
+from remat_facade.report.picture import Palette, annotate, headline, legend, new_figure
 from remat_facade.report.stages import StageMatrices, pooled, stages
 from remat_graph import Graph, Plan
 
@@ -50,9 +50,9 @@ def draw_matrix(graph: Graph, plan: Plan, palette: Palette | None = None) -> Fig
         )
         _draw_runs(runs, cut, palette)
         _draw_live(live, graph, cut, shown, palette)
-        _dress(runs, count, cut.boundary, count, cut.boundary, palette)
+        _style(runs, count, cut.boundary, count, cut.boundary, palette)
         before = int(shown[: cut.forward_values].sum())
-        _dress(live, int(shown.sum()), before, count, cut.boundary, palette)
+        _style(live, int(shown.sum()), before, count, cut.boundary, palette)
         runs.set_xlabel("ops, in the order of their first runs", color=palette.muted)
         runs.set_ylabel("stages, from the first at the top", color=palette.muted)
         live.set_xlabel("values of more than 0 bytes, in the order of their first runs", color=palette.muted)
@@ -118,7 +118,7 @@ def _corners(column: int, top: int, bottom: int) -> list[tuple[int, int]]:
     return [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
 
 
-def _dress(axes: Axes, wide: int, forward_wide: int, tall: int, forward_tall: int, palette: Palette) -> None:
+def _style(axes: Axes, wide: int, forward_wide: int, tall: int, forward_tall: int, palette: Palette) -> None:
     axes.set_facecolor(palette.paper)
     axes.set_xlim(-0.5, max(wide, 1) - 0.5)
     axes.set_ylim(max(tall, 1) - 0.5, -0.5)
@@ -130,14 +130,6 @@ def _dress(axes: Axes, wide: int, forward_wide: int, tall: int, forward_tall: in
         axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.axvline(forward_wide - 0.5, color=palette.muted, lw=0.8, ls=(0, (1, 2)), zorder=4)
     axes.axhline(forward_tall - 0.5, color=palette.muted, lw=0.8, ls=(0, (1, 2)), zorder=4)
+    point, units = (1, forward_tall - 0.5), ("axes fraction", "data")
     for text, offset, align in (("forward", 5, "bottom"), ("backward", -5, "top")):
-        axes.annotate(
-            text,
-            (1, forward_tall - 0.5),
-            xycoords=("axes fraction", "data"),
-            xytext=(-6, offset),
-            textcoords="offset points",
-            color=palette.muted,
-            ha="right",
-            va=align,
-        )
+        annotate(axes, text, point, units, (-6, offset), palette.muted, ha="right", va=align)

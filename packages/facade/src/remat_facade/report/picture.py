@@ -7,6 +7,7 @@ follows the light or dark mode of the page.
 import io
 import re
 from collections.abc import Generator, Sequence
+from typing import Any
 
 import attrs
 from matplotlib import rc_context
@@ -80,7 +81,7 @@ def draw(graph: Graph, plan: Plan, palette: Palette | None = None) -> Figure:
         _draw_memory(memory, plan, planned, without, scale, palette)
         _draw_runs(runs, graph, planned, scale, palette)
         for axes in (memory, runs):
-            _dress(axes, palette)
+            _style(axes, palette)
             axes.set_xlim(0, max(planned.end_s, without.end_s) * scale * 1.002 or 1)
             axes.axvline(planned.boundary_s * scale, color=palette.muted, lw=0.8, ls=(0, (1, 2)), zorder=1)
         memory.tick_params(labelbottom=False)
@@ -132,26 +133,26 @@ def _draw_memory(
     budget = plan.budget_nbytes / size
     if budget < top:
         axes.axhline(budget, color=palette.budget, lw=1.2, ls=(0, (5, 3)))
-        axes.annotate(
-            f"budget {format_nbytes(plan.budget_nbytes)}",
-            (1, budget),
-            xycoords=("axes fraction", "data"),
-            xytext=(-6, 4),
-            textcoords="offset points",
-            color=palette.budget,
-            ha="right",
-        )
+        text, units = f"budget {format_nbytes(plan.budget_nbytes)}", ("axes fraction", "data")
+        annotate(axes, text, (1, budget), units, (-6, 4), palette.budget, ha="right")
     legend(axes, entries, palette)
+    boundary, units = (planned.boundary_s * scale, 1), ("data", "axes fraction")
     for text, offset, align in (("forward", -6, "right"), ("backward", 6, "left")):
-        axes.annotate(
-            text,
-            (planned.boundary_s * scale, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(offset, -14),
-            textcoords="offset points",
-            color=palette.muted,
-            ha=align,
-        )
+        annotate(axes, text, boundary, units, (offset, -14), palette.muted, ha=align)
+
+
+def annotate(
+    axes: Axes,
+    text: str,
+    point: tuple[float, float],
+    units: tuple[str, str],
+    offset: tuple[int, int],
+    colour: str,
+    **align: Any,
+) -> None:
+    """Write a text `offset` points away from a point, whose coordinates have these units of matplotlib."""
+    at: dict[str, Any] = {"xycoords": units, "xytext": offset, "textcoords": "offset points"}
+    axes.annotate(text, point, color=colour, **at, **align)
 
 
 def legend(axes: Axes, entries: Sequence[tuple[str, str, float]], palette: Palette) -> None:
@@ -208,7 +209,7 @@ def _stairs(
     return [*x, shown.end_s * scale], [*y, y[-1]]
 
 
-def _dress(axes: Axes, palette: Palette) -> None:
+def _style(axes: Axes, palette: Palette) -> None:
     axes.set_facecolor(palette.paper)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

@@ -40,16 +40,8 @@ def sweep_csv(curves: Curves, bounds: Sequence[float]) -> str:
     for solver, points in curves.items():
         for point, bound in zip(points, bounds, strict=True):
             found = point.solution
-            writer.writerow(
-                [
-                    solver,
-                    point.budget_nbytes,
-                    "" if found.overhead is None else repr(found.overhead),
-                    repr(bound),
-                    "" if found.peak_nbytes is None else found.peak_nbytes,
-                    f"{point.wall_s:.3f}",
-                ]
-            )
+            row = (point.budget_nbytes, found.overhead, bound, found.peak_nbytes, f"{point.wall_s:.3f}")
+            writer.writerow([solver, *row])
     return out.getvalue()
 
 
@@ -66,20 +58,18 @@ def draw_sweep(
         budgets = [point.budget_nbytes / 2**20 for point in some]
         least = [100 * bound if math.isfinite(bound) else math.nan for bound in bounds]
         axes.plot(budgets, least, color=palette.muted, lw=1.2, ls=(0, (4, 3)), label="lower bound")
-        for place, (solver, points) in enumerate(curves.items()):
+        for index, (solver, points) in enumerate(curves.items()):
             shown = [(p.budget_nbytes / 2**20, p.solution.overhead) for p in points]
             x = [budget for budget, overhead in shown if overhead is not None]
             y = [100 * overhead for _, overhead in shown if overhead is not None]
-            axes.plot(x, y, marker="o", ms=4, lw=1.6, color=colours[place % len(colours)], label=solver)
+            axes.plot(x, y, marker="o", ms=4, lw=1.6, color=colours[index % len(colours)], label=solver)
         infeasible = [
             budget
             for i, budget in enumerate(budgets)
             if not any(points[i].solution.feasible for points in curves.values())
         ]
         if infeasible:
-            axes.axvspan(
-                min(budgets), max(infeasible), color=palette.budget, alpha=0.10, label="no schedule found"
-            )
+            axes.axvspan(min(budgets), max(infeasible), color=palette.budget, alpha=0.10, label="no schedule")
         axes.set_xlabel("budget (MiB)", color=palette.muted)
         axes.set_ylabel("extra time (%)", color=palette.muted)
         axes.set_title(graph.name, color=palette.ink, loc="left")
