@@ -139,7 +139,7 @@ def links_from(rates: Mapping[str, Any]) -> Links:
 def did_you_mean(name: object, known: list[str]) -> str:
     """A suggestion: the nearest known name, or an empty string."""
     close = difflib.get_close_matches(name, known, n=1) if isinstance(name, str) else ()
-    return f": did you mean {close[0]}?" if close else ""
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def quoted(name: object) -> str:

@@ -55,7 +55,9 @@ def draw_matrix(graph: Graph, plan: Plan, palette: Palette | None = None) -> Fig
         _style(live, int(shown.sum()), before, count, cut.boundary, palette)
         runs.set_xlabel("ops, in the order of their first runs", color=palette.muted)
         runs.set_ylabel("stages, from the first at the top", color=palette.muted)
-        live.set_xlabel("values of more than 0 bytes, in the order of their first runs", color=palette.muted)
+        live.set_xlabel(
+            "values of more than 0 bytes, in the order in which they become live", color=palette.muted
+        )
         live.tick_params(labelleft=False)
     return figure
 
