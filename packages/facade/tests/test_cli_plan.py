@@ -98,7 +98,7 @@ def test_a_model_of_the_users_is_planned(
         (":pair", "MODULE:FACTORY"),
         ("user_factories.py:piar", "it has"),
         ("user_factories.py:constant", "no function constant"),
-        ("nowhere.py:pair", "no file"),
+        ("nowhere.py:pair", "no such file nowhere.py"),
         ("nowhere_at_all:pair", "No module named"),
         ("user_factories.py:alone", "expected (model, sample)"),
         ("user_factories.py:broken", "NameError: name 'undefined' is not defined (user_factories.py, line"),

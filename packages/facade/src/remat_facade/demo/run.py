@@ -122,7 +122,7 @@ class Demo:
                 found.append(f"{reading} read {nbytes} bytes, {nbytes - budget} above the budget of {budget}")
         differing = [i for i, (a, b) in enumerate(self._losses) if a != b]
         if differing:
-            found.append(f"the losses differ from step {differing[0] + 1}")
+            found.append(f"the losses differ from step {differing[0] + 1} on")
         if not self.same_weights:
             found.append("the trained weights differ")
         if self.fell_through:
