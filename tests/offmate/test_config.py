@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch.optim import SGD
 
-from remat_facade import Offmate, from_config, generate_config
+from remat_facade import BadConfig, Offmate, from_config, generate_config
 from remat_facade.entrypoints.named_optimizer import named_optimizer
-from remat_facade.errors import BadConfig
 from tests.helpers.offmates import MODELS, PLATFORM, Run, differences
 
 MAKE, BATCHES = MODELS["convolutions"]

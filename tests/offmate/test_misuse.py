@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from remat_executor import RematWarning, UnplannedUse
-from remat_facade.errors import BadModel, NoRoom
+from remat_facade import BadModel, NoRoom
 from remat_graph import BadBudget, Lane
 from remat_offload import CannotPin, HostPool, LaneFailed, RefusedOptimizer, SimulatedMachine
 from remat_offload.errors import BadWeights, OffloadMisuse

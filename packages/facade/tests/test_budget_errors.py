@@ -10,9 +10,19 @@ import torch
 from torch import Tensor, nn
 
 import remat_facade
-from remat_facade import Hiremate, Offmate, Rockmate, from_config, generate_config, save_config
+from remat_facade import (
+    BadConfig,
+    BadModel,
+    BadSample,
+    BudgetAboveDevice,
+    Hiremate,
+    Offmate,
+    Rockmate,
+    from_config,
+    generate_config,
+    save_config,
+)
 from remat_facade.entrypoints.inputs import as_call
-from remat_facade.errors import BadConfig, BadModel, BadSample, BudgetAboveDevice
 from remat_graph import BadBudget, BadFile, ForeignPlan, OverBudget, RematError, save_plan
 from remat_solvers import InfeasibleBudget, UnknownSolver
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from remat_facade import CannotWrite
 from remat_facade.cli.app import main
-from remat_facade.errors import CannotWrite
 from remat_facade.files import check_paths, write_whole
 from remat_graph import load_graph, load_plan
 

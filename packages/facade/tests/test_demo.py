@@ -6,10 +6,10 @@ from pathlib import Path
 import attrs
 import pytest
 
+from remat_facade import BadConfig
 from remat_facade.cli.app import main
 from remat_facade.demo.run import Demo, run_demo
 from remat_facade.demo.tasks import Task, get_task, gpt2, resnet
-from remat_facade.errors import BadConfig
 from remat_graph import load_graph, load_plan
 
 STEPS = 4

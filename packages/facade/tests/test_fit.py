@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_facade import Hiremate
+from remat_facade import Hiremate, NothingLeft, UnknownOptimizer
 from remat_facade.cli.app import main
-from remat_facade.errors import NothingLeft, UnknownOptimizer
 from remat_facade.planning.memory_fit import (
     RESERVE,
     auto_budget,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from remat_facade import NoRoom
 from remat_facade.cli.app import main
-from remat_facade.errors import NoRoom
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import noremat_peak_nbytes, save_graph

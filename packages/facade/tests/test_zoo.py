@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_facade import Hiremate
-from remat_facade.errors import PlanNotKept
+from remat_facade import Hiremate, PlanNotKept
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import SAVED, RecomputePlanner
 from remat_facade.planning.zoo import Zoo

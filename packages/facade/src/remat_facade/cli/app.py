@@ -65,8 +65,8 @@ def demo(
 
     check_paths({"--out": out / "plan.json"})
     RecomputePlanner(budget=budget).check()
-    with progress("importing torch") as tell:
-        result = run_demo(get_task(model), budget, steps=steps, out=out, on_progress=tell)
+    with progress("importing torch") as update:
+        result = run_demo(get_task(model), budget, steps=steps, out=out, on_progress=update)
     for table in result.tables:
         show(table)
     for path in result.written:
@@ -103,7 +103,7 @@ def plan(
     )
     device_nbytes = None if device_memory is None else parse_nbytes(device_memory)
     times = None if platform is None else find_platform(platform)
-    with progress(f"loading {target}") as tell:
+    with progress(f"loading {target}") as update:
         model, sample, sample_kwargs = load_target(target)
         from remat_facade.entrypoints.inputs import as_call
         from remat_facade.entrypoints.options import CostOptions, PlanOptions
@@ -117,7 +117,7 @@ def plan(
             as_call(sample, sample_kwargs),
             PlanOptions(budget=budget, optimizer=optimizer, zoo=zoo),
             method,
-            CostOptions(platform=times, on_progress=tell),
+            CostOptions(platform=times, on_progress=update),
             device_nbytes=device_nbytes,
         )
     deliver(made, out)
@@ -142,10 +142,10 @@ def solve(
 ) -> None:
     """Plan a saved graph; needs no torch."""
     check_paths({"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config})
-    with progress(f"reading {graph}") as tell:
+    with progress(f"reading {graph}") as update:
         loaded = load_graph(graph)
         planner = RecomputePlanner(
-            budget=budget, method=choose_method("auto", config, solver, seed, time_limit), on_progress=tell
+            budget=budget, method=choose_method("auto", config, solver, seed, time_limit), on_progress=update
         )
         made = planner(loaded)
     deliver(made, plan_out, order_out)
@@ -154,9 +154,9 @@ def solve(
 @app.command("min-budget")
 def smallest_budget(graph: options.GraphArgument, time_limit: options.TimeLimitOption = None) -> None:
     """Find the smallest budget of a saved graph; needs no torch."""
-    with progress(f"reading {graph}") as tell:
+    with progress(f"reading {graph}") as update:
         loaded = load_graph(graph)
-        tell(f"searching the smallest budget of {loaded.name}")
+        update(f"searching for the smallest budget of {loaded.name}")
         found = min_budget(loaded, Deadline(time_limit))
     show(smallest_table(loaded, found))
 
@@ -181,18 +181,18 @@ def sweep(
     names = list(dict.fromkeys(text.strip() for text in solvers.split(",")))
     for name in names:
         get_solver(name)  # raises for an unknown name, before the long work
-    with progress(f"reading {graph}") as tell:
+    with progress(f"reading {graph}") as update:
         loaded = load_graph(graph)
         if budgets is None:
-            tell("searching the smallest budget")
+            update("searching for the smallest budget")
             sizes = budgets_of(loaded, points, seconds=time_limit)
         else:
             sizes = tuple(sorted(resolve_budget(text.strip(), loaded) for text in budgets.split(",")))
         curves = {}
         for name in names:
-            tell(f"{name}: {len(sizes)} budgets of {loaded.name}")
+            update(f"{name}: {len(sizes)} budgets of {loaded.name}")
             curves[name] = pareto(loaded, sizes, solver=name, seconds=time_limit)
-        tell("computing lower bounds")
+        update("computing lower bounds")
         bounds = bounds_of(loaded, sizes, seconds=time_limit)
     show(report.sweep_table(loaded, curves, bounds))
     if csv is not None:
@@ -218,15 +218,15 @@ def largest_batch(
     from remat_facade.entrypoints.inputs import as_call, check_model
 
     nbytes = parse_nbytes(budget)
-    with progress(f"loading {target}") as tell:
+    with progress(f"loading {target}") as update:
 
         def graph_of(batch: int) -> Graph:
-            tell(f"batch {batch}: capturing and measuring")
+            update(f"batch {batch}: capturing and measuring")
             model, sample, sample_kwargs = load_target(target, batch)
             args, kwargs = as_call(sample, sample_kwargs)
             check_model(model, args, kwargs)
             graph = plan_graph(model, args, kwargs)
-            tell(f"batch {batch}: planning {len(graph.ops)} ops")
+            update(f"batch {batch}: planning {len(graph.ops)} ops")
             return graph
 
         name = solver or "auto"

@@ -78,7 +78,7 @@ def progress(first: str) -> Generator[Progress, None, None]:
     spinner = "dots" if console.encoding.startswith("utf") else "line"
     with console.status(_text(console, first), spinner=spinner) as status:
 
-        def tell(line: str) -> None:
+        def update(line: str) -> None:
             status.update(_text(console, line))
 
-        yield tell
+        yield update

@@ -29,7 +29,7 @@ class PlanOptions:
 
 @attrs.frozen(kw_only=True)
 class CostOptions:
-    """Where the costs of operators come from, and who is told about the progress."""
+    """Where the costs of operators come from, and the callback for progress."""
 
     platform: Platform | None = None
     cache_dir: AnyPath | None = None

@@ -191,7 +191,7 @@ class RecomputePlanner(StepPlanner):
 
     def _smallest(self, graph: Graph, budget_nbytes: int, deadline: Deadline, solution: Solution) -> Schedule:
         """The schedule with the smallest peak, if the solver found none; only the portfolio may use it."""
-        self.on_progress(f"no schedule in {format_nbytes(budget_nbytes)}: searching the smallest budget")
+        self.on_progress(f"no schedule in {format_nbytes(budget_nbytes)}: searching for the smallest budget")
         smallest = min_budget(graph, deadline)
         if smallest.nbytes > budget_nbytes:
             raise InfeasibleBudget(
