@@ -10,7 +10,7 @@ from remat_graph.errors import ProblemError, shown
 
 
 class PlanNotKept(UserWarning):
-    """A saved plan could not be read or written; results are unaffected, but the plan is computed again."""
+    """A saved plan could not be read or written; results are unaffected, but the model is planned again."""
 
 
 @attrs.frozen(kw_only=True, str=False)

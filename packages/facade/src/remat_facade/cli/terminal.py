@@ -17,10 +17,10 @@ from remat_graph.errors import cut
 
 
 def printable(text: str, encoding: str | None = None) -> str:
-    """A text without control sequences: characters that are not printable or not encodable are escaped.
+    """A string without control sequences: characters that are not printable or not encodable are escaped.
 
     Args:
-        text: any text, possibly from a file, a model or a solver; line breaks are kept.
+        text: any string, possibly from a file, a model or a solver; line breaks are kept.
         encoding: of the output; None for UTF-8.
     """
     shown = "".join(
