@@ -134,7 +134,12 @@ def test_what_a_plan_cannot_follow():
     ours.model.to(torch.float64)
     images = {k: v.double() if v.is_floating_point() else v for k, v in BATCHES(0).items()}
     fails(OffloadMisuse, lambda: ours.model(**images), "torch.float64", "anew")
-    fails(OffloadMisuse, lambda: offmate(MAKE(), BATCHES(0), "60%", optimizer="adamw"), "a str")
+    fails(
+        OffloadMisuse,
+        lambda: offmate(MAKE(), BATCHES(0), "60%", optimizer="adamw"),
+        "is of type str",
+        "expected an Optimizer",
+    )
 
 
 def test_data_from_elsewhere_is_brought_home():

@@ -69,7 +69,8 @@ class OffloadOptions:
         ):
             given = getattr(self, name)
             if given is not None and not isinstance(given, kind):
-                problem = f"{name} is of type {type(given).__name__}; expected a {kind.__name__}"
+                article = "an" if kind is Optimizer else "a"
+                problem = f"{name} is of type {type(given).__name__}; expected {article} {kind.__name__}"
                 raise OffloadMisuse(problem=problem, advice=advice)
 
     def training(self, model: nn.Module, arguments: Arguments) -> tuple[Training, OffmateEnd]:
