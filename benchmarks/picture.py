@@ -19,7 +19,7 @@ from remat_executor import plan_graph
 from remat_facade.demo.tasks import Task, get_task
 from remat_facade.entrypoints.inputs import as_call
 from remat_facade.files import write_whole
-from remat_facade.planning.planner import Planner
+from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.report.picture import draw, png
 from remat_graph import Graph, format_seconds
 from remat_graph.platforms.base import with_times
@@ -77,7 +77,7 @@ def main() -> int:
     if problem := too_busy(graph.time_s, step_s):
         print(problem, file=sys.stderr)
         return 1
-    plan = Planner(budget=BUDGET)(graph)
+    plan = RecomputePlanner(budget=BUDGET)(graph)
     print(f"ops {format_seconds(graph.time_s)}, step {format_seconds(step_s)}; wrote {options.out}")
     write_whole(options.out, png(draw(graph, plan)))
     return 0

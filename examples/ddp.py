@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 examples/ddp.py --budget 60%
 
-Each rank takes a GPU where there are any (nccl), else a CPU process (gloo). Rank 0 plans for all.
+Each rank uses one GPU (nccl) if the machine has GPUs, else the CPU (gloo). Rank 0 plans for all ranks.
 """
 
 import argparse
@@ -41,13 +41,13 @@ class Model(nn.Module):
 
 
 def sentences(count: int, device: torch.device) -> Tensor:
-    """Runs of letters in alphabetical order, to have something to learn: int64 [count, LENGTH]."""
+    """Sequences of consecutive ids, which the model can learn: int64 [count, LENGTH]."""
     first = torch.randint(VOCABULARY, (count, 1), device=device)
     return (first + torch.arange(LENGTH, device=device)) % VOCABULARY
 
 
 def main() -> None:
-    """Train, and say on rank 0 how it went."""
+    """Train, and print the plan and the loss on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--budget", default="60%", help='bytes, "2GiB", or a share such as "60%%"')
     parser.add_argument("--batch", type=int, default=16)
@@ -60,7 +60,7 @@ def main() -> None:
         device = torch.device(torch.accelerator.current_accelerator().type, local)
         torch.accelerator.set_device_index(local)
     dist.init_process_group(dist.get_default_backend_for_device(device))
-    torch.manual_seed(dist.get_rank())  # each rank its own data and dropout; DDP shares rank 0's weights
+    torch.manual_seed(dist.get_rank())  # own data and dropout per rank; DDP broadcasts rank 0's weights
 
     model = Model(arguments.layers).to(device)
     sample = sentences(arguments.batch, device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import BadInput, RematWarning, allocator_peak
-from remat_facade.errors import BadOption
+from remat_facade import BadOption
 from remat_graph import RematError
 from remat_solvers import InfeasibleBudget
 from tests.helpers.models import Block

@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import SGD
 
 from remat_executor import MemoryMeter
-from remat_facade.errors import NoRoom
+from remat_facade import NoRoom
 from remat_graph import BadBudget
 from remat_offload import HostPool, SimulatedMachine
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Mapped, Run, kept_on_device, offmate

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from remat_facade import from_config
-from remat_facade.errors import BadConfig
+from remat_facade import BadConfig, from_config
 from remat_graph import Lane, Start
 from remat_offload import OffloadMisuse
 from tests.helpers.offmates import offmate

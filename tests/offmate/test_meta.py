@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from remat_executor import plan_graph
 from remat_executor.costs.estimate import estimated_graph
-from remat_facade.errors import NoRoom
+from remat_facade import NoRoom
 from remat_offload import BadWeights, HostPool, OffloadMisuse
 from tests.helpers.offmates import MODELS, OPTIMIZERS, PLATFORM, Mapped, Run, differences, offmate
 

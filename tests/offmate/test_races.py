@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from remat_facade.errors import NoRoom
+from remat_facade import NoRoom
 from remat_graph import Links
 from remat_offload import HostPool, Recorder, SimulatedMachine, find_races
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Mapped, Run, offmate

@@ -17,6 +17,6 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
         exec(compile(block, PAGE.name, "exec"), names)
     said = capsys.readouterr().out
     assert "weights, gradients and states take" in said
-    assert "the least that one takes is" in said
+    assert "the smallest plan found needs" in said
     assert names["several"].optimizer_in_backward
     assert names["configured"].optimizer.param_groups[0]["lr"] == 1e-3

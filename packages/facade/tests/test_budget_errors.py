@@ -1,4 +1,4 @@
-"""What a user can get wrong at an entry point: one clear line each, and the model is as it was."""
+"""User errors at the entry points: each gives one clear line and leaves the model unchanged."""
 
 import copy
 from collections.abc import Callable
@@ -10,15 +10,25 @@ import torch
 from torch import Tensor, nn
 
 import remat_facade
-from remat_facade import Hiremate, Offmate, Rockmate, from_config, generate_config, save_config
+from remat_facade import (
+    BadConfig,
+    BadModel,
+    BadSample,
+    BudgetAboveDevice,
+    Hiremate,
+    Offmate,
+    Rockmate,
+    from_config,
+    generate_config,
+    save_config,
+)
 from remat_facade.entrypoints.inputs import as_call
-from remat_facade.errors import BadConfig, BadModel, BadSample, BudgetAboveDevice
 from remat_graph import BadBudget, BadFile, ForeignPlan, OverBudget, RematError, save_plan
 from remat_solvers import InfeasibleBudget, UnknownSolver
 
 
 class Mlp(nn.Module):
-    """Small, with dropout and a buffer, returning its loss."""
+    """A small model with dropout and a buffer that returns its loss."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -33,7 +43,7 @@ class Mlp(nn.Module):
 
 @pytest.fixture
 def model() -> nn.Module:
-    """A model, the same every time."""
+    """The same model for every test."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Mlp()
@@ -41,18 +51,18 @@ def model() -> nn.Module:
 
 @pytest.fixture
 def sample() -> Tensor:
-    """A batch for it."""
+    """A batch of the model."""
     return torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture
 def quick(tmp_path: Path) -> dict[str, Any]:
-    """Options that keep a test to itself: no search, an own cache folder."""
+    """Options that isolate a test: no search, and its own cache folder."""
     return {"solver": "noremat", "cache_dir": tmp_path / "cache"}
 
 
 def fails(kind: type[RematError], build: Callable[[], object]) -> str:
-    """The one line that building gives."""
+    """The one-line error of building."""
     with pytest.raises(kind) as caught:
         build()
     text = str(caught.value)
@@ -65,31 +75,31 @@ def fails(kind: type[RematError], build: Callable[[], object]) -> str:
     "budget", [0, -1, "0", "-2GiB", "2 bananas", "", "nan", "-5%", "0%", True, None, 1.5, []]
 )
 def test_a_budget_that_means_nothing(budget: Any, model: nn.Module, sample: Tensor) -> None:
-    """Said before any work, with how to write one."""
+    """The error comes before any work and shows valid budgets."""
     assert '"40%"' in fails(BadBudget, lambda: Hiremate(model, sample, budget))
 
 
 @pytest.mark.parametrize("budget", [2**60, "1000000TiB"])
 def test_a_budget_above_the_device(budget: int | str, model: nn.Module, sample: Tensor) -> None:
-    """It names the device and what it has."""
+    """The error names the device and its memory."""
     assert "cpu, which has" in fails(BudgetAboveDevice, lambda: Hiremate(model, sample, budget))
 
 
 @pytest.mark.parametrize("reserve", [-1, "1MiB", True])
 def test_a_reserve_that_means_nothing(reserve: Any, model: nn.Module, sample: Tensor) -> None:
-    """Bytes are wanted."""
+    """A reserve is a number of bytes."""
     said = fails(BadBudget, lambda: Hiremate(model, sample, "40%", reserve_nbytes=reserve))
     assert "reserve_nbytes" in said
 
 
 def test_a_reserve_that_leaves_nothing(model: nn.Module, sample: Tensor) -> None:
-    """The budget is spent before the plan begins."""
+    """The reserve is the whole budget."""
     said = fails(BadBudget, lambda: Hiremate(model, sample, "1MiB", reserve_nbytes=2**20))
     assert "leaves nothing" in said
 
 
 def test_an_infeasible_budget(model: nn.Module, sample: Tensor, tmp_path: Path) -> None:
-    """The budget it names works, the model and the random state are untouched."""
+    """The budget in the error works; the model and the random state are unchanged."""
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     with pytest.raises(InfeasibleBudget) as caught:
         Hiremate(model, sample, 100, cache_dir=tmp_path)
@@ -103,7 +113,7 @@ def test_an_infeasible_budget(model: nn.Module, sample: Tensor, tmp_path: Path) 
 
 
 def test_a_sample_of_another_kind(model: nn.Module, sample: Tensor) -> None:
-    """A number, a text or nothing is no sample."""
+    """A number, a string or None is not a sample."""
     for bad in (3, "batch", None, {1: sample}):
         fails(BadSample, lambda bad=bad: Hiremate(model, bad, "40%"))
     fails(BadSample, lambda: Hiremate(model, {"x": sample}, "40%", sample_kwargs={"scale": 2.0}))
@@ -111,7 +121,7 @@ def test_a_sample_of_another_kind(model: nn.Module, sample: Tensor) -> None:
 
 
 def test_a_sample_on_another_device(model: nn.Module, sample: Tensor) -> None:
-    """It is named by its place in the sample."""
+    """The error names the path of the input in the sample."""
     said = fails(BadSample, lambda: Hiremate(model, {"x": sample.to("meta")}, "40%"))
     assert "meta" in said
     assert "'x'" in said
@@ -130,13 +140,13 @@ def test_what_is_no_model(sample: Tensor, model: nn.Module) -> None:
 def test_a_planned_model_is_not_planned_again(
     model: nn.Module, sample: Tensor, quick: dict[str, Any]
 ) -> None:
-    """The original is what to give."""
+    """The error asks for the original."""
     planned = Hiremate(model, sample, "100%", **quick)
     assert "module" in fails(BadModel, lambda: Hiremate(planned, sample, "100%", **quick))
 
 
 def test_moving_needs_the_class_that_moves(model: nn.Module, sample: Tensor) -> None:
-    """Rockmate and its variants plan a step, not what the optimizer holds."""
+    """Rockmate and its variants refuse a config of type offmate."""
     assert "use Offmate" in fails(BadConfig, lambda: Rockmate(model, sample, "40%", config="offmate"))
 
 
@@ -150,7 +160,7 @@ def test_moving_needs_the_class_that_moves(model: nn.Module, sample: Tensor) -> 
     ],
 )
 def test_a_pure_class_runs_its_method_alone(name: str, method: str, tmp_path: Path) -> None:
-    """The plan says who made it; its budget holds; a config of the type does the same."""
+    """The plan names the method and keeps to its budget; a config of the type does the same."""
     chain = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.Tanh())))
     entry, batch = getattr(remat_facade, name), torch.randn(256, 16)
     for module in (
@@ -162,7 +172,7 @@ def test_a_pure_class_runs_its_method_alone(name: str, method: str, tmp_path: Pa
 
 
 def test_choices_that_contradict_each_other(model: nn.Module, sample: Tensor) -> None:
-    """A solver beside a config, or another method than the class'."""
+    """A solver in addition to a config, or another method than the class runs."""
     config = generate_config("noremat")
     fails(BadConfig, lambda: Hiremate(model, sample, "40%", config=config, solver="noremat"))
     fails(BadConfig, lambda: Offmate(model, sample, "40%", config=config))
@@ -174,7 +184,7 @@ def test_choices_that_contradict_each_other(model: nn.Module, sample: Tensor) ->
 def test_a_config_is_the_fourth_argument(
     model: nn.Module, sample: Tensor, quick: dict[str, Any], tmp_path: Path
 ) -> None:
-    """As a config, a path, or a type's name."""
+    """It may be a config, a path, or a type's name."""
     config = generate_config("noremat")
     path = save_config(config, tmp_path / "config.yaml")
     for given in (config, path, str(path), "noremat"):
@@ -189,7 +199,7 @@ def test_a_config_is_the_fourth_argument(
 def test_a_saved_plan_is_used_again(
     model: nn.Module, sample: Tensor, quick: dict[str, Any], tmp_path: Path
 ) -> None:
-    """On its own model; on another, or at a smaller budget, it is refused."""
+    """A plan for another model or above the budget is refused."""
     made = Hiremate(model, sample, "100%", **quick).plan
     save_plan(made, tmp_path / "plan.json")
     again = Hiremate(model, sample, "100%", plan=tmp_path / "plan.json", **quick)
@@ -205,7 +215,7 @@ def test_a_saved_plan_is_used_again(
 def test_samples_of_every_kind_mean_the_same_call(
     model: nn.Module, sample: Tensor, quick: dict[str, Any]
 ) -> None:
-    """A tensor, positional inputs, keyword inputs: one loss."""
+    """A tensor, positional inputs and keyword inputs give the same loss."""
     losses = set()
     for given, named in (
         (sample, None),

@@ -1,4 +1,4 @@
-"""The rest of the command: help, configs, the list of solvers, usage errors, Ctrl-C."""
+"""The command: help, configs, the list of solvers, usage errors, Ctrl-C."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ GPT2 = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs" / "gpt2
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["solve", "--help"], ["demo", "--help"]])
 def test_help_is_quick_and_imports_nothing_heavy(words: list[str]) -> None:
-    """No torch, matplotlib or numpy for a page of text."""
+    """Help imports neither torch nor matplotlib nor compiled solvers."""
     code = (
         f"import sys; from remat_facade.cli.app import main; code = main({words!r}); "
         "assert not {'torch', 'matplotlib', 'numba', 'scipy'} & set(sys.modules); sys.exit(code)"
@@ -30,7 +30,7 @@ def test_help_is_quick_and_imports_nothing_heavy(words: list[str]) -> None:
 def test_a_config_is_printed_and_written(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What stdout shows is what the file holds, and it loads."""
+    """Standard output equals the file, and the file loads."""
     assert main(["config", name]) == 0
     printed = capsys.readouterr().out
     assert main(["config", name, "--out", str(tmp_path / "c.yaml")]) == 0
@@ -39,7 +39,7 @@ def test_a_config_is_printed_and_written(
 
 
 def test_every_solver_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    """With a line on what it does."""
+    """Each solver has a line of description."""
     assert main(["solvers"]) == 0
     shown = capsys.readouterr().out
     for name in solver_names():
@@ -61,7 +61,7 @@ def test_every_solver_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_wrong_word_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2; the line names what was wrong."""
+    """The exit code is 2, and the line names the mistake."""
     assert main(words) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -84,7 +84,7 @@ sys.exit(main())
 
 
 def test_ctrl_c_while_solving_loses_nothing(tmp_path: Path) -> None:
-    """One line, exit code 130, the file of an earlier run untouched and no half-written one beside it."""
+    """One line, exit code 130, the file of an earlier run unchanged, and no partial file."""
     plan = tmp_path / "plan.json"
     plan.write_text("mine")
     words = ["solve", str(GPT2), "--budget", "60%", "--plan-out", str(plan)]

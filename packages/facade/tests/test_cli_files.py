@@ -1,4 +1,4 @@
-"""`remat` and the files that it is given: nothing is lost, and what cannot be is said before the work."""
+"""`remat` and its files: none is lost, and errors of paths come before the work."""
 
 import os
 import shutil
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from remat_facade import CannotWrite
 from remat_facade.cli.app import main
-from remat_facade.errors import CannotWrite
-from remat_facade.files import check_places, write_whole
+from remat_facade.files import check_paths, write_whole
 from remat_graph import load_graph, load_plan
 
 GRAPH = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs" / "unet.json"
@@ -25,7 +25,7 @@ def make():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with all that the commands read, and a cache of its own."""
+    """A working folder with the inputs of the commands, and its own cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copy(GRAPH, "graph.json")
@@ -75,7 +75,7 @@ SHOW = ["show", "plan.json", "--graph", "graph.json"]
 def test_no_file_takes_the_place_of_another(
     words: list[str], options: tuple[str, str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever it is called: refused before the work, in one line, and every file is as it was."""
+    """Any spelling is refused before the work, in one line, and every file is unchanged."""
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     capsys.readouterr()
     assert main(words) == 2
@@ -86,7 +86,7 @@ def test_no_file_takes_the_place_of_another(
 
 
 def test_two_files_of_one_name_in_two_folders(folder: Path) -> None:
-    """They are two; and a type's name is no file that is read."""
+    """Different files are accepted, and a type's name is not a file."""
     words = ["--config", "noremat", "--plan-out", "a/new.json", "--order-out", "b/new.json"]
     assert main([*SOLVE, *words]) == 0
     assert load_plan("a/new.json", load_graph("graph.json")).schedule.order
@@ -94,14 +94,14 @@ def test_two_files_of_one_name_in_two_folders(folder: Path) -> None:
 
 
 def test_a_device_takes_as_much_as_is_written(folder: Path) -> None:
-    """What is no file is not replaced either, and may be named twice."""
+    """A pipe or device is not replaced, and may be named twice."""
     assert main([*SOLVE, "--solver", "noremat", "--plan-out", os.devnull, "--order-out", os.devnull]) == 0
     assert not Path(os.devnull).is_file()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
 def test_a_pipe_is_written_to(folder: Path) -> None:
-    """Pictures, pages and configs too: a pipe that is replaced would have its reader wait for ever."""
+    """This holds for pictures, pages and configs too: the reader of a replaced pipe would wait forever."""
     os.mkfifo("pipe")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
     write_whole("pipe", "whole")
@@ -112,7 +112,7 @@ def test_a_pipe_is_written_to(folder: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are posix")
 def test_what_is_asked_for_has_the_mode_of_any_file(folder: Path) -> None:
-    """Plans, graphs, orders, pictures, pages and configs follow the umask, as any program's files."""
+    """Plans, graphs, orders, pictures, pages and configs follow the umask."""
     umask = os.umask(0o027)
     try:
         assert main([*SOLVE, "--solver", "noremat", "--plan-out", "a", "--order-out", "b"]) == 0
@@ -126,7 +126,7 @@ def test_what_is_asked_for_has_the_mode_of_any_file(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["n" * 300, "n" * 100_000, "/".join(["n" * 200] * 30)])
 @pytest.mark.parametrize("words", [[*SOLVE, "--config"], [*SOLVE, "--plan-out"], ["show"], ["config"]])
 def test_names_that_are_too_long(words: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, and not a long one."""
+    """The error is one short line."""
     capsys.readouterr()
     assert main([*words, name]) == 2
     err = capsys.readouterr().err
@@ -137,21 +137,21 @@ def test_names_that_are_too_long(words: list[str], name: str, capsys: pytest.Cap
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 @pytest.mark.parametrize("words", [["config", "auto"], ["--help"], ["show", "plan.json"]])
 def test_an_output_that_takes_nothing(words: list[str]) -> None:
-    """One line and an exit code, not a traceback."""
+    """The error is one line and an exit code, not a traceback."""
     code = "import sys; from remat_facade.cli.app import main; sys.exit(main(sys.argv[1:]))"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", code, *words], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert done.returncode == 2
-    assert done.stderr.startswith("remat: the system refuses: No space left on device")
+    assert done.stderr.startswith("remat: system error: No space left on device")
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no endless device")
 @pytest.mark.parametrize("words", [[*SOLVE, "--config", "/dev/zero"], ["show", "/dev/zero"]])
 def test_an_endless_file(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """It is not read to its end."""
+    """An endless file is not read to its end."""
     capsys.readouterr()
     if words[-2] == "--config":
         words = [*words[:-1], "endless.yaml"]
@@ -161,7 +161,7 @@ def test_an_endless_file(words: list[str], capsys: pytest.CaptureFixture[str]) -
 
 
 def test_solvers_and_budgets_are_looked_at_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong name costs no work."""
+    """A wrong name is found before the work."""
     capsys.readouterr()
     assert main(["sweep", "nowhere.json", "--solvers", "auto,nobody"]) == 2
     assert "unknown solver 'nobody'" in capsys.readouterr().err
@@ -170,8 +170,8 @@ def test_solvers_and_budgets_are_looked_at_first(capsys: pytest.CaptureFixture[s
 
 
 def test_a_place_that_cannot_be(tmp_path: Path) -> None:
-    """A folder, or a file in the place of one."""
+    """The path is a folder, or its folder is a file."""
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path, tmp_path / "file" / "new"):
-        with pytest.raises(CannotWrite, match="choose another place"):
-            check_places({"--out": path})
+        with pytest.raises(CannotWrite, match="choose another path"):
+            check_paths({"--out": path})

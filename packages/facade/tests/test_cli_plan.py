@@ -1,4 +1,4 @@
-"""`remat plan MODULE:FACTORY`: a model of the user's becomes a saved plan; mistakes are one line each."""
+"""`remat plan MODULE:FACTORY` saves a plan of a user's model; each mistake gives one line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +54,7 @@ constant = 3
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a module of factories, and a cache of its own."""
+    """A working folder with a module of factories, and its own cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "user_factories.py").write_text(FACTORIES)
@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
-    """Plan a target that cannot be planned; what stderr says."""
+    """Plan a target that cannot be planned, and return stderr."""
 
     def plan(target: str) -> str:
         assert main(["plan", target, "--budget", "100%"]) == 2
@@ -78,7 +78,7 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
 def test_a_model_of_the_users_is_planned(
     target: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From a file or a module; plan and graph fit each other and can be solved again without the model."""
+    """The target is in a file or a module; plan and graph match and can be solved again without the model."""
     words = ["--budget", "100%", "--solver", "noremat", "--out", "plan.json", "--graph-out", "new/graph.json"]
     assert main(["plan", target, *words]) == 0
     out = capsys.readouterr().out
@@ -98,9 +98,9 @@ def test_a_model_of_the_users_is_planned(
         (":pair", "MODULE:FACTORY"),
         ("user_factories.py:piar", "it has"),
         ("user_factories.py:constant", "no function constant"),
-        ("nowhere.py:pair", "no file"),
+        ("nowhere.py:pair", "no such file nowhere.py"),
         ("nowhere_at_all:pair", "No module named"),
-        ("user_factories.py:alone", "wanted (model, sample)"),
+        ("user_factories.py:alone", "expected (model, sample)"),
         ("user_factories.py:broken", "NameError: name 'undefined' is not defined (user_factories.py, line"),
         ("user_factories.py:exits", "calling exits() raised SystemExit: 0 (user_factories.py, line"),
         ("user_factories.py:exiting", "the model ended the program (exit code 0)"),
@@ -110,12 +110,12 @@ def test_a_model_of_the_users_is_planned(
     ],
 )
 def test_a_wrong_target_is_one_line(target: str, said: str, complaint: Callable[[str], str]) -> None:
-    """It names what was wanted, or where the user's own code failed."""
+    """The error names what was expected, or the failing line of the user's code."""
     assert said in complaint(target)
 
 
 def test_a_module_that_does_not_parse(folder: Path, complaint: Callable[[str], str]) -> None:
-    """A syntax error is the user's to correct."""
+    """A syntax error gives one line."""
     (folder / "unfinished.py").write_text("def make(:\n")
     assert "SyntaxError" in complaint("unfinished.py:make")
 
@@ -124,7 +124,7 @@ def test_a_module_that_does_not_parse(folder: Path, complaint: Callable[[str], s
 def test_a_cache_that_cannot_be_written_is_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It costs time and nothing else: the plan is made, and the line says what to set."""
+    """The plan is made nevertheless, and the warning names the variable to set."""
     (folder / "file").write_text("mine")
     monkeypatch.setenv("REMAT_CACHE_DIR", str(folder / "file"))
     assert main(["plan", "user_factories.py:pair", "--budget", "100%", "--solver", "noremat"]) == 0
@@ -135,7 +135,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
 
 
 def test_the_times_may_be_those_of_another_device(capsys: pytest.CaptureFixture[str]) -> None:
-    """A platform by its name, which the plan records; what is no platform is one line."""
+    """The plan records the platform; an unknown platform gives one line."""
     words = ["plan", "user_factories:pair", "--budget", "100%", "--no-zoo"]
     assert main([*words, "--platform", "h200-spec", "--out", "plan.json"]) == 0
     assert load_plan("plan.json").platform.startswith("h200-spec (by its sustained rates, not measured")

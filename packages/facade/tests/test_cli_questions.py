@@ -1,4 +1,4 @@
-"""The commands that answer questions: the smallest budget, the curve, the largest batch."""
+"""The commands min-budget, sweep and max-batch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ UNET = str(GRAPHS / "unet.json")
 
 
 def test_the_smallest_budget_is_told_with_its_floor(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both figures, and the op that binds."""
+    """Both numbers are shown, and the op that needs most."""
     assert main(["min-budget", str(GRAPHS / "vgg16.json")]) == 0
     out = capsys.readouterr().out
     assert "smallest budget with a schedule" in out
-    assert "none exists below" in out
+    assert "no schedule exists below" in out
 
 
 def test_a_sweep_is_a_table_a_csv_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line a method and budget; what a method cannot do is a dash."""
+    """One line per method and budget; a dash if the method found no schedule."""
     table, picture = tmp_path / "sweep.csv", tmp_path / "sweep.png"
     words = ["sweep", UNET, "--solvers", "mincut,chen_sqrt", "--budgets", "50%,80%", "--csv", str(table)]
     assert main([*words, "--png", str(picture)]) == 0
@@ -45,7 +45,7 @@ def test_a_sweep_is_a_table_a_csv_and_a_picture(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_sweep_needs_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
-    """As the other commands on saved graphs."""
+    """The command imports no torch."""
     before = "torch" in sys.modules
     assert main(["sweep", UNET, "--solvers", "noremat", "--budgets", "100%"]) == 0
     assert ("torch" in sys.modules) == before
@@ -61,14 +61,14 @@ def test_a_sweep_needs_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
         (["max-batch", "nowhere.py:make", "--budget", "40%"], "40%"),
         (["sweep", UNET, "--points", "100000000"], "--points"),
         *(
-            ([*words, "--time-limit", seconds], f"wants seconds above 0, up to 1e+09, got {seconds}")
+            ([*words, "--time-limit", seconds], f"expected seconds above 0, up to 1e+09, got {seconds}")
             for words in (["sweep", UNET], ["min-budget", UNET], ["solve", UNET, "--budget", "50%"])
             for seconds in ("0", "inf", "nan", "1e+300")
         ),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, and what to do."""
+    """The exit code is 2, and the line says what to do."""
     assert main(words) == 2
     err = capsys.readouterr().err
     assert text in err
@@ -78,7 +78,7 @@ def test_mistakes_are_one_line(words: list[str], text: str, capsys: pytest.Captu
 def test_the_largest_batch_of_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by planning each size; the next one is refused."""
+    """The largest batch fits, and the next one does not."""
     factory = tmp_path / "made.py"
     factory.write_text(
         "import torch\n"

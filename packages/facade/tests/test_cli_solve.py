@@ -1,4 +1,4 @@
-"""`remat solve` and `remat show` on saved graphs: without torch, and one line for each mistake."""
+"""`remat solve` and `remat show` on saved graphs need no torch; each mistake gives one line."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def solve(*words: str | Path) -> int:
 
 
 def complaint(capsys: pytest.CaptureFixture[str]) -> str:
-    """What went to stderr: one line, and no traceback."""
+    """The text on stderr: one line without a traceback."""
     err = capsys.readouterr().err
     assert err.count("\n") == 1, err
     assert err.startswith("remat: ")
@@ -30,7 +30,7 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_saved_graph_is_solved_without_torch(tmp_path: Path) -> None:
-    """The whole command, in a process of its own, never imports torch."""
+    """The whole command, in a new process, never imports torch."""
     code = (
         "import sys; from remat_facade.cli.app import main; "
         f"code = main(['solve', {str(UNET)!r}, '--budget', '100%', '--solver', 'noremat', "
@@ -45,7 +45,7 @@ def test_a_saved_graph_is_solved_without_torch(tmp_path: Path) -> None:
 
 
 def test_the_order_is_what_the_judge_of_the_corpus_reads(tmp_path: Path) -> None:
-    """The corpus' own judge replays the order and finds the plan's peak."""
+    """The oracle of the corpus replays the order and finds the plan's peak."""
     order, plan = tmp_path / "order.json", tmp_path / "plan.json"
     assert solve(UNET, "--budget", "60%", "--time-limit", "20", "--order-out", order, "--plan-out", plan) == 0
     made = load_plan(plan, load_graph(UNET))
@@ -62,20 +62,20 @@ def test_the_order_is_what_the_judge_of_the_corpus_reads(tmp_path: Path) -> None
 
 
 def test_a_config_says_who_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By its file or its type; beside a solver's name it is refused, and so is a method that is not there."""
+    """A config is a file or a type; together with a solver, or of an unknown method, it is refused."""
     path = tmp_path / "config.yaml"
     assert main(["config", "noremat", "--out", str(path)]) == 0
     for config in (path, "noremat"):
         assert solve(UNET, "--budget", "100%", "--config", config) == 0
         assert "planned by noremat" in capsys.readouterr().out
     assert solve(UNET, "--budget", "100%", "--config", path, "--solver", "noremat") == 2
-    assert "one of solver and config" in complaint(capsys)
+    assert "give either solver or config" in complaint(capsys)
     assert solve(UNET, "--budget", "100%", "--config", "offmate") == 2
     assert "use Offmate" in complaint(capsys)
 
 
 def test_a_plan_is_shown_with_its_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The pictures and the page are written, and the figures are on stdout."""
+    """The pictures and the page are written, and the numbers are on stdout."""
     plan = tmp_path / "plan.json"
     assert solve(UNET, "--budget", "100%", "--solver", "noremat", "--plan-out", plan) == 0
     png, matrix, html = tmp_path / "new" / "plan.png", tmp_path / "matrix.png", tmp_path / "plan.html"
@@ -83,7 +83,7 @@ def test_a_plan_is_shown_with_its_graph(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["show", str(plan), *words]) == 0
     assert png.read_bytes()[:4] == matrix.read_bytes()[:4] == b"\x89PNG"
     assert png.read_bytes() != matrix.read_bytes()
-    assert "what runs when" in html.read_text()
+    assert "runs and live values by stage" in html.read_text()
     out = capsys.readouterr().out
     assert "unplanned" in out
     assert out.count("wrote") == 4
@@ -93,13 +93,13 @@ def test_a_plan_is_shown_with_its_graph(tmp_path: Path, capsys: pytest.CaptureFi
     "budget", ["0", "-5", "-5%", "0%", "2 bananas", "nan", "", "1e999", "40 %%", "2 GiB 3"]
 )
 def test_a_budget_that_means_nothing(budget: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2 and a line that shows how to write one."""
+    """The exit code is 2, and the line shows valid budgets."""
     assert solve(UNET, "--budget", budget) == 2
     assert '"40%"' in complaint(capsys)
 
 
 def test_a_config_file_sets_a_methods_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Checkmate in its paper's accounting: the plan's record says what the paper would."""
+    """With the paper's accounting of Checkmate, the plan records the paper's numbers."""
     config, plan = tmp_path / "checkmate.yaml", tmp_path / "plan.json"
     config.write_text("type: checkmate\naccounting: paper\n")
     assert solve(UNET, "--budget", "100GiB", "--config", config, "--plan-out", plan) == 0
@@ -110,7 +110,7 @@ def test_a_config_file_sets_a_methods_parameters(tmp_path: Path, capsys: pytest.
 def test_an_infeasible_budget_names_one_that_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The smallest budget in the message can be used as it stands."""
+    """The smallest budget in the message works unchanged."""
     assert solve(UNET, "--budget", "1%", "--time-limit", "20") == 2
     said = complaint(capsys)
     smallest = said.partition(" bytes)")[0].rpartition("(")[2]
@@ -119,13 +119,13 @@ def test_an_infeasible_budget_names_one_that_works(
 
 
 def test_an_unknown_solver_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    """And a close one is suggested."""
+    """A similar name is suggested."""
     assert solve(UNET, "--budget", "40%", "--solver", "noremt") == 2
     assert "did you mean 'noremat'" in complaint(capsys)
 
 
 def test_no_text_of_a_file_writes_on_the_terminal_or_breaks_it(tmp_path: Path) -> None:
-    """Codes are shown as such, and letters that the output does not know are too."""
+    """Control codes and letters outside the encoding of the output are escaped."""
     data = json.loads(UNET.read_text())
     path = tmp_path / "graph.json"
     path.write_text(json.dumps({**data, "name": "\x1b[31mgr\u00f6\u00dfe\x9b1m"}))
@@ -141,14 +141,14 @@ def test_no_text_of_a_file_writes_on_the_terminal_or_breaks_it(tmp_path: Path) -
 def test_memory_that_runs_out_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever takes it."""
+    """Lack of memory gives one line."""
 
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("remat_graph.load_graph", full)
+    monkeypatch.setattr("remat_facade.cli.app.load_graph", full)
     assert solve(UNET, "--budget", "40%") == 2
-    assert "memory does not do for it" in complaint(capsys)
+    assert "out of memory" in complaint(capsys)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_memory_that_runs_out_is_one_line(
 def test_a_file_that_is_no_graph(
     content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Missing, empty, cut off, or of another kind."""
+    """The file is missing, empty, truncated, or of another kind."""
     path = tmp_path / "graph.json"
     if content is not None:
         path.write_text(content)
@@ -167,7 +167,7 @@ def test_a_file_that_is_no_graph(
 
 
 def test_plans_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Cut off, newer, of another graph, or without the graph that its picture needs."""
+    """The plan is truncated, newer, of another graph, or lacks the graph for a picture."""
     plan = tmp_path / "plan.json"
     solve(UNET, "--budget", "100%", "--solver", "noremat", "--plan-out", plan)
     capsys.readouterr()
@@ -189,15 +189,15 @@ def test_plans_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Said before any work is done."""
+    """The error comes before any work."""
     tmp_path.chmod(0o500)
     assert solve(UNET, "--budget", "100%", "--plan-out", tmp_path / "plan.json") == 2
     assert "read-only" in complaint(capsys)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file stands where the folder should be; it stays as it is."""
+    """A file with the name of the folder stays unchanged."""
     (tmp_path / "file").write_text("mine")
     assert solve(UNET, "--budget", "100%", "--plan-out", tmp_path / "file" / "plan.json") == 2
-    assert "choose another place" in complaint(capsys)
+    assert "choose another path" in complaint(capsys)
     assert (tmp_path / "file").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""Configs survive a file and back; whatever is wrong with one is a single line that names it."""
+"""Configs survive a file round trip; each mistake in one gives a single line that names it."""
 
 import inspect
 import typing
@@ -10,14 +10,13 @@ import attrs
 import pytest
 import yaml
 
-from remat_facade import from_config, generate_config, load_config, save_config
+from remat_facade import BadConfig, CannotWrite, from_config, generate_config, load_config, save_config
 from remat_facade.config.fields import links_from
 from remat_facade.config.types import AutoConfig, OffmateConfig, config_types
 from remat_facade.config.yaml_io import config_text
-from remat_facade.errors import BadConfig, CannotWrite
 from remat_facade.planning.memory_fit import states_nbytes
 from remat_facade.planning.method import Method, choose_method
-from remat_facade.planning.planner import Planner
+from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import BadFile, Links, RematError
 from remat_solvers import get_solver
 
@@ -31,7 +30,7 @@ BOMB = "type: auto\na0: &a0 [x]\n" + "".join(
 
 
 def load_text(tmp_path: Path, text: str | bytes) -> RematError:
-    """The error that a file of this content gives."""
+    """The error of loading this content."""
     path = tmp_path / "config.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(BadFile) as caught:
@@ -50,14 +49,14 @@ def test_the_types_are_those_of_the_design() -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a_config_survives_a_file(name: str, tmp_path: Path) -> None:
-    """What was saved is what is loaded, also where it is not the default."""
+    """The loaded config equals the saved one, also for values other than defaults."""
     config = attrs.evolve(generate_config(name), seed=3, time_limit_s=2.5)
     assert config == load_config(save_config(config, tmp_path / "new" / "config.yaml"))
 
 
 @pytest.mark.parametrize("name", TYPES)
 def test_every_field_is_explained_in_the_file(name: str) -> None:
-    """The comment of each field stands in the YAML, and no field is left out."""
+    """The YAML has every field with its comment."""
     config = generate_config(name)
     text = config_text(config)
     for field in attrs.fields(type(config)):
@@ -66,7 +65,7 @@ def test_every_field_is_explained_in_the_file(name: str) -> None:
 
 
 def test_a_solver_by_name_is_its_config() -> None:
-    """The same method, and what it is given reaches the solver."""
+    """The name and the config give the same method, and the options reach the solver."""
     by_name, by_default = (choose_method("auto", None, name, 3, 2.0) for name in ("auto", None))
     assert by_name == by_default
     assert by_name.parameters == {"gap": 0.001, "seed": 3}
@@ -84,7 +83,7 @@ def test_a_short_file_by_hand_keeps_the_defaults(tmp_path: Path) -> None:
 
 
 def test_numbers_that_yaml_takes_for_texts(tmp_path: Path) -> None:
-    """`1e-5` and `55GB` mean what they say; a config of such values survives a file too."""
+    """`1e-5` and `55GB` are numbers; a config with such values survives a file too."""
     path = tmp_path / "config.yaml"
     path.write_text(
         "type: offmate\noptimizer: AdamW\noptimizer_options: {lr: 1e-5, betas: [0.9, 0.95], fused: true}\n"
@@ -99,7 +98,7 @@ def test_numbers_that_yaml_takes_for_texts(tmp_path: Path) -> None:
 
 
 def test_shares_and_seconds_may_be_small(tmp_path: Path) -> None:
-    """YAML takes `1e-3` for a text; all numbers that may be small are read the same."""
+    """YAML reads `1e-3` as a string; all number fields accept it."""
     path = tmp_path / "config.yaml"
     path.write_text("type: auto\ngap: 1e-3\ntime_limit_s: 1e-2\n")
     assert AutoConfig(gap=1e-3, time_limit_s=1e-2) == load_config(path)
@@ -109,14 +108,14 @@ def test_shares_and_seconds_may_be_small(tmp_path: Path) -> None:
 
 
 def test_what_stands_in_two_places_is_written_twice(tmp_path: Path) -> None:
-    """What we write we read, though we refuse values that are named to be repeated."""
+    """A value that occurs twice is written without an alias, which the reader would refuse."""
     betas = (0.9, 0.95)
     config = OffmateConfig(optimizer="AdamW", optimizer_options={"betas": betas, "others": betas})
     assert config == load_config(save_config(config, tmp_path / "config.yaml"))
 
 
 def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
-    """A file cut short anywhere never becomes another config."""
+    """A file truncated anywhere never loads as another config."""
     text = config_text(generate_config("rotor")).rstrip("\n")
     for end in range(len(text)):
         load_text(tmp_path, text[:end])
@@ -128,60 +127,63 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: auto\nsed: 1\n", "did you mean seed?"),
         ("type: auto\nbudget: 1\n", "budget: auto has no such field"),
         ("type: chekmate\n", "did you mean checkmate?"),
-        ("type: [auto]\n", "there is no type"),
-        ("type: auto\nseed: one\n", "seed: wants a whole number"),
-        ("type: auto\nseed: -1\n", "seed: wants a whole number"),
-        ("type: auto\ngap: 5\n", "gap: wants a number from 0 to below 1, got 5"),
-        ("type: auto\nseed: true\n", "seed: wants a whole number"),
-        ("type: auto\ntime_limit_s: 0\n", "time_limit_s: wants seconds above 0"),
-        ("type: auto\ntime_limit_s: .inf\n", "time_limit_s: wants seconds above 0"),
-        ("type: auto\ntime_limit_s: .nan\n", "time_limit_s: wants seconds above 0"),
-        ("type: checkmate\naccounting: papers\n", 'accounting: wants "referee" or "paper"'),
-        ("type: checkmate\naccounting: [paper]\n", 'accounting: wants "referee" or "paper"'),
-        ("type: offmate\nhost_budget: [1]\n", "host_budget: wants bytes"),
-        ("type: offmate\noptimizer: 3\n", "optimizer: wants a class of torch.optim"),
-        ("type: offmate\noptimizer: 'mine:'\n", "optimizer: wants a class of torch.optim"),
-        ("type: offmate\noptimizer_options: [1]\n", "optimizer_options: wants names with values"),
-        ("type: offmate\noptimizer_in_backward: 1\n", "optimizer_in_backward: wants true, false, or null"),
-        ("type: offmate\nmaster_weights: null\n", "master_weights: wants true or false"),
-        ("type: offmate\nweights: 1\n", "weights: wants a path"),
-        ("type: offmate\naccumulation: 0\n", "accumulation: wants a whole number, 1 to 10,000"),
-        ("type: offmate\nlinks: 55GB\n", "links: wants bytes a second by name"),
+        ("type: [auto]\n", "unknown type"),
+        ("type: auto\nseed: one\n", "seed: expected a whole number"),
+        ("type: auto\nseed: -1\n", "seed: expected a whole number"),
+        ("type: auto\ngap: 5\n", "gap: expected a number from 0 to below 1, got 5"),
+        ("type: auto\nseed: true\n", "seed: expected a whole number"),
+        ("type: auto\ntime_limit_s: 0\n", "time_limit_s: expected seconds above 0"),
+        ("type: auto\ntime_limit_s: .inf\n", "time_limit_s: expected seconds above 0"),
+        ("type: auto\ntime_limit_s: .nan\n", "time_limit_s: expected seconds above 0"),
+        ("type: checkmate\naccounting: papers\n", 'accounting: expected "referee" or "paper"'),
+        ("type: checkmate\naccounting: [paper]\n", 'accounting: expected "referee" or "paper"'),
+        ("type: offmate\nhost_budget: [1]\n", "host_budget: expected bytes"),
+        ("type: offmate\noptimizer: 3\n", "optimizer: expected a class of torch.optim"),
+        ("type: offmate\noptimizer: 'mine:'\n", "optimizer: expected a class of torch.optim"),
+        ("type: offmate\noptimizer_options: [1]\n", "optimizer_options: expected names with values"),
+        ("type: offmate\noptimizer_in_backward: 1\n", "optimizer_in_backward: expected true, false, or null"),
+        ("type: offmate\nmaster_weights: null\n", "master_weights: expected true or false"),
+        ("type: offmate\nweights: 1\n", "weights: expected a path"),
+        ("type: offmate\naccumulation: 0\n", "accumulation: expected a whole number, 1 to 10,000"),
+        ("type: offmate\nlinks: 55GB\n", "links: expected bytes per second by name"),
         ("type: offmate\nlinks: {to_hst_nbytes_per_s: 1}\n", "did you mean to_host_nbytes_per_s?"),
-        ("type: offmate\nlinks: {to_host_nbytes_per_s: fast}\n", "links: wants bytes a second above 0"),
-        ("type: offmate\nlinks: {to_host_nbytes_per_s: 0}\n", "links: wants bytes a second above 0"),
+        ("type: offmate\nlinks: {to_host_nbytes_per_s: fast}\n", "links: expected bytes per second above 0"),
+        ("type: offmate\nlinks: {to_host_nbytes_per_s: 0}\n", "links: expected bytes per second above 0"),
         ("remat_config: 2\ntype: auto\n", "newer than this remat reads"),
-        ("remat_config: one\ntype: auto\n", "wants a version"),
-        ("remat_config: true\ntype: auto\n", "wants a version"),
+        ("remat_config: one\ntype: auto\n", "expected a version"),
+        ("remat_config: true\ntype: auto\n", "expected a version"),
         ("", "not a remat config"),
         ("[1, 2]\n", "not a remat config"),
         ('{"format": "remat-plan", "version": 1}', "not a remat config"),
         ("type: auto\n  seed: 1\n", "not valid YAML at line"),
         ("type: !!python/object:os.system {}\n", "not valid YAML"),
-        ("type: auto\nseed: &a 1\ngap: *a\n", "line 2 names a value to repeat it"),
-        ("&a\ntype: auto\nseed: *a\n", "line 1 names a value to repeat it"),
-        (BOMB, "line 2 names a value to repeat it"),
+        ("type: auto\nseed: &a 1\ngap: *a\n", "line 2 has an alias or anchor"),
+        ("&a\ntype: auto\nseed: *a\n", "line 1 has an alias or anchor"),
+        (BOMB, "line 2 has an alias or anchor"),
         ("type: auto\nseed: " + "[" * 30_000, "line 2 is nested too deeply"),
         ("type: auto\nseed:\n" + "- " * 30_000, "line 3 is nested too deeply"),
         ("type: auto\nseed: 1\nseed: 2\n", "line 3 has seed twice"),
-        ("type: auto\nseed: " + "x" * 60_000, "seed: wants a whole number"),
+        ("type: auto\nseed: " + "x" * 60_000, "seed: expected a whole number"),
         ("type: auto\n? " + "x" * 60_000 + "\n: 1", "auto has no such field"),
-        ("type: offmate\nlinks: {? " + "x" * 60_000 + " : 1}", "there is no rate xxx"),
-        ("type: " + "x" * 60_000, "there is no type 'xxx"),
+        ("type: offmate\nlinks: {? " + "x" * 60_000 + " : 1}", "unknown rate xxx"),
+        ("type: " + "x" * 60_000, "unknown type 'xxx"),
         ("type: auto\n#" + "x" * 70_000, "cannot be read (it is longer than 64 KiB"),
-        ("type: auto\nseed: " + "1" * 5000, "line 2 has a value that is none of its kind"),
-        ("type: auto\nseed: 0b_", "line 2 has a value that is none of its kind"),
-        ("type: auto\nseed: 1:30", "line 2 has 1:30, which YAML counts in sixties"),
-        ("type: auto\ntime_limit_s: 1:30.5", "line 2 has 1:30.5, which YAML counts in sixties"),
-        ("type: offmate\noptimizer_options: {lr: .inf}\n", "optimizer_options: wants a finite lr"),
-        ("type: auto\nseed: 2001-99-99", "line 2 has a value that is none of its kind"),
-        ("type: auto\nseed: !!int one", "line 2 has a value that is none of its kind"),
-        ("type: auto\nseed: !!bool one", "line 2 has a value that is none of its kind"),
-        ("type: auto\nseed: !!timestamp one", "line 2 has a value that is none of its kind"),
-        ("type: auto\nseed: " + "1" * 4000, "seed: wants a whole number"),
-        ("type: auto\ntime_limit_s: " + "1" * 4000, "time_limit_s: wants seconds above 0"),
-        ("type: offmate\nlinks: {to_host_nbytes_per_s: " + "9" * 400 + "}", "links: wants bytes a second"),
-        ("type: offmate\nlinks: {to_host_nbytes_per_s: true}", "links: wants bytes a second"),
+        ("type: auto\nseed: " + "1" * 5000, "line 2 has a malformed value"),
+        ("type: auto\nseed: 0b_", "line 2 has a malformed value"),
+        ("type: auto\nseed: 1:30", "line 2 has 1:30, which YAML 1.1 reads in base 60"),
+        ("type: auto\ntime_limit_s: 1:30.5", "line 2 has 1:30.5, which YAML 1.1 reads in base 60"),
+        ("type: offmate\noptimizer_options: {lr: .inf}\n", "optimizer_options: expected a finite lr"),
+        ("type: auto\nseed: 2001-99-99", "line 2 has a malformed value"),
+        ("type: auto\nseed: !!int one", "line 2 has a malformed value"),
+        ("type: auto\nseed: !!bool one", "line 2 has a malformed value"),
+        ("type: auto\nseed: !!timestamp one", "line 2 has a malformed value"),
+        ("type: auto\nseed: " + "1" * 4000, "seed: expected a whole number"),
+        ("type: auto\ntime_limit_s: " + "1" * 4000, "time_limit_s: expected seconds above 0"),
+        (
+            "type: offmate\nlinks: {to_host_nbytes_per_s: " + "9" * 400 + "}",
+            "links: expected bytes per second",
+        ),
+        ("type: offmate\nlinks: {to_host_nbytes_per_s: true}", "links: expected bytes per second"),
         (b"\x89PNG\r\n\x1a\n\x00", "not text"),
         (b"type: auto\n" * 30_000, "is longer than 64 KiB, the limit for such files"),
     ],
@@ -197,31 +199,31 @@ HARMLESS = {"seed", "leaf", "exact", "moves"}
 
 @pytest.mark.parametrize("name", TYPES)
 def test_every_count_that_drives_a_loop_has_a_bound(name: str) -> None:
-    """Levels, slots and stages by the billion would take memory and time that no limit cuts."""
+    """Billions of levels, slots or stages would need memory and time that no limit bounds."""
     defaults = generate_config(name)
     for field in attrs.fields(type(defaults)):
         if type(getattr(defaults, field.name)) is int and field.name not in HARMLESS:
-            with pytest.raises(BadConfig, match=r"wants a whole number, \d to [\d,]+, got 1000000000000"):
+            with pytest.raises(BadConfig, match=r"expected a whole number, \d to [\d,]+, got 1000000000000"):
                 attrs.evolve(defaults, **{field.name: 10**12})
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    """A path that cannot be read is named."""
+    """The error names a path that cannot be read."""
     for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(BadFile, match="cannot be read"):
             load_config(path)
 
 
 def test_an_unknown_type_lists_the_types() -> None:
-    """`generate_config` says what there is."""
-    with pytest.raises(BadConfig, match="there are auto, rotor"):
+    """The error lists the known types."""
+    with pytest.raises(BadConfig, match="expected one of auto, rotor"):
         generate_config("fastest")
 
 
 def test_a_failed_save_leaves_no_trace(tmp_path: Path) -> None:
-    """Where a file cannot be written, nothing is, and the error says so."""
+    """If a file cannot be written, the error says so and no file is left."""
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(CannotWrite, match="choose another place"):
+    with pytest.raises(CannotWrite, match="choose another path"):
         save_config(generate_config(), tmp_path / "file" / "config.yaml")
     (tmp_path / "folder").mkdir()
     with pytest.raises(CannotWrite):
@@ -231,7 +233,7 @@ def test_a_failed_save_leaves_no_trace(tmp_path: Path) -> None:
 
 
 def bomb() -> object:
-    """What takes longer to print than there is time."""
+    """A value whose `repr` takes forever."""
     made: object = "x"
     for _ in range(40):
         made = [made] * 9
@@ -252,12 +254,12 @@ def bomb() -> object:
         lambda value: OffmateConfig(master_weights=value),
         lambda value: choose_method("rotor", None, value, 0, None),
         lambda value: states_nbytes((), value),
-        lambda value: Planner(budget="50%", reserve_nbytes=value if value != 10**5000 else -value),
-        lambda value: Planner(budget=value).check(),
+        lambda value: RecomputePlanner(budget="50%", reserve_nbytes=value if value != 10**5000 else -value),
+        lambda value: RecomputePlanner(budget=value).check(),
     ],
 )
 def test_what_code_gives_is_told_briefly_too(wrong: Callable[[object], object], value: object) -> None:
-    """However long or deep it is: one of our errors, in a line that can be read."""
+    """Long or deep values give one of our errors in one readable line."""
     with pytest.raises(RematError) as caught:
         wrong(value)
     assert len(str(caught.value)) <= 2000
@@ -265,7 +267,7 @@ def test_what_code_gives_is_told_briefly_too(wrong: Callable[[object], object], 
 
 
 def test_type_checkers_know_every_type_by_name() -> None:
-    """The overloads of `from_config` name the types that there are."""
+    """The overloads of `from_config` name all config types."""
     named = set()
     for overload in typing.get_overloads(from_config):
         hint = inspect.signature(overload).parameters["config"].annotation

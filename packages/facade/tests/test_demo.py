@@ -1,4 +1,4 @@
-"""The demo's comparison, on models small enough for every run: true when it holds, loud when it does not."""
+"""The demo's comparison on small models: it reports every violated promise."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import attrs
 import pytest
 
+from remat_facade import BadConfig
 from remat_facade.cli.app import main
 from remat_facade.demo.run import Demo, run_demo
 from remat_facade.demo.tasks import Task, get_task, gpt2, resnet
-from remat_facade.errors import BadConfig
 from remat_graph import load_graph, load_plan
 
 STEPS = 4
@@ -18,7 +18,7 @@ FILES = {"memory.png", "report.html", "plan.json", "graph.json"}
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the user's measured times alone."""
+    """Use a new cache folder."""
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
 
 
@@ -34,7 +34,7 @@ def small_resnet() -> Task:
 
 @pytest.mark.parametrize("make", [small_gpt2, pytest.param(small_resnet, marks=pytest.mark.full)])
 def test_both_trainings_are_the_same_within_the_budget(make: Callable[[], Task], tmp_path: Path) -> None:
-    """Losses and weights to the bit, both readings within the budget, every step planned, files written."""
+    """Losses and weights are bit-identical, both peaks within the budget, all steps planned, files exist."""
     demo = run_demo(make(), "60%", steps=STEPS, out=tmp_path / "out")
     assert demo.problems == ()
     assert demo.unplanned.losses == demo.planned.losses
@@ -49,7 +49,7 @@ def test_both_trainings_are_the_same_within_the_budget(make: Callable[[], Task],
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """A comparison that holds."""
+    """A comparison without problems."""
     return run_demo(small_gpt2(), "100%", steps=STEPS, out=tmp_path_factory.mktemp("demo"))
 
 
@@ -78,7 +78,7 @@ def test_a_difference_is_said(demo: Demo) -> None:
 
 
 def test_an_infeasible_demo_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As for any other command."""
+    """A wrong budget gives one line."""
     assert main(["demo", "--budget", "2 bananas", "--out", str(tmp_path)]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -86,6 +86,6 @@ def test_an_infeasible_demo_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_an_unknown_task_is_named() -> None:
-    """With those there are."""
+    """The error lists the known tasks."""
     with pytest.raises(BadConfig, match="gpt2 or resnet"):
         get_task("bert")

@@ -1,4 +1,4 @@
-"""Will it fit: what training holds, added up as torch allocates it; and budget='auto' takes what is left."""
+"""Will it fit: the memory of training, as torch allocates it; budget='auto' uses the remainder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_facade import Hiremate
+from remat_facade import Hiremate, NothingLeft, UnknownOptimizer
 from remat_facade.cli.app import main
-from remat_facade.errors import NothingLeft, UnknownOptimizer
 from remat_facade.planning.memory_fit import (
     RESERVE,
     auto_budget,
@@ -60,14 +59,14 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def test_every_name_is_tested() -> None:
-    """Beside "none", which has no class."""
+    """Every name except "none" is a class of torch."""
     assert {*OPTIMIZERS, "none"} == set(optimizer_names())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_states_are_those_that_torch_makes(name: str, dtype: torch.dtype) -> None:
-    """By name and by the optimizer itself, to the byte, after its first step."""
+    """The sizes match the optimizer's states exactly, by name and by the optimizer itself."""
     model = Net().to(dtype)
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = OPTIMIZERS[name](trainable)
@@ -107,23 +106,23 @@ def test_a_report_adds_up(tmp_path: Path) -> None:
 
 
 def test_a_device_that_does_not_say() -> None:
-    """Neither yes nor no."""
+    """The answer is unknown."""
     fit = fit_of(Net(), 1, device=torch.device("meta"))
     assert (fit.device_nbytes, fit.left_nbytes, fit.fits) == (None, None, None)
-    assert "not known" in fit.summary()
-    with pytest.raises(NothingLeft, match="does not say"):
+    assert "is unknown" in fit.summary()
+    with pytest.raises(NothingLeft, match="is unknown"):
         auto_budget(Net(), "sgd", torch.device("meta"))
 
 
 def test_this_machine() -> None:
-    """It has memory, and some of it is free."""
+    """The CPU has memory, and some of it is free."""
     total, free = total_nbytes(CPU), free_on(CPU)
     assert total is not None
     assert free is None or 0 < free <= total
 
 
 def test_auto_is_what_is_left() -> None:
-    """Free memory less the reserve, gradients and states; what is there already is not taken off again."""
+    """Free memory less the reserve, gradients and states; allocated ones are not subtracted again."""
     model = Net()
     trainable = [p for p in model.parameters() if p.requires_grad]
     gradients, states = sum(4 * p.numel() for p in trainable), states_nbytes(trainable, "adam")
@@ -142,14 +141,14 @@ def test_auto_is_what_is_left() -> None:
 
 
 def test_auto_where_nothing_is_left() -> None:
-    """One line that says what takes it, and what to do."""
+    """One line names the parts and says what to do."""
     with pytest.raises(NothingLeft, match=r"gradients take .* adam .* nothing is left; .*sgd") as caught:
         auto_budget(Net(), "adam", CPU, free=lambda _: 4_000)
     assert "\n" not in str(caught.value)
 
 
 def test_auto_as_a_budget(tmp_path: Path) -> None:
-    """A small model has all it wants: nothing runs again."""
+    """A small model is planned without recomputation."""
     model = Hiremate(Net(), torch.randn(4, 8), "auto", cache_dir=tmp_path, optimizer="sgd-momentum")
     assert model.plan.recomputed_s == 0
     assert model.will_it_fit().optimizer == "sgd-momentum"
@@ -161,7 +160,7 @@ def test_auto_as_a_budget(tmp_path: Path) -> None:
     ["adamv", torch.optim.RMSprop([torch.zeros(1)], momentum=0.9), torch.optim.ASGD([torch.zeros(1)])],
 )
 def test_an_unknown_optimizer(optimizer: Any, tmp_path: Path) -> None:
-    """One line with those that are known; a plan is made, and does not add up what it cannot."""
+    """The error lists the known optimizers; a plan is made without the sum."""
     with pytest.raises(UnknownOptimizer, match="adamw, ") as caught:
         states_nbytes([torch.zeros(1)], optimizer)
     assert "\n" not in str(caught.value)
@@ -181,14 +180,14 @@ def make():
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A file with a factory, and a cache of its own."""
+    """A file with a factory, and its own cache."""
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "fit_factory.py").write_text(FACTORY)
     return f"{tmp_path / 'fit_factory.py'}:make"
 
 
 def test_the_command(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`remat plan` sums up for the optimizer and the device named."""
+    """`remat plan` shows the sum for the given optimizer and device."""
     words = ["plan", target, "--budget", "auto", "--optimizer", "adafactor", "--device-memory"]
     assert main([*words, "80GiB"]) == 0
     out = capsys.readouterr().out
@@ -197,7 +196,7 @@ def test_the_command(target: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_command_where_it_does_not_fit(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The plan is good and shown, one line says what is missing, and the exit code is that of no room."""
+    """The plan is shown, one line says what is missing, and the exit code is 1."""
     assert main(["plan", target, "--budget", "3KiB", "--device-memory", "4KiB"]) == 1
     out, err = capsys.readouterr()
     assert "Net, predicted" in out
@@ -207,7 +206,7 @@ def test_the_command_where_it_does_not_fit(target: str, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("size", ["20KiB", "80GiB", "4096PiB"])
 def test_auto_is_of_the_memory_named(size: str, target: str, tmp_path: Path) -> None:
-    """Not of this machine's, which may have more or less: what the model and a reserve take is off."""
+    """The budget is of the given memory, less the model and a reserve."""
     words = ["plan", target, "--budget", "auto", "--optimizer", "adam", "--device-memory", size]
     assert main([*words, "--out", str(tmp_path / "plan.json")]) == 0
     model = Net()
@@ -221,15 +220,15 @@ def test_auto_is_of_the_memory_named(size: str, target: str, tmp_path: Path) -> 
 
 
 def test_auto_of_memory_that_is_too_small(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What takes it all is said in one line."""
+    """One line names the parts that leave nothing."""
     assert main(["plan", target, "--budget", "auto", "--device-memory", "1KiB"]) == 2
     assert "nothing is left" in capsys.readouterr().err
 
 
 def test_a_budget_above_the_memory_named(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It would bound nothing there, though this machine has it."""
+    """A budget above the given device is refused, even if this machine has the memory."""
     assert main(["plan", target, "--budget", "2MiB", "--device-memory", "1MiB"]) == 2
-    assert "above the device named, which has 1.00 MiB" in capsys.readouterr().err
+    assert "exceeds the memory of the given device, which has 1.00 MiB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -243,7 +242,7 @@ def test_a_budget_above_the_memory_named(target: str, capsys: pytest.CaptureFixt
 def test_what_the_command_cannot_do(
     words: list[str], said: str, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line each, before any work."""
+    """Each mistake gives one line before any work."""
     assert main(["plan", target, "--budget", "100%", *words]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1, err

@@ -1,4 +1,4 @@
-"""Pictures and pages show what the referee says, and need nothing but themselves."""
+"""Pictures and pages show the numbers of the referee, and pages are self-contained."""
 
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -41,7 +41,7 @@ def chain(length: int = 6, name: str = "chain") -> Graph:
 
 
 def recompute_all(graph: Graph) -> Plan:
-    """A plan that keeps the first activation alone and recomputes the others one by one."""
+    """A plan that keeps the first activation only and recomputes the others one by one."""
     length = len(graph.ops) // 2
     order = list(range(length))
     for i in reversed(range(length)):
@@ -61,12 +61,12 @@ def graph() -> Graph:
 
 @pytest.fixture
 def plan(graph: Graph) -> Plan:
-    """A plan of it that repeats ops."""
+    """A plan of the chain with recomputations."""
     return recompute_all(graph)
 
 
 def test_the_trace_is_the_referees(graph: Graph, plan: Plan) -> None:
-    """Its peak, end and repeats are what the referee says, with and without a plan."""
+    """Peak, end and repeats equal those of the referee, with and without a plan."""
     for schedule in (plan.schedule, unplanned(graph)):
         timeline, shown = simulate(graph, schedule), trace(graph, schedule)
         assert timeline.peak_nbytes == shown.peak_nbytes
@@ -78,7 +78,7 @@ def test_the_trace_is_the_referees(graph: Graph, plan: Plan) -> None:
 
 
 def test_repeats_add_up(graph: Graph, plan: Plan) -> None:
-    """The kinds of ops that run again account for all repeats and all recomputed seconds."""
+    """The recomputed kinds of ops account for all repeats and all recomputed seconds."""
     kinds = repeated_targets(graph, plan.schedule)
     assert len(plan.schedule.order) - len(graph.ops) == sum(kind.count for kind in kinds)
     assert plan.recomputed_s == pytest.approx(sum(kind.time_s for kind in kinds))
@@ -100,7 +100,7 @@ def test_the_png_is_one_and_always_the_same(graph: Graph, plan: Plan) -> None:
 
 
 def test_the_svg_takes_its_colours_from_the_page(graph: Graph, plan: Plan) -> None:
-    """It parses, and every colour of the palette is a variable."""
+    """The SVG parses, and every colour of the palette is a variable."""
     svg = picture.svg(picture.draw(graph, plan))
     ElementTree.fromstring(svg)
     for name, colour in attrs.asdict(picture.Palette()).items():
@@ -109,7 +109,7 @@ def test_the_svg_takes_its_colours_from_the_page(graph: Graph, plan: Plan) -> No
 
 
 def without_times(graph: Graph) -> Graph:
-    """The same graph, not measured."""
+    """The same graph without times."""
     ops = [
         attrs.evolve(op, implementations=[attrs.evolve(i, time_s=0.0) for i in op.implementations])
         for op in graph.ops
@@ -121,12 +121,12 @@ def without_times(graph: Graph) -> Graph:
     "graph", [chain(1), chain(40), without_times(chain())], ids=["one op", "many ops", "no times"]
 )
 def test_odd_graphs_can_be_drawn(graph: Graph) -> None:
-    """Nothing to repeat, many ops, or a graph that knows no times."""
+    """No repeats, many ops, or a graph without times."""
     page(graph, recompute_all(graph))
 
 
 class Tags(HTMLParser):
-    """Collects what a page refers to, and the tags that are open."""
+    """Collects the links of a page, and the open tags."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def test_the_page_needs_nothing_else(graph: Graph, plan: Plan) -> None:
 
 
 def test_names_cannot_break_the_page() -> None:
-    """A graph's name is text, whatever it holds."""
+    """The name of a graph is escaped."""
     graph = chain(name="<script>alert('$x$ & more')</script>")
     text = page(graph, recompute_all(graph))
     assert "<script>" not in text

@@ -1,4 +1,4 @@
-"""The matrix view: which op runs in which stage, what is live when each begins, and the picture of both."""
+"""The matrices: runs of ops per stage, live values when a stage begins, and their picture."""
 
 import io
 import re
@@ -65,7 +65,7 @@ def plan_of(graph: Graph, order: list[int]) -> Plan:
 
 
 def test_the_matrices_of_a_small_step() -> None:
-    """Op 0 runs again in the last stage; a and m are dropped between, out and the weight stay."""
+    """Op 0 is recomputed in the last stage; a and m are freed before, out and the weight stay."""
     graph = step()
     cut = stages(graph, Schedule.from_order(graph, [0, 1, 2, 0, 3]))
     assert cut.ops == (0, 1, 2, 3)
@@ -82,7 +82,7 @@ def test_the_matrices_of_a_small_step() -> None:
 
 
 def test_nothing_repeated_and_what_runs_last() -> None:
-    """Without repeats R is the identity; what runs after the last first run is in the last stage."""
+    """Without repeats R is the identity; runs after the last first run are in the last stage."""
     graph = step()
     plain = stages(graph, Schedule.from_order(graph, range(4)))
     assert np.eye(4).tolist() == plain.runs.tolist()
@@ -94,7 +94,7 @@ def test_nothing_repeated_and_what_runs_last() -> None:
 @pytest.mark.parametrize("moves", [0, 3])
 @pytest.mark.parametrize("seed", range(60))
 def test_they_agree_with_the_referee(seed: int, moves: int) -> None:
-    """The bytes of a row of S are what the referee sees there; the columns of R count the runs."""
+    """The bytes of a row of S equal those of the referee; the columns of R count the runs."""
     graph = random_graph(seed, forward_ops=1 + seed % 12)
     schedule = Schedule.from_order(graph, random_order(graph, seed))
     schedule = random_moves(graph, schedule, seed, moves=moves)
@@ -122,13 +122,13 @@ def test_they_agree_with_the_referee(seed: int, moves: int) -> None:
 
 
 def test_a_schedule_that_cannot_run() -> None:
-    """The referee's error, rather than matrices of nothing."""
+    """An invalid schedule raises the referee's error."""
     with pytest.raises(InvalidSchedule):
         stages(step(), Schedule([Compute(1)], 1))
 
 
 def test_one_among_many_is_never_lost() -> None:
-    """Wherever it stands; a cell is the share of what it joins, also at the uneven edge."""
+    """A single entry is never lost; a cell is the share of its entries, also at the uneven edge."""
     for row in range(7):
         for column in range(11):
             matrix = np.zeros((7, 11), np.uint16)
@@ -143,7 +143,7 @@ def test_one_among_many_is_never_lost() -> None:
 
 
 def orange(figure: object) -> int:
-    """How many pixels have the colour of repeats."""
+    """Number of pixels with the colour of repeats."""
     pixels = imread(io.BytesIO(picture.png(figure)))  # type: ignore[arg-type]
     wanted = [int(picture.Palette().repeat[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     return int((abs(pixels[:, :, :3] - wanted) < 0.05).all(axis=2).sum())
@@ -151,7 +151,7 @@ def orange(figure: object) -> int:
 
 @pytest.mark.parametrize("length", [10, 400])
 def test_a_lone_repeat_is_seen(length: int) -> None:
-    """In a matrix of a few ops and in one that is joined to cells; without one there is the legend alone."""
+    """A repeat shows in a small and in a pooled matrix; without one only the legend has its colour."""
     graph = chain(length)
     order = list(range(len(graph.ops)))
     without = orange(draw_matrix(graph, plan_of(graph, order)))
@@ -170,9 +170,9 @@ def bare(count: int) -> Graph:
 
 @pytest.mark.parametrize("graph", [bare(0), bare(1), bare(3)], ids=["no ops", "one op", "no backward"])
 def test_odd_graphs_can_be_drawn(graph: Graph) -> None:
-    """Nothing at all, no backward, no sizes; names are text."""
+    """An empty graph, no backward, no sizes; names are escaped."""
     text = page(graph, plan_of(graph, list(range(len(graph.ops)))))
-    assert "$bare &amp; &lt;b&gt;$: what runs when" in text
+    assert "$bare &amp; &lt;b&gt;$: runs and live values" in text
 
 
 def test_the_picture_follows_the_page() -> None:

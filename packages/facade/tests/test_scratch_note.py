@@ -1,4 +1,4 @@
-"""A plan says where its budget cannot hold: memory of oneDNN, which torch does not see."""
+"""A plan notes memory that its budget does not cover: that of oneDNN."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remat_graph.platforms.base import Flops
 
 
 class Last(nn.Module):
-    """An LSTM's outputs alone."""
+    """An LSTM that returns its outputs only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_operators_of_onednn_are_counted(case: str, tmp_path: Path) -> None:
-    """By kinds, forward and backward; nothing is said of a model that has none."""
+    """Kinds of operators, forward and backward, are counted; a model without them has no note."""
     make, x, kinds = CASES[case]
     graph = plan_graph(make(), (x,), platform=Flops(), cache_dir=tmp_path)
     said = " ".join(scratch_note(graph))
@@ -54,14 +54,14 @@ def test_operators_of_onednn_are_counted(case: str, tmp_path: Path) -> None:
 
 
 def test_nothing_is_said_without_onednn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own kernels take what torch sees."""
+    """Torch's own kernels allocate through torch."""
     make, x, _ = CASES["convolution"]
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert scratch_note(plan_graph(make(), (x,), platform=Flops(), cache_dir=tmp_path)) == ()
 
 
 def test_a_plan_shows_the_line(tmp_path: Path) -> None:
-    """In its summary, beside what else lies outside of the budget."""
+    """The summary has the note."""
     make, x, _ = CASES["convolution"]
     planned = Hiremate(make(), x, "100%", platform=Flops(), cache_dir=tmp_path, time_limit_s=1.0)
-    assert "what oneDNN takes past torch" in planned.plan.summary()
+    assert "compiled kernels of oneDNN" in planned.plan.summary()

@@ -1,14 +1,14 @@
-"""A time limit bounds planning as a whole, errors included: looks at a clock are counted."""
+"""A time limit bounds planning as a whole, including errors: readings of the clock are counted."""
 
 from itertools import count
 from typing import Any
 
 import pytest
 
+from remat_facade import NoRoom
 from remat_facade.cli.app import main
-from remat_facade.errors import NoRoom
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import Planner
+from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import noremat_peak_nbytes, save_graph
 from remat_solvers import Deadline, InfeasibleBudget, min_budget
 from remat_solvers.testing import chain
@@ -18,7 +18,7 @@ PARTS = 200  # of planning that may each find out for itself that time is up
 
 @pytest.mark.parametrize("seconds", [0.001, 30.0])
 def test_what_fits_is_looked_for_within_the_limit(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """A budget just too small: the search for the smallest has what is left, and the error says so."""
+    """The search for the smallest budget gets the remaining time, and the error says so."""
     clock = count(0.0)
 
     def made(limit: float | None, tell: Any) -> Deadline:
@@ -27,7 +27,7 @@ def test_what_fits_is_looked_for_within_the_limit(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("remat_facade.planning.planner.Deadline", made)
     graph = chain(24, skips=4)
     smallest = min_budget(graph).nbytes
-    planner = Planner(budget=smallest - 1, method=Method(time_limit_s=seconds))
+    planner = RecomputePlanner(budget=smallest - 1, method=Method(time_limit_s=seconds))
     with pytest.raises(InfeasibleBudget, match=r"time was up .*raise the time limit") as caught:
         planner(graph)
     assert next(clock) <= seconds + PARTS
@@ -36,10 +36,10 @@ def test_what_fits_is_looked_for_within_the_limit(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_a_limit_the_smallest_budget_is_told() -> None:
-    """As `min_budget` finds it."""
+    """The error has the budget of `min_budget`."""
     graph = chain(24, skips=4)
     smallest = min_budget(graph).nbytes
-    planner = Planner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
+    planner = RecomputePlanner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
     with pytest.raises(InfeasibleBudget) as caught:
         planner(graph)
     assert smallest == caught.value.smallest_nbytes
@@ -47,22 +47,22 @@ def test_without_a_limit_the_smallest_budget_is_told() -> None:
 
 
 def test_what_the_solver_found_on_its_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no time is left to look for the smallest budget: less than the unplanned peak, and it works."""
+    """Without time to search, the named budget is below the unplanned peak, and works."""
     graph = chain(24, skips=4)
     smallest = min_budget(graph).nbytes
     monkeypatch.setattr(
         "remat_facade.planning.planner.min_budget", lambda graph, _: min_budget(graph, Deadline(0.0))
     )
-    planner = Planner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
+    planner = RecomputePlanner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
     with pytest.raises(InfeasibleBudget, match="time was up") as caught:
         planner(graph)
     told = caught.value.smallest_nbytes
     assert smallest <= told < noremat_peak_nbytes(graph)
-    assert Planner(budget=told, method=Method(parameters={"moves": 1000}))(graph).peak_nbytes <= told
+    assert RecomputePlanner(budget=told, method=Method(parameters={"moves": 1000}))(graph).peak_nbytes <= told
 
 
 def test_the_command_for_the_smallest_budget_takes_a_limit(tmp_path: Any, capsys: Any) -> None:
-    """Without time it is the unplanned peak, and a note says why."""
+    """Without time the result is the unplanned peak, and a note says why."""
     graph, path = chain(24), tmp_path / "graph.json"
     save_graph(graph, path)
     assert main(["min-budget", str(path), "--time-limit", "1e-9"]) == 0
@@ -72,7 +72,7 @@ def test_the_command_for_the_smallest_budget_takes_a_limit(tmp_path: Any, capsys
 
 
 def test_an_error_of_plans_that_move_says_that_time_was_up() -> None:
-    """In its one line."""
+    """The hint is part of the one line."""
     figures = {"budget_nbytes": 1, "host_budget_nbytes": 1, "least_nbytes": 2, "least_host_nbytes": 2}
     assert "time was up" not in str(NoRoom(**figures))
     text = str(NoRoom(**figures, cut_short=True))

@@ -1,4 +1,4 @@
-"""Plans kept on disk: found again for the same step, budget and method, and for nothing else."""
+"""Saved plans are loaded for the same step, budget and method, and for nothing else."""
 
 import json
 import os
@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_facade import Hiremate
-from remat_facade.errors import PlanNotKept
+from remat_facade import Hiremate, PlanNotKept
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import SAVED, Planner
+from remat_facade.planning.planner import SAVED, RecomputePlanner
 from remat_facade.planning.zoo import Zoo
 from remat_graph import Graph, load_graph, noremat_peak_nbytes
 from remat_graph.platforms.base import with_times
@@ -34,19 +33,19 @@ def zoo(tmp_path: Path) -> Zoo:
     return Zoo(folder=tmp_path / "plans", times="a device")
 
 
-def planner(zoo: Zoo | None, **options: Any) -> Planner:
+def planner(zoo: Zoo | None, **options: Any) -> RecomputePlanner:
     """Plans quickly, at 60 %."""
     method = Method(solver=options.pop("solver", "greedy"), **options)
-    return Planner(budget="60%", method=method, zoo=zoo)
+    return RecomputePlanner(budget="60%", method=method, zoo=zoo)
 
 
 def saved(plan: Any) -> bool:
-    """Whether a plan came from the zoo."""
+    """Whether a plan was loaded from the zoo."""
     return bool(plan.solver_stats.get(SAVED, False))
 
 
 def test_a_plan_is_found_again(graph: Graph, zoo: Zoo) -> None:
-    """The same schedule and figures, by a zoo of another process too; names do not matter."""
+    """Schedule and numbers are equal, also in a zoo of another process; names do not matter."""
     made = planner(zoo)(graph)
     found = planner(Zoo(folder=zoo.folder, times=zoo.times))(attrs.evolve(graph, name="another"))
     assert (saved(made), saved(found)) == (False, True)
@@ -61,7 +60,7 @@ def test_a_plan_is_found_again(graph: Graph, zoo: Zoo) -> None:
 def test_the_plan_not_used_for_the_longest_makes_room(
     graph: Graph, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Being found counts as use."""
+    """Loading a plan counts as use."""
     monkeypatch.setattr("remat_facade.planning.zoo.MOST_PLANS", 2)
     plans = {name: attrs.evolve(planner(zoo), budget=name) for name in ("60%", "70%", "80%")}
     for i, name in enumerate(("60%", "70%")):
@@ -78,7 +77,7 @@ def test_the_plan_not_used_for_the_longest_makes_room(
     "change", ["budget", "solver", "parameters", "times", "graph", "sources", "conditions"]
 )
 def test_what_a_plan_depends_on(change: str, graph: Graph, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another of any of these makes another plan, and the first is still there afterwards."""
+    """Each of these keys has its own plan, and the first one is kept."""
     first = planner(zoo, solver="rotor", parameters={"slots": 50})
     first(graph)
     if change == "budget":
@@ -108,7 +107,7 @@ def test_what_a_plan_depends_on(change: str, graph: Graph, zoo: Zoo, monkeypatch
 def test_an_edited_solver_finds_no_plan_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The digest is of the sources, not of a version that an edit leaves as it is."""
+    """The digest is of the sources, because an edit does not change the version."""
     from remat_facade.planning.zoo import _digest
 
     package = tmp_path / "some_solvers"
@@ -122,7 +121,7 @@ def test_an_edited_solver_finds_no_plan_of_the_one_before(
 
 
 def test_longer_limits_solve_anew(graph: Graph, zoo: Zoo) -> None:
-    """A plan that the clock cut serves the same limit and shorter ones; what more time makes replaces it."""
+    """A plan of a stopped search is valid for the same limit and shorter ones; a longer limit replaces it."""
     method = Method(solver="search", time_limit_s=1e-3)
     plan = planner(None, solver="greedy")(graph)
     zoo.keep(graph, plan.budget_nbytes, method, attrs.evolve(plan, deadline_hit=True))
@@ -136,7 +135,7 @@ def test_longer_limits_solve_anew(graph: Graph, zoo: Zoo) -> None:
 
 
 def test_a_plan_is_judged_on_the_graph_at_hand(graph: Graph, zoo: Zoo) -> None:
-    """Used at other times while it is about as good; not above the budget, by workspaces measured anew."""
+    """A plan is valid with other times if it is about as good, but not with workspaces above the budget."""
     first = attrs.evolve(planner(zoo), budget=int(0.7 * noremat_peak_nbytes(graph)))
     plan = first(graph)
     twice = {
@@ -173,12 +172,12 @@ def test_a_plan_is_judged_on_the_graph_at_hand(graph: Graph, zoo: Zoo) -> None:
     ["", "{", "[]", '{"format": "remat-zoo"}', "\xff\xfe", '{"format": "remat-zoo", "version": 99}'],
 )
 def test_a_file_that_is_none_of_ours(content: str, graph: Graph, zoo: Zoo) -> None:
-    """One warning, a new plan, and a good file in its place."""
+    """One warning, a new plan, and a valid file in its place."""
     planner(zoo)(graph)
     (file,) = zoo.folder.iterdir()
     file.write_text(content, encoding="latin-1")
     fresh = Zoo(folder=zoo.folder, times=zoo.times)
-    with pytest.warns(PlanNotKept, match="made again") as caught:
+    with pytest.warns(PlanNotKept, match="planned again") as caught:
         assert not saved(planner(fresh)(graph))
     assert len(caught) == 1
     assert saved(planner(zoo)(graph))
@@ -186,7 +185,7 @@ def test_a_file_that_is_none_of_ours(content: str, graph: Graph, zoo: Zoo) -> No
 
 @pytest.mark.parametrize("lie", ["key", "schedule", "fingerprint"])
 def test_a_file_that_lies(lie: str, graph: Graph, zoo: Zoo) -> None:
-    """Another step's plan under this one's name, or a schedule that cannot be carried out: not believed."""
+    """A plan of another step under this name, or an invalid schedule, is not used."""
     planner(zoo)(graph)
     (file,) = zoo.folder.iterdir()
     data = json.loads(file.read_text())
@@ -203,7 +202,7 @@ def test_a_file_that_lies(lie: str, graph: Graph, zoo: Zoo) -> None:
 
 
 def test_a_file_that_was_edited(graph: Graph, zoo: Zoo) -> None:
-    """What the referee cannot see, such as a lower bound, is not believed once somebody has changed it."""
+    """A file that was edited, in its lower bound for example, is not used."""
     planner(zoo)(graph)
     (file,) = zoo.folder.iterdir()
     data = json.loads(file.read_text())
@@ -215,18 +214,18 @@ def test_a_file_that_was_edited(graph: Graph, zoo: Zoo) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are posix")
 def test_the_files_are_the_users_alone(graph: Graph, zoo: Zoo) -> None:
-    """As those of the costs."""
+    """Files are readable by their owner only."""
     planner(zoo)(graph)
     assert [0o600] == [path.stat().st_mode & 0o777 for path in zoo.folder.iterdir()]
 
 
 def test_a_folder_that_cannot_be_looked_into(graph: Graph, tmp_path: Path) -> None:
-    """A name that is too long for the system ends nothing either."""
+    """A file name that is too long for the system is no error."""
     planner(Zoo(folder=tmp_path / ("n" * 300) / "plans", times=""))(graph)  # a warning would be an error
 
 
 def test_a_folder_that_cannot_be_written(graph: Graph, tmp_path: Path) -> None:
-    """One warning that says what to set, and the plan all the same."""
+    """One warning says what to set, and the plan is made nevertheless."""
     (tmp_path / "plans").write_text("mine")
     zoo = Zoo(folder=tmp_path / "plans", times="")
     with pytest.warns(PlanNotKept, match="REMAT_CACHE_DIR"):
@@ -236,7 +235,7 @@ def test_a_folder_that_cannot_be_written(graph: Graph, tmp_path: Path) -> None:
 
 
 def test_where_costs_cannot_be_written_either(graph: Graph, tmp_path: Path) -> None:
-    """Their cache says so, once for both."""
+    """The cost cache warns once for both."""
     (tmp_path / "file").write_text("mine")
     planner(Zoo(folder=tmp_path / "file" / "plans", times=""))(graph)  # a warning would be an error
 
@@ -255,7 +254,7 @@ class Net(nn.Module):
 
 
 def test_an_entry_point_keeps_its_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the costs; turned off by zoo=False and by the environment."""
+    """Plans are next to the costs; zoo=False and the environment disable them."""
     x = torch.randn(64, 32)
 
     def plan(**options: Any) -> Any:
@@ -287,7 +286,7 @@ print(plan.solver_stats["saved"], plan.lower_bound_s > 0, "numba" in sys.modules
 
 
 def test_a_second_process_neither_measures_nor_solves(tmp_path: Path) -> None:
-    """It does not even load the compiled solvers."""
+    """A loaded plan needs no compiled solvers."""
     Hiremate(Net(), torch.randn(64, 32), "50%", cache_dir=tmp_path)
     threads = f"import torch; torch.set_num_threads({torch.get_num_threads()})"
     words = [sys.executable, "-c", threads + SECOND, str(tmp_path)]

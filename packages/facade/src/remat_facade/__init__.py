@@ -1,61 +1,130 @@
 """Train any PyTorch model inside a memory budget given in bytes.
 
-Names are loaded when first used: `import remat_facade` is quick, and planning a saved graph needs no torch.
+Names are loaded at first use, so `import remat_facade` is quick and planning a saved graph needs no torch.
+The entry points raise the errors that are listed here; each is a subclass of `RematError`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from remat_executor import Buckets as Buckets
-    from remat_facade.config.types import Config as Config
-    from remat_facade.config.types import generate_config as generate_config
-    from remat_facade.config.yaml_io import load_config as load_config
-    from remat_facade.config.yaml_io import save_config as save_config
-    from remat_facade.entrypoints.factory import from_config as from_config
-    from remat_facade.entrypoints.offmate import Offmate as Offmate
-    from remat_facade.entrypoints.rockmate import Hiremate as Hiremate
-    from remat_facade.entrypoints.rockmate import PureCheckmate as PureCheckmate
-    from remat_facade.entrypoints.rockmate import PureHiremate as PureHiremate
-    from remat_facade.entrypoints.rockmate import PureRockmate as PureRockmate
-    from remat_facade.entrypoints.rockmate import PureRotor as PureRotor
-    from remat_facade.entrypoints.rockmate import Rockmate as Rockmate
+    from remat_executor import BadInput, Buckets, CaptureError, RematWarning, UnplannedUse, UnsupportedTorch
+    from remat_executor.errors import NothingToDifferentiate, OverCompiled, RankFailed, RanksDiffer
+    from remat_facade.config.types import Config, generate_config
+    from remat_facade.config.yaml_io import load_config, save_config
+    from remat_facade.entrypoints.factory import from_config
+    from remat_facade.entrypoints.offmate import Offmate
+    from remat_facade.entrypoints.rockmate import (
+        Hiremate,
+        PureCheckmate,
+        PureHiremate,
+        PureRockmate,
+        PureRotor,
+        Rockmate,
+    )
+    from remat_facade.errors import (
+        BadConfig,
+        BadModel,
+        BadOption,
+        BadSample,
+        BudgetAboveDevice,
+        CannotWrite,
+        MethodNotAvailable,
+        NoRoom,
+        NotFound,
+        NothingLeft,
+        PlanNotKept,
+        UnknownOptimizer,
+    )
+    from remat_graph import BadBudget, BadFile, ForeignPlan, OverBudget, RematError
+    from remat_offload import CannotPin, HostPoolExhausted, LaneFailed, MachineMisuse, RefusedOptimizer
+    from remat_offload.errors import BadWeights, OffloadMisuse
+    from remat_solvers import BadParameter, InfeasibleBudget, SolverWarning, UnknownSolver
+    from remat_solvers.errors import TableTooLarge
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BadBudget",
+    "BadConfig",
+    "BadFile",
+    "BadInput",
+    "BadModel",
+    "BadOption",
+    "BadParameter",
+    "BadSample",
+    "BadWeights",
     "Buckets",
+    "BudgetAboveDevice",
+    "CannotPin",
+    "CannotWrite",
+    "CaptureError",
     "Config",
+    "ForeignPlan",
     "Hiremate",
+    "HostPoolExhausted",
+    "InfeasibleBudget",
+    "LaneFailed",
+    "MachineMisuse",
+    "MethodNotAvailable",
+    "NoRoom",
+    "NotFound",
+    "NothingLeft",
+    "NothingToDifferentiate",
+    "OffloadMisuse",
     "Offmate",
+    "OverBudget",
+    "OverCompiled",
+    "PlanNotKept",
     "PureCheckmate",
     "PureHiremate",
     "PureRockmate",
     "PureRotor",
+    "RankFailed",
+    "RanksDiffer",
+    "RefusedOptimizer",
+    "RematError",
+    "RematWarning",
     "Rockmate",
+    "SolverWarning",
+    "TableTooLarge",
+    "UnknownOptimizer",
+    "UnknownSolver",
+    "UnplannedUse",
+    "UnsupportedTorch",
     "from_config",
     "generate_config",
     "load_config",
     "save_config",
 ]
 
-
-_PLACES = {
-    "Buckets": "entrypoints.options",
-    "Config": "config.types",
-    "Offmate": "entrypoints.offmate",
-    "from_config": "entrypoints.factory",
-    "generate_config": "config.types",
-    "load_config": "config.yaml_io",
-    "save_config": "config.yaml_io",
+_MODULES = {
+    "Buckets": "remat_executor",
+    "Config": "remat_facade.config.types",
+    "Offmate": "remat_facade.entrypoints.offmate",
+    "from_config": "remat_facade.entrypoints.factory",
+    "generate_config": "remat_facade.config.types",
+    "load_config": "remat_facade.config.yaml_io",
+    "save_config": "remat_facade.config.yaml_io",
 }
+# Names outside of `_MODULES`, searched in this order: the modules that import torch come last.
+_OTHERS = (
+    "remat_facade.errors",
+    "remat_graph",
+    "remat_solvers.errors",
+    "remat_executor.errors",
+    "remat_facade.entrypoints.rockmate",
+    "remat_offload.errors",
+)
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from the module that holds it."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES.get(name, 'entrypoints.rockmate')}"), name)
+    """Load a public name from the module that defines it."""
+    if name in __all__:
+        for module in (_MODULES[name],) if name in _MODULES else _OTHERS:
+            if hasattr(import_module(module), name):
+                return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

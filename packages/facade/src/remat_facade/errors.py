@@ -1,4 +1,4 @@
-"""What a user can get wrong at the facade: each text one line that says what to do."""
+"""Errors of the entry points and the command: one small class per mistake, one line per message."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -10,12 +10,12 @@ from remat_graph.errors import ProblemError, shown
 
 
 class PlanNotKept(UserWarning):
-    """A plan could not be read from or written to the folder of saved plans; it costs time and no more."""
+    """A saved plan could not be read or written; results are unaffected, but the model is planned again."""
 
 
 @attrs.frozen(kw_only=True, str=False)
 class MethodNotAvailable(RematError):
-    """A method of the literature that this version does not have; nothing else is run in its place.
+    """The named method is not available in this version; no other method replaces it.
 
     Attributes:
         method: its name, as a config type or a solver.
@@ -24,15 +24,12 @@ class MethodNotAvailable(RematError):
     method: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.method} is not in this version, and nothing else runs in its place: "
-            'use Hiremate, or another config type such as "auto"'
-        )
+        return f'method {self.method} is not available in this version: use Hiremate or config type "auto"'
 
 
 @attrs.frozen(kw_only=True, str=False)
 class BadConfig(ProblemError):
-    """A config field holds what it cannot mean, or there is no such field or type.
+    """A config has an invalid value, an unknown field or an unknown type.
 
     Attributes:
         field: the field at fault.
@@ -44,10 +41,10 @@ class BadConfig(ProblemError):
 
 @attrs.frozen(kw_only=True, str=False)
 class BadOption(ProblemError):
-    """`torch.compile` was given an option that the backend does not take.
+    """An option of `torch.compile` is unknown to the backend or missing.
 
     Attributes:
-        option: its name, as `shown` writes it.
+        option: its name, quoted.
     """
 
     prefix: ClassVar[str] = 'torch.compile(backend="remat"): option {0.option} '
@@ -55,47 +52,47 @@ class BadOption(ProblemError):
 
 
 class BadModel(ProblemError):
-    """What was given as the model cannot be planned."""
+    """The model cannot be planned."""
 
     prefix: ClassVar[str] = "model: "
 
 
 class BadSample(ProblemError):
-    """The sample is not what the model can be called with."""
+    """The model cannot be called with the sample."""
 
     prefix: ClassVar[str] = "sample: "
 
 
 @attrs.frozen(kw_only=True, str=False)
 class BudgetAboveDevice(RematError):
-    """The budget is more than the device has, so it bounds nothing.
+    """The budget exceeds the memory of the device, so it bounds nothing.
 
     Attributes:
         budget: as the user wrote it.
-        device: the device, and how much memory it has.
+        device: the device and its memory size.
     """
 
     budget: str
     device: str
 
     def __str__(self) -> str:
-        return f'budget {self.budget} is above {self.device}: give less, or a percentage such as "40%"'
+        memory = f"budget {self.budget} exceeds the memory of {self.device}"
+        return f'{memory}: give less, or a percentage such as "40%"'
 
 
-@attrs.frozen(kw_only=True, str=False)
 class NothingLeft(ProblemError):
-    """``budget="auto"`` comes to nothing."""
+    """``budget="auto"`` leaves no bytes, or the free memory of the device is unknown."""
 
     prefix: ClassVar[str] = "budget auto: "
 
 
 @attrs.frozen(kw_only=True, str=False)
 class UnknownOptimizer(RematError):
-    """The states of this optimizer cannot be counted.
+    """The size of the optimizer's states is unknown.
 
     Attributes:
-        name: as it came.
-        known: those that can.
+        name: the optimizer, as the user wrote it.
+        known: the supported names.
     """
 
     name: str
@@ -103,19 +100,19 @@ class UnknownOptimizer(RematError):
 
     def __str__(self) -> str:
         return (
-            f"how large the states of optimizer {shown(self.name)} are is not known: "
+            f"the size of the states of optimizer {shown(self.name)} is unknown: "
             f"name one of {', '.join(self.known)}"
         )
 
 
 @attrs.frozen(kw_only=True, str=False)
 class NotFound(RematError):
-    """One method found no schedule within a budget for which there is one.
+    """One method found no schedule, although another method found one within the same budget.
 
     Attributes:
-        solver: the method.
-        budget: what it was given.
-        smallest: the smallest budget for which a schedule was found otherwise.
+        solver: the name of the method.
+        budget: the budget, formatted.
+        smallest: the smallest budget for which another method found a schedule, formatted.
     """
 
     solver: str
@@ -124,22 +121,21 @@ class NotFound(RematError):
 
     def __str__(self) -> str:
         return (
-            f"solver {self.solver} found no schedule in {self.budget}, though there are some "
-            f"down to {self.smallest}: "
-            'use solver "auto", give more time or a larger budget'
+            f"solver {self.solver} found no schedule within {self.budget}, but schedules exist down to "
+            f'{self.smallest}: use solver "auto", a longer time limit or a larger budget'
         )
 
 
 @attrs.frozen(kw_only=True, str=False)
 class NoRoom(RematError):
-    """No plan was found that keeps the budgets of device and host. Nothing was moved or allocated.
+    """No plan was found within the device and host budgets. Nothing was moved or allocated.
 
     Attributes:
-        budget_nbytes: what the device may hold.
-        host_budget_nbytes: what the host may.
-        least_nbytes: the least budget for which a plan was found; with buffers, inputs and `reserve_nbytes`.
-        least_host_nbytes: what the host takes then.
-        cut_short: whether a time limit ended the search, so that less may do too.
+        budget_nbytes: the device budget.
+        host_budget_nbytes: the host budget.
+        least_nbytes: the smallest device budget with a plan, including buffers, inputs and `reserve_nbytes`.
+        least_host_nbytes: host bytes of that plan.
+        cut_short: whether a time limit ended the search, so that a smaller budget may work too.
     """
 
     budget_nbytes: int
@@ -153,21 +149,21 @@ class NoRoom(RematError):
         least = f"{format_nbytes(self.least_nbytes)} ({self.least_nbytes} bytes)"
         hint = "raise either budget, or use a smaller batch"
         if self.cut_short:
-            hint = f"time was up before all was tried: raise the time limit, {hint}"
+            hint = f"time was up before the search ended: raise the time limit, {hint}"
         return (
-            f"no plan was found within {device} on the device and {host} on the host: the least that one "
-            f"takes is {least} on the device with {format_nbytes(self.least_host_nbytes)} on the host; "
+            f"no plan was found within {device} on the device and {host} on the host: the smallest plan "
+            f"found needs {least} on the device and {format_nbytes(self.least_host_nbytes)} on the host; "
             f"{hint}"
         )
 
 
 @attrs.frozen(kw_only=True, str=False)
 class MissingExtra(RematError):
-    """A library is needed that remat does not install by itself.
+    """An optional library is missing.
 
     Attributes:
-        library: what to install.
-        wanted_for: what it is for.
+        library: the name to install.
+        wanted_for: what needs it.
     """
 
     library: str
@@ -179,23 +175,23 @@ class MissingExtra(RematError):
 
 @attrs.frozen(kw_only=True, str=False)
 class CannotWrite(RematError):
-    """A file cannot be written; what stood at its path is untouched.
+    """A file cannot be written; an existing file at the path is unchanged.
 
     Attributes:
-        path: where it was to go.
-        reason: what the system said.
+        path: the file.
+        reason: the system's message.
     """
 
     path: Path
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}: cannot be written ({self.reason}): choose another place"
+        return f"{self.path}: cannot be written ({self.reason}): choose another path"
 
 
 @attrs.frozen(kw_only=True, str=False)
 class BadTarget(ProblemError):
-    """``MODULE:FACTORY`` does not lead to a function that returns a model and a sample.
+    """``MODULE:FACTORY`` does not name a function that returns a model and a sample.
 
     Attributes:
         target: as the user wrote it.

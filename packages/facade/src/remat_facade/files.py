@@ -1,4 +1,4 @@
-"""Write whole files or none: a failure or an interruption leaves what was there before."""
+"""Write files atomically: a failure or an interruption leaves an existing file unchanged."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -8,32 +8,32 @@ from remat_facade.errors import CannotWrite
 from remat_graph.serialization import whole_file
 
 
-def check_places(
+def check_paths(
     writes: Mapping[str, Path | None], reads: Mapping[str, str | Path | None] | None = None
 ) -> None:
-    """Find out before long work that its results could not be written, or would take each other's place.
+    """Check before long work that every output can be written and that no two paths are the same file.
 
     Args:
-        writes: what will be written, by the option that names it.
-        reads: what is read, which nothing may be written over.
+        writes: output paths, by the option that names them.
+        reads: input paths, which no output may overwrite.
 
     Raises:
-        CannotWrite: a path's folder cannot be made or written, the path is a folder, or another option names
-            the same file, however it is spelled.
+        CannotWrite: a folder cannot be created or written, a path is a folder, or two options name the same
+            file, possibly by different spellings.
     """
-    places = {option: path for option, path in writes.items() if path is not None}
-    for path in places.values():
-        _check_place(path)
-    # What is not there is not read: it is the name of a solver, say.
+    outputs = {option: path for option, path in writes.items() if path is not None}
+    for path in outputs.values():
+        _check_path(path)
+    # An input that is not a file is not read: it may be the name of a config type.
     others = {name: Path(path) for name, path in (reads or {}).items() if path and os.path.isfile(path)}
-    for option, path in places.items():
-        for other, there in others.items():
-            if _same_file(path, there):
+    for option, path in outputs.items():
+        for other, other_path in others.items():
+            if _same_file(path, other_path):
                 raise CannotWrite(path=path, reason=f"{option} names the same file as {other}")
         others[option] = path
 
 
-def _check_place(path: Path) -> None:
+def _check_path(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -41,27 +41,27 @@ def _check_place(path: Path) -> None:
     except OSError as error:
         raise CannotWrite(path=path, reason=_reason(error)) from error
     if not os.access(path if _is_special(path) else path.parent, os.W_OK):
-        raise CannotWrite(path=path, reason="it is read-only, or in a folder that is")
+        raise CannotWrite(path=path, reason="it or its folder is read-only")
 
 
 def _is_special(path: Path) -> bool:
-    """Whether it is a pipe or a device, to which any number of things may be written."""
+    """Whether the path is a pipe or a device, to which several outputs may be written."""
     return path.exists() and not path.is_file()
 
 
 def _same_file(one: Path, two: Path) -> bool:
-    """Whether both are one file, by way of links, hard links or another spelling, there or not."""
+    """Whether both paths are one file (links, hard links, spelling), even if it does not exist yet."""
     try:
         if one.exists() and two.exists():
             return one.is_file() and one.samefile(two)
         one, two = Path(os.path.realpath(one)), Path(os.path.realpath(two))
         return one == two or (one.name == two.name and one.parent.samefile(two.parent))
-    except OSError:  # what is not there, or has no name that could be
+    except OSError:  # a missing or invalid path
         return False
 
 
 def save_to(path: Path, save: Callable[[Path], None]) -> Path:
-    """Call `save`, which must write whole files by itself, in a folder that is made if it is missing.
+    """Create the folder of `path` if needed and call `save`, which must write atomically.
 
     Raises:
         CannotWrite: the folder or the file cannot be written.
@@ -75,11 +75,11 @@ def save_to(path: Path, save: Callable[[Path], None]) -> Path:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
-    """Write a file in one step, in a folder that is made if it is missing.
+    """Write a file atomically; create its folder if needed.
 
     Args:
         path: the file.
-        content: text is written as UTF-8.
+        content: bytes, or text to encode as UTF-8.
 
     Raises:
         CannotWrite: the folder or the file cannot be written.

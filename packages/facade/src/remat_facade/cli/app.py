@@ -1,36 +1,39 @@
 """The command `remat`.
 
-Heavy libraries are imported by the command that needs them: help is quick and `remat solve` needs no torch. A
-user's mistake ends in one line on stderr and exit code 2, Ctrl-C in one line and 130.
+Each command imports the heavy libraries that it needs, so help is quick and `remat solve` needs no torch. A
+user error gives one line on stderr and exit code 2; Ctrl-C gives one line and exit code 130.
 """
 
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from remat_facade.cli.options import (
-    BudgetOption,
-    BudgetOrAutoOption,
-    ConfigOption,
-    GraphArgument,
-    OutOption,
-    SeedOption,
-    SolverOption,
-    TimeLimitOption,
-)
+from remat_facade.cli import options
 from remat_facade.cli.results import deliver, draw
-from remat_facade.cli.target_plan import plan_and_fit
 from remat_facade.cli.terminal import complain, give_up_output, progress, say, show
-from remat_facade.files import check_places, save_to, write_whole
-from remat_graph import RematError
+from remat_facade.config.types import generate_config
+from remat_facade.config.yaml_io import config_text, save_config
+from remat_facade.files import check_paths, save_to, write_whole
+from remat_facade.planning.method import choose_method
+from remat_facade.planning.planner import RecomputePlanner
+from remat_facade.report.table import Table, batch_table, fit_table, plan_table, repeats_table, smallest_table
+from remat_graph import (
+    Graph,
+    RematError,
+    find_platform,
+    load_graph,
+    load_plan,
+    parse_nbytes,
+    resolve_budget,
+    save_graph,
+)
 from remat_graph.errors import shown, text_of
-
-if TYPE_CHECKING:
-    from remat_graph import Graph
+from remat_solvers import Deadline, get_solver, min_budget, solver_names
+from remat_solvers.queries import bounds_of, budgets_of, max_batch, pareto
 
 app = typer.Typer(
     name="remat",
@@ -41,27 +44,29 @@ app = typer.Typer(
 )
 
 DOES_NOT_FIT, USER_ERROR, INTERRUPTED = 1, 2, 130
-"""Exit codes of a command that found no room, of one that could not start, and of one that Ctrl-C ended."""
+"""Exit codes: the model does not fit, an error of the user, and Ctrl-C."""
 
 
 @app.command()
 def demo(
-    model: Annotated[str, typer.Option(help="gpt2 (text of Python's library) or resnet (digits).")] = "gpt2",
-    budget: BudgetOption = "40%",
+    model: Annotated[
+        str, typer.Option(help="gpt2 (on Python's source text) or resnet (on digits).")
+    ] = "gpt2",
+    budget: options.BudgetOption = "40%",
     steps: Annotated[int, typer.Option(min=4, help="Training steps.")] = 12,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where picture and report go.")] = Path(
-        "remat-demo"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Folder for the picture, the report, the plan and the graph."),
+    ] = Path("remat-demo"),
 ) -> None:
-    """Train a real model with and without a budget, side by side."""
+    """Train a real model with and without a budget, and compare."""
     from remat_facade.demo.run import run_demo
     from remat_facade.demo.tasks import get_task
-    from remat_facade.planning.planner import Planner
 
-    check_places({"--out": out / "plan.json"})
-    Planner(budget=budget).check()
-    with progress("importing torch") as tell:
-        result = run_demo(get_task(model), budget, steps=steps, out=out, on_progress=tell)
+    check_paths({"--out": out / "plan.json"})
+    RecomputePlanner(budget=budget).check()
+    with progress("importing torch") as update:
+        result = run_demo(get_task(model), budget, steps=steps, out=out, on_progress=update)
     for table in result.tables:
         show(table)
     for path in result.written:
@@ -74,56 +79,50 @@ def demo(
 
 @app.command()
 def plan(
-    target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="Returns (model, sample).")],
-    budget: BudgetOrAutoOption,
-    solver: SolverOption = None,
-    config: ConfigOption = None,
-    seed: SeedOption = 0,
-    time_limit: TimeLimitOption = None,
+    target: options.TargetArgument,
+    budget: options.BudgetOrAutoOption,
+    solver: options.SolverOption = None,
+    config: options.ConfigOption = None,
+    seed: options.SeedOption = 0,
+    time_limit: options.TimeLimitOption = None,
     optimizer: Annotated[
-        str, typer.Option(metavar="NAME", help="Whose states count for whether training fits, such as sgd.")
+        str, typer.Option(metavar="NAME", help="The optimizer whose states count, such as sgd.")
     ] = "adamw",
-    device_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Whether it fits there, such as 80GiB; else here.")
-    ] = None,
-    platform: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Whose times, such as h200-spec or a FILE.json; else measured here."
-        ),
-    ] = None,
-    zoo: Annotated[
-        bool, typer.Option(help="Use the plan of an earlier run, if there is one, and keep this one.")
-    ] = True,
-    out: OutOption = None,
-    graph_out: OutOption = None,
+    device_memory: options.DeviceMemoryOption = None,
+    platform: options.PlatformOption = None,
+    zoo: Annotated[bool, typer.Option(help="Load a saved plan if one matches, and save new plans.")] = True,
+    out: options.OutOption = None,
+    graph_out: options.OutOption = None,
 ) -> None:
-    """Capture, measure and plan a model of yours, and add up whether training it fits."""
+    """Plan your model, and report whether it fits."""
     from remat_facade.cli.target import load_target
-    from remat_facade.planning.method import choose_method
-    from remat_facade.report.table import fit_table
-    from remat_graph import find_platform, parse_nbytes
 
-    check_places(
+    check_paths(
         {"--out": out, "--graph-out": graph_out},
         {"MODULE:FACTORY": target.rpartition(":")[0], "--config": config, "--platform": platform},
     )
     device_nbytes = None if device_memory is None else parse_nbytes(device_memory)
     times = None if platform is None else find_platform(platform)
-    with progress(f"loading {target}") as tell:
-        loaded = load_target(target)
+    with progress(f"loading {target}") as update:
+        model, sample, sample_kwargs = load_target(target)
+        from remat_facade.entrypoints.inputs import as_call
+        from remat_facade.entrypoints.options import CostOptions, PlanOptions
+        from remat_facade.entrypoints.prepare import plan_model
         from remat_facade.planning.memory_fit import states_nbytes
 
-        states_nbytes((), optimizer)  # a name that means nothing is found before the work
+        states_nbytes((), optimizer)  # raises for an unknown name, before the long work
         method = choose_method("auto", config, solver, seed, time_limit)
-        graph, made, fit = plan_and_fit(
-            loaded, budget, method, optimizer, device_nbytes=device_nbytes, platform=times, zoo=zoo, tell=tell
+        graph, made, fit = plan_model(
+            model,
+            as_call(sample, sample_kwargs),
+            PlanOptions(budget=budget, optimizer=optimizer, zoo=zoo),
+            method,
+            CostOptions(platform=times, on_progress=update),
+            device_nbytes=device_nbytes,
         )
     deliver(made, out)
     show(fit_table(fit))
     if graph_out is not None:
-        from remat_graph import save_graph
-
         say(f"wrote {save_to(graph_out, lambda path: save_graph(graph, path))}")
     if fit.fits is False:
         complain(f"training {fit.summary()}")
@@ -132,83 +131,68 @@ def plan(
 
 @app.command()
 def solve(
-    graph: GraphArgument,
-    budget: BudgetOption,
-    solver: SolverOption = None,
-    config: ConfigOption = None,
-    seed: SeedOption = 0,
-    time_limit: TimeLimitOption = None,
-    order_out: OutOption = None,
-    plan_out: OutOption = None,
+    graph: options.GraphArgument,
+    budget: options.BudgetOption,
+    solver: options.SolverOption = None,
+    config: options.ConfigOption = None,
+    seed: options.SeedOption = 0,
+    time_limit: options.TimeLimitOption = None,
+    order_out: options.OutOption = None,
+    plan_out: options.OutOption = None,
 ) -> None:
     """Plan a saved graph; needs no torch."""
-    from remat_facade.planning.method import choose_method
-    from remat_facade.planning.planner import Planner
-    from remat_graph import load_graph
-
-    check_places(
-        {"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config}
-    )
-    with progress(f"reading {graph}") as tell:
+    check_paths({"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config})
+    with progress(f"reading {graph}") as update:
         loaded = load_graph(graph)
-        planner = Planner(
-            budget=budget, method=choose_method("auto", config, solver, seed, time_limit), on_progress=tell
+        planner = RecomputePlanner(
+            budget=budget, method=choose_method("auto", config, solver, seed, time_limit), on_progress=update
         )
         made = planner(loaded)
     deliver(made, plan_out, order_out)
 
 
 @app.command("min-budget")
-def smallest_budget(
-    graph: GraphArgument,
-    time_limit: TimeLimitOption = None,
-) -> None:
-    """The smallest budget that works; needs no torch."""
-    from remat_facade.report.table import smallest_table
-    from remat_graph import load_graph
-    from remat_solvers import Deadline, min_budget
-
-    with progress(f"reading {graph}") as tell:
+def smallest_budget(graph: options.GraphArgument, time_limit: options.TimeLimitOption = None) -> None:
+    """Find the smallest budget of a saved graph; needs no torch."""
+    with progress(f"reading {graph}") as update:
         loaded = load_graph(graph)
-        tell(f"looking for the smallest budget of {loaded.name}")
+        update(f"searching for the smallest budget of {loaded.name}")
         found = min_budget(loaded, Deadline(time_limit))
     show(smallest_table(loaded, found))
 
 
 @app.command()
 def sweep(
-    graph: GraphArgument,
-    solvers: Annotated[str, typer.Option(metavar="A,B,...", help="Who plans, one line each.")] = "auto",
+    graph: options.GraphArgument,
+    solvers: Annotated[str, typer.Option(metavar="A,B,...", help="Methods to compare.")] = "auto",
     budgets: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help='Such as "30%,50%,2GiB"; else from the smallest up.')
+        str | None,
+        typer.Option(metavar="A,B,...", help='Such as "30%,50%,2GiB". [default: from the smallest]'),
     ] = None,
-    points: Annotated[int, typer.Option(min=1, max=1000, help="How many budgets, without --budgets.")] = 9,
-    time_limit: TimeLimitOption = None,
-    csv: OutOption = None,
-    png: OutOption = None,
+    points: Annotated[int, typer.Option(min=1, max=1000, help="Number of budgets, without --budgets.")] = 9,
+    time_limit: options.TimeLimitOption = None,
+    csv: options.OutOption = None,
+    png: options.OutOption = None,
 ) -> None:
-    """Extra time against budget, method by method; needs no torch."""
+    """Compare methods on a saved graph; needs no torch."""
     from remat_facade.report import sweep as report
-    from remat_graph import load_graph, resolve_budget
-    from remat_solvers import get_solver
-    from remat_solvers.queries import bounds_of, budgets_of, pareto
 
-    check_places({"--csv": csv, "--png": png}, {"GRAPH.json": graph})
+    check_paths({"--csv": csv, "--png": png}, {"GRAPH.json": graph})
     names = list(dict.fromkeys(text.strip() for text in solvers.split(",")))
     for name in names:
-        get_solver(name)  # one that there is not is found before the work
-    with progress(f"reading {graph}") as tell:
+        get_solver(name)  # raises for an unknown name, before the long work
+    with progress(f"reading {graph}") as update:
         loaded = load_graph(graph)
         if budgets is None:
-            tell("looking for the smallest budget")
+            update("searching for the smallest budget")
             sizes = budgets_of(loaded, points, seconds=time_limit)
         else:
             sizes = tuple(sorted(resolve_budget(text.strip(), loaded) for text in budgets.split(",")))
         curves = {}
         for name in names:
-            tell(f"{name}: {len(sizes)} budgets of {loaded.name}")
+            update(f"{name}: {len(sizes)} budgets of {loaded.name}")
             curves[name] = pareto(loaded, sizes, solver=name, seconds=time_limit)
-        tell("bounding what any schedule costs")
+        update("computing lower bounds")
         bounds = bounds_of(loaded, sizes, seconds=time_limit)
     show(report.sweep_table(loaded, curves, bounds))
     if csv is not None:
@@ -221,61 +205,43 @@ def sweep(
 
 @app.command("max-batch")
 def largest_batch(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="MODULE:FACTORY", help="Called with a batch size, returns (model, sample)."),
-    ],
-    budget: BudgetOption,
-    max_overhead: Annotated[
-        float, typer.Option(min=0.0, help="Extra time that is bearable: 0.3 is 30 %.")
-    ] = 1.0,
-    first: Annotated[int, typer.Option(min=1, help="The smallest size that the model runs with.")] = 1,
-    solver: SolverOption = None,
-    time_limit: TimeLimitOption = None,
+    target: options.BatchTargetArgument,
+    budget: options.SizeOption,
+    max_overhead: Annotated[float, typer.Option(min=0.0, help="Most extra time: 0.3 is 30 %.")] = 1.0,
+    first: Annotated[int, typer.Option(min=1, help="The smallest batch size to try.")] = 1,
+    solver: options.SolverOption = None,
+    time_limit: options.TimeLimitOption = None,
 ) -> None:
-    """The largest batch that trains inside a budget."""
+    """Find the largest batch that trains inside a budget."""
     from remat_executor import plan_graph
     from remat_facade.cli.target import load_target
     from remat_facade.entrypoints.inputs import as_call, check_model
-    from remat_facade.report.table import batch_table
-    from remat_graph import parse_nbytes
-    from remat_solvers.queries import max_batch
 
     nbytes = parse_nbytes(budget)
-    with progress(f"loading {target}") as tell:
+    with progress(f"loading {target}") as update:
 
-        def graph_of(batch: int) -> "Graph":
-            tell(f"batch {batch}: capturing and measuring")
+        def graph_of(batch: int) -> Graph:
+            update(f"batch {batch}: capturing and measuring")
             model, sample, sample_kwargs = load_target(target, batch)
             args, kwargs = as_call(sample, sample_kwargs)
             check_model(model, args, kwargs)
             graph = plan_graph(model, args, kwargs)
-            tell(f"batch {batch}: planning {len(graph.ops)} ops")
+            update(f"batch {batch}: planning {len(graph.ops)} ops")
             return graph
 
+        name = solver or "auto"
         found = max_batch(
-            graph_of,
-            nbytes,
-            max_overhead=max_overhead,
-            first=first,
-            solver=solver or "auto",
-            seconds=time_limit,
+            graph_of, nbytes, max_overhead=max_overhead, first=first, solver=name, seconds=time_limit
         )
     show(batch_table(target, nbytes, found))
     if not found.batch:
-        complain(f"not even a batch of {first} fits: raise the budget or the overhead that is bearable")
+        complain(f"a batch of {first} does not fit: raise --budget or --max-overhead")
         raise typer.Exit(DOES_NOT_FIT)
 
 
 @app.command("config")
-def show_config(
-    type: Annotated[str, typer.Argument(metavar="TYPE", help="auto, noremat, rotor, ...")],
-    out: OutOption = None,
-) -> None:
-    """Write a config with every field explained."""
-    from remat_facade.config.types import generate_config
-    from remat_facade.config.yaml_io import config_text, save_config
-
+def show_config(type: options.TypeArgument, out: options.OutOption = None) -> None:
+    """Print or write a config with every field explained."""
     made = generate_config(type)
     if out is None:
         say(config_text(made).rstrip("\n"))
@@ -286,24 +252,21 @@ def show_config(
 @app.command("show")
 def show_plan(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A saved plan.")],
-    graph: Annotated[Path | None, typer.Option(metavar="FILE", help="The graph that it is of.")] = None,
+    graph: Annotated[Path | None, typer.Option(metavar="FILE", help="The graph of the plan.")] = None,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw memory over time.")] = None,
     matrix: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw what runs in which stage, and what is kept between them."),
+        typer.Option(metavar="FILE", help="Draw which ops run and which values are live per stage."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write both pictures and the tables as one page.")
+        Path | None, typer.Option(metavar="FILE", help="Write both pictures and the tables as one HTML page.")
     ] = None,
 ) -> None:
-    """Show a plan; given its graph, what runs again, and pictures of it."""
-    from remat_facade.report.table import plan_table, repeats_table
-    from remat_graph import load_graph, load_plan
-
+    """Show a plan; with its graph also recomputed ops and pictures."""
     places = {"--png": png, "--matrix": matrix, "--html": html}
-    check_places(places, {"PLAN": plan, "--graph": graph})
+    check_paths(places, {"PLAN": plan, "--graph": graph})
     if graph is None and any(places.values()):
-        raise typer.BadParameter("a picture needs the graph that the plan is of: add --graph FILE")
+        raise typer.BadParameter("a picture needs the graph of the plan: add --graph FILE")
     loaded = load_graph(graph) if graph is not None else None
     made = load_plan(plan, loaded)
     show(plan_table(made))
@@ -317,36 +280,33 @@ def show_plan(
 @app.command()
 def solvers() -> None:
     """List the solvers."""
-    from remat_facade.report.table import Table
-    from remat_solvers import get_solver, solver_names
-
     rows = []
     for name in solver_names():
         try:
             about = (type(get_solver(name)).__doc__ or "").strip()
-        except ImportError as error:  # a package of someone else's may be broken; the others still work
+        except ImportError as error:  # one broken package must not hide the other solvers
             about = f"cannot be loaded: {text_of(error)}"
         rows.append((name, about.partition("\n")[0]))
     show(Table(title="solvers", columns=("name", "what it does"), rows=tuple(rows), prose=True))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
         code = _run(words or ["--help"])
     if code == INTERRUPTED:
-        complain("interrupted; files of earlier runs are as they were")
+        complain("interrupted; files of earlier runs are unchanged")
     return code
 
 
 def _run(words: list[str]) -> int:
-    usage_error: type[Any] = typer.BadParameter.__mro__[1]  # its module has changed, its place here has not
+    usage_error: type[Any] = typer.BadParameter.__mro__[1]  # typer versions define it in different modules
     try:
-        # Not `app(...)`: that writes on the errors it sees, and ours are frozen.
+        # Not `app(...)`, which sets attributes on errors: ours are frozen.
         code = typer.main.get_command(app).main(words, prog_name="remat", standalone_mode=False)
-    except (typer.Abort, KeyboardInterrupt):  # newer typer returns the exit code instead
+    except (typer.Abort, KeyboardInterrupt):  # newer versions of typer return the exit code
         return INTERRUPTED
     except usage_error as error:
         command = error.ctx.command_path if error.ctx else "remat"
@@ -355,11 +315,11 @@ def _run(words: list[str]) -> int:
     except RematError as error:
         complain(str(error))
         return USER_ERROR
-    except SystemExit as ended:  # not ours: a model's, or of what it calls
-        complain(f"the model ended the program (exit code {shown(ended.code)}): take that out of it")
+    except SystemExit as ended:  # raised by the model or a function that it calls
+        complain(f"the model ended the program (exit code {shown(ended.code)}): remove its call of sys.exit")
         return USER_ERROR
     except MemoryError:
-        complain("this machine's memory does not do for it: ask for less, or take a larger machine")
+        complain("out of memory: use a smaller model or batch, or a machine with more memory")
         return USER_ERROR
     except Exception as error:
         from remat_executor.errors import note_on
@@ -367,11 +327,9 @@ def _run(words: list[str]) -> int:
         note = note_on(error)
         if note is not None:
             complain(f"{type(error).__name__}: {text_of(error).partition(chr(10))[0]}; {note}")
-        elif isinstance(error, OSError):  # files have errors of their own: it is the output, or a device
+        elif isinstance(error, OSError):  # errors of files have their own class: it is the output or a device
             give_up_output()
-            complain(
-                f"the system refuses: {error.strerror or error}; check where the output goes, and the disk"
-            )
+            complain(f"system error: {error.strerror or error}; check the output and the disk")
         else:
             raise
         return USER_ERROR

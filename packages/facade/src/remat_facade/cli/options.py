@@ -7,35 +7,55 @@ import typer
 
 
 def seconds(given: float | None) -> float | None:
-    """Check a time limit, which means the same in each command and in a config."""
+    """Check a time limit by the rule of configs."""
     from remat_facade.config.fields import LONGEST_S
 
     if given is not None and not 0 < given <= LONGEST_S:
-        raise typer.BadParameter(f"wants seconds above 0, up to {LONGEST_S:.0e}, got {given:g}")
+        raise typer.BadParameter(f"expected seconds above 0, up to {LONGEST_S:.0e}, got {given:g}")
     return given
 
 
 BudgetOption = Annotated[
-    str, typer.Option(help='Bytes, "2GiB", "800MB", or a share of the unplanned peak: "40%".')
+    str, typer.Option(help='Bytes, "2GiB", "800MB", or a share of the unplanned peak such as "40%".')
 ]
+SizeOption = Annotated[str, typer.Option(help='Bytes, "2GiB" or "800MB".')]
 BudgetOrAutoOption = Annotated[
     str,
     typer.Option(
-        help='Bytes, "2GiB", "800MB", a share of the unplanned peak ("40%"), or "auto": what is left.'
+        help='Bytes, "2GiB", "800MB", a share of the unplanned peak ("40%"), or "auto": all free memory.'
     ),
 ]
 SolverOption = Annotated[
-    str | None, typer.Option(help="Who plans; `remat solvers` lists them. [default: auto]")
+    str | None, typer.Option(help="The planning method; `remat solvers` lists all. [default: auto]")
 ]
 ConfigOption = Annotated[
-    str | None, typer.Option(metavar="FILE|TYPE", help="Instead of a solver: `remat config`.")
+    str | None,
+    typer.Option(metavar="FILE|TYPE", help="A config file or type, instead of a solver; see `remat config`."),
 ]
-SeedOption = Annotated[int, typer.Option(min=0, help="Seeds the solver's random choices.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the solver's random choices.")]
 TimeLimitOption = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Return the best plan found by then.", callback=seconds),
+    typer.Option(metavar="SECONDS", help="Stop then, with the best result so far.", callback=seconds),
 ]
-OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there.")]
-GraphArgument = Annotated[
-    Path, typer.Argument(metavar="GRAPH.json", help="A saved graph, or one of the corpus.")
+OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file.")]
+GraphArgument = Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A saved graph.")]
+TargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:FACTORY", help="A function that returns (model, sample): train.py:make."),
+]
+BatchTargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:FACTORY", help="Function of a batch size that returns (model, sample)."),
+]
+TypeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TYPE", help="auto, noremat, rotor, checkmate, rockmate, hilp, hiremate or offmate."
+    ),
+]
+DeviceMemoryOption = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Memory of the training device. [default: this device's]")
+]
+PlatformOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Cost platform or its FILE.json. [default: measure here]")
 ]

@@ -17,10 +17,10 @@ from remat_graph.errors import cut
 
 
 def printable(text: str, encoding: str | None = None) -> str:
-    """A text that does nothing to a terminal but appear: what it does not show or know is escaped.
+    """A string without control sequences: characters that are not printable or not encodable are escaped.
 
     Args:
-        text: any text, from a file, a model or a solver perhaps; its lines stay lines.
+        text: any string, possibly from a file, a model or a solver; line breaks are kept.
         encoding: of the output; None for UTF-8.
     """
     shown = "".join(
@@ -57,14 +57,14 @@ def say(line: str) -> None:
 
 
 def complain(line: str) -> None:
-    """Print one line on stderr; what would break it into several is folded, and a long one cut."""
-    with suppress(OSError):  # where nobody listens, the exit code still tells
+    """Print one line on stderr; line breaks become spaces, and a long line is shortened."""
+    with suppress(OSError):  # if stderr is closed, the exit code still reports the failure
         console = Console(stderr=True, highlight=False, soft_wrap=True)
         console.print(_text(console, f"remat: {cut(' '.join(line.split()))}"))
 
 
 def give_up_output() -> None:
-    """Drop what the output does not take, which Python would try to write again as it ends."""
+    """Discard buffered output that cannot be written, or Python would retry at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -73,12 +73,12 @@ def give_up_output() -> None:
 
 @context
 def progress(first: str) -> Generator[Progress, None, None]:
-    """Show on a terminal what is being done; nothing where stderr is a file."""
+    """Show the current work on a terminal; show nothing if stderr is a file."""
     console = Console(stderr=True)
     spinner = "dots" if console.encoding.startswith("utf") else "line"
     with console.status(_text(console, first), spinner=spinner) as status:
 
-        def tell(line: str) -> None:
+        def update(line: str) -> None:
             status.update(_text(console, line))
 
-        yield tell
+        yield update

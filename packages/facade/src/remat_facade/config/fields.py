@@ -1,4 +1,4 @@
-"""Fields of configs: what each takes, and how it is read from YAML."""
+"""Fields of configs: the default, the documentation, the check and the conversion from YAML of each."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -11,11 +11,18 @@ from remat_facade.errors import BadConfig
 from remat_graph import BadBudget, Links, parse_nbytes
 from remat_graph.errors import cut, shown
 
+Check = Callable[[Any], str | None]
+"""Returns what a field expects, or None if the value is valid."""
 
-def option(
-    default: Any, doc: str, check: Callable[[Any], str | None], read: Callable[[Any], Any] | None = None
-) -> Any:
-    """A documented field; `check` returns what is wrong with a value, or None, and `read` makes the value."""
+MOST = 2**63 - 1
+"""Largest whole number of a field without another limit: the solvers use 64-bit integers."""
+
+LONGEST_S = 1e9
+"""Longest time limit in seconds, within the range of the system's clocks."""
+
+
+def option(default: Any, doc: str, check: Check, read: Callable[[Any], Any] | None = None) -> Any:
+    """A documented field, whose value is `read(value)` and passes `check`."""
 
     def validate(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
         problem = check(value)
@@ -25,145 +32,116 @@ def option(
     return attrs.field(default=default, validator=validate, converter=read, metadata={"doc": doc})
 
 
-MOST = 2**63 - 1  # of what nothing is done for each: numbers go into 64-bit ones
+def _expected(what: str, valid: Callable[[Any], bool]) -> Check:
+    return lambda value: None if valid(value) else f"expected {what}"
 
-LONGEST_S = 1e9  # what may be waited for; clocks cannot count for ever
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def whole_number(least: int, most: int = MOST) -> Callable[[object], str | None]:
+def _is_number(value: object) -> bool:
+    return _is_int(value) or isinstance(value, float)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def whole_number(least: int, most: int = MOST) -> Check:
     """A check for whole numbers within bounds."""
-    wanted = (
-        f"wants a whole number, {least} or more"
-        if most == MOST
-        else f"wants a whole number, {least} to {most:,}"
-    )
-
-    def check(value: object) -> str | None:
-        good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-        return None if good else wanted
-
-    return check
+    bounds = f"{least} or more" if most == MOST else f"{least} to {most:,}"
+    return _expected(f"a whole number, {bounds}", lambda v: _is_int(v) and least <= v <= most)
 
 
-def seconds_or_none(value: object) -> str | None:
-    """What is wrong with a time limit."""
-    if value is None:
-        return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LONGEST_S:
-        return None
-    return f"wants seconds above 0, up to {LONGEST_S:.0e}, or null for none"
-
-
-def fraction(value: object) -> str | None:
-    """What is wrong with a number from 0 to below 1."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
-    return None if good else "wants a number from 0 to below 1"
-
-
-def accounting(value: object) -> str | None:
-    """What is wrong with a memory accounting."""
-    return None if value in ("referee", "paper") else 'wants "referee" or "paper"'
-
-
-def plain_name(value: object) -> str | None:
-    """What is wrong with a name."""
-    return None if isinstance(value, str) and value else "wants the name of a solver that cvxpy has"
-
-
-def budget_or_none(value: object) -> str | None:
-    """What is wrong with an amount of memory that may be left out."""
-    good = value is None or (isinstance(value, int | str) and not isinstance(value, bool))
-    return None if good else 'wants bytes, a text such as "64GiB", or null'
-
-
-def flag(value: object) -> str | None:
-    """What is wrong with true or false."""
-    return None if isinstance(value, bool) else "wants true or false"
-
-
-def flag_or_none(value: object) -> str | None:
-    """What is wrong with true or false, which may be left out."""
-    return None if value is None or isinstance(value, bool) else "wants true, false, or null"
-
-
-def class_or_none(value: object) -> str | None:
-    """What is wrong with the name of a class, which may be left out."""
-    if value is None or (isinstance(value, str) and value and all(value.split(":"))):
-        return None
-    return 'wants a class of torch.optim such as "AdamW", "module:Class", or null'
-
-
-def path_or_none(value: object) -> str | None:
-    """What is wrong with a path, which may be left out."""
-    return None if value is None or (isinstance(value, str) and value) else "wants a path, or null"
+seconds_or_none = _expected(
+    f"seconds above 0, up to {LONGEST_S:.0e}, or null for no limit",
+    lambda v: v is None or (_is_number(v) and 0 < v <= LONGEST_S),
+)
+fraction = _expected("a number from 0 to below 1", lambda v: _is_number(v) and 0 <= v < 1)
+accounting = _expected('"referee" or "paper"', lambda v: v in ("referee", "paper"))
+plain_name = _expected("the name of a solver of cvxpy", _is_text)
+budget_or_none = _expected(
+    'bytes, a size such as "64GiB", or null', lambda v: v is None or _is_int(v) or isinstance(v, str)
+)
+flag = _expected("true or false", lambda v: isinstance(v, bool))
+flag_or_none = _expected("true, false, or null", lambda v: v is None or isinstance(v, bool))
+class_or_none = _expected(
+    'a class of torch.optim such as "AdamW", "module:Class", or null',
+    lambda v: v is None or (_is_text(v) and all(v.split(":"))),
+)
+path_or_none = _expected("a path, or null", lambda v: v is None or _is_text(v))
 
 
 def option_mapping(value: object) -> str | None:
-    """What is wrong with an optimizer's options."""
+    """A check for keyword arguments of an optimizer."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        return "wants names with values, such as {lr: 0.001}"
-    endless = [name for name, option in value.items() if isinstance(option, float) and not isfinite(option)]
-    return f"wants a finite {cut(endless[0], 80)}" if endless else None
+        return "expected names with values, such as {lr: 0.001}"
+    infinite = [name for name, option in value.items() if isinstance(option, float) and not isfinite(option)]
+    return f"expected a finite {cut(infinite[0], 80)}" if infinite else None
 
 
 def read_options(value: Any) -> Any:
-    """Keyword arguments as Python has them: YAML takes 1e-5 for a text, and knows no tuples."""
+    """Keyword arguments as Python values: YAML reads 1e-5 as a string, and has no tuples."""
     if not isinstance(value, Mapping):
         return value
     return {name: read_number(option) for name, option in value.items()}
 
 
 def read_number(value: Any) -> Any:
-    """A number as YAML 1.1 leaves it: text such as ``1e-3`` is a number too."""
+    """A number that YAML 1.1 reads as a string, such as ``1e-3``; a list becomes a tuple."""
     if isinstance(value, list | tuple):
         return tuple(map(read_number, value))
+    return read_plain_number(value)
+
+
+def read_plain_number(value: Any) -> Any:
+    """A string as a float if it is one; any other value unchanged."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
 
 
-def read_plain_number(value: Any) -> Any:
-    """The same for one number."""
-    return read_number(value) if isinstance(value, str) else value
-
-
 def link_rates(value: object) -> str | None:
-    """What is wrong with bandwidths by name."""
+    """A check for bandwidths by name."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        return 'wants bytes a second by name, such as {to_host_nbytes_per_s: "55GB"}, or null'
+        return 'expected bytes per second by name, such as {to_host_nbytes_per_s: "55GB"}, or null'
     known = [field.name for field in attrs.fields(Links)]
     for name in value:
         if name not in known:
-            return f"there is no rate {quoted(name)}{did_you_mean(name, known)}; there are {', '.join(known)}"
+            hint = did_you_mean(name, known)
+            return f"unknown rate {quoted(name)}{hint}; expected one of {', '.join(known)}"
     try:
         links_from(value)
     except (BadBudget, OverflowError, TypeError, ValueError):
-        return 'wants bytes a second above 0, as numbers or texts such as "55GB"'
+        return 'expected bytes per second above 0, as numbers or sizes such as "55GB"'
     return None
 
 
 def links_from(rates: Mapping[str, Any]) -> Links:
-    """The links of bytes a second by name, as numbers or texts such as "55GB"; null is as if left out.
+    """The links with these bandwidths in bytes per second, as numbers or sizes such as "55GB".
+
+    A rate that is None is ignored.
 
     Raises:
-        BadBudget: a text is no amount of bytes.
-        ValueError: a rate is none.
+        BadBudget: a string is not a size.
+        ValueError: a rate is neither a number nor a string.
     """
     if not all(type(rate) in (int, float, str, type(None)) for rate in rates.values()):
-        raise ValueError("a rate is a number of bytes a second, or a text that says one")
+        raise ValueError('expected bytes per second, as numbers or sizes such as "55GB"')
     given = {name: read_number(rate) for name, rate in rates.items() if rate is not None}
     return Links(**{n: float(parse_nbytes(r) if isinstance(r, str) else r) for n, r in given.items()})
 
 
 def did_you_mean(name: object, known: list[str]) -> str:
-    """A suggestion: the known name that is nearest, or nothing."""
+    """A suggestion: the nearest known name, or an empty string."""
     close = difflib.get_close_matches(name, known, n=1) if isinstance(name, str) else ()
-    return f": did you mean {close[0]}?" if close else ""
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def quoted(name: object) -> str:
-    """A name from a file for an error: short, and in quotes."""
+    """A name from a file for an error message, shortened."""
     return cut(name, 80) if isinstance(name, str) else shown(name)

@@ -19,7 +19,7 @@ _MARK = "remat_config"
 
 
 def config_text(config: Config) -> str:
-    """The YAML of a config, every field explained."""
+    """The YAML of a config, with a comment on every field."""
     lines = [f"# remat config: {config.about}", "---", f"{_MARK}: {FORMAT}", f"type: {config.type}"]
     for field in attrs.fields(config.__class__):
         value = yaml_reader.text_of({field.name: getattr(config, field.name)})
@@ -28,7 +28,7 @@ def config_text(config: Config) -> str:
 
 
 def save_config(config: Config, path: str | Path) -> Path:
-    """Write a config as YAML, whole or not at all.
+    """Write a config as a YAML file, atomically.
 
     Raises:
         CannotWrite: the file cannot be written.
@@ -37,16 +37,16 @@ def save_config(config: Config, path: str | Path) -> Path:
 
 
 def load_config(path: str | Path) -> Config:
-    """Read what `save_config` wrote, or a shorter file by hand.
+    """Read a file that `save_config` or a user wrote.
 
     Raises:
-        BadFile: the file is missing, cut short, newer, not a config, or holds what a config cannot.
+        BadFile: the file is missing, truncated, of a newer format, not a config, or has an invalid field.
     """
     name = str(path)
     try:
         text = read_text(path, yaml_reader.MOST_NBYTES)
     except UnicodeDecodeError as error:
-        raise BadFile(path=name, problem=f"is not text, so no config: {_HINT}") from error
+        raise BadFile(path=name, problem=f"is not text, so not a config: {_HINT}") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BadFile(path=name, problem=f"cannot be read ({reason}): check the path") from error
@@ -59,7 +59,7 @@ def load_config(path: str | Path) -> Config:
             problem = f"{line} {error.problem}"
         else:
             problem = "is not valid YAML" + (f" at {line}" if line else "")
-        raise BadFile(path=name, problem=f"{problem}: correct it, or {_HINT}") from error
+        raise BadFile(path=name, problem=f"{problem}: correct the file, or {_HINT}") from error
     except BadConfig as error:
         raise BadFile(path=name, problem=f"{error.field}: {error.problem}") from error
 
@@ -71,14 +71,14 @@ def _from_text(text: str) -> Config:
     lines = [line.strip() for line in text.splitlines()]
     if "---" in lines and "..." not in lines:
         raise BadConfig(
-            field="end", problem=f"the file is cut short (it starts with --- but never ends): {_HINT}"
+            field="end", problem=f"the file is truncated (it starts with --- but has no final ...): {_HINT}"
         )
     content = yaml_reader.parse(text)
     if not isinstance(content, dict) or "type" not in content:
-        raise BadConfig(field="type", problem=f"missing, so this is not a remat config: {_HINT}")
+        raise BadConfig(field="type", problem=f"missing, so the file is not a remat config: {_HINT}")
     version = content.pop(_MARK, FORMAT)
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise BadConfig(field=_MARK, problem=f"wants a version such as {FORMAT}, got {shown(version)}")
+        raise BadConfig(field=_MARK, problem=f"expected a version such as {FORMAT}, got {shown(version)}")
     if version > FORMAT:
         raise BadConfig(
             field=_MARK,

@@ -1,8 +1,8 @@
-"""YAML that people wrote, read with suspicion.
+"""Read YAML files that users wrote, and refuse the parts of YAML that no config needs.
 
-YAML may name a value and repeat it, so that 340 bytes stand for more than a computer holds. No config needs
-that, nor deep nesting, nor a field twice; and what is no number or date although it says so is told with its
-line. What is made are plain numbers, texts, lists and mappings.
+Refused are aliases (with them 340 bytes can expand to more than a computer's memory), deep nesting, duplicate
+fields and malformed numbers or dates; the error has the line. The result has numbers, strings, lists and
+mappings only.
 """
 
 from typing import Any
@@ -10,22 +10,22 @@ from typing import Any
 import yaml
 
 MOST_NBYTES = 1 << 16
-"""Of a file that a person wrote; what `save_config` writes takes some two thousand."""
+"""Largest file; `save_config` writes about 2,000 bytes."""
 
 _DEEPEST = 16
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class Refused(yaml.MarkedYAMLError):
-    """It is YAML, or nearly, but not for us; `problem` says why."""
+    """A part of YAML that no config needs; `problem` names it."""
 
 
 def parse(text: str) -> Any:
     """The data of a YAML document.
 
     Raises:
-        Refused: it repeats values, nests deeply, has a field twice, or a value that is none.
-        yaml.YAMLError: it is no YAML, more than one document, or makes objects.
+        Refused: the document has an alias, deep nesting, a duplicate field or a malformed value.
+        yaml.YAMLError: the text is not YAML, has more than one document, or constructs objects.
     """
     loader = _Loader(text)
     try:
@@ -40,14 +40,14 @@ def text_of(data: Any) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what stands in two places twice."""
+    """Writes an object that occurs twice in full both times, without an alias."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's own, more careful."""
+    """PyYAML's safe loader with the checks of this module."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            raise _refused("names a value to repeat it", event.start_mark)
+            raise _refused("has an alias or anchor (& or *)", event.start_mark)
         self._depth += 1
         if self._depth > _DEEPEST:
             raise _refused("is nested too deeply", event.start_mark)
@@ -76,11 +76,11 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and ":" in node.value:
-            raise _refused(f"has {node.value[:40]}, which YAML counts in sixties", node.start_mark)
+            raise _refused(f"has {node.value[:40]}, which YAML 1.1 reads in base 60", node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise _refused("has a value that is none of its kind", node.start_mark) from error
+            raise _refused("has a malformed value", node.start_mark) from error
 
 
 def _refused(problem: str, mark: yaml.Mark) -> Refused:

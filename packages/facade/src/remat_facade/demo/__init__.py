@@ -1,1 +1,1 @@
-"""``remat demo``: a short training run with a plan beside one without."""
+"""``remat demo``: a short training run with a plan, compared to one without."""

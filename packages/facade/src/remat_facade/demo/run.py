@@ -1,7 +1,8 @@
-"""The main job: train one model twice from the same seed, unplanned and within a budget, and compare.
+"""Train one model twice from the same seed, unplanned and within a budget, and compare.
 
-Steps of the two trainings take turns, so that what else the machine does hits both alike. The first step is
-read by the memory meter, the second by the allocator's records, both with ``.grad`` None; the rest is timed.
+Steps of the two runs alternate, so that other load of the machine affects both alike. The memory meter
+measures the first step and the allocator's records the second one, both with ``.grad`` None; later steps are
+timed.
 """
 
 import statistics
@@ -24,25 +25,22 @@ from remat_facade.report.table import Table, repeats_table
 from remat_graph import Graph, Plan, format_nbytes, format_seconds, save_graph, save_plan
 
 SEED = 0
-METERED, RECORDED, TIMED = (
-    0,
-    1,
-    3,
-)  # the step read by the meter, by the allocator, and the first that is timed
+METERED, RECORDED, TIMED = 0, 1, 3
+"""The steps that the meter and the allocator measure, and the first step that is timed."""
 
 
 @attrs.define
-class Training:
-    """One training: the model, its random state, and what was measured.
+class TrainingRun:
+    """One of the two runs: the model, its random state, and the measurements.
 
     Attributes:
-        model: what trains.
-        task: on what.
-        batches: its batches.
-        losses: after each step.
-        times_s: of the timed steps.
-        meter_nbytes: peak of one step's tensors.
-        allocator_nbytes: peak of one step in the allocator, kernel scratch included.
+        model: the model that trains.
+        task: the task.
+        batches: the batches of the task.
+        losses: the loss of each step.
+        times_s: the times of the timed steps.
+        meter_nbytes: peak of the tensors of one step.
+        allocator_nbytes: peak of the allocator in one step, including workspaces of kernels.
     """
 
     model: nn.Module
@@ -60,7 +58,7 @@ class Training:
         self._random = torch.Generator().manual_seed(SEED).get_state()
 
     def step(self) -> None:
-        """One step, with the random state that this training left behind."""
+        """Train one step, with the random state after the previous step of this run."""
         batch = next(self.batches)
         torch.set_rng_state(self._random)
         began_s = time.perf_counter()
@@ -89,21 +87,21 @@ class Training:
 
 @attrs.frozen(kw_only=True)
 class Demo:
-    """What the demo found.
+    """The result of the demo.
 
     Attributes:
-        unplanned: the one training.
-        planned: the other.
-        plan: what the planned one ran.
-        graph: what it is a plan of.
+        unplanned: the run without a plan.
+        planned: the run within the budget.
+        plan: the plan of the planned run.
+        graph: the graph of the plan.
         built_s: seconds to capture, measure and plan.
-        same_weights: whether all parameters and buffers are bitwise equal in the end.
-        fell_through: steps of the planned training that ran without a plan.
+        same_weights: whether all parameters and buffers are bit-identical at the end.
+        fell_through: number of steps of the planned run without a plan.
         written: the files.
     """
 
-    unplanned: Training
-    planned: Training
+    unplanned: TrainingRun
+    planned: TrainingRun
     plan: Plan
     graph: Graph
     built_s: float
@@ -113,7 +111,7 @@ class Demo:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is not as promised, one line each."""
+        """Violated promises, one line each."""
         found = []
         budget = self.plan.budget_nbytes
         for reading, nbytes in (
@@ -121,7 +119,7 @@ class Demo:
             ("the allocator", self.planned.allocator_nbytes),
         ):
             if nbytes > budget:
-                found.append(f"{reading} saw {nbytes} bytes, {nbytes - budget} above the budget of {budget}")
+                found.append(f"{reading} read {nbytes} bytes, {nbytes - budget} above the budget of {budget}")
         differing = [i for i, (a, b) in enumerate(self._losses) if a != b]
         if differing:
             found.append(f"the losses differ from step {differing[0] + 1} on")
@@ -137,17 +135,19 @@ class Demo:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """What to show."""
+        """The tables to show."""
         if len(self.plan.schedule.order) == len(self.graph.ops):
             return self.comparison, self.losses
         return self.comparison, self.losses, repeats_table(self.graph, self.plan)
 
     @property
     def comparison(self) -> Table:
-        """Memory, time and planning, side by side."""
+        """Memory, time and planning of both runs."""
         one, two, plan = self.unplanned, self.planned, self.plan
         time_one, time_two = statistics.median(one.times_s), statistics.median(two.times_s)
-        repeats = len(plan.schedule.order) - len(self.graph.ops)
+        planned_time = f"{format_seconds(time_two)} ({time_two / time_one - 1:+.0%})"
+        ops = len(self.graph.ops)
+        repeats = len(plan.schedule.order) - ops
         solving_s = float(plan.solver_stats.get(PLANNING_S, 0.0))
         rows = (
             ("budget", "", format_nbytes(plan.budget_nbytes)),
@@ -155,34 +155,22 @@ class Demo:
             ("  predicted", "", format_nbytes(plan.live_peak_nbytes)),
             ("peak, allocator", *_against(one.allocator_nbytes, two.allocator_nbytes)),
             ("  predicted", "", format_nbytes(plan.peak_nbytes)),
-            (
-                "step time, median",
-                format_seconds(time_one),
-                f"{format_seconds(time_two)} ({time_two / time_one - 1:+.0%})",
-            ),
-            (
-                "recomputed",
-                "",
-                f"{repeats} runs of {len(self.graph.ops)} ops, +{plan.overhead:.1%} predicted",
-            ),
+            ("step time, median", format_seconds(time_one), planned_time),
+            ("recomputed", "", f"{repeats} runs in a step of {ops} ops, +{plan.overhead:.1%} predicted"),
             ("lower bound", "", f"+{plan.lower_bound_overhead:.1%}"),
             ("losses", "", "identical" if all(a == b for a, b in self._losses) else "DIFFERENT"),
             ("weights at the end", "", "identical" if self.same_weights else "DIFFERENT"),
-            (
-                "time to plan",
-                "",
-                f"{format_seconds(self.built_s)}, of it solving {format_seconds(solving_s)}",
-            ),
+            ("time to plan", "", f"{format_seconds(self.built_s)}, solver {format_seconds(solving_s)}"),
         )
         note = (
-            f"a percentage is of what {format_nbytes(plan.noremat_peak_nbytes)}, the peak of a plan that "
-            f"recomputes nothing, holds beyond the gradients ({format_nbytes(plan.gradient_nbytes)})"
+            f"a percentage is of the part of the unplanned peak ({format_nbytes(plan.noremat_peak_nbytes)}) "
+            f"beyond the gradients ({format_nbytes(plan.gradient_nbytes)})"
         )
         return Table(title=one.task.about, columns=("", "unplanned", "planned"), rows=rows, note=note)
 
     @property
     def losses(self) -> Table:
-        """The loss after each step; equal means every bit."""
+        """The loss of each step in both runs; identical means bit-identical."""
         rows = tuple(
             (f"{i}", f"{a:.6f}", f"{b:.6f}", "yes" if a == b else "NO")
             for i, (a, b) in enumerate(self._losses, 1)
@@ -191,26 +179,26 @@ class Demo:
 
 
 def run_demo(task: Task, budget: int | str, *, steps: int, out: Path, on_progress: Progress = silent) -> Demo:
-    """Train twice, compare, and write the picture.
+    """Train twice, compare, and write the report.
 
     Args:
-        task: what to train.
-        budget: as everywhere.
+        task: the model and data.
+        budget: as for `Rockmate`.
         steps: training steps, at least 4.
         out: folder for ``memory.png``, ``report.html``, ``plan.json`` and ``graph.json``.
-        on_progress: told what begins.
+        on_progress: called with a short description when a stage begins.
 
     Raises:
         InfeasibleBudget: no schedule fits the budget.
     """
     on_progress(f"building {task.name}")
-    unplanned = Training(_seeded(task.build), task, task.batches(SEED))
+    unplanned = TrainingRun(_seeded(task.build), task, task.batches(SEED))
     began_s = time.perf_counter()
     module = Hiremate(
         _seeded(task.build), next(task.batches(SEED)), budget, seed=SEED, on_progress=on_progress
     )
     built_s = time.perf_counter() - began_s
-    planned = Training(module, task, task.batches(SEED))
+    planned = TrainingRun(module, task, task.batches(SEED))
     for index in range(max(steps, TIMED + 1)):
         for training, what in ((unplanned, "unplanned"), (planned, f"in {budget}")):
             on_progress(f"step {index + 1} of {steps}, {what}")

@@ -1,4 +1,4 @@
-"""What the demo trains, with data that is on every machine: a GPT-2 on text, a ResNet on digits."""
+"""The tasks of the demo, with data of installed packages: a GPT-2 on text, a ResNet on digits."""
 
 import importlib
 import sysconfig
@@ -16,21 +16,21 @@ from remat_graph.errors import shown, text_of
 
 Batch = Mapping[str, Tensor]
 
-TEXT_NBYTES = 2_000_000  # enough for a demo's steps, read in an instant
-VOCABULARY = 256  # the tokens are the bytes
+TEXT_NBYTES = 2_000_000  # enough for the steps of a demo
+VOCABULARY = 256  # each byte is a token
 
 
 @attrs.frozen(kw_only=True)
 class Task:
-    """A model to train, and on what.
+    """A model and its training data.
 
     Attributes:
-        name: for people.
+        name: shown to the user.
         about: model and data in one line.
-        build: makes the model, which returns its loss, from torch's global seed.
-        batches: endless batches of keyword inputs, the same for the same seed.
-        loss: the loss in what the model returns.
-        learning_rate: for AdamW.
+        build: creates the model with torch's global generator.
+        batches: endless batches of keyword inputs for a seed.
+        loss: extracts the loss from the output of the model.
+        learning_rate: of AdamW.
     """
 
     name: str
@@ -45,8 +45,8 @@ def get_task(name: str) -> Task:
     """The task of a name.
 
     Raises:
-        BadConfig: there is no such task.
-        MissingExtra: a library that it needs is absent.
+        BadConfig: the name is unknown.
+        MissingExtra: a library of the task is not installed.
     """
     tasks: dict[str, Callable[[], Task]] = {"gpt2": gpt2, "resnet": resnet}
     if name not in tasks:
@@ -55,8 +55,8 @@ def get_task(name: str) -> Task:
 
 
 def gpt2(layers: int = 6, width: int = 128, batch: int = 8, length: int = 128) -> Task:
-    """A small GPT-2 of Hugging Face, dropout on, on the bytes of Python's standard library."""
-    _import_torchvision()  # transformers imports it where it is installed
+    """A small GPT-2 of Hugging Face with dropout, on the bytes of Python's standard library."""
+    _import_torchvision()  # transformers imports torchvision if it is installed
     transformers = _import("transformers", "the GPT-2 demo")
     text = _library_text()
 
@@ -72,7 +72,7 @@ def gpt2(layers: int = 6, width: int = 128, batch: int = 8, length: int = 128) -
             eos_token_id=0,
         )
         model: Any = transformers.GPT2LMHeadModel(config)
-        model.loss_type = "ForCausalLM"  # what it would choose anyway, with a warning
+        model.loss_type = "ForCausalLM"  # the default, which otherwise gives a warning
         trained: nn.Module = model.train()
         return trained
 
@@ -95,8 +95,8 @@ def gpt2(layers: int = 6, width: int = 128, batch: int = 8, length: int = 128) -
 def resnet(batch: int = 16, size: int = 96) -> Task:
     """ResNet-50 of torchvision on scikit-learn's handwritten digits, upsampled.
 
-    Not ResNet-18: on images this small its peak is mostly gradients and the backward of its first layer; no
-    plan can lower these, and its smallest budget is 66 %.
+    On images this small the peak of a ResNet-18 is mostly gradients and the backward of its first layer,
+    which no plan can lower; its smallest budget is 66 %.
     """
     torchvision = _import_torchvision()
     if torchvision is None:
@@ -127,7 +127,7 @@ def resnet(batch: int = 16, size: int = 96) -> Task:
 
 
 class Classifier(nn.Module):
-    """A network with its loss, so that the plan covers the whole step."""
+    """A network that returns its loss, so that the plan covers the whole step."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -156,9 +156,9 @@ def _import(module: str, wanted_for: str, library: str = "") -> Any:
 
 
 def _import_torchvision() -> ModuleType | None:
-    """Import torchvision also where its compiled operators do not fit the torch beside it (a CPU build, say).
+    """Import torchvision even if its compiled operators do not match the installed torch (a CPU build).
 
-    Its Python part then fails on two schemas that the operators would have brought; no model here calls them.
+    Its Python code then lacks the schemas of two operators; no model of the demo calls them.
     """
     try:
         return importlib.import_module("torchvision")
@@ -171,6 +171,6 @@ def _import_torchvision() -> ModuleType | None:
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     torchvision = importlib.import_module("torchvision")
-    # A Library takes its schemas along when it is collected.
+    # The schemas exist as long as the Library object.
     torchvision.__dict__["_schemas_of_remat"] = library
     return torchvision

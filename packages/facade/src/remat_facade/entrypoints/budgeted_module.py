@@ -1,12 +1,13 @@
-"""What the classes that a user trains with have in common."""
+"""The base class of the modules that a user trains with."""
 
-import torch
+from typing import Unpack
+
 from torch import nn
 
 from remat_executor import PlannedModule, Planner
-from remat_executor.lowering.step_handler import Handlers
 from remat_facade.entrypoints.inputs import Arguments, device_of
-from remat_facade.entrypoints.options import CallOptions, CostOptions, RunOptions
+from remat_facade.entrypoints.keywords import ModuleKeywords
+from remat_facade.entrypoints.options import CostOptions
 from remat_facade.planning.memory_fit import Fit, Optimizer, fit_of
 from remat_graph import parse_nbytes
 
@@ -21,27 +22,11 @@ class BudgetedModule(PlannedModule):
         model: nn.Module,
         arguments: Arguments,
         planner: Planner,
-        call: CallOptions,
         cost: CostOptions,
-        run: RunOptions,
-        *,
         optimizer: Optimizer,
-        handlers: Handlers | None = None,
-        device: torch.device | None = None,
+        **keywords: Unpack[ModuleKeywords],
     ) -> None:
-        """Capture, measure and plan a step, and become the planned module; as for `PlannedModule`.
-
-        Args:
-            model: the module.
-            arguments: positional and keyword sample inputs.
-            planner: from a graph to a plan.
-            call: which outputs get gradients.
-            cost: where the costs of operators come from.
-            run: how plans run.
-            optimizer: whose states count in `will_it_fit`, unless another is named there.
-            handlers: see there.
-            device: see there.
-        """
+        """Capture, measure and plan a step; `optimizer` is the default of `will_it_fit`."""
         args, kwargs = arguments
         PlannedModule.__init__(
             self,
@@ -51,29 +36,23 @@ class BudgetedModule(PlannedModule):
             planner,
             platform=cost.platform,
             cache_dir=cost.folder,
-            differentiate=call.differentiate,
             on_progress=cost.stages,
-            max_plans=run.max_plans,
-            buckets=run.buckets,
-            runtime=run.runtime,
-            part_nbytes=run.part_nbytes,
-            handlers=handlers,
-            device=device,
+            **keywords,
         )
         object.__setattr__(self, "_remat_optimizer", optimizer)
 
     def will_it_fit(
         self, optimizer: Optimizer | None = None, *, device_nbytes: int | str | None = None
     ) -> Fit:
-        """Add up what training with the plan that ran last makes the device hold.
+        """Add up the device memory of training with the plan that ran last.
 
         Args:
-            optimizer: by name or itself; None for the one named at the beginning.
-            device_nbytes: what the device has, in bytes or as a text such as "24GiB"; None to ask it.
+            optimizer: by name or itself; None for the one given to the constructor.
+            device_nbytes: memory of the device, as bytes or a size such as "24GiB"; None to query the device.
 
         Raises:
-            UnknownOptimizer: the optimizer's states cannot be counted.
-            BadBudget: a text that is no amount of memory.
+            UnknownOptimizer: the size of the optimizer's states is unknown.
+            BadBudget: `device_nbytes` is not a size.
         """
         return fit_of(
             self.module,

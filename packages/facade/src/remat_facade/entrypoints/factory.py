@@ -1,4 +1,4 @@
-"""A planned module as a config says."""
+"""Build the module that a config describes."""
 
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -46,39 +46,31 @@ def from_config(
 ) -> BudgetedModule: ...
 
 
-@overload  # a text may be the path of any config, and a type checker allows what all of them take
+@overload  # a string may be the path of any config, so only the shared keywords are allowed
 def from_config(
-    model: nn.Module,
-    sample: Any,
-    budget: int | str,
-    config: str,
-    **options: Unpack[SharedKeywords],
+    model: nn.Module, sample: Any, budget: int | str, config: str, **options: Unpack[SharedKeywords]
 ) -> BudgetedModule: ...
 
 
 def from_config(
-    model: nn.Module,
-    sample: Any,
-    budget: int | str,
-    config: Config | AnyPath = "auto",
-    **options: Any,
+    model: nn.Module, sample: Any, budget: int | str, config: Config | AnyPath = "auto", **options: Any
 ) -> BudgetedModule:
-    """A planned module as a config says.
+    """Build the module that a config describes.
 
     Args:
         model: as for `Rockmate`.
         sample: as for `Rockmate`.
         budget: as for `Rockmate`.
         config: a `Config`, the path of one, or a type's name.
-        **options: as for `Rockmate`, or for `Offmate` where the config is of that type.
+        **options: as for `Rockmate`, or for `Offmate` if the config is of type offmate.
 
     Raises:
-        BadConfig: no such type, or not a config, or it has no such option.
+        BadConfig: the type is unknown, the value is not a config, or its class has no such option.
         BadFile: the path holds no config.
-        MethodNotAvailable: the config's method is not in this version.
+        MethodNotAvailable: the config's method is not available in this version.
     """
     if as_config(config).type == OffmateConfig.type:
-        # A `Rockmate` does without the offloading engine, which this imports.
+        # Imported here, because a `Rockmate` needs no offloading engine.
         from remat_facade.entrypoints.offmate import Offmate, check_options
 
         check_options(options)

@@ -1,4 +1,4 @@
-"""Is this a model, a sample and a device that can be planned? Each mistake is found before any work."""
+"""Check the model, the sample and the device before any work."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,17 +14,17 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def as_call(sample: Any, sample_kwargs: Mapping[str, Any] | None = None) -> Arguments:
-    """The arguments of the call that a sample stands for.
+    """The arguments of the model call that a sample describes.
 
     Args:
         sample: a tensor, a tuple or list of positional inputs, or a mapping of keyword inputs.
-        sample_kwargs: keyword inputs beside positional ones.
+        sample_kwargs: keyword inputs in addition to positional ones.
 
     Returns:
         Positional and keyword arguments.
 
     Raises:
-        BadSample: it is none of these.
+        BadSample: the sample has another type, or a key is not a name.
     """
     named = _keywords("sample_kwargs", {} if sample_kwargs is None else sample_kwargs)
     if isinstance(sample, Tensor):
@@ -34,12 +34,12 @@ def as_call(sample: Any, sample_kwargs: Mapping[str, Any] | None = None) -> Argu
     if isinstance(sample, Mapping):
         if named:
             raise BadSample(
-                problem="is a mapping and sample_kwargs is given too: put all keyword inputs into one"
+                problem="is a mapping, and sample_kwargs is given too: put all keyword inputs into one"
             )
         return (), _keywords("the mapping", sample)
     raise BadSample(
-        problem=f"is a {type(sample).__name__}; wanted a tensor, a tuple or list of positional inputs, "
-        "or a mapping of keyword inputs"
+        problem=f"is of type {type(sample).__name__}; expected a tensor, a tuple or list of positional "
+        "inputs, or a mapping of keyword inputs"
     )
 
 
@@ -54,28 +54,28 @@ def check_model(
     """Check that a backward can be planned for this call.
 
     Args:
-        model: what was given as the model.
+        model: the value given as the model.
         args: positional inputs.
         kwargs: keyword inputs.
-        device: where it will run; None: where the model is.
-        filled: whether what is on the meta device will be given values.
+        device: the device to run on; None for the device of the model.
+        filled: whether tensors on the meta device will get values later.
 
     Returns:
-        The device that it will run on.
+        The device to run on.
 
     Raises:
-        BadModel: not a module, nothing to train, or not on one device.
+        BadModel: the value is not a module, has nothing to train, or is on several devices.
         BadSample: an input is on another device.
     """
     if not isinstance(model, nn.Module):
-        problem = f"is a {_kind(model)}, not an nn.Module: wrap what you compute in one"
+        problem = f"is of type {_kind(model)}; expected an nn.Module: wrap your computation in one"
         raise BadModel(problem=problem)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in tensors:
         if nn.parameter.is_lazy(tensor):
             raise BadModel(problem=f"{name} has no shape yet: call the model once on a sample first")
         if tensor.is_meta and not filled:
-            raise BadModel(problem=f"{name} is on the meta device: give it memory first, with model.to_empty")
+            raise BadModel(problem=f"{name} is on the meta device: allocate it first, with model.to_empty")
     inputs = list(_named_tensors("sample", (*args, kwargs) if kwargs else args))
     if not any(tensor.requires_grad for _, tensor in [*model.named_parameters(), *inputs]):
         raise BadModel(
@@ -84,13 +84,13 @@ def check_model(
     devices = sorted({str(tensor.device) for _, tensor in tensors if not tensor.is_meta}) or ["cpu"]
     if len(devices) > 1:
         raise BadModel(
-            problem=f"lies on several devices ({', '.join(devices)}): move it to one, or plan its parts"
+            problem=f"is on several devices ({', '.join(devices)}): move it to one, or plan its parts"
         )
     device = device or (torch.device(devices[0]) if tensors else inputs[0][1].device)
     for name, tensor in inputs:
         if tensor.device != device and tensor.dim():  # torch lets a 0-dimensional CPU tensor be anywhere
             raise BadSample(
-                problem=f"{name} is on {tensor.device}, the model runs on {device}: move one to the other"
+                problem=f"{name} is on {tensor.device}, but the model runs on {device}: move one to the other"
             )
     return device
 
@@ -102,10 +102,10 @@ def device_of(model: nn.Module) -> torch.device:
 
 def _keywords(what: str, given: object) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise BadSample(problem=f"{what} is of type {_kind(given)}; wanted a mapping from names to inputs")
+        raise BadSample(problem=f"{what} is of type {_kind(given)}; expected a mapping from names to inputs")
     for name in given:
         if not isinstance(name, str):
-            raise BadSample(problem=f"{what} has the key {shown(name)}; keyword inputs have names")
+            raise BadSample(problem=f"{what} has the key {shown(name)}; expected names as strings")
     return dict(given)
 
 

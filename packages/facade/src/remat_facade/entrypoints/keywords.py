@@ -1,4 +1,4 @@
-"""Keywords that `from_config` passes on, for type checkers; the classes explain them."""
+"""Types of the keyword arguments that entry points pass on; `Rockmate` and `Offmate` document each."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -10,30 +10,44 @@ from remat_facade.planning.memory_fit import Optimizer
 from remat_facade.planning.planner import Progress
 from remat_graph import Plan, Platform
 
-if TYPE_CHECKING:  # a `Rockmate` does without the offloading engine
+if TYPE_CHECKING:  # a `Rockmate` needs no offloading engine
     import torch
 
+    from remat_executor.lowering.step_handler import Handlers
     from remat_graph import Links
     from remat_offload import HostPool, Machine, Weights
 
 
-class SharedKeywords(TypedDict, total=False):
-    """What every entry point takes in addition to model, sample, budget and config."""
+class RunKeywords(TypedDict, total=False):
+    """Keywords of every entry point that `PlannedModule` takes too."""
 
-    sample_kwargs: Mapping[str, Any] | None
-    reserve_nbytes: int
-    cache_dir: AnyPath | None
-    platform: Platform | None
     differentiate: Iterable[int] | None
-    on_progress: Progress | None
-    zoo: bool
     max_plans: int
     buckets: Buckets | None
     part_nbytes: int | None
 
 
+class ModuleKeywords(RunKeywords, total=False):
+    """Keywords that an entry point passes to `PlannedModule`."""
+
+    runtime: str
+    handlers: "Handlers | None"
+    device: "torch.device | None"
+
+
+class SharedKeywords(RunKeywords, total=False):
+    """Keywords of every entry point, in addition to model, sample, budget and config."""
+
+    sample_kwargs: Mapping[str, Any] | None
+    reserve_nbytes: int
+    cache_dir: AnyPath | None
+    platform: Platform | None
+    on_progress: Progress | None
+    zoo: bool
+
+
 class RockmateKeywords(SharedKeywords, total=False):
-    """What `Rockmate` takes."""
+    """Keywords of `Rockmate`."""
 
     plan: Plan | AnyPath | None
     ranks: Ranks | None
@@ -42,7 +56,7 @@ class RockmateKeywords(SharedKeywords, total=False):
 
 
 class OffmateKeywords(SharedKeywords, total=False):
-    """What `Offmate` takes."""
+    """Keywords of `Offmate`."""
 
     host_budget: int | str | None
     optimizer: "torch.optim.Optimizer | None"

@@ -1,4 +1,4 @@
-"""The optimizer that a config names."""
+"""Create the optimizer that a config names."""
 
 import sys
 from importlib.metadata import entry_points
@@ -14,34 +14,34 @@ from remat_graph.errors import shown, text_of
 
 
 def named_optimizer(config: OffmateConfig, model: nn.Module) -> Optimizer:
-    """The optimizer that a config names, over all parameters of the model that train; else Adam.
+    """Create the optimizer that a config names, or Adam, for all trainable parameters of the model.
 
     Raises:
-        BadConfig: there is no such class, it is not imported, or it refuses its options.
+        BadConfig: the class is unknown or not imported, or does not accept the options.
     """
     found = _optimizer_class(config.optimizer or "Adam")
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         known = 'a class of torch.optim such as "AdamW", "module:Class", or a name of remat.optimizers'
-        raise BadConfig(field="optimizer", problem=f"wants {known}, got {shown(config.optimizer)}")
+        raise BadConfig(field="optimizer", problem=f"expected {known}, got {shown(config.optimizer)}")
     trained = [param for param in model.parameters() if param.requires_grad]
     options: dict[str, Any] = dict(config.optimizer_options)
     try:
         return found(trained, **options)
     except Exception as error:  # whatever the class raises
-        problem = f"{found.__name__} refuses {shown(options)}: {text_of(error)}"
+        problem = f"{found.__name__} does not accept {shown(options)}: {text_of(error)}"
         raise BadConfig(field="optimizer_options", problem=" ".join(problem.split())) from error
 
 
 def _optimizer_class(name: str) -> object:
-    """What a name means, if anything.
+    """The object of a name, or None.
 
-    A config is data, and nothing that it names is imported: a module counts only if the program has imported
-    it itself. A distribution that is installed may offer its own by entry point.
+    A config is data and never causes an import, so the program must have imported the module already. An
+    installed distribution may register an optimizer as an entry point.
 
     Raises:
-        BadConfig: the program has not imported that module, or what is offered cannot be loaded.
+        BadConfig: the module is not imported, or the entry point cannot be loaded.
     """
-    place, colon, attribute = name.rpartition(":")
+    module_name, colon, attribute = name.rpartition(":")
     if not colon:
         if name in vars(torch.optim):
             return vars(torch.optim)[name]
@@ -51,8 +51,8 @@ def _optimizer_class(name: str) -> object:
         except Exception as error:  # whatever that package raises
             problem = f"{shown(name)} cannot be loaded ({text_of(error)})"
             raise BadConfig(field="optimizer", problem=" ".join(problem.split())) from error
-    module = sys.modules.get(place)
+    module = sys.modules.get(module_name)
     if module is None:
-        problem = f"names the module {shown(place)}, and a config imports none: import it in your program"
+        problem = f"names the module {shown(module_name)}, which is not imported: import it in your program"
         raise BadConfig(field="optimizer", problem=f"{problem} first")
     return vars(module).get(attribute)

@@ -1,4 +1,4 @@
-"""What an `Offmate` takes to move values: its config, optimizer, weights, machine, host memory and links."""
+"""The options of `Offmate` that concern offloading: optimizer, weights, machine, host memory and links."""
 
 import attrs
 import torch
@@ -32,33 +32,24 @@ from remat_offload import (
 from remat_offload.machine.threaded import LanedMachine
 
 HOST_SHARE = 0.8
-"""Part of the host's free memory that moved values may take by default."""
+"""Default host budget, as a share of the free host memory."""
 
 
 def offmate_config(config: Config | AnyPath | None) -> OffmateConfig:
     """The config of an `Offmate`; None for the default.
 
     Raises:
-        BadConfig: it is of another type.
+        BadConfig: the config is of another type.
     """
     chosen = as_config("offmate" if config is None else config)
     if not isinstance(chosen, OffmateConfig):
-        raise BadConfig(field="type", problem=f"Offmate wants one of type offmate, not {chosen.type}")
+        raise BadConfig(field="type", problem=f"Offmate expected a config of type offmate, got {chosen.type}")
     return chosen
 
 
 @attrs.frozen(kw_only=True)
 class OffloadOptions:
-    """What moves values, and where to; `Offmate` explains them.
-
-    Attributes:
-        config: holds what the keywords set, too.
-        optimizer: the user's; None for the one that the config names.
-        weights: the user's; None for those that the config names.
-        machine: the user's; None to make one.
-        pool: the user's; None to make one.
-        links: the user's; None for the config's, the platform's, or measured ones.
-    """
+    """The arguments of `Offmate` that concern offloading; `config` has the keyword arguments merged in."""
 
     config: OffmateConfig
     optimizer: Optimizer | None
@@ -68,33 +59,42 @@ class OffloadOptions:
     links: Links | None
 
     def check(self, model: nn.Module) -> None:
-        """See that the arguments are of the right kind.
+        """Check the types of the arguments.
 
         Raises:
             BadModel: the model is planned already.
-            OffloadMisuse: an argument is of another kind.
+            OffloadMisuse: an argument has another type.
         """
         if isinstance(model, PlannedModule):
             raise BadModel(problem="is planned already: give the original, which is its `module`")
-        _check("links", self.links, Links, "give remat_graph.Links(...), or leave it out to measure them")
-        _check("machine", self.machine, Machine, "give a remat_offload.CudaMachine, or leave it out")
-        _check("pool", self.pool, HostPool, "give a remat_offload.HostPool, or leave it out")
-        advice = "give the optimizer itself, over the model's parameters"
-        _check("optimizer", self.optimizer, Optimizer, advice)
+        for name, kind, advice in (
+            ("links", Links, "give remat_graph.Links(...), or omit it to measure them"),
+            ("machine", Machine, "give a remat_offload.CudaMachine, or omit it"),
+            ("pool", HostPool, "give a remat_offload.HostPool, or omit it"),
+            ("optimizer", Optimizer, "give an optimizer of the model's parameters"),
+        ):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, kind):
+                article = "an" if kind is Optimizer else "a"
+                problem = f"{name} is of type {type(given).__name__}; expected {article} {kind.__name__}"
+                raise OffloadMisuse(problem=problem, advice=advice)
 
     def training(self, model: nn.Module, arguments: Arguments) -> tuple[TrainingSession, OffmateEnd]:
-        """What carries out the moves and updates, with a machine and a host pool that are made if need be.
+        """Create the training session, its machine and its host pool, unless the user gave these.
 
         Args:
             model: the module.
-            arguments: of the call that is planned.
+            arguments: positional and keyword inputs of the call to plan.
 
         Returns:
-            The training session and what ends it.
+            The training session, and its finalizer.
         """
         config = self.config
         weights = config.weights if self.weights is None else self.weights
-        device = self._device(model, arguments, filled=weights is not None)
+        args, kwargs = arguments
+        sample_device = next((tensor.device for tensor in tensors_of(arguments) if tensor.dim()), None)
+        wanted = sample_device if self.machine is None else self.machine.device
+        device = check_model(model, args, kwargs, wanted, filled=weights is not None)
         reader = None if weights is None else WeightReader(model, weights)
         in_backward = config.optimizer_in_backward
         if in_backward is None:
@@ -106,7 +106,11 @@ class OffloadOptions:
             machine = CudaMachine(device) if device.type == "cuda" else SimulatedMachine()
             own.append(machine)
         if pool is None:
-            pool = HostPool(_host_nbytes(config.host_budget), device=machine.device)
+            if config.host_budget is not None:
+                host_nbytes = parse_nbytes(config.host_budget)
+            else:
+                host_nbytes = int(HOST_SHARE * (free_on(torch.device("cpu")) or 0))
+            pool = HostPool(host_nbytes, device=machine.device)
             own.append(pool)
         training = TrainingSession(
             machine,
@@ -120,13 +124,7 @@ class OffloadOptions:
         return training, OffmateEnd(training, own)
 
     def planner(self, options: PlanOptions, cost: CostOptions, training: TrainingSession) -> OffmatePlanner:
-        """What plans the training step.
-
-        Args:
-            options: what the plan keeps to.
-            cost: where the costs of operators come from.
-            training: what carries plans out.
-        """
+        """Create the planner of the training step; it measures the links unless they are known."""
         device = training.machine.device
         links = self.links
         if links is None:
@@ -144,24 +142,3 @@ class OffloadOptions:
             on_progress=cost.report,
             zoo=cost.zoo(device) if options.zoo else None,
         )
-
-    def _device(self, model: nn.Module, arguments: Arguments, *, filled: bool) -> torch.device:
-        """The machine's device, else the sample's, else the model's."""
-        args, kwargs = arguments
-        given = next((tensor.device for tensor in tensors_of(arguments) if tensor.dim()), None)
-        wanted = given if self.machine is None else self.machine.device
-        return check_model(model, args, kwargs, wanted, filled=filled)
-
-
-def _check(name: str, given: object, wanted: type, advice: str) -> None:
-    """See that an argument, if it is given, is what it can be."""
-    if given is not None and not isinstance(given, wanted):
-        raise OffloadMisuse(
-            problem=f"{name} is a {type(given).__name__}, not a {wanted.__name__}", advice=advice
-        )
-
-
-def _host_nbytes(host_budget: int | str | None) -> int:
-    if host_budget is not None:
-        return parse_nbytes(host_budget)
-    return int(HOST_SHARE * (free_on(torch.device("cpu")) or 0))

@@ -1,16 +1,16 @@
-"""`Offmate`: a model, its gradients and its optimizer within a budget of device bytes, the rest on the host.
+"""`Offmate`: train a model and its optimizer within a device budget, with the remainder on the host.
 
     model = Offmate(model, sample, "22GiB", host_budget="112GiB", optimizer=torch.optim.AdamW(...))
 
-One plan says for every parameter, gradient, optimizer state and activation whether it stays on the device,
-moves to the host and back, or is made again.
+One plan decides for every parameter, gradient, optimizer state and activation whether it stays on the device,
+is swapped out to the host and in again, or is recomputed.
 """
 
 import inspect
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Unpack
 
 import attrs
 from torch import Tensor, nn
@@ -20,9 +20,11 @@ from remat_executor import Buckets
 from remat_executor.module.plan_cache import MOST_PLANS
 from remat_facade.config.types import Config
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
+from remat_facade.entrypoints.inputs import Arguments, as_call
+from remat_facade.entrypoints.keywords import RunKeywords
 from remat_facade.entrypoints.offload_options import OffloadOptions, offmate_config
 from remat_facade.entrypoints.offmate_end import OffmateEnd
-from remat_facade.entrypoints.options import AnyPath, CallOptions, CostOptions, PlanOptions, RunOptions
+from remat_facade.entrypoints.options import AnyPath, CostOptions, PlanOptions
 from remat_facade.errors import BadConfig
 from remat_facade.planning.memory_fit import Fit
 from remat_facade.planning.planner import Progress
@@ -31,45 +33,51 @@ from remat_offload import HostPool, HostPoolStatistics, Machine, OffloadMisuse, 
 
 
 class Offmate(BudgetedModule):
-    """A model that trains within a budget of device bytes, with the rest of what training holds on the host.
+    """A model that trains within a device budget, and places the remaining values on the host.
 
-    Parameters that move are tensors on the host between steps, and so are their gradients; `optimizer` is the
-    user's own object, whose ``step`` may return while updates on the CPU are still under way: whoever reads a
-    parameter waits for its own.
+    Between steps, parameters placed on the host are host tensors, and so are their gradients. `optimizer` is
+    the user's own object. Its ``step`` may return while updates on the CPU are pending; a read of a parameter
+    waits for the update of that parameter.
 
     Args:
-        model: the module, in the mode it will train in.
+        model: the module, in the mode of training.
         sample: as for `Rockmate`.
-        budget: device bytes of all that training holds there: parameters, gradients, optimizer states,
-            buffers, inputs and what a step makes; an int, a text such as ``"22GiB"``, or a percentage of
-            what unplanned training of the sample holds beyond gradients, buffers and inputs.
-        host_budget: host bytes for what moves; None for 80 % of the memory that is free.
-        optimizer: over the model's parameters; None for the one that the config names, or for Adam, which
-            steps during the backward.
-        optimizer_in_backward: whether parameters are updated as soon as their gradients are there; None if
-            no optimizer is given or named.
-        master_weights: whether parameters in 16 bits are stepped in 32: the optimizer keeps a master of each.
+        budget: device bytes for all of training: parameters, gradients, optimizer states, buffers, inputs and
+            the values of a step; an int, a size such as ``"22GiB"``, or a percentage of what unplanned
+            training of the sample holds beyond gradients, buffers and inputs.
+        host_budget: host bytes for values that move; None for 80 % of the free host memory.
+        optimizer: the optimizer of the model's parameters; None for the one that the config names, or for
+            Adam, which steps during the backward.
+        optimizer_in_backward: whether the backward updates each parameter once its gradient is complete; None
+            to do so only if no optimizer is given or named.
+        master_weights: whether the optimizer keeps and steps a 32-bit master of each 16-bit parameter.
         weights: a safetensors file, or a mapping from names to tensors. The model may be on the meta device:
-            what they name is read once there is a plan, each tensor straight to its home. What they do not
-            name keeps the values that it has.
-        accumulation: micro-batches to a step of the optimizer, 1 by default. The plan is made for so many; a
-            loop may have any other number, and the bits of plain training, in another time.
-        machine: the device and its links; None for the sample's device, simulated if that is the CPU.
-        pool: lends the host's memory, as much as its capacity, instead of one made for `host_budget`.
-        links: bandwidths, instead of those of the platform, or measuring them.
-        config: of type offmate: what is not given here is taken from there.
-        sample_kwargs: as for `Rockmate`, and so are the others.
+            after planning, each named tensor is read directly to its placement. Tensors without a name there
+            keep their values.
+        accumulation: micro-batches of an optimizer step, 1 by default. The plan is made for this number. Any
+            other number still gives bit-identical results; only the step time differs from the prediction.
+        machine: the device and its links; None for the sample's device, simulated if it is the CPU.
+        pool: the pool of host memory to use, up to its capacity, instead of a new one of `host_budget` bytes.
+        links: bandwidths, instead of the platform's or measured ones.
+        config: a config of type offmate; arguments given here take precedence.
+        sample_kwargs: this and all other arguments: as for `Rockmate`.
 
     Raises:
-        NoRoom: no plan keeps both budgets.
-        BadConfig: an option means nothing, or the config names no optimizer that there is.
+        NoRoom: no plan was found within both budgets.
+        BadBudget: a budget is invalid.
+        BadConfig: an option is invalid, or the config names an unknown optimizer.
         RefusedOptimizer: the optimizer cannot be stepped in parts.
-        BadModel: there is nothing to plan, or it is planned already.
-        OffloadMisuse: the optimizer does not fit the model, or an argument is of another kind.
-        BadWeights: the weights do not fit the model, or leave some of it without values.
+        BadModel: the model cannot be planned, or is planned already.
+        BadSample: the sample is not a call of the model, or is on another device.
+        CaptureError: the step of the model cannot be captured as one graph.
+        OffloadMisuse: the optimizer does not match the model, or an argument has the wrong type.
+        BadWeights: the weights do not match the model, or leave a tensor of it without values.
+        CannotPin: the host memory cannot be pinned.
     """
 
     __slots__ = ("_remat_end", "_remat_training")
+    _remat_end: OffmateEnd
+    _remat_training: TrainingSession
 
     def __init__(
         self,
@@ -111,28 +119,33 @@ class Offmate(BudgetedModule):
         offload = OffloadOptions(
             config=chosen, optimizer=optimizer, weights=weights, machine=machine, pool=pool, links=links
         )
-        call = CallOptions(sample=sample, sample_kwargs=sample_kwargs, differentiate=differentiate)
-        cost = CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress)
-        run = RunOptions(max_plans=max_plans, buckets=buckets, part_nbytes=part_nbytes)
-        options = PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, zoo=zoo)
-        self._remat_offload(model, offload, options, call, cost, run)
+        self._remat_offload(
+            model,
+            as_call(sample, sample_kwargs),
+            offload,
+            PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, zoo=zoo),
+            CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress),
+            differentiate=differentiate,
+            max_plans=max_plans,
+            buckets=buckets,
+            part_nbytes=part_nbytes,
+        )
 
     def _remat_offload(
         self,
         model: nn.Module,
+        arguments: Arguments,
         offload: OffloadOptions,
         options: PlanOptions,
-        call: CallOptions,
         cost: CostOptions,
-        run: RunOptions,
+        **keywords: Unpack[RunKeywords],
     ) -> None:
-        """Check what a user gives, set up what moves values, and plan."""
+        """Check the arguments, create the training session, and plan."""
         offload.check(model)
-        arguments = call.arguments()
         training, end = offload.training(model, arguments)
         training.engine.owner = weakref.ref(self)
         finalizer = weakref.finalize(self, end)
-        finalizer.atexit = False  # a machine that is open when the interpreter ends is its own concern
+        finalizer.atexit = False  # at interpreter exit, an open machine closes by itself
         planner = offload.planner(options, cost, training)
         training.pool.trim()
         object.__setattr__(self, "_remat_training", training)
@@ -141,55 +154,49 @@ class Offmate(BudgetedModule):
             model,
             arguments,
             planner,
-            call,
             cost,
-            run,
-            optimizer=training.optimizer,
+            training.optimizer,
             handlers=training,
             device=training.machine.device,
+            **keywords,
         )
 
     @property
     def optimizer(self) -> Optimizer:
-        """The user's optimizer, or the one made for want of one."""
-        optimizer: Optimizer = self._remat_training.optimizer
-        return optimizer
+        """The user's optimizer, or the one created if none was given."""
+        return self._remat_training.optimizer
 
     @property
     def optimizer_in_backward(self) -> bool:
-        """Whether each backward steps the optimizer by itself."""
-        in_backward: bool = self._remat_training.in_backward
-        return in_backward
+        """Whether each backward steps the optimizer."""
+        return self._remat_training.in_backward
 
     @property
     def host(self) -> HostPoolStatistics:
-        """What the host holds of it."""
-        statistics: HostPoolStatistics = self._remat_training.pool.statistics
-        return statistics
+        """Statistics of the host memory in use."""
+        return self._remat_training.pool.statistics
 
     def synchronize(self) -> None:
-        """Wait until every update is done.
+        """Wait until every pending update is done.
 
         Raises:
-            LaneFailed: one could not be carried out.
-            OffloadMisuse: each backward steps, and gradients are left that none stepped by.
+            LaneFailed: an update failed.
+            OffloadMisuse: the backward steps the optimizer, and a gradient is left that no step used.
         """
         self._remat_training.wait()
         self._remat_training.check_gradients()
 
     def close(self) -> None:
-        """Finish the updates that are under way, end the lanes' threads and unpin the host's memory.
+        """Finish pending updates, end the threads of the lanes and unpin the host memory.
 
-        That also happens when the last reference to the module goes. Parameters and states stay where they
-        are, and are ordinary tensors. A machine or a pool that was given is left to who gave it.
-
-        If this is interrupted, another call goes on with it.
+        The same happens when the module is garbage-collected. Parameters and states keep their placement and
+        become ordinary tensors. A machine or pool that the user gave stays open. If `close` is interrupted,
+        call it again.
 
         Raises:
-            LaneFailed: an update could not be carried out.
+            LaneFailed: an update failed.
         """
-        end: OffmateEnd = self._remat_end
-        end.finish()
+        self._remat_end.finish()
 
     def clip_grad_norm_(
         self,
@@ -198,81 +205,80 @@ class Offmate(BudgetedModule):
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        """`torch.nn.utils.clip_grad_norm_` of all parameters, to the bit, beside the backward and the step.
+        """Clip all gradients: bit-identical to torch's `clip_grad_norm_`, overlapping backward and step.
 
-        From the second call on the norms of gradients on the host are taken as the gradients arrive. They are
-        scaled as the step reads them, or when ``.grad`` is read before. (A gradient that is changed between
-        the backward and here is noticed, but not if that is done by way of ``.grad.data``.)
+        From the second call on, norms of gradients on the host are computed while the gradients arrive. The
+        gradients are scaled when the step or the user reads them. A change of a gradient between the backward
+        and this call is detected, unless it was made through ``.grad.data``.
 
         Args:
-            max_norm: the largest norm that gradients may have together.
-            norm_type: which norm.
-            error_if_nonfinite: whether a norm that is not finite is an error.
-            foreach: as for torch's.
+            max_norm: the largest total norm of the gradients.
+            norm_type: the p of the norm.
+            error_if_nonfinite: whether a total norm that is not finite is an error.
+            foreach: as for `torch.nn.utils.clip_grad_norm_`.
 
         Returns:
-            the norm before, without dimensions.
+            The total norm before clipping, a tensor of shape ().
 
         Raises:
-            OffloadMisuse: each backward steps the optimizer by itself.
+            OffloadMisuse: the backward steps the optimizer.
             MachineMisuse: the module was closed.
-            RuntimeError: torch's, for a norm that is not finite.
+            RuntimeError: the total norm is not finite, and `error_if_nonfinite` is set.
         """
-        training: TrainingSession = self._remat_training
-        return training.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
+        return self._remat_training.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Within it a backward adds to ``.grad`` and steps nothing; for models that step during the backward.
+        """A context in which a backward adds to ``.grad`` without stepping; for steps during the backward.
 
             for batch in batches[:-1]:
                 with model.accumulating():
                     model(**batch).loss.backward()
-            model(**batches[-1]).loss.backward()  # adds its own and steps
+            model(**batches[-1]).loss.backward()  # adds its own gradients and steps
 
-        Without effect for others. It counts where the backward is called, wherever the forward was.
+        It has no effect if `optimizer.step()` steps. It applies to a backward called inside, wherever the
+        forward was called.
 
         Raises:
-            OffloadMisuse: the model was planned with ``accumulation=1``: there is no room for gradients.
+            OffloadMisuse: the plan has ``accumulation=1``, and so no memory for gradients.
         """
-        training: TrainingSession = self._remat_training
-        return training.accumulating()
+        return self._remat_training.accumulating()
 
     def will_it_fit(
         self, optimizer: str | Optimizer | None = None, *, device_nbytes: int | str | None = None
     ) -> Fit:
-        """Whether the device has room for the budget, which counts all that training holds there."""
+        """Whether the device can hold the budget, which covers all of training."""
         fit = super().will_it_fit(optimizer, device_nbytes=device_nbytes)
         return attrs.evolve(fit, parameters_nbytes=0, buffers_nbytes=0, gradients_nbytes=0, states_nbytes=0)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Offmate":
-        """It owns its optimizer's states and memory of the host."""
+        """Refuse the copy: the module owns optimizer states and host memory."""
         raise OffloadMisuse(
-            problem="a module whose values move cannot be copied",
-            advice="copy the original, which is its `module`, and build another",
+            problem="a module with offloaded values cannot be copied",
+            advice="copy the original, which is its `module`, and build a new one from the copy",
         )
 
-    # -- what must wait for updates that are under way
+    # -- methods that wait for pending updates
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The original's, up to date."""
+        """The parameters of the original, after all pending updates."""
         self._remat_training.wait()
         return super().named_parameters(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The original's, up to date."""
+        """The state dict of the original, after all pending updates."""
         self.synchronize()
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The original's, into the tensors where they are.
+        """Load values into the present tensors, in their placement.
 
         Raises:
-            OffloadMisuse: ``assign=True``, which would leave the optimizer with other parameters.
+            OffloadMisuse: ``assign=True``, which would replace the parameters that the optimizer has.
         """
         if kwargs.get("assign") or args[2:3] == (True,):
             raise OffloadMisuse(
-                problem="load_state_dict(assign=True) gives the module parameters that its optimizer lacks",
-                advice="leave assign out: values are loaded into the tensors where they are",
+                problem="load_state_dict(assign=True) replaces parameters that the optimizer has",
+                advice="omit assign, so that values are loaded into the present tensors",
             )
         self._remat_training.wait()
         return super().load_state_dict(*args, **kwargs)
@@ -283,13 +289,13 @@ class Offmate(BudgetedModule):
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """See that a module whose values move has all options that it is given.
+    """Check that `Offmate` has every option of a mapping.
 
     Raises:
-        BadConfig: it lacks one.
+        BadConfig: `Offmate` has no such option.
     """
     known = inspect.signature(Offmate.__init__).parameters
-    lacks = [name for name in options if name not in known]
-    if lacks:
-        problem = f"offmate has no option {', '.join(lacks)}; leave it out, or use a config of another type"
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        problem = f"offmate has no option {', '.join(unknown)}; omit it, or use a config of another type"
         raise BadConfig(field="type", problem=problem)

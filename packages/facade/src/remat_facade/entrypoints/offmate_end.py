@@ -1,4 +1,4 @@
-"""What ends with an `Offmate`: its pending updates, its machine and its host memory."""
+"""End an `Offmate`: finish its pending updates, close its machine and free its host memory."""
 
 import os
 from collections.abc import Sequence
@@ -13,43 +13,43 @@ from remat_offload.machine.threaded import LanedMachine, outside_of_lanes
 
 @attrs.define(eq=False)
 class OffmateEnd:
-    """The end of a module, which may be called again, and in the midst of anything.
+    """The end of a module: a finalizer that may run at any time, more than once.
 
     Attributes:
-        training: what it trains with.
-        own: the machine and the pool that were made for it.
-        process: the one that made it, in which alone it ends.
-        told: whether a failure was told; those of other updates are not told after it.
+        training: the training session of the module.
+        own: the machine and the pool that were created for the module.
+        process: the process that created the module; in a fork nothing is ended.
+        reported: whether a failed update was reported; later failures are not reported.
     """
 
     training: TrainingSession
     own: Sequence[LanedMachine | HostPool]
     process: int = attrs.field(factory=os.getpid)
-    told: bool = False
+    reported: bool = False
 
     def __call__(self) -> None:
-        """Finish, since the module was let go: that is nobody's call that could be told of a failure."""
+        """Finish after the module was garbage-collected: a failure is a warning, as there is no caller."""
         outside_of_lanes(self._finish_alone)
 
     def _finish_alone(self) -> None:
         try:
             self.finish()
         except RematError as error:
-            warn(f"the last updates of a module that was let go were not all carried out: {error}")
+            warn(f"updates of a garbage-collected module failed: {error}; call close() before you drop it")
 
     def finish(self) -> None:
-        """Finish its updates; what was made for it ends, whether or not they could be carried out.
+        """Finish the updates, and close the machine and the pool even if an update failed.
 
         Raises:
-            LaneFailed: one could not.
+            LaneFailed: an update failed.
         """
         if self.process != os.getpid():
             return
         try:
-            if not self.told:
+            if not self.reported:
                 self.training.close()
         except RematError:
-            self.told = True
+            self.reported = True
             raise
         finally:
             for each in self.own:

@@ -1,49 +1,36 @@
-"""Check what a user gives, and plan it."""
+"""Check a model and its options, and plan a training step."""
 
+import attrs
 from torch import nn
 
 from remat_executor import PlannedModule, plan_graph
-from remat_facade.entrypoints.inputs import Arguments, check_model
-from remat_facade.entrypoints.options import AnyPath, CallOptions, CostOptions, PlanOptions
+from remat_facade.entrypoints.inputs import Arguments, check_model, device_of
+from remat_facade.entrypoints.options import AnyPath, CostOptions, PlanOptions
 from remat_facade.errors import BadModel
-from remat_facade.planning.memory_fit import auto_budget, total_nbytes
+from remat_facade.planning.memory_fit import Fit, auto_budget, fit_of, total_nbytes
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import Planner
+from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.planner_wrappers import FixedPlanner
 from remat_graph import Graph, Plan, load_plan
 
 
-def plan_model(
-    model: nn.Module, call: CallOptions, options: PlanOptions, method: Method, cost: CostOptions
-) -> tuple[Graph, Plan]:
-    """Capture, measure and plan without building a module; options and errors as for `Rockmate`.
+def prepare(
+    model: nn.Module, arguments: Arguments, options: PlanOptions, method: Method, cost: CostOptions
+) -> RecomputePlanner:
+    """Make the planner of a model; every error that needs no capture is raised here.
 
     Args:
         model: the module.
-        call: which call of it.
-        options: what the plan keeps to.
+        arguments: positional and keyword inputs of the call to plan.
+        options: what the plan must satisfy.
         method: the solver.
         cost: where the costs of operators come from.
     """
-    arguments, planner = prepare(model, call, options, method, cost)
-    graph = captured(model, arguments, cost)
-    return graph, planner(graph)
-
-
-def prepare(
-    model: nn.Module, call: CallOptions, options: PlanOptions, method: Method, cost: CostOptions
-) -> tuple[Arguments, Planner]:
-    """Check everything that can be checked before any work.
-
-    Returns:
-        The call's positional and keyword arguments, and the planner.
-    """
     if isinstance(model, PlannedModule):
         raise BadModel(problem="is planned already: give the original, which is its `module`")
-    args, kwargs = call.arguments()
-    device = check_model(model, args, kwargs)
+    device = check_model(model, *arguments)
     auto = options.budget == "auto"
-    planner = Planner(
+    planner = RecomputePlanner(
         budget=auto_budget(model, options.optimizer, device) if auto else options.budget,
         method=method,
         reserve_nbytes=options.reserve_nbytes,
@@ -54,25 +41,56 @@ def prepare(
         zoo=cost.zoo(device) if options.zoo else None,
     )
     planner.check()
-    return (args, kwargs), planner
+    return planner
 
 
-def captured(model: nn.Module, arguments: Arguments, cost: CostOptions) -> Graph:
-    """The graph of a model's training step, with its costs.
+def plan_model(
+    model: nn.Module,
+    arguments: Arguments,
+    options: PlanOptions,
+    method: Method,
+    cost: CostOptions,
+    *,
+    device_nbytes: int | None = None,
+) -> tuple[Graph, Plan, Fit]:
+    """Capture, measure and plan without building a module, and add up the memory of training.
 
     Args:
         model: the module.
-        arguments: positional and keyword inputs of the call.
-        cost: where the costs come from.
+        arguments: positional and keyword inputs of the call to plan.
+        options: what the plan must satisfy.
+        method: the solver.
+        cost: where the costs of operators come from.
+        device_nbytes: memory of the device that will train; it limits the budget, and the budget ``"auto"``
+            is what it has left. None for the device of the model.
     """
+    if device_nbytes is None:
+        planner = prepare(model, arguments, options, method, cost)
+    else:
+        planner = prepare(model, arguments, attrs.evolve(options, budget="100%"), method, cost)
+        budget = options.budget
+        if budget == "auto":
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            held = sum(
+                t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers(), *gradients)
+            )
+            free_nbytes = max(0, device_nbytes - held)
+            budget = auto_budget(model, options.optimizer, device_of(model), free=lambda _: free_nbytes)
+        planner = attrs.evolve(planner, budget=budget, device_nbytes=device_nbytes, device="the given device")
+        planner.check()
     args, kwargs = arguments
-    return plan_graph(
+    graph = plan_graph(
         model, args, kwargs, platform=cost.platform, cache_dir=cost.folder, on_progress=cost.stages
     )
+    plan = planner(graph)
+    fit = fit_of(
+        model, plan.budget_nbytes, options.optimizer, device=device_of(model), device_nbytes=device_nbytes
+    )
+    return graph, plan, fit
 
 
-def fixed_planner(plan: Plan | AnyPath, planner: Planner) -> FixedPlanner:
-    """A planner that uses a saved plan, or the plan of a path, and plans what that is not for by another.
+def fixed_planner(plan: Plan | AnyPath, planner: RecomputePlanner) -> FixedPlanner:
+    """A planner that returns a saved plan for its graph, and uses `planner` for other graphs.
 
     Raises:
         BadFile: the path holds no plan.

@@ -1,1 +1,1 @@
-"""Where remat meets other programs: one a file."""
+"""Integrations with other libraries, one per file."""

@@ -1,11 +1,11 @@
 """``torch.compile(model, backend="remat", options={"budget": "2GiB"})``.
 
-Dynamo hands over each graph that it finds; the graph's training step is planned when it is first called, with
-the tensors of that call, and runs as a `Rockmate` does. So a graph with symbolic sizes is planned once for
-each size that comes, and a graph that is called without gradients runs as it is.
+Dynamo passes each captured graph to the backend. The first call of a graph plans its training step for the
+tensors of that call, and the graph then runs as a `Rockmate`. So a graph with symbolic sizes is planned once
+per size, and a graph that is called without gradients runs unchanged.
 
-The budget holds for each graph by itself. A model that Dynamo breaks into several has several graphs in
-flight at once, and a warning says so.
+The budget applies to each graph separately. If Dynamo breaks a model into several graphs, calls of several of
+them are pending at once, and a warning is given.
 """
 
 import inspect
@@ -32,23 +32,23 @@ def remat(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """The backend: a function that runs the graph within a budget.
+    """The backend: return a function that runs the graph within a budget.
 
     Args:
-        graph: what Dynamo captured.
-        example_inputs: not looked at; the first call's are.
-        options: ``budget``, which is required, and what `Rockmate` takes beside model and sample.
-        mode: not known here.
+        graph: the graph that Dynamo captured.
+        example_inputs: ignored; the inputs of the first call are used.
+        options: ``budget``, which is required, and any argument of `Rockmate` except model and sample.
+        mode: an error if given.
 
     Returns:
-        A function of the graph's inputs. What is wrong with the options it raises at its first call: what a
-        backend itself raises reaches the user inside an error of Dynamo's.
+        A function of the graph's inputs. It raises errors of the options at its first call, because Dynamo
+        wraps errors that the backend itself raises.
     """
     return _Planned(graph, options, mode)
 
 
 class _Planned:
-    """A graph, planned at its first call."""
+    """A graph that is planned at its first call."""
 
     def __init__(self, graph: GraphModule, options: Mapping[str, Any] | None, mode: str | None) -> None:
         self.numbers = _numbers_as_inputs(graph)
@@ -59,7 +59,7 @@ class _Planned:
         self.calls = 0
 
     def __call__(self, *args: Any) -> Any:
-        """Run the graph, by its plan if gradients are wanted."""
+        """Run the graph; use its plan if a gradient is required."""
         chosen = _checked(self.options, self.mode)
         args = tuple(a.item() if i in self.numbers else a for i, a in enumerate(args))
         tensors = [a for a in (*args, *self.module.parameters()) if isinstance(a, Tensor)]
@@ -68,39 +68,39 @@ class _Planned:
         if self.planned is None and self.differentiable:
             try:
                 self.planned = Rockmate(self.module, args, **chosen)
-                self.planned._remat.said.add("compiled")  # Dynamo calls it
-            except NothingToDifferentiate:  # a piece between two breaks, an argmax for example
+                self.planned._remat.said.add("compiled")  # this warning is for modules that a user compiles
+            except NothingToDifferentiate:  # for example an argmax between two graph breaks
                 self.differentiable = False
         if self.planned is None:
             return self.graph(*args)
         self.calls += 1
-        # Equal blocks share one graph, so its second call may be the second of a step.
+        # Equal blocks share one graph, so its second call may be the second one of a step.
         if self.calls <= 2 and planned_calls_behind(tensors) == 1:
-            self.planned._remat.said.add("in flight")  # as is said here
+            self.planned._remat.said.add("in flight")  # the next line warns instead
             warn(
-                "the model is compiled into several graphs, and each keeps to the budget by itself: "
-                "together they may hold more; fullgraph=True shows where it breaks"
+                "the model is compiled into several graphs, and each keeps to the budget separately, so "
+                "together they may exceed it; pass fullgraph=True to see where the graph breaks"
             )
         return self.planned(*args)
 
 
 class _Region(nn.Module):
-    """A graph whose tensors are all inputs, without the graph's own fields, which guards would compare."""
+    """A graph whose tensors are all inputs; it hides the graph's own fields from guards."""
 
     def __init__(self, graph: GraphModule) -> None:
         super().__init__()
         self.__dict__["_graph"] = graph  # hidden from nn.Module: it has no tensors
 
     def forward(self, *args: Any) -> Any:
-        """What the graph returns."""
+        """Call the graph."""
         return self.__dict__["_graph"](*args)
 
 
 def _numbers_as_inputs(graph: GraphModule) -> frozenset[int]:
-    """Let a graph take its symbolic floats as numbers, where Dynamo passes tensors for them.
+    """Change inputs for symbolic floats, which Dynamo passes as tensors, into Python numbers.
 
     Returns:
-        Which inputs are numbers now: like sizes, they are constants of a plan.
+        Indices of these inputs. Like sizes, they are constants of a plan.
     """
     found = []
     for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
@@ -115,15 +115,15 @@ def _numbers_as_inputs(graph: GraphModule) -> frozenset[int]:
 
 
 def _owns_tensors(graph: GraphModule) -> bool:
-    """Whether tensors of the model stayed inside the graph instead of becoming its inputs."""
+    """Whether the graph owns parameters or buffers, which otherwise are its inputs."""
     return any(True for _ in graph.parameters()) or any(True for _ in graph.buffers())
 
 
 def _checked(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, Any]:
-    """The options, if they are what `Rockmate` takes.
+    """The options, checked to be arguments of `Rockmate`.
 
     Raises:
-        BadOption: one is unknown or missing.
+        BadOption: an option is unknown, or the budget is missing.
     """
     known = inspect.signature(Rockmate).parameters.keys() - _NOT_OPTIONS
     given = dict(options or {})

@@ -1,1 +1,1 @@
-"""From a graph and a budget to a plan: the planner, the method and the saved plans."""
+"""Plan a graph for a budget: the planner, the choice of the method, and saved plans."""

@@ -1,9 +1,9 @@
-"""Will it fit? Everything that training makes a device hold, added up before the first step.
+"""Add up the device memory of training before the first step: will it fit?
 
-Parameters and buffers, gradients, the states of an optimizer, and the budget, which bounds the rest of a
-step: activations, outputs, workspaces and the gradients it makes. Gradients stand beside the budget once
-more, because those of an earlier step may still be there: while they accumulate, or where `zero_grad` keeps
-them. Where they are not, what they would take is room for the temporaries of the optimizer's step.
+The sum has parameters, buffers, gradients, optimizer states and the budget, which covers the remainder of a
+step: activations, outputs, workspaces and new gradients. Gradients count in addition to the budget, because
+those of an earlier step may exist: during accumulation, or if `zero_grad` keeps them. Otherwise their bytes
+are headroom for temporaries of the optimizer step.
 
 States are counted by the rules of `torch.optim`, from the shapes and dtypes of the trainable parameters.
 """
@@ -21,24 +21,24 @@ from remat_facade.errors import NothingLeft, UnknownOptimizer
 from remat_graph import format_nbytes
 
 RESERVE = 0.05
-"""Part of the free memory that ``budget="auto"`` leaves alone: fragments, other libraries, small tensors."""
+"""Share of the free memory that ``budget="auto"`` does not use: fragments, other libraries, small tensors."""
 
 Optimizer = str | torch.optim.Optimizer
 
 
 @attrs.frozen(kw_only=True)
 class Fit:
-    """What training holds on a device, in bytes.
+    """The device memory of training, in bytes.
 
     Attributes:
-        parameters_nbytes: of all parameters.
-        buffers_nbytes: of all buffers.
-        gradients_nbytes: of one set of gradients, kept from an earlier step.
-        states_nbytes: of the optimizer's states.
-        budget_nbytes: what the step may take beyond these.
-        device_nbytes: what the device has in all; None where nobody says.
-        optimizer: its name.
-        device: the device's name.
+        parameters_nbytes: all parameters.
+        buffers_nbytes: all buffers.
+        gradients_nbytes: one set of gradients, kept from an earlier step.
+        states_nbytes: the optimizer's states.
+        budget_nbytes: the budget of a step, in addition to these.
+        device_nbytes: total memory of the device; None if unknown.
+        optimizer: name of the optimizer.
+        device: name of the device.
     """
 
     parameters_nbytes: int
@@ -52,26 +52,26 @@ class Fit:
 
     @property
     def total_nbytes(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return self.kept_nbytes + self.budget_nbytes
 
     @property
     def kept_nbytes(self) -> int:
-        """What is there between steps."""
+        """The memory in use between steps."""
         return self.parameters_nbytes + self.buffers_nbytes + self.gradients_nbytes + self.states_nbytes
 
     @property
     def left_nbytes(self) -> int | None:
-        """What is left of the device; negative if it does not fit, None where its size is not known."""
+        """Free memory of the device; negative if training does not fit, None if the total is unknown."""
         return None if self.device_nbytes is None else self.device_nbytes - self.total_nbytes
 
     @property
     def fits(self) -> bool | None:
-        """Whether the device has room for it; None where its size is not known."""
+        """Whether training fits the device; None if the total memory is unknown."""
         return None if self.left_nbytes is None else self.left_nbytes >= 0
 
     def details(self) -> str:
-        """What it consists of, and the summary, in one line."""
+        """The parts and the summary, in one line."""
         held = {
             "parameters": self.parameters_nbytes,
             "buffers": self.buffers_nbytes,
@@ -79,13 +79,13 @@ class Fit:
             f"states of {self.optimizer}": self.states_nbytes,
         }
         parts = ", ".join(f"{what} {format_nbytes(nbytes)}" for what, nbytes in held.items())
-        return f"beside the budget {parts}: {self.summary()}"
+        return f"in addition to the budget: {parts}; training {self.summary()}"
 
     def summary(self) -> str:
-        """One line for people."""
+        """The verdict in one line."""
         total = f"{format_nbytes(self.total_nbytes)} with {self.optimizer}"
         if self.left_nbytes is None or self.device_nbytes is None:
-            return f"takes {total}; how much {self.device} has is not known"
+            return f"needs {total}; the memory of {self.device} is unknown"
         has = f"{format_nbytes(self.device_nbytes)} of {self.device}"
         if self.left_nbytes >= 0:
             return f"fits: {total}, {format_nbytes(self.left_nbytes)} left of the {has}"
@@ -100,17 +100,17 @@ def fit_of(
     device: torch.device,
     device_nbytes: int | None = None,
 ) -> Fit:
-    """Add up what training a model holds.
+    """Add up the device memory of training a model.
 
     Args:
         model: the model.
         budget_nbytes: the budget of its step.
         optimizer: a name of `optimizer_names()`, or the optimizer itself.
-        device: where it trains.
-        device_nbytes: what that has; None to ask it.
+        device: the device of training.
+        device_nbytes: total memory of the device; None to query the device.
 
     Raises:
-        UnknownOptimizer: its states cannot be counted.
+        UnknownOptimizer: the size of the optimizer's states is unknown.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     return Fit(
@@ -132,24 +132,24 @@ def auto_budget(
     *,
     free: Callable[[torch.device], int | None] | None = None,
 ) -> int:
-    """Bytes that the device has left for a step, once everything else is there.
+    """Bytes of the device that remain for a step.
 
-    What is free now, less a part that stays free (`RESERVE`), less gradients and optimizer states as far as
-    they are not there yet.
+    This is the free memory, less the share `RESERVE`, less the gradients and optimizer states that are not
+    allocated yet.
 
     Args:
         model: the model, on its device.
         optimizer: a name of `optimizer_names()`, or the optimizer itself.
         device: the device.
-        free: says what is free on a device, instead of asking it.
+        free: returns the free bytes of a device, or None; by default `free_on`.
 
     Raises:
-        NothingLeft: that is nothing; or nobody says what is free.
-        UnknownOptimizer: its states cannot be counted.
+        NothingLeft: no bytes remain, or the free memory is unknown.
+        UnknownOptimizer: the size of the optimizer's states is unknown.
     """
     free_nbytes = (free or free_on)(device)
     if free_nbytes is None:
-        raise NothingLeft(problem=f"{device} does not say how much memory is free", advice="give a budget")
+        raise NothingLeft(problem=f"the free memory of {device} is unknown", advice="give a budget in bytes")
     trainable = [p for p in model.parameters() if p.requires_grad]
     gradients = _nbytes(p for p in trainable if p.grad is None)
     states = states_nbytes(trainable, optimizer)
@@ -169,14 +169,14 @@ def auto_budget(
 
 
 def states_nbytes(parameters: Iterable[Tensor], optimizer: Optimizer) -> int:
-    """Bytes of an optimizer's states once it has made its first step.
+    """Bytes of an optimizer's states after its first step.
 
     Args:
-        parameters: those it trains.
+        parameters: the parameters it updates; ignored if the optimizer itself is given.
         optimizer: a name of `optimizer_names()`, or the optimizer itself.
 
     Raises:
-        UnknownOptimizer: there are no rules for it.
+        UnknownOptimizer: there is no rule for this optimizer.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__.lower()
@@ -187,12 +187,12 @@ def states_nbytes(parameters: Iterable[Tensor], optimizer: Optimizer) -> int:
 
 
 def optimizer_names() -> tuple[str, ...]:
-    """The optimizers whose states can be counted."""
+    """The names of the optimizers with a rule for their states."""
     return tuple(sorted(_RULES))
 
 
 def free_on(device: torch.device) -> int | None:
-    """Bytes that a new tensor could take on a device now: free ones and those its allocator keeps unused."""
+    """Bytes available to new tensors on a device: free memory and unused memory of the allocator."""
     if device.type == "cpu":
         return _free_ram()
     info = _free_and_total(device)
@@ -204,7 +204,7 @@ def free_on(device: torch.device) -> int | None:
 
 
 def total_nbytes(device: torch.device) -> int | None:
-    """Bytes of memory that a device has, or None where nobody says."""
+    """Total bytes of a device's memory, or None if unknown."""
     if device.type == "cpu":
         return _total_ram()
     info = _free_and_total(device)
@@ -212,7 +212,7 @@ def total_nbytes(device: torch.device) -> int | None:
 
 
 def _free_and_total(device: torch.device) -> tuple[int, int] | None:
-    """What the driver says; older versions of torch ask it through the device's own module."""
+    """Free and total bytes by the driver; older versions of torch query it through the device module."""
     ask = getattr(torch.accelerator, "get_memory_info", None)
     try:
         ask = ask or torch.get_device_module(device).mem_get_info
@@ -226,12 +226,12 @@ def _free_and_total(device: torch.device) -> tuple[int, int] | None:
 
 
 def _copies(count: int, *, steps: bool = True) -> Callable[[Tensor], int]:
-    """So many tensors like the parameter, and a float32 count of steps."""
+    """A rule: `count` tensors like the parameter, and a float32 step count."""
     return lambda p: count * p.numel() * p.element_size() + (4 if steps else 0)
 
 
 def _adafactor(p: Tensor) -> int:
-    """A row and a column of second moments for a matrix, all of them for a vector; a count of steps."""
+    """Row and column second moments of a matrix, full second moments of a vector, and a step count."""
     if p.dim() < 2:
         return p.numel() * p.element_size() + 4
     rows, columns = p.numel() // p.shape[-1], p.numel() // p.shape[-2]
@@ -246,7 +246,7 @@ _RULES: Mapping[str, Callable[[Tensor], int]] = {
     "adamw": _copies(2),
     "adam-amsgrad": _copies(3),
     "adamw-amsgrad": _copies(3),
-    "nadam": lambda p: _copies(2)(p) + 4,  # a running product beside the count
+    "nadam": lambda p: _copies(2)(p) + 4,  # and a running product
     "radam": _copies(2),
     "adamax": _copies(2),
     "rmsprop": _copies(1),
@@ -263,7 +263,7 @@ def _rule(name: str) -> Callable[[Tensor], int]:
 
 
 def _named(kind: str, group: Mapping[str, Any]) -> str:
-    """The name of the rule for an optimizer's class with the options of one of its groups."""
+    """The rule's name for an optimizer class (in lower case) with the options of a parameter group."""
     if kind == "sgd" and group.get("momentum"):
         return "sgd-momentum"
     if kind in ("adam", "adamw") and group.get("amsgrad"):
@@ -285,7 +285,7 @@ def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-# -- memory of the machine, as far as this process may use it
+# -- host memory that this process may use
 
 
 def _total_ram() -> int | None:
@@ -297,7 +297,7 @@ def _total_ram() -> int | None:
 
 
 def _free_ram() -> int | None:
-    """What the system says is available, within what is left of a container's limit."""
+    """Available memory of the system, within the remainder of a container's limit."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))

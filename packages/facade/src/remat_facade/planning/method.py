@@ -1,4 +1,4 @@
-"""Who plans, and how: a config, a type's name or a solver's name becomes one `Method`. No torch here."""
+"""Choose the planning method from a config, a type's name or a solver's name; imports no torch."""
 
 import os
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ _COMMON = frozenset(field.name for field in attrs.fields(Config))
 
 @attrs.frozen(kw_only=True)
 class Method:
-    """A solver by name, and what it is given.
+    """A solver and its arguments.
 
     Attributes:
-        solver: its registered name.
+        solver: the registered name of the solver.
         time_limit_s: wall-clock seconds, or None.
-        parameters: its own parameters, the seed among them.
+        parameters: parameters of the solver, including the seed.
     """
 
     solver: str = "auto"
@@ -35,16 +35,14 @@ class Method:
 
     @classmethod
     def from_config(cls, config: Config) -> "Method":
-        """The method that a config means.
+        """The method of a config.
 
         Raises:
-            MethodNotAvailable: it is not in this version.
-            BadConfig: it plans more than a step.
+            MethodNotAvailable: the method is not available in this version.
+            BadConfig: the config is of type offmate, which plans an optimizer too.
         """
         if isinstance(config, OffmateConfig):
-            raise BadConfig(
-                field="type", problem="offmate plans a model together with its optimizer: use Offmate"
-            )
+            raise BadConfig(field="type", problem="offmate plans the optimizer too: use Offmate")
         if config.type not in solver_names():
             raise MethodNotAvailable(method=config.type)
         own = {
@@ -57,30 +55,31 @@ class Method:
 def choose_method(
     default: str, config: Config | _Path | None, solver: str | None, seed: int, time_limit_s: float | None
 ) -> Method:
-    """The method that a user's choices name.
+    """The method that a user's arguments name.
 
     Args:
-        default: what the class runs.
-        config: instead of the default, if the class leaves the choice.
-        solver: the same, by the name of any solver; one that a config's type bears is that config.
-        seed: replaces the config's unless it is 0.
-        time_limit_s: replaces the config's unless it is None.
+        default: the method of the entry point; only "auto" can be replaced.
+        config: replaces the default.
+        solver: replaces the default by a registered solver; a name that is also a config type means that
+            config.
+        seed: replaces the config's seed unless it is 0.
+        time_limit_s: replaces the config's limit unless it is None.
 
     Raises:
-        BadConfig: the choices contradict each other.
-        MethodNotAvailable: the method is not in this version.
+        BadConfig: the arguments contradict each other.
+        MethodNotAvailable: the method is not available in this version.
     """
     if not isinstance(solver, str | None):
-        raise BadConfig(field="solver", problem=f"wants the name of a solver, got {shown(solver)}")
+        raise BadConfig(field="solver", problem=f"expected the name of a solver, got {shown(solver)}")
     if default != "auto" and (config is not None or solver is not None):
         named = as_config(config).type if config is not None else solver
         if named != default:
             raise BadConfig(
-                field="type", problem=f"this class runs {default} alone, not {named}: use Hiremate"
+                field="type", problem=f"this class runs {default} only, not {named}: use Hiremate"
             )
     if solver is not None and config is not None:
         raise BadConfig(
-            field="solver", problem="a config names the method already: give one of solver and config"
+            field="solver", problem="the config names the method already: give either solver or config"
         )
     if config is None:
         config = solver if solver in config_types() else default
@@ -91,16 +90,16 @@ def choose_method(
 
 
 def as_config(config: Config | _Path) -> Config:
-    """A config from itself, a type's name or a path.
+    """The config of a type's name or a path; a `Config` unchanged.
 
     Raises:
-        BadConfig: a text that is neither a type's name nor looks like a path.
+        BadConfig: the value is neither a config, nor a type's name, nor a path.
         BadFile: the path holds no config.
     """
     if isinstance(config, Config):
         return config
     if not isinstance(config, str | PathLike):
-        problem = f"wants a Config, a path or a type's name, got a {type(config).__name__}"
+        problem = f"expected a Config, a path or a type's name, got a {type(config).__name__}"
         raise BadConfig(field="config", problem=problem)
     looks_like_path = isinstance(config, PathLike) or Path(config).suffix or os.path.exists(config)
     if looks_like_path and config not in config_types():
@@ -109,5 +108,5 @@ def as_config(config: Config | _Path) -> Config:
 
 
 def _seeded(seed: int) -> dict[str, Any]:
-    """Solver parameters for a seed: none for 0, the default of every solver that draws at all."""
+    """Solver parameters of a seed; none for 0, the default of every solver with random choices."""
     return {"seed": seed} if seed else {}

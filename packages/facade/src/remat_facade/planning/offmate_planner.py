@@ -1,4 +1,4 @@
-"""Plan a training step together with its optimizer, for a budget on the device and one on the host."""
+"""Plan a training step together with its optimizer, for a device budget and a host budget."""
 
 import time
 from typing import Any
@@ -15,10 +15,10 @@ from remat_solvers import Deadline, Problem
 from remat_solvers.offload.solver import PERIODS, Offload
 
 ALIKE = 0.2
-"""So much may bandwidths and the host's memory, where they are what is found, differ from a saved plan's."""
+"""Largest relative difference of measured bandwidths and free host memory from those of a saved plan."""
 
 HOST_BUDGET = "host_budget_nbytes"
-"""Key of `Plan.solver_stats` under which the host's budget is found."""
+"""Key of `Plan.solver_stats`: the host budget."""
 
 
 @attrs.define(kw_only=True)
@@ -28,14 +28,14 @@ class OffmatePlanner(StepPlanner):
     The first plan fixes the placement of all persistent values.
 
     Attributes:
-        host_budget_nbytes: what moved values may take on the host, and
-        host_budget_given: whether the user said so.
-        links: bandwidths, and
-        links_given: whether they were not measured.
-        training: what carries plans out.
-        time_limit_s: of the solver, in seconds.
-        asked_nbytes: what the budget means, once there is a graph: a percentage is of the sample's step,
-            whatever comes later.
+        host_budget_nbytes: host bytes for values that move.
+        host_budget_given: whether the user gave the host budget; otherwise it is a share of the free memory.
+        links: the bandwidths.
+        links_given: whether the bandwidths were given; otherwise they were measured.
+        training: the session that runs the plans.
+        time_limit_s: wall-clock seconds for the solver, or None.
+        asked_nbytes: the budget in bytes, from the first graph on: a percentage is of the step of the sample,
+            also for later graphs.
     """
 
     host_budget_nbytes: int
@@ -50,17 +50,17 @@ class OffmatePlanner(StepPlanner):
         """The device bytes that a plan of `graph` may take.
 
         Raises:
-            BadBudget: the budget means nothing, or the reserve leaves nothing of it.
+            BadBudget: the budget is invalid, or buffers, inputs and the reserve are all of it.
         """
         taken_nbytes = self._taken_nbytes
         budget_nbytes = self._asked_nbytes(graph) - taken_nbytes
         if budget_nbytes <= 0:
-            taken = f"buffers, inputs and reserve_nbytes take {taken_nbytes} bytes, all of it"
+            taken = f"buffers, inputs and reserve_nbytes take {taken_nbytes} bytes, which leaves nothing"
             raise BadBudget(budget=str(self.budget), problem=taken)
         return budget_nbytes
 
     def _asked_nbytes(self, graph: Graph) -> int:
-        """What the budget means, from the first graph on."""
+        """The budget in bytes, which the first graph fixes."""
         if self.asked_nbytes is None:
             budget = Budget.parse(self.budget)
             external_nbytes = self.training.external_nbytes if budget.is_percentage else 0
@@ -69,14 +69,14 @@ class OffmatePlanner(StepPlanner):
 
     @property
     def _taken_nbytes(self) -> int:
-        """What is there whatever the plan."""
+        """Device bytes in use with any plan."""
         return self.reserve_nbytes + self.training.external_nbytes
 
     def solve(self, graph: Graph, budget_nbytes: int, began_s: float) -> Plan:
-        """Make a plan.
+        """Run the solver.
 
         Raises:
-            NoRoom: no plan keeps both budgets.
+            NoRoom: no plan was found within both budgets.
         """
         names = self.training.on_host
         on_host = None if names is None else {i for i, v in enumerate(graph.values) if v.name in names}
@@ -104,7 +104,7 @@ class OffmatePlanner(StepPlanner):
             settled,
             solution.schedule,
             budget_nbytes=budget_nbytes,
-            lower_bound_s=solution.lower_bound_s / passes,  # a plan's figures are of one forward and backward
+            lower_bound_s=solution.lower_bound_s / passes,  # a plan's times are of one forward and backward
             solver=solver.name,
             solver_stats={
                 **solution.stats,
@@ -120,15 +120,15 @@ class OffmatePlanner(StepPlanner):
         return self._where_most_is_held(settled, plan)
 
     def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
-        """The plan with what explains it."""
+        """The plan with notes that explain its decisions."""
         return attrs.evolve(plan, notes=Offload.explain(plan.solver_stats))
 
     def _where_most_is_held(self, graph: Graph, plan: Plan) -> Plan:
-        """A plan with its peaks in the state of ``.grad`` that needs most."""
+        """The plan with the larger peaks of ``.grad`` being None and being kept from an earlier step."""
         passes = self.training.accumulation
         if self.training.in_backward and passes == 1:
             return plan
-        # Gradients that are there already take as much again on the host while new ones arrive.
+        # Gradients of an earlier step need the same host memory again while new ones arrive.
         again = simulate(
             accumulating(graph),
             plan.schedule,
@@ -145,7 +145,7 @@ class OffmatePlanner(StepPlanner):
         )
 
     def saved_as(self) -> Method:
-        """What a plan depends on beside its graph, its budget and the source of its times."""
+        """The key of saved plans, in addition to graph, budget and source of times."""
         training = self.training
         return Method(
             solver=Offload.name,
@@ -161,12 +161,12 @@ class OffmatePlanner(StepPlanner):
         )
 
     def _rounding_nbytes(self, graph: Graph) -> int:
-        """The most that blocks of the host's memory take beyond their bytes, where they are whole pages."""
-        blocks = len(graph.values) + len(graph.gradients)  # gradients that are there already, too
+        """Most host bytes that rounding blocks up to pages can add."""
+        blocks = len(graph.values) + len(graph.gradients)  # also gradients of an earlier step
         return self.training.pool.rounding_nbytes * blocks
 
     def serves(self, graph: Graph, plan: Plan) -> bool:
-        """Whether a saved plan keeps the host's budget, and what is found here now is about what was then."""
+        """Whether a saved plan fits the host budget, and the host and links are about the same as then."""
         if plan.links is None:
             return False
         if plan.on_host and plan.host_peak_nbytes > self.host_budget_nbytes - self._rounding_nbytes(graph):
@@ -176,8 +176,8 @@ class OffmatePlanner(StepPlanner):
         return all(map(_alike, then, now))
 
 
-def _alike(was: Any, now: Any) -> bool:
-    """Whether a number of a saved plan is about the one that is found now; either may not be known."""
-    if isinstance(was, int | float) and isinstance(now, int | float):
-        return abs(was - now) <= ALIKE * now
-    return was is None and now is None
+def _alike(then: Any, now: Any) -> bool:
+    """Whether a number of a saved plan is about the present one, or both are unknown."""
+    if isinstance(then, int | float) and isinstance(now, int | float):
+        return abs(then - now) <= ALIKE * now
+    return then is None and now is None

@@ -1,10 +1,10 @@
-"""What no budget on the CPU counts: memory that oneDNN takes past torch's allocator.
+"""Note the memory on the CPU that no budget covers: oneDNN allocates outside torch's allocator.
 
-oneDNN runs convolutions, LSTM layers and products in 16 bits. What its primitives hold comes from the C
-library and stays in its cache from the first step on, whatever the batch: some 0.15 MiB for the forward and
-backward of a convolution, beside 2 MiB reserved for code of which few pages are touched. Neither torch's
-allocator nor a dispatch mode sees it, so no plan can hold it; `benchmarks/scratch.py` measures it. With
-`ONEDNN_PRIMITIVE_CACHE_CAPACITY=0` in the environment nothing stays, and every call compiles anew.
+oneDNN runs convolutions, LSTM layers and 16-bit products. Its primitives allocate with the C library and stay
+in its cache from the first step on, at any batch size: about 0.15 MiB for the forward and backward of a
+convolution, and 2 MiB of address space for code, of which few pages are touched. Neither torch's allocator
+nor a dispatch mode sees this memory, so no plan can count it; `benchmarks/scratch.py` measures it. With
+`ONEDNN_PRIMITIVE_CACHE_CAPACITY=0` in the environment nothing is kept, and every call compiles again.
 """
 
 import re
@@ -17,10 +17,10 @@ _TAKEN = re.compile(r"\(b?float(16|32)\[[^@]*@cpu")
 
 
 def scratch_note(graph: Graph) -> tuple[str, ...]:
-    """A line for a graph with operators that oneDNN runs; none for any other.
+    """One line for a graph with operators that oneDNN runs; nothing for any other graph.
 
     Args:
-        graph: a captured step; its keys say which kernels it asks for, on which device.
+        graph: a captured step; the keys of its ops name kernels and devices.
     """
     if "no_onednn" in dict(graph.conditions).get("kernels", ""):
         return ()
@@ -29,6 +29,6 @@ def scratch_note(graph: Graph) -> tuple[str, ...]:
     if not kinds:
         return ()
     return (
-        f"beside the budget what oneDNN takes past torch for {kinds} kinds of operators: scratch and "
-        "compiled kernels, about 0.1 MiB each from the first step on (and 1 MiB of addresses)",
+        f"not in the budget: workspace and compiled kernels of oneDNN for {kinds} kinds of operators, about "
+        "0.1 MiB each (and 1 MiB of address space), from the first step on",
     )

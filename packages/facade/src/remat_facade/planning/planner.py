@@ -1,6 +1,6 @@
-"""From a graph to a plan: resolve the budget, ask a solver, believe only the referee.
+"""Plan a graph: resolve the budget, run a solver, and check its schedule with the referee.
 
-This is what the entry points and the command share, and all that they know of solvers. No torch here.
+The entry points and the command share this module, which alone calls solvers. It imports no torch.
 """
 
 import sys
@@ -22,29 +22,29 @@ from remat_solvers import Progress as SolverProgress
 from remat_solvers.protocol import SMALLEST
 
 Progress = Callable[[str], None]
-"""Told in a few words what begins now."""
+"""Called with a short description when a stage begins."""
 
 PLANNING_S = "planning_s"
-"""Key of `Plan.solver_stats` under which the seconds that planning took are found."""
+"""Key of `Plan.solver_stats`: seconds of planning."""
 
 SAVED = "saved"
-"""Key of `Plan.solver_stats` that is there, and true, if the plan was found in the zoo."""
+"""Key of `Plan.solver_stats`: present, and true, if the plan was loaded from the zoo."""
 
 
 def silent(_: str) -> None:
-    """A `Progress` that tells nobody."""
+    """A `Progress` that does nothing."""
 
 
 @attrs.define(kw_only=True)
 class StepPlanner(ABC):
-    """Plans graphs at one budget: a saved plan is used if there is one, else a solver makes one.
+    """Plans graphs for one budget: loads a saved plan if one matches, else runs a solver.
 
     Attributes:
         budget: as the user gave it.
-        reserve_nbytes: bytes of the budget left to the caller.
-        platform: where the graph's times come from, for the record.
-        on_progress: told what begins.
-        zoo: where plans are looked for first, and kept; None: each one is made.
+        reserve_nbytes: bytes of the budget reserved for the caller.
+        platform: the source of the graph's times, for `Plan.platform`.
+        on_progress: called when a stage begins.
+        zoo: saved plans; None to run a solver for each graph and save nothing.
     """
 
     budget: int | str
@@ -59,18 +59,18 @@ class StepPlanner(ABC):
 
     @abstractmethod
     def solve(self, graph: Graph, budget_nbytes: int, began_s: float) -> Plan:
-        """Make a plan; `began_s` is when planning began."""
+        """Run a solver; `began_s` is the time at which planning began."""
 
     @abstractmethod
     def saved_as(self) -> Method:
-        """What a saved plan depends on in addition to its graph, its budget and the source of its times."""
+        """The key of saved plans, in addition to graph, budget and source of times."""
 
     def serves(self, graph: Graph, plan: Plan) -> bool:
-        """Whether a saved plan of this graph and budget can be used now."""
+        """Whether a saved plan of this graph and budget is still valid."""
         return True
 
     def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
-        """The plan as it is returned."""
+        """The plan to return; a subclass may add notes or record it."""
         return plan
 
     def with_margin(self, nbytes: int) -> Self:
@@ -78,10 +78,10 @@ class StepPlanner(ABC):
         return attrs.evolve(self, reserve_nbytes=self.reserve_nbytes + nbytes)
 
     def __call__(self, graph: Graph) -> Plan:
-        """Plan.
+        """Plan a graph.
 
         Raises:
-            RematError: the budget is invalid, or no plan keeps to it.
+            RematError: the budget is invalid, or no plan was found within it.
         """
         began_s = time.perf_counter()
         budget_nbytes = self.budget_for(graph)
@@ -98,17 +98,15 @@ class StepPlanner(ABC):
 
 
 @attrs.define(kw_only=True)
-class Planner(StepPlanner):
-    """Plans any graph at one budget; what the executor calls for each new graph it captures.
-
-    A percentage is of each graph.
+class RecomputePlanner(StepPlanner):
+    """The planner of one forward and backward; the executor calls it for each new graph that it captures.
 
     Attributes:
-        method: what solves.
-        device_nbytes: what the device has, if that is known, and
-        device: its name for people.
-        granted_nbytes: what the first graph was given, the sample's: a smaller one, the last batch of an
-            epoch say, may take as much, although a percentage of it is less.
+        method: the solver.
+        device_nbytes: memory of the device; None if unknown.
+        device: name of the device, for messages.
+        granted_nbytes: the budget of the first graph. A percentage is of each graph, but a smaller graph (the
+            last batch of an epoch, for example) gets no less than this.
     """
 
     method: Method = attrs.field(factory=Method)
@@ -121,17 +119,17 @@ class Planner(StepPlanner):
         if not isinstance(reserve, int) or isinstance(reserve, bool) or not 0 <= reserve < 2**63:
             raise BadBudget(
                 budget=self.budget if isinstance(self.budget, str) else shown(self.budget),
-                problem=f"reserve_nbytes {shown(reserve)} is no number of bytes",
+                problem=f"reserve_nbytes {shown(reserve)} is not a number of bytes",
             )
 
     def check(self) -> None:
-        """Find what is wrong with budget and solver before there is a graph.
+        """Check the budget and the solver before there is a graph.
 
         Raises:
-            BadBudget: the budget means nothing.
-            BudgetAboveDevice: the device has less.
-            UnknownSolver: there is no such solver.
-            BadParameter: it does not take these parameters.
+            BadBudget: the budget is invalid.
+            BudgetAboveDevice: the budget exceeds the memory of the device.
+            UnknownSolver: no solver has this name.
+            BadParameter: the solver does not accept these parameters.
         """
         get_solver(self.method.solver, **self.method.parameters)
         nbytes = Budget.parse(self.budget).nbytes
@@ -142,38 +140,38 @@ class Planner(StepPlanner):
         """The bytes that a plan of `graph` may take.
 
         Raises:
-            BadBudget: the budget means nothing, or the reserve leaves nothing of it.
-            BudgetAboveDevice: the device has less.
+            BadBudget: the budget is invalid, or the reserve is all of it.
+            BudgetAboveDevice: the budget exceeds the memory of the device.
         """
         return self._without_reserve(Budget.parse(self.budget).resolve(graph))
 
     def _without_reserve(self, nbytes: int) -> int:
-        """What is left of a budget for plans."""
+        """The budget without the reserve, after the checks of `budget_for`."""
         nbytes = max(nbytes, self.granted_nbytes)
         if self.device_nbytes is not None and nbytes > self.device_nbytes:
             has = f"{self.device}, which has {format_nbytes(self.device_nbytes)}"
             raise BudgetAboveDevice(budget=str(self.budget), device=has)
         if nbytes <= self.reserve_nbytes:
-            problem = f"reserve_nbytes {self.reserve_nbytes} leaves nothing of its {nbytes} bytes"
+            problem = f"reserve_nbytes {self.reserve_nbytes} leaves nothing of the budget of {nbytes} bytes"
             raise BadBudget(budget=str(self.budget), problem=problem)
         return nbytes - self.reserve_nbytes
 
     def saved_as(self) -> Method:
-        """The method."""
+        """The method: all that a plan of this planner depends on."""
         return self.method
 
     def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
-        """The plan, whose budget is granted to later graphs too."""
+        """The plan; its budget is granted to later graphs too."""
         self.granted_nbytes = self.granted_nbytes or budget_nbytes + self.reserve_nbytes
         return plan
 
     def solve(self, graph: Graph, budget_nbytes: int, began_s: float) -> Plan:
-        """Make a plan.
+        """Run the solver.
 
         Raises:
-            InfeasibleBudget: no schedule fits; says which budget works.
-            NotFound: this solver found none, but there is one.
-            OverBudget: the referee caught a solver whose schedule does not fit what it was given.
+            InfeasibleBudget: no schedule fits; the error has a budget that works.
+            NotFound: this solver found no schedule, but one exists.
+            OverBudget: the schedule of the solver exceeds its budget, by the referee.
         """
         deadline = Deadline(self.method.time_limit_s, self._tell)
         solver = get_solver(self.method.solver, **self.method.parameters)
@@ -192,8 +190,8 @@ class Planner(StepPlanner):
         )
 
     def _smallest(self, graph: Graph, budget_nbytes: int, deadline: Deadline, solution: Solution) -> Schedule:
-        """What needs least, where the solver found nothing; the portfolio may use it."""
-        self.on_progress(f"no schedule in {format_nbytes(budget_nbytes)}: looking for the smallest budget")
+        """The schedule with the smallest peak, if the solver found none; only the portfolio may use it."""
+        self.on_progress(f"no schedule in {format_nbytes(budget_nbytes)}: searching for the smallest budget")
         smallest = min_budget(graph, deadline)
         if smallest.nbytes > budget_nbytes:
             raise InfeasibleBudget(
@@ -206,7 +204,7 @@ class Planner(StepPlanner):
             )
         if self.method.solver == "auto":
             return smallest.schedule
-        # One method may fail where another would not; "infeasible" would then be a lie.
+        # One method may fail where another does not, so the budget is not infeasible.
         raise NotFound(
             solver=self.method.solver,
             budget=format_nbytes(budget_nbytes),
@@ -217,14 +215,14 @@ class Planner(StepPlanner):
         best = f"{format_seconds(progress.time_s)} a step" if progress.time_s is not None else "no plan yet"
         bound = format_seconds(progress.lower_bound_s)
         self.on_progress(
-            f"planning by {progress.solver}: {best}, at best {bound} ({progress.elapsed_s:.0f} s)"
+            f"planning with {progress.solver}: {best}, lower bound {bound} ({progress.elapsed_s:.0f} s)"
         )
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that a plan depends on, by name."""
+    """Versions of the packages that a plan depends on, by name."""
     names = ("remat-graph", "remat-solvers", "remat-facade")
     found = {name: version(name) for name in names}
-    if "torch" in sys.modules:  # a plan made without torch does not depend on it
+    if "torch" in sys.modules:  # a plan of a saved graph does not depend on torch
         found["torch"] = version("torch")
     return found

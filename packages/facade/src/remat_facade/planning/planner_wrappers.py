@@ -1,4 +1,4 @@
-"""Planners around another one: for a plan that there is already, for all ranks together, with notes."""
+"""Planners that wrap another planner: to reuse a given plan, to plan with other ranks, to add notes."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from remat_facade.planning.onednn_note import scratch_note
 from remat_graph import Graph, OverBudget, Plan, fingerprint
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # the module imports torch
     from remat_executor.module.peak_check import MarginPlanner
 
 
@@ -19,8 +19,8 @@ class FixedPlanner:
 
     Attributes:
         plan: the plan.
-        otherwise: plans other graphs, and says the budget.
-        source: where the plan comes from, for messages.
+        otherwise: the planner of other graphs, which also gives the budget.
+        source: the origin of the plan, for messages.
         used: whether the plan was returned.
     """
 
@@ -30,19 +30,19 @@ class FixedPlanner:
     used: bool = attrs.field(default=False, init=False)
 
     def budget_for(self, graph: Graph) -> int:
-        """The bytes that a plan may take now, whatever the fixed one was made for."""
+        """The bytes that a plan may take; the budget of the fixed plan does not matter."""
         return self.otherwise.budget_for(graph)
 
     def with_margin(self, nbytes: int) -> "MarginPlanner":
-        """The other planner with a margin of n bytes: the fixed plan took more than it says."""
+        """The other planner with a margin of n bytes: the measured peak of the fixed plan was too high."""
         return self.otherwise.with_margin(nbytes)
 
     def __call__(self, graph: Graph) -> Plan:
-        """The fixed plan, judged again on this graph.
+        """The fixed plan, simulated again on this graph.
 
         Raises:
-            ForeignPlan: the first graph asked for is not the plan's.
-            OverBudget: the plan's peak on this graph is above the budget.
+            ForeignPlan: the first graph is not the graph of the plan.
+            OverBudget: the plan's peak on this graph exceeds the budget.
         """
         if self.used and fingerprint(graph) != self.plan.fingerprint:
             return self.otherwise(graph)
@@ -60,14 +60,14 @@ class RanksPlanner:
 
     Attributes:
         together: plans with the other ranks.
-        alone: says this rank's budget, and plans with a margin what only this rank needs it for.
+        alone: the planner of this rank, for its budget and for plans with a margin that only it needs.
     """
 
     together: Callable[[Graph], Plan]
     alone: "MarginPlanner"
 
     def budget_for(self, graph: Graph) -> int:
-        """This rank's."""
+        """The budget of this rank."""
         return self.alone.budget_for(graph)
 
     def with_margin(self, nbytes: int) -> "MarginPlanner":
@@ -75,7 +75,7 @@ class RanksPlanner:
         return self.alone.with_margin(nbytes)
 
     def __call__(self, graph: Graph) -> Plan:
-        """The plan of all ranks."""
+        """The common plan of all ranks."""
         return self.together(graph)
 
 
@@ -84,22 +84,22 @@ class AnnotatedPlanner:
     """A planner whose plans carry notes.
 
     Attributes:
-        planner: plans.
-        note: the notes on a plan, in lines; what its budget does not count is noted as well.
+        planner: makes the plans.
+        note: returns the notes on a plan, as lines; memory of oneDNN outside the budget is noted too.
     """
 
     planner: "MarginPlanner"
     note: Callable[[Plan], tuple[str, ...]]
 
     def budget_for(self, graph: Graph) -> int:
-        """The planner's."""
+        """The budget of the planner."""
         return self.planner.budget_for(graph)
 
     def with_margin(self, nbytes: int) -> "AnnotatedPlanner":
-        """The planner with a margin of n bytes, whose plans carry notes too."""
+        """The planner with a margin of n bytes; its plans carry notes too."""
         return attrs.evolve(self, planner=self.planner.with_margin(nbytes))
 
     def __call__(self, graph: Graph) -> Plan:
-        """The planner's plan, with notes."""
+        """The plan of the planner, with notes."""
         plan = self.planner(graph)
         return attrs.evolve(plan, notes=(*self.note(plan), *scratch_note(graph)))

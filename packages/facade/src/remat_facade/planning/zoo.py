@@ -1,17 +1,15 @@
-"""The zoo: plans kept on disk, so that a second process on the same model need not solve.
+"""The zoo: plans saved on disk, so that a second process on the same model need not run a solver.
 
-One JSON file for each graph (by its fingerprint), budget, solver with its parameters, source of times, and
-sources of the packages that solve: another version of a solver, installed or edited, never finds the plans of
-this one. A plan that is found is judged by the referee on the graph at hand. It is used if it peaks within
-the budget and if, by the times measured now, it recomputes hardly more than it did when it was made.
+The key of a file is the graph (by its fingerprint), the budget, the solver with its parameters, the source of
+times, and the source code of the packages that solve, so another version of a solver never loads the plans of
+this one. The referee simulates a loaded plan on the present graph. The plan is used if its peak is within the
+budget and its overhead, by the times measured now, is hardly more than when it was made.
 
-A plan that a time limit cut short is kept too, with that limit: a call that allows more time solves anew, and
-what it finds takes its place.
+A plan of a search that a time limit ended is saved with that limit. A call with a longer limit solves again
+and replaces the plan. The folder holds a bounded number of files; the least recently used is deleted first.
 
-The folder holds a bounded number of files; the plan that was not used for the longest time makes room.
-
-Like the cache of costs the zoo is a convenience: a file that cannot be read or is not what its name says is
-ignored, a folder that cannot be written is left alone, each with one warning.
+A file that cannot be read or has another key is ignored, and a folder that cannot be written is not used;
+each gives one warning.
 """
 
 import hashlib
@@ -39,10 +37,10 @@ FORMAT = "remat-zoo"
 VERSION = 2
 
 SLOWER = 0.01
-"""A saved plan may recompute so much more than when it was made, as a ratio of the step's time."""
+"""Largest increase of a saved plan's overhead since it was made, as a share of the step's time."""
 
 MOST_PLANS = 500
-"""So many files are kept, of some hundred KiB each; the one not used for the longest goes first."""
+"""Most files in the folder, of about 100 KiB each."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -50,45 +48,45 @@ class Zoo:
     """Saved plans in one folder.
 
     Attributes:
-        folder: where the files are.
-        times: where the graph's times come from: a device with its flags, or a platform.
+        folder: the folder of the files.
+        times: the source of the graph's times: a device with its flags, or a platform.
     """
 
     folder: Path
     times: str
-    _said: set[str] = attrs.field(factory=set, init=False)
+    _warned: set[str] = attrs.field(factory=set, init=False)
 
     def find(self, graph: Graph, budget_nbytes: int, method: Method) -> Plan | None:
-        """The plan of an earlier process, judged again on this graph; None if there is none that serves."""
+        """The saved plan, simulated again on this graph; None if there is no valid one."""
         key = self.key(graph, budget_nbytes, method)
         path = self.path(key)
-        if not os.path.isfile(path):  # which no error of the system interrupts
+        if not os.path.isfile(path):  # False on any system error
             return None
         try:
             reader = read_sealed(path, FORMAT, VERSION)
             if reader.get("key").data != key:
-                reader.fail("is of another graph, budget or solver than its name says")
+                reader.fail("has another graph, budget or solver than its name")
             limit = reader.get("time_limit_s")
             limit_s = math.inf if limit.data is None else limit.seconds()
             data = reader.get("plan").data
-            was = plan_from_data(data, source=str(path))
-            settled = with_placement(graph, was.on_host) if was.on_host else graph
-            plan = plan_from_data(data, graph=settled, source=str(path))
-        except OverBudget:  # workspaces were measured anew and are larger
+            recorded = plan_from_data(data, source=str(path))
+            placed = with_placement(graph, recorded.on_host) if recorded.on_host else graph
+            plan = plan_from_data(data, graph=placed, source=str(path))
+        except OverBudget:  # workspaces were measured again and are larger
             return None
         except (BadFile, ForeignPlan, RematError, ValueError, TypeError, RecursionError) as error:
-            self._say("read", f"{error}; the plan is made again")
+            self._warn("read", f"{error}; the model is planned again")
             return None
         if plan.deadline_hit and limit_s < (math.inf if method.time_limit_s is None else method.time_limit_s):
             return None
-        if plan.peak_nbytes > budget_nbytes or plan.overhead > was.overhead + SLOWER:
+        if plan.peak_nbytes > budget_nbytes or plan.overhead > recorded.overhead + SLOWER:
             return None
-        with suppress(OSError):  # in a folder that is only read, nothing is ever dropped
+        with suppress(OSError):  # a read-only folder, in which no file is ever deleted
             os.utime(path)
         return plan
 
     def keep(self, graph: Graph, budget_nbytes: int, method: Method, plan: Plan) -> None:
-        """Save a plan; an earlier one is replaced in one go."""
+        """Save a plan; it atomically replaces an earlier one."""
         key = self.key(graph, budget_nbytes, method)
         data = {"format": FORMAT, "version": VERSION, "key": key, "time_limit_s": method.time_limit_s}
         try:
@@ -96,25 +94,25 @@ class Zoo:
             write_sealed({**data, "plan": plan_to_data(plan)}, self.path(key))
             self._drop_oldest()
         except OSError as error:
-            # Where nothing can be written beside it either, the cache of costs has said so.
+            # If the parent folder cannot be written either, the cost cache has warned about it.
             if os.access(self.folder.parent, os.W_OK) and self.folder.parent.is_dir():
                 reason = error.strerror or str(error)
-                self._say(
+                self._warn(
                     "write",
-                    f"plans are not kept: {self.folder}: {reason}; set REMAT_CACHE_DIR to a folder that can "
-                    "be written, or zoo=False",
+                    f"plans are not saved: {self.folder}: {reason}; set REMAT_CACHE_DIR to a writable "
+                    "folder, or zoo=False",
                 )
 
     def _drop_oldest(self) -> None:
         used_s = {}
         for path in self.folder.glob("plan-v*.json"):
-            with suppress(FileNotFoundError):  # another process dropped it
+            with suppress(FileNotFoundError):  # deleted by another process
                 used_s[path] = path.stat().st_mtime
         for path in sorted(used_s, key=used_s.__getitem__)[:-MOST_PLANS]:
             path.unlink(missing_ok=True)
 
     def key(self, graph: Graph, budget_nbytes: int, method: Method) -> dict[str, Any]:
-        """What a plan depends on, as JSON data."""
+        """All that a plan depends on, as JSON data."""
         return {
             "fingerprint": fingerprint(graph),
             "rounding_nbytes": graph.rounding_nbytes,
@@ -126,20 +124,20 @@ class Zoo:
         }
 
     def path(self, key: Mapping[str, Any]) -> Path:
-        """The file of a key, there or not."""
+        """The file of a key; it may not exist."""
         text = json.dumps(key, sort_keys=True)
         return self.folder / f"plan-v{VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
-    def _say(self, kind: str, message: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
+    def _warn(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
             warnings.warn(message, PlanNotKept, stacklevel=2)
 
 
 def _sources(solver: str) -> dict[str, str]:
-    """What decides which schedule a solver finds: our two packages' code, and versions of what it calls.
+    """What determines a solver's schedule: the code of our two packages, and the versions of libraries.
 
-    A version alone would serve an edited solver the plans of the one before.
+    A version number alone would not change when a solver is edited.
     """
     found = {name: _digest(name) for name in ("remat_graph", "remat_solvers")}
     for name in ("highspy", "numba", "numpy"):
@@ -152,7 +150,7 @@ def _sources(solver: str) -> dict[str, str]:
 
 
 def _digest(package: str) -> str:
-    """A hash of a package's source files; some 5 ms."""
+    """A hash of a package's source files; takes about 5 ms."""
     spec = find_spec(package)
     hashed = hashlib.sha256()
     for folder in spec.submodule_search_locations or () if spec is not None else ():

@@ -1,1 +1,1 @@
-"""What a plan looks like: memory over time, what is recomputed, and tables, as data, PNG and HTML."""
+"""Reports on plans: memory over time, recomputed ops and tables, as data, PNG and HTML."""

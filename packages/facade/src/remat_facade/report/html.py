@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: the pictures as inline SVG, tables, light and dark."""
+"""Write the report of a plan as one self-contained HTML file: inline SVG pictures, tables, light and dark."""
 
 from collections.abc import Sequence
 from html import escape
@@ -63,7 +63,7 @@ def page(graph: Graph, plan: Plan, measured: Sequence[Table] = ()) -> str:
     Args:
         graph: the graph of the plan.
         plan: the plan.
-        measured: tables to show before those of the plan.
+        measured: tables to show before the tables of the plan.
     """
     tables = [*measured, plan_table(plan), repeats_table(graph, plan)]
     return _PAGE.format(

@@ -1,12 +1,13 @@
-"""Draw a plan: memory over time with and without it, and which ops run again when.
+"""Draw a plan: memory over time of the planned and the unplanned step, and the recomputations.
 
-The same figure becomes a PNG and, for the HTML page, an SVG whose colours are CSS variables, so that it
-follows the reader's light or dark mode.
+The figure is saved as a PNG or, for the HTML page, as an SVG whose colours are CSS variables, so that it
+follows the light or dark mode of the page.
 """
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import attrs
 from matplotlib import rc_context
@@ -19,11 +20,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from remat_facade.report.trace import Trace, trace, unplanned
 from remat_graph import Graph, Plan, format_nbytes
+from remat_graph.contexts import context
 
 
 @attrs.frozen(kw_only=True)
 class Palette:
-    """Colours by meaning, in light mode; each is a different one, so that SVG text can be searched for it."""
+    """Colours of the light mode by meaning; all differ, because `svg` replaces them by their text."""
 
     paper: str = "#fdfdfc"
     ink: str = "#1d2530"
@@ -36,6 +38,22 @@ class Palette:
     budget: str = "#b3261e"
 
 
+@context
+def new_figure(width: float, height: float, palette: Palette) -> Generator[Figure, None, None]:
+    """A figure of this size in inches, in the common font; it uses no global state of matplotlib."""
+    with rc_context({"font.size": 10, "font.family": ["DejaVu Sans"], "axes.unicode_minus": False}):
+        figure = Figure(figsize=(width, height), facecolor=palette.paper)
+        FigureCanvasAgg(figure)
+        yield figure
+
+
+def headline(figure: Figure, title: str, subtitle: str, palette: Palette) -> None:
+    """Write a title and a subtitle 0.4 and 0.7 inches below the top of the figure."""
+    height = figure.get_figheight()
+    figure.text(0.085, 1 - 0.4 / height, title, color=palette.ink, size=15, weight="bold", parse_math=False)
+    figure.text(0.085, 1 - 0.7 / height, subtitle, color=palette.muted, size=10, parse_math=False)
+
+
 def draw(graph: Graph, plan: Plan, palette: Palette | None = None) -> Figure:
     """The figure of a plan.
 
@@ -46,19 +64,24 @@ def draw(graph: Graph, plan: Plan, palette: Palette | None = None) -> Figure:
     """
     palette = palette or Palette()
     planned, without = trace(graph, plan.schedule), trace(graph, unplanned(graph))
-    with rc_context({"font.size": 10, "font.family": ["DejaVu Sans"], "axes.unicode_minus": False}):
-        figure = Figure(figsize=(11, 7), facecolor=palette.paper)
-        FigureCanvasAgg(figure)
+    with new_figure(11, 7, palette) as figure:
         grid = figure.add_gridspec(
             2, 1, height_ratios=[3, 2], left=0.085, right=0.975, top=0.85, bottom=0.085, hspace=0.24
         )
         memory, runs = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
-        _headline(figure, plan, palette)
+        headline(
+            figure,
+            f"{plan.graph_name}: {format_nbytes(plan.peak_nbytes)} instead of "
+            f"{format_nbytes(plan.noremat_peak_nbytes)}, for {plan.overhead:.1%} more time",
+            f"budget {format_nbytes(plan.budget_nbytes)}  ·  {len(graph.ops)} ops, {len(planned.repeats)} "
+            f"repeats  ·  lower bound {plan.lower_bound_overhead:.1%} more time  ·  solver {plan.solver}",
+            palette,
+        )
         scale, unit = _time_unit(max(planned.end_s, without.end_s), planned.has_times)
         _draw_memory(memory, plan, planned, without, scale, palette)
         _draw_runs(runs, graph, planned, scale, palette)
         for axes in (memory, runs):
-            _dress(axes, palette)
+            _style(axes, palette)
             axes.set_xlim(0, max(planned.end_s, without.end_s) * scale * 1.002 or 1)
             axes.axvline(planned.boundary_s * scale, color=palette.muted, lw=0.8, ls=(0, (1, 2)), zorder=1)
         memory.tick_params(labelbottom=False)
@@ -80,34 +103,11 @@ def svg(figure: Figure, palette: Palette | None = None) -> str:
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'<g id="[^"]*"', "<g", text)  # names that nothing refers to, the same in every figure
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # unused ids, which repeat in every figure
     text = text.replace("'DejaVu Sans'", "'DejaVu Sans', system-ui, sans-serif")
     for name, colour in attrs.asdict(palette or Palette()).items():
         text = text.replace(colour, f"var(--{name})")
     return text
-
-
-def _headline(figure: Figure, plan: Plan, palette: Palette) -> None:
-    runs = plan.schedule.order
-    ops = len(set(runs))
-    left = 0.085
-    figure.text(
-        left,
-        0.945,
-        f"{plan.graph_name}: {format_nbytes(plan.peak_nbytes)} instead of "
-        f"{format_nbytes(plan.noremat_peak_nbytes)}, for {plan.overhead:.1%} more time",
-        color=palette.ink,
-        size=15,
-        weight="bold",
-    )
-    figure.text(
-        left,
-        0.905,
-        f"budget {format_nbytes(plan.budget_nbytes)}  ·  {len(runs) - ops} repeats beside {ops} ops  ·  "
-        f"no schedule in this budget costs less than {plan.lower_bound_overhead:.1%}  ·  by {plan.solver}",
-        color=palette.muted,
-        size=10,
-    )
 
 
 def _draw_memory(
@@ -126,37 +126,37 @@ def _draw_memory(
     axes.plot(x, y, color=palette.planned, lw=1.4)
     entries = [("unplanned", palette.unplanned, 0.5), ("planned", palette.planned, 0.6)]
     if planned.gradient_nbytes and planned.gradient_nbytes[-1]:
-        entries.append(("of it finished gradients", palette.gradients, 0.85))
+        entries.append(("finished gradients", palette.gradients, 0.85))
         x, y = _stairs(planned, planned.gradient_nbytes, scale, size)
         axes.fill_between(x, y, color=palette.gradients, alpha=0.75, lw=0)
 
     budget = plan.budget_nbytes / size
     if budget < top:
         axes.axhline(budget, color=palette.budget, lw=1.2, ls=(0, (5, 3)))
-        axes.annotate(
-            f"budget {format_nbytes(plan.budget_nbytes)}",
-            (1, budget),
-            xycoords=("axes fraction", "data"),
-            xytext=(-6, 4),
-            textcoords="offset points",
-            color=palette.budget,
-            ha="right",
-        )
+        text, units = f"budget {format_nbytes(plan.budget_nbytes)}", ("axes fraction", "data")
+        annotate(axes, text, (1, budget), units, (-6, 4), palette.budget, ha="right")
     legend(axes, entries, palette)
+    boundary, units = (planned.boundary_s * scale, 1), ("data", "axes fraction")
     for text, offset, align in (("forward", -6, "right"), ("backward", 6, "left")):
-        axes.annotate(
-            text,
-            (planned.boundary_s * scale, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(offset, -14),
-            textcoords="offset points",
-            color=palette.muted,
-            ha=align,
-        )
+        annotate(axes, text, boundary, units, (offset, -14), palette.muted, ha=align)
+
+
+def annotate(
+    axes: Axes,
+    text: str,
+    point: tuple[float, float],
+    units: tuple[str, str],
+    offset: tuple[int, int],
+    colour: str,
+    **align: Any,
+) -> None:
+    """Write `text` `offset` points away from a point, whose coordinates have these units of matplotlib."""
+    at: dict[str, Any] = {"xycoords": units, "xytext": offset, "textcoords": "offset points"}
+    axes.annotate(text, point, color=colour, **at, **align)
 
 
 def legend(axes: Axes, entries: Sequence[tuple[str, str, float]], palette: Palette) -> None:
-    """Names above the axes, where no curve can run into them: (name, colour, opacity)."""
+    """A legend above the axes, where it covers no curve; an entry is (name, colour, opacity)."""
     legend = axes.legend(
         [Patch(color=colour, alpha=alpha, lw=0) for _, colour, alpha in entries],
         [name for name, _, _ in entries],
@@ -181,7 +181,7 @@ def _draw_runs(axes: Axes, graph: Graph, planned: Trace, scale: float, palette: 
     axes.set_ylabel("forward ops, in order", color=palette.muted)
     axes.set_ylim(-0.5, max(len(shown), 2) - 0.5)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    shortest = planned.end_s * scale / 500  # a shorter run could not be seen
+    shortest = planned.end_s * scale / 500  # a shorter bar would be invisible
     tall = max(0.9, len(shown) / 60)
     for repeat, colour in ((False, palette.unplanned), (True, palette.repeat)):
         bars = []
@@ -194,13 +194,13 @@ def _draw_runs(axes: Axes, graph: Graph, planned: Trace, scale: float, palette: 
                 [(left, y - tall / 2), (right, y - tall / 2), (right, y + tall / 2), (left, y + tall / 2)]
             )
         axes.add_collection(PolyCollection(bars, facecolors=colour, linewidths=0, zorder=3 if repeat else 2))
-    legend(axes, [("first run", palette.unplanned, 1.0), ("run again", palette.repeat, 1.0)], palette)
+    legend(axes, [("first run", palette.unplanned, 1.0), ("recomputed", palette.repeat, 1.0)], palette)
 
 
 def _stairs(
     shown: Trace, levels: Sequence[int], scale: float, size: float
 ) -> tuple[list[float], list[float]]:
-    """Points of a step curve, without those between equal neighbours."""
+    """Points of a step curve, without those between equal levels."""
     x, y = [0.0], [0.0]
     for run, level in zip(shown.runs, levels, strict=True):
         if level / size != y[-1]:
@@ -209,7 +209,7 @@ def _stairs(
     return [*x, shown.end_s * scale], [*y, y[-1]]
 
 
-def _dress(axes: Axes, palette: Palette) -> None:
+def _style(axes: Axes, palette: Palette) -> None:
     axes.set_facecolor(palette.paper)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

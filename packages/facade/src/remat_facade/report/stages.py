@@ -1,8 +1,8 @@
-"""A schedule in the stage form: which op runs in which stage, and what is live when each stage begins.
+"""The stage form of a schedule: the ops that run in each stage, and the values live when it begins.
 
-These are the matrices R and S of Jain et al. 2020, "Checkmate", read off a finished schedule: the step is cut
-into as many stages as it has ops, and each stage ends with the first run of the next op. What runs again
-stands left of the diagonal. Plain arrays, O(ops x values) of them; `matrix` draws them.
+These are the matrices R and S of Jain et al. 2020, "Checkmate", computed from a finished schedule. A step has
+as many stages as ops, and each stage ends with the first run of the next op. Recomputations are left of the
+diagonal. The result is plain arrays of O(ops x values) entries; `matrix` draws them.
 """
 
 from typing import Any
@@ -15,19 +15,18 @@ from remat_graph import Compute, Free, Graph, Lane, Placement, Schedule, Start, 
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Stages:
-    """A schedule, stage by stage.
+class StageMatrices:
+    """The matrices of a schedule.
 
     Attributes:
-        ops: the op that ends each stage and names a column of `runs`: first runs in their order, which is the
-            trace's in most plans.
-        values: the value of each column of `live`: all that the device ever holds, in the order in which it
-            comes.
-        runs: R, ints of shape (stages, ops): how often each op runs in each stage.
-        live: S, booleans of shape (stages, values): what is there when each stage begins. A gradient stays
-            after its delivery, as it does where ``.grad`` was None.
-        boundary: how many stages belong to the forward,
-        forward_values: and how many values come before the backward.
+        ops: the op that ends each stage, which is also the column of `runs`, in the order of first runs.
+        values: the value of each column of `live`: all values that are ever on the device, in the order in
+            which they become live.
+        runs: R, ints of shape (stages, ops): number of runs of each op in each stage.
+        live: S, booleans of shape (stages, values): whether the value is live when the stage begins. A
+            gradient stays live after its delivery, as it does if ``.grad`` was None.
+        boundary: number of stages of the forward.
+        forward_values: number of values that become live before the backward.
     """
 
     ops: tuple[int, ...]
@@ -43,22 +42,20 @@ class Stages:
         return self.runs - np.eye(len(self.ops), dtype=np.uint16)
 
 
-def stages(graph: Graph, schedule: Schedule) -> Stages:
-    """Cut a schedule into stages.
-
-    What runs after the last first run counts to the last stage.
+def stages(graph: Graph, schedule: Schedule) -> StageMatrices:
+    """Divide a schedule into stages; runs after the last first run belong to the last stage.
 
     Raises:
-        InvalidSchedule: it cannot be carried out.
+        InvalidSchedule: the schedule is invalid.
     """
     simulate(graph, schedule)
     count = len(graph.ops)
     runs = np.zeros((count, count), np.uint16)
     live = np.zeros((count, len(graph.values)), np.bool_)
-    ended: dict[int, None] = {}  # dicts keep the order
+    ended: dict[int, None] = {}  # a dict as an ordered set
     come: dict[int, None] = {}
     held: set[int] = set()
-    begun = -1  # the last stage of which S is known
+    begun = -1  # the last stage with a complete row in S
     boundary, forward_values = count, None
 
     def arrive(*values: int) -> None:
@@ -85,7 +82,7 @@ def stages(graph: Graph, schedule: Schedule) -> Stages:
             case Start(transfer) if transfer.lane is Lane.TO_DEVICE:
                 arrive(transfer.value)
     ops, values = list(ended), list(come)
-    return Stages(
+    return StageMatrices(
         ops=tuple(ops),
         values=tuple(values),
         runs=runs[:, ops],
@@ -96,20 +93,19 @@ def stages(graph: Graph, schedule: Schedule) -> Stages:
 
 
 def pooled(matrix: npt.NDArray[Any], most: int) -> npt.NDArray[np.float64]:
-    """Shrink a matrix to at most `most` rows and columns by joining neighbours.
+    """Shrink a matrix to at most `most` rows and columns by joining adjacent ones.
 
     Args:
         matrix: of any number type.
         most: rows and columns of the result, at most.
 
     Returns:
-        per cell the share of its entries that are not 0: it is 0 only where all are, so that one alone among
-        thousands is never lost.
+        The share of entries in each cell that are not 0; one such entry among thousands shows too.
     """
     cells: npt.NDArray[np.float64] = (matrix != 0).astype(np.float64)
     for axis, size in enumerate(matrix.shape):
         if size > most:
-            places = np.arange(0, size, -(-size // most))
-            widths = np.diff([*places, size])
-            cells = np.add.reduceat(cells, places, axis) / np.expand_dims(widths, 1 - axis)
+            starts = np.arange(0, size, -(-size // most))
+            widths = np.diff([*starts, size])
+            cells = np.add.reduceat(cells, starts, axis) / np.expand_dims(widths, 1 - axis)
     return cells

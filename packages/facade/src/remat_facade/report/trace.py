@@ -1,4 +1,4 @@
-"""Memory over time of a schedule, as the referee sees it: the data behind the picture."""
+"""Memory over time of a schedule, as simulated by the referee: the data of the pictures."""
 
 from collections import Counter, defaultdict
 
@@ -8,8 +8,8 @@ from remat_graph import Compute, Graph, Role, Schedule, simulate
 
 
 @attrs.frozen
-class Run:
-    """One run of an op: from when to when, and whether it is a repeat."""
+class OpRun:
+    """One execution of an op: its begin and end, and whether it is a recomputation."""
 
     op: int
     begin_s: float
@@ -22,14 +22,14 @@ class Trace:
     """A schedule laid out in time.
 
     Attributes:
-        runs: the ops in running order; op k of them holds `held_nbytes[k]` at its highest moment.
-        held_nbytes: device bytes, workspaces and rounding counted.
-        gradient_nbytes: the part of them that is finished gradients.
-        boundary_s: when the backward begins.
-        has_times: False if the graph knows no times, so that each op counts as one second.
+        runs: the executions of ops, in order.
+        held_nbytes: peak device bytes during each of them, including workspaces and rounding.
+        gradient_nbytes: the part of these bytes that finished gradients hold.
+        boundary_s: the time at which the backward begins.
+        has_times: False if the graph has no times; each op then takes one second.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[OpRun, ...]
     held_nbytes: tuple[int, ...]
     gradient_nbytes: tuple[int, ...]
     boundary_s: float
@@ -37,17 +37,17 @@ class Trace:
 
     @property
     def end_s(self) -> float:
-        """When the last op ends."""
+        """The time at which the last op ends."""
         return self.runs[-1].end_s if self.runs else 0.0
 
     @property
     def peak_nbytes(self) -> int:
-        """The highest moment."""
+        """The peak of the schedule."""
         return max(self.held_nbytes, default=0)
 
     @property
-    def repeats(self) -> tuple[Run, ...]:
-        """The runs that recompute."""
+    def repeats(self) -> tuple[OpRun, ...]:
+        """The recomputations."""
         return tuple(run for run in self.runs if run.repeat)
 
 
@@ -55,11 +55,11 @@ def trace(graph: Graph, schedule: Schedule) -> Trace:
     """Lay a schedule out in time.
 
     Raises:
-        InvalidSchedule: it cannot be carried out.
+        InvalidSchedule: the schedule is invalid.
     """
     during = simulate(graph, schedule).during_nbytes
     has_times = graph.time_s > 0
-    runs: list[Run] = []
+    runs: list[OpRun] = []
     held: list[int] = []
     gradients: list[int] = []
     seen: set[int] = set()
@@ -69,14 +69,14 @@ def trace(graph: Graph, schedule: Schedule) -> Trace:
         if index == schedule.boundary:
             boundary_s = clock_s
         if not isinstance(step, Compute):
-            # What a transfer or the optimizer holds shows with the op before it.
+            # Memory during a transfer or an optimizer step counts with the op before it.
             if held:
                 held[-1] = max(held[-1], during[index])
             continue
         implementation = graph.ops[step.op].implementations[step.implementation]
         begin_s = clock_s
         clock_s += implementation.time_s if has_times else 1.0
-        runs.append(Run(step.op, begin_s, clock_s, step.op in seen))
+        runs.append(OpRun(step.op, begin_s, clock_s, step.op in seen))
         if step.op not in seen:
             made = (v for v in implementation.outputs if graph.values[v].role is Role.GRAD)
             finished += sum(graph.allocated_nbytes(v) for v in made)
@@ -101,7 +101,7 @@ def unplanned(graph: Graph) -> Schedule:
 
 @attrs.frozen
 class Repeated:
-    """How often one kind of op is recomputed, and what that costs."""
+    """Number and total time of the recomputations of one kind of op."""
 
     target: str
     count: int
@@ -109,7 +109,7 @@ class Repeated:
 
 
 def repeated_targets(graph: Graph, schedule: Schedule) -> tuple[Repeated, ...]:
-    """What is recomputed, the dearest kind first."""
+    """The recomputed kinds of ops, the most expensive one first."""
     count: Counter[str] = Counter()
     time_s: defaultdict[str, float] = defaultdict(float)
     for run in trace(graph, schedule).repeats:
