@@ -1,13 +1,12 @@
 """The base class of the modules that a user trains with."""
 
-from typing import Unpack
-
+import torch
 from torch import nn
 
 from remat_executor import PlannedModule, Planner
-from remat_facade.entrypoints.inputs import Arguments, device_of
-from remat_facade.entrypoints.keywords import ModuleKeywords
-from remat_facade.entrypoints.options import CostOptions
+from remat_executor.lowering.step_handler import Handlers
+from remat_facade.entrypoints.inputs import device_of
+from remat_facade.entrypoints.options import CallOptions, CostOptions, RunOptions
 from remat_facade.planning.memory_fit import Fit, Optimizer, fit_of
 from remat_graph import parse_nbytes
 
@@ -20,24 +19,31 @@ class BudgetedModule(PlannedModule):
     def _remat_build(
         self,
         model: nn.Module,
-        arguments: Arguments,
         planner: Planner,
+        call: CallOptions,
         cost: CostOptions,
+        run: RunOptions,
         optimizer: Optimizer,
-        **keywords: Unpack[ModuleKeywords],
+        *,
+        handlers: Handlers | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Capture, measure and plan a step; `optimizer` is the default of `will_it_fit`."""
-        args, kwargs = arguments
         PlannedModule.__init__(
             self,
             model,
-            args,
-            kwargs,
+            *call.arguments,
             planner,
             platform=cost.platform,
             cache_dir=cost.folder,
+            differentiate=call.differentiate,
             on_progress=cost.stages,
-            **keywords,
+            runtime=run.runtime,
+            max_plans=run.max_plans,
+            buckets=run.buckets,
+            part_nbytes=run.part_nbytes,
+            handlers=handlers,
+            device=device,
         )
         object.__setattr__(self, "_remat_optimizer", optimizer)
 

@@ -13,29 +13,11 @@ from remat_graph import Plan, Platform
 if TYPE_CHECKING:  # a `Rockmate` needs no offloading engine
     import torch
 
-    from remat_executor.lowering.step_handler import Handlers
     from remat_graph import Links
     from remat_offload import HostPool, Machine, Weights
 
 
-class RunKeywords(TypedDict, total=False):
-    """Keywords of every entry point that `PlannedModule` takes too."""
-
-    differentiate: Iterable[int] | None
-    max_plans: int
-    buckets: Buckets | None
-    part_nbytes: int | None
-
-
-class ModuleKeywords(RunKeywords, total=False):
-    """Keywords that an entry point passes to `PlannedModule`."""
-
-    runtime: str
-    handlers: "Handlers | None"
-    device: "torch.device | None"
-
-
-class SharedKeywords(RunKeywords, total=False):
+class SharedKeywords(TypedDict, total=False):
     """Keywords of every entry point, in addition to model, sample, budget and config."""
 
     sample_kwargs: Mapping[str, Any] | None
@@ -44,6 +26,10 @@ class SharedKeywords(RunKeywords, total=False):
     platform: Platform | None
     on_progress: Progress | None
     zoo: bool
+    differentiate: Iterable[int] | None
+    max_plans: int
+    buckets: Buckets | None
+    part_nbytes: int | None
 
 
 class RockmateKeywords(SharedKeywords, total=False):

@@ -10,7 +10,7 @@ import inspect
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Unpack
+from typing import Any
 
 import attrs
 from torch import Tensor, nn
@@ -20,11 +20,10 @@ from remat_executor import Buckets
 from remat_executor.module.plan_cache import MOST_PLANS
 from remat_facade.config.types import Config
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
-from remat_facade.entrypoints.inputs import Arguments, as_call
-from remat_facade.entrypoints.keywords import RunKeywords
+from remat_facade.entrypoints.inputs import as_call
 from remat_facade.entrypoints.offload_options import OffloadOptions, offmate_config
 from remat_facade.entrypoints.offmate_end import OffmateEnd
-from remat_facade.entrypoints.options import AnyPath, CostOptions, PlanOptions
+from remat_facade.entrypoints.options import AnyPath, CallOptions, CostOptions, PlanOptions, RunOptions
 from remat_facade.errors import BadConfig
 from remat_facade.planning.memory_fit import Fit
 from remat_facade.planning.planner import Progress
@@ -121,28 +120,25 @@ class Offmate(BudgetedModule):
         )
         self._remat_offload(
             model,
-            as_call(sample, sample_kwargs),
             offload,
             PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, zoo=zoo),
+            CallOptions(arguments=as_call(sample, sample_kwargs), differentiate=differentiate),
             CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress),
-            differentiate=differentiate,
-            max_plans=max_plans,
-            buckets=buckets,
-            part_nbytes=part_nbytes,
+            RunOptions(max_plans=max_plans, buckets=buckets, part_nbytes=part_nbytes),
         )
 
     def _remat_offload(
         self,
         model: nn.Module,
-        arguments: Arguments,
         offload: OffloadOptions,
         options: PlanOptions,
+        call: CallOptions,
         cost: CostOptions,
-        **keywords: Unpack[RunKeywords],
+        run: RunOptions,
     ) -> None:
         """Check the arguments, create the training session, and plan."""
         offload.check(model)
-        training, end = offload.training(model, arguments)
+        training, end = offload.training(model, call.arguments)
         training.engine.owner = weakref.ref(self)
         finalizer = weakref.finalize(self, end)
         finalizer.atexit = False  # at interpreter exit, an open machine closes by itself
@@ -152,13 +148,13 @@ class Offmate(BudgetedModule):
         object.__setattr__(self, "_remat_end", end)
         self._remat_build(
             model,
-            arguments,
             planner,
+            call,
             cost,
+            run,
             training.optimizer,
             handlers=training,
             device=training.machine.device,
-            **keywords,
         )
 
     @property

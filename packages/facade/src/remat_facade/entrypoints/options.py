@@ -1,14 +1,17 @@
 """Groups of options that the entry points pass on; `Rockmate` and `Offmate` document each option."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
 
 import attrs
 import torch
 
+from remat_executor import Buckets
 from remat_executor.costs.cache import CostCache
+from remat_executor.module.plan_cache import MOST_PLANS
+from remat_facade.entrypoints.inputs import Arguments
 from remat_facade.planning.memory_fit import Optimizer
 from remat_facade.planning.planner import Progress, silent
 from remat_facade.planning.zoo import Zoo
@@ -68,3 +71,21 @@ class CostOptions:
         costs = CostCache(device, self.folder).path
         times = costs.stem if self.platform is None else self.platform.name
         return Zoo(folder=costs.parent / "plans", times=times)
+
+
+@attrs.frozen(kw_only=True)
+class CallOptions:
+    """The call that is planned, and which of its outputs get gradients."""
+
+    arguments: Arguments
+    differentiate: Iterable[int] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class RunOptions:
+    """How plans run, and how many are kept."""
+
+    runtime: str = "eager"
+    max_plans: int = MOST_PLANS
+    buckets: Buckets | None = None
+    part_nbytes: int | None = None

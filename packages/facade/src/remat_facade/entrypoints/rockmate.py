@@ -19,7 +19,7 @@ from remat_executor.module.plan_cache import MOST_PLANS
 from remat_facade.config.types import Config
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call, device_of
-from remat_facade.entrypoints.options import AnyPath, CostOptions, PlanOptions
+from remat_facade.entrypoints.options import AnyPath, CallOptions, CostOptions, PlanOptions, RunOptions
 from remat_facade.entrypoints.prepare import fixed_planner, prepare
 from remat_facade.errors import UnknownOptimizer
 from remat_facade.planning.memory_fit import Optimizer, fit_of
@@ -128,26 +128,17 @@ class Rockmate(BudgetedModule):
     ) -> None:
         options = PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, optimizer=optimizer, zoo=zoo)
         cost = CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress)
+        run = RunOptions(runtime=runtime, max_plans=max_plans, buckets=buckets, part_nbytes=part_nbytes)
         with planning(ranks) as together:
             method = choose_method(self._remat_method, config, solver, seed, time_limit_s)
-            arguments = as_call(sample, sample_kwargs)
-            own = prepare(model, arguments, options, method, cost)
+            call = CallOptions(arguments=as_call(sample, sample_kwargs), differentiate=differentiate)
+            own = prepare(model, call.arguments, options, method, cost)
             planner: MarginPlanner = own if plan is None else fixed_planner(plan, own)
             if together is not None:
                 terms = {"budget": str(own.budget), "reserve_nbytes": str(own.reserve_nbytes)}
                 planner = RanksPlanner(together.planner(planner, terms), planner)
-            self._remat_build(
-                model,
-                arguments,
-                AnnotatedPlanner(planner, partial(_fit_note, model, optimizer)),
-                cost,
-                optimizer,
-                differentiate=differentiate,
-                runtime=runtime,
-                max_plans=max_plans,
-                buckets=buckets,
-                part_nbytes=part_nbytes,
-            )
+            annotated = AnnotatedPlanner(planner, partial(_fit_note, model, optimizer))
+            self._remat_build(model, annotated, call, cost, run, optimizer)
 
 
 def _fit_note(model: nn.Module, optimizer: Optimizer, plan: Plan) -> tuple[str, ...]:
