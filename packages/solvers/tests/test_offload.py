@@ -17,7 +17,7 @@ from remat_graph.training import Optimized, accumulating, training_graph, with_p
 from remat_solvers import Deadline, Problem, Solution, Status
 from remat_solvers.methods.pofo import Pofo
 from remat_solvers.offload.parameter_groups import params_of
-from remat_solvers.offload.placement_neighbors import fates, neighbours
+from remat_solvers.offload.placement_neighbors import host_choices, placement_neighbors
 from remat_solvers.offload.solver import PERIODS, WORTH, Offload
 
 FARTHEST = 0.02  # above the best homes, as a ratio of the time; not moving is worth as much (`offload.WORTH`)
@@ -98,7 +98,7 @@ def moves(solution: Solution) -> list[Start]:
 
 def homes(graph: Graph) -> Iterator[frozenset[int]]:
     """Every fate of every parameter."""
-    for chosen in product(*(fates(param) for param in params_of(graph))):
+    for chosen in product(*(host_choices(param) for param in params_of(graph))):
         yield frozenset().union(*chosen)
 
 
@@ -204,10 +204,10 @@ def test_close_to_the_chain_dp(seed: int) -> None:
         assert found.time_s <= by_table * (1 + FROM_TABLE)
 
 
-def test_neighbours_differ_in_up_to_three_parameters() -> None:
+def test_placement_neighbors_differ_in_up_to_three_parameters() -> None:
     """Each choice once, those that differ least first."""
     params = params_of(random_training(3, 4))
-    chosen = list(neighbours(params, frozenset()))
+    chosen = list(placement_neighbors(params, frozenset()))
     assert len(set(chosen)) == len(chosen)
     counts = [sum(bool(homes & {p.index, *p.states}) for p in params) for homes in chosen]
     assert sorted(counts) == counts
@@ -389,7 +389,7 @@ def test_why_everything_is_where_it_is() -> None:
     at_ease = Offload().solve(problem(1, 4, 3.0))
     first, *rest = Offload.explain(at_ease.stats)
     assert "all of it stays on the device" in first
-    assert any("activations: none moves; nothing is computed again" in line for line in rest)
+    assert any("activations: none is swapped out; nothing is recomputed" in line for line in rest)
     tight = Offload().solve(problem(0, 4, 0.7))
     lines = Offload.explain(tight.stats)
     assert "more than the device's" in lines[0] or "a part leaves" in lines[0]

@@ -18,7 +18,7 @@ from remat_solvers.chain.offload_labels import FIELDS, best_of, held, in_both, j
 from remat_solvers.methods.pofo import Pofo
 from remat_solvers.methods.rotor import Rotor
 from remat_solvers.testing import chain, mobile, unet
-from remat_solvers.transfers.placement import gaps, place
+from remat_solvers.transfers.placement import idle_intervals, schedule_transfers
 
 FARTHEST = 0.04  # from the optimum, as a ratio of the time; seen once on 192 chains of 3 stages
 
@@ -94,7 +94,9 @@ def test_a_fast_link_costs_nothing(seed: int) -> None:
     """Where a schedule with everything away that can be fits, nothing is made again."""
     graph = random_chain(seed, 10)
     order, links = range(len(graph.ops)), both(1e15, 1e15)
-    least = simulate(graph, place(graph, order, gaps(graph, order), 0, links), links=links).peak_nbytes
+    least = simulate(
+        graph, schedule_transfers(graph, order, idle_intervals(graph, order), 0, links), links=links
+    ).peak_nbytes
     solution = Pofo().solve(Problem(graph, least, links))
     assert solution.overhead is not None
     assert solution.overhead < 1e-6

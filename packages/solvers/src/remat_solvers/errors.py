@@ -1,4 +1,4 @@
-"""What a caller of the solvers can get wrong: one small class a mistake."""
+"""Errors for callers of the solvers: one small class a mistake."""
 
 import difflib
 from typing import ClassVar
@@ -100,12 +100,12 @@ class InfeasibleBudget(RematError):
 
 
 @attrs.frozen(kw_only=True, str=False)
-class NoGap(RematError):
-    """A value is to be away at a time that is no gap of the order.
+class NoIdleInterval(RematError):
+    """A value is to be absent from the device at a time that is no idle interval of the order.
 
     Attributes:
         value: index of the value.
-        after: position of the run after which it was to leave.
+        after: position of the run after which it was to be swapped out.
         before: position of the run before which it was to be back.
     """
 
@@ -115,6 +115,6 @@ class NoGap(RematError):
 
     def __str__(self) -> str:
         return (
-            f"value {self.value} cannot be away between runs {self.after} and {self.before}: these are "
-            "no neighbouring uses of one that can move; choose from `gaps(graph, order)`"
+            f"value {self.value} cannot be swapped out between runs {self.after} and {self.before}, which are"
+            " not consecutive uses of a movable value: choose from `idle_intervals(graph, order)`"
         )

@@ -37,7 +37,7 @@ from remat_solvers.protocol import (
     between,
     judge_schedule,
 )
-from remat_solvers.transfers.placement import gaps, place
+from remat_solvers.transfers.placement import idle_intervals, schedule_transfers
 
 
 @attrs.frozen(kw_only=True)
@@ -87,5 +87,9 @@ def _placed(problem: Problem, links: Links, chain: ChainTable, plan: Plan) -> Sc
     graph = problem.graph
     order = chain.order(plan.runs)
     turn = sum(not op.backward for op in graph.ops)
-    moves = [gap for gap in gaps(graph, order) if gap.value in plan.moved and gap.after < turn <= gap.before]
-    return place(graph, order, moves, problem.budget_nbytes, links)
+    moves = [
+        idle
+        for idle in idle_intervals(graph, order)
+        if idle.value in plan.moved and idle.after < turn <= idle.before
+    ]
+    return schedule_transfers(graph, order, moves, problem.budget_nbytes, links)
