@@ -13,7 +13,7 @@ from remat_graph.budget import noremat_peak_nbytes
 from remat_solvers import Problem, SolverWarning, Status, get_solver
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.bounds.coarse import CoarseBound
-from remat_solvers.bounds.reachability import in_order, relatives
+from remat_solvers.bounds.reachability import reachability, with_order
 from remat_solvers.portfolio import auto
 from remat_solvers.testing import chain, dense, mobile, random_graph, unet
 
@@ -94,13 +94,13 @@ def test_the_bound_branches_over_orders_that_no_dependency_decides() -> None:
     for seed in range(20):
         graph = leaves(seed)
         budget = (2 * budget_floor(graph).nbytes + noremat_peak_nbytes(graph)) // 3
-        least, kin = oracle.fastest_s(graph, budget), relatives(graph)
+        least, reach = oracle.fastest_s(graph, budget), reachability(graph)
         assert graph.time_s <= tight_bound(graph, budget) <= least + 1e-9
         met += lower_bound(graph, budget) < tight_bound(graph, budget) == pytest.approx(least)
         first, then = 3, 5  # the gradients of the last two weights: neither needs the other
-        orders = [in_order(kin, first, then), in_order(kin, then, first)]
-        assert [each.ancestors[then] >> first & 1 for each in (kin, *orders)] == [0, 1, 0]
-        assert [each.descendants[then] >> first & 1 for each in (kin, *orders)] == [0, 0, 1]
+        orders = [with_order(reach, first, then), with_order(reach, then, first)]
+        assert [each.ancestors[then] >> first & 1 for each in (reach, *orders)] == [0, 1, 0]
+        assert [each.descendants[then] >> first & 1 for each in (reach, *orders)] == [0, 0, 1]
     assert met >= 5
 
 

@@ -12,7 +12,7 @@ from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.partition import articulation_places, at_articulations
 from remat_solvers import Problem
 from remat_solvers.chain import table
-from remat_solvers.chain.table import Careful, ChainTable, Run, keep_all
+from remat_solvers.chain.table import ChainTable, ConservativeChain, GroupRun, keep_all
 from remat_solvers.errors import TableTooLarge
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.methods.chen import CheckpointAP, ChenGreedy, ChenGreedyLinear, ChenSqrt, ChenSqrtLinear
@@ -22,7 +22,7 @@ from remat_solvers.methods.hiremate import Hiremate
 from remat_solvers.methods.mincut import MinCut
 from remat_solvers.methods.rockmate import Rockmate
 from remat_solvers.methods.rotor import Rotor
-from remat_solvers.methods.twremat import Parts, TwRemat
+from remat_solvers.methods.twremat import TreeDecomposition, TwRemat
 from remat_solvers.testing import layer_graph, random_graph
 
 ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
@@ -78,13 +78,13 @@ def test_binomial_checkpointing_has_the_fewest_runs(snapshots: int) -> None:
         assert len(forward) - steps == least(steps, snapshots)
 
 
-def _plans(i: int, j: int) -> list[list[Run]]:
+def _plans(i: int, j: int) -> list[list[GroupRun]]:
     """Every plan of rotor's form for stages i to j - 1."""
     if i == j:
         return [[]]
     found = [[("forward", i, 0), *inner, ("backward", i, 0)] for inner in _plans(i + 1, j)]
     for k in range(i + 1, j):
-        there: list[Run] = [("forward", s, 0) for s in range(i, k)]
+        there: list[GroupRun] = [("forward", s, 0) for s in range(i, k)]
         found += [there + right + left for right in _plans(k, j) for left in _plans(i, k)]
     return found
 
@@ -103,7 +103,9 @@ def test_rotor_equals_brute_force_on_a_chain(seed: int) -> None:
     graph = chain(seed, 5)
     arrays, peak = flatten(graph), noremat_peak_nbytes(graph)
     groups = at_articulations(graph, 64)
-    table = ChainTable(Careful(groups), [[keep_all(groups, s)] for s in range(len(groups))], peak, 500)
+    table = ChainTable(
+        ConservativeChain(groups), [[keep_all(groups, s)] for s in range(len(groups))], peak, 500
+    )
     results = [evaluate(arrays, table.order(runs)) for runs in _plans(0, len(groups))]
     for fraction in (0.5, 0.6, 0.7, 0.8, 0.9):
         budget = int(fraction * peak)
@@ -135,7 +137,7 @@ def test_every_method_keeps_the_budget_on_any_graph(method: object) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_the_bags_are_a_tree_decomposition(seed: int) -> None:
     """Every op and every dependency is in some bag."""
-    parts = Parts(random_graph(seed, ops=14))
+    parts = TreeDecomposition(random_graph(seed, ops=14))
     for op, near in enumerate(parts.around):
         for other in near:
             assert any({op, other} <= bag for bag in parts.bags)

@@ -152,9 +152,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
     ids=["killed", "out of memory", "silent"],
 )
-def test_a_process_that_dies_is_a_warning(fake: Path, fate: str, said: str) -> None:
+def test_a_process_that_dies_is_a_warning(fake: Path, placement: str, said: str) -> None:
     """The caller lives on, without a schedule and without a claim."""
-    fake.write_text(fate)
+    fake.write_text(placement)
     with pytest.warns(SolverWarning, match=f"CP-SAT {said}"):
         solution = moccasin(layers("linear4_unit"), 4)
     assert solution.order is None

@@ -16,7 +16,7 @@ from remat_graph import Graph, Implementation, Op, Schedule, Value, simulate
 from remat_graph.partition import at_articulations, at_narrow_places, grouped
 from remat_solvers import Problem, Solution, get_solver
 from remat_solvers.evaluation.linear_order import without_useless
-from remat_solvers.methods.twremat import Parts
+from remat_solvers.methods.twremat import TreeDecomposition
 from remat_solvers.testing import random_graph
 
 Line = tuple[str, str, int, float, int]  # an op: what it makes, what it reads, bytes, seconds, scratch
@@ -304,7 +304,7 @@ def test_moccasin(computations: int, extra: float | None) -> None:
 def test_twremat() -> None:
     """The paper's recursion, with the bags of one decomposition as separators."""
     graph = line(6)
-    parts = Parts(graph)
+    parts = TreeDecomposition(graph)
     before = [set(op.first.inputs) for op in graph.ops]  # op i makes value i
 
     def needed(wanted: set[int], part: set[int]) -> set[int]:

@@ -13,9 +13,9 @@ from remat_graph.partition import at_articulations
 from remat_graph.testing.random_training import random_links, random_training
 from remat_solvers import Deadline, Problem, Progress, get_solver, min_budget, solver_names
 from remat_solvers.bounds.coarse import CoarseBound, Round
-from remat_solvers.chain.table import Careful, ChainTable, keep_all
+from remat_solvers.chain.table import ChainTable, ConservativeChain, keep_all
 from remat_solvers.evaluation.arrays import Ints
-from remat_solvers.methods.twremat import Parts, TwRemat
+from remat_solvers.methods.twremat import TreeDecomposition, TwRemat
 from remat_solvers.offload.solver import Offload
 from remat_solvers.portfolio import auto
 from remat_solvers.queries import bounds_of, budgets_of, pareto
@@ -119,10 +119,10 @@ def test_the_walk_takes_no_longer_in_larger_graphs(
     with_rounds(monkeypatch, 0)
     tried: list[int] = []
 
-    def anneal(self: auto.Walk, moves: int, *_: Any, **__: Any) -> None:
+    def anneal(self: auto.AnnealingWalk, moves: int, *_: Any, **__: Any) -> None:
         tried.append(moves)
 
-    monkeypatch.setattr(auto.Walk, "anneal", anneal)
+    monkeypatch.setattr(auto.AnnealingWalk, "anneal", anneal)
     graph = chain(length)
     get_solver("auto").solve(Problem(graph, int(0.4 * noremat_peak_nbytes(graph))))
     assert moves == tried[0]
@@ -154,22 +154,22 @@ def test_a_table_is_filled_while_there_is_time(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ChainTable, "_fill", counted)
     peak = noremat_peak_nbytes(graph)
     deadline, _ = looks(20.0)
-    assert [] == list(ChainTable(Careful(groups), options, peak, 100, deadline).orders())
+    assert [] == list(ChainTable(ConservativeChain(groups), options, peak, 100, deadline).orders())
     assert 19 == len(filled)  # the first look is for when time began
     assert deadline.hit
-    assert list(ChainTable(Careful(groups), options, peak, 100).orders())
+    assert list(ChainTable(ConservativeChain(groups), options, peak, 100).orders())
 
 
 def test_a_recursion_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No separator is looked for any more."""
     asked: list[int] = []
-    separator = Parts.separator
+    separator = TreeDecomposition.separator
 
-    def counted(self: Parts, part: set[int]) -> set[int]:
+    def counted(self: TreeDecomposition, part: set[int]) -> set[int]:
         asked.append(len(part))
         return separator(self, part)
 
-    monkeypatch.setattr(Parts, "separator", counted)
+    monkeypatch.setattr(TreeDecomposition, "separator", counted)
     graph = unet(4)
     problem = Problem(graph, int(0.3 * noremat_peak_nbytes(graph)))
     TwRemat().solve(problem)

@@ -14,7 +14,7 @@ from remat_graph.partition import at_articulations
 from remat_graph.testing.random_graphs import random_chain, random_graph
 from remat_graph.testing.random_training import random_links, streamed
 from remat_solvers import Deadline, Problem, Solution, Status
-from remat_solvers.chain.offload_labels import FIELDS, best_of, held, in_both, join, pass_by, waits
+from remat_solvers.chain.offload_labels import FIELDS, drain, held, in_both_queues, join, undominated, waits
 from remat_solvers.methods.pofo import Pofo
 from remat_solvers.methods.rotor import Rotor
 from remat_solvers.testing import chain, mobile, unet
@@ -201,7 +201,7 @@ def test_a_queue_goes_through_in_turn() -> None:
     assert [10] == waits(labels["out_left"], held(labels, "out"), np.array([55.0]))
     assert [30] == waits(labels["out_left"], held(labels, "out"), np.array([30.0]))
     assert [np.inf] == waits(labels["out_left"], held(labels, "out"), np.array([-1.0]))
-    pass_by(labels, "out", 15.0)
+    drain(labels, "out", 15.0)
     assert 50 == held(labels, "out").sum()
     assert 45 == labels["out_left"].sum()
     for name in range(3, 8):
@@ -216,12 +216,12 @@ def test_a_small_value_goes_ahead_of_a_large_one_that_has_not_begun() -> None:
     for name, nbytes in enumerate((10, 30, 20)):
         join(labels, "out", nbytes, name, overtakes=True)
     assert [0, 2, 1] == labels["out_name"][0, -3:].tolist()
-    pass_by(labels, "out", 35.0)
+    drain(labels, "out", 35.0)
     join(labels, "out", 5, 3, overtakes=True)
     assert [2, 1, 3] == labels["out_name"][0, -3:].tolist()
     assert [0, 25, 5] == labels["out_left"][0, -3:].tolist()
     join(labels, "back", 30, 1)
-    assert [False, True, False] == in_both(labels, "out")[0, -3:].tolist()
+    assert [False, True, False] == in_both_queues(labels, "out")[0, -3:].tolist()
 
 
 def test_labels_that_others_beat_go() -> None:
@@ -229,9 +229,9 @@ def test_labels_that_others_beat_go() -> None:
     rng = np.random.default_rng(0)
     labels = np.zeros(400, FIELDS)
     labels["lost_s"], labels["kept"] = rng.integers(0, 50, 400), rng.integers(0, 50, 400)
-    found = best_of(labels, 50, 300, np.inf, host=False)
+    found = undominated(labels, 50, 300, np.inf, host=False)
     pairs = set(zip(labels["lost_s"], labels["kept"], strict=True))
     front = {p for p in pairs if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in pairs)}
     assert front == set(zip(found["lost_s"], found["kept"], strict=True))
     assert len(front) == len(found)
-    assert len(best_of(labels, 50, 3, np.inf, host=False)) <= 3
+    assert len(undominated(labels, 50, 3, np.inf, host=False)) <= 3

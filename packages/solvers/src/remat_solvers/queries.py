@@ -10,7 +10,7 @@ from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.errors import InfeasibleBudget
 from remat_solvers.evaluation.arrays import flatten
-from remat_solvers.local_search.min_peak import descend
+from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.protocol import Deadline, Problem, Solution
 from remat_solvers.registry import get_solver, solver_parameters
 
@@ -47,7 +47,7 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
     """
     deadline = Deadline() if deadline is None else deadline.within(None)
     floor = budget_floor(graph)
-    order = descend(flatten(graph), floor.nbytes, floor.nbytes, deadline)
+    order = minimize_peak(flatten(graph), floor.nbytes, floor.nbytes, deadline)
     schedule = Schedule.from_order(graph, order.tolist())
     return MinBudget(
         nbytes=simulate(graph, schedule).peak_nbytes,

@@ -14,7 +14,7 @@ MOST_S = 86_400.0  # no process of ours is waited for any longer, whatever its d
 START_S = 30.0  # for a process to start and to load its compiled code, beyond the solver's own time
 
 
-def exchange(module: str, question: object, seconds: float) -> tuple[Any, str]:
+def run_json_module(module: str, request: object, seconds: float) -> tuple[Any, str]:
     """Put a question to a module of ours in a process of its own, which is ended when time is up.
 
     Args:
@@ -29,7 +29,7 @@ def exchange(module: str, question: object, seconds: float) -> tuple[Any, str]:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-m", module],
             check=False,
-            input=json.dumps(question),
+            input=json.dumps(request),
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -46,20 +46,20 @@ def exchange(module: str, question: object, seconds: float) -> tuple[Any, str]:
         return None, NO_ORDER
 
 
-def order_of_ops(said: object, problem: Problem) -> tuple[int, ...] | None:
+def order_of_ops(reply: object, problem: Problem) -> tuple[int, ...] | None:
     """What a process said is an order, if it is one.
 
     Raises:
         ValueError: it holds something else than op indices.
         TypeError: it is no list.
     """
-    return None if said is None else tuple(_op(i, problem) for i in _listed(said))
+    return None if reply is None else tuple(_op(i, problem) for i in _as_list(reply))
 
 
-def _listed(said: object) -> list[object]:
-    if not isinstance(said, list):
-        raise TypeError(said)
-    return said
+def _as_list(reply: object) -> list[object]:
+    if not isinstance(reply, list):
+        raise TypeError(reply)
+    return reply
 
 
 def _op(index: object, problem: Problem) -> int:

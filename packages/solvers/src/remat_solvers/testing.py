@@ -12,7 +12,7 @@ from typing import Any
 from remat_graph import Graph, Implementation, Op, Role, Value
 
 
-class _Builder:
+class _NetworkBuilder:
     """A forward under construction; `build` adds the backward."""
 
     def __init__(self, name: str) -> None:
@@ -69,7 +69,7 @@ class _Builder:
 def chain(length: int, *, seed: int = 0, skips: int = 0) -> Graph:
     """Convolution-like and pointwise ops in a row; residual additions every `skips` ops if that is not 0."""
     rng = random.Random(seed)
-    net = _Builder(f"chain{length}" + (f"skip{skips}" if skips else ""))
+    net = _NetworkBuilder(f"chain{length}" + (f"skip{skips}" if skips else ""))
     x = skip = net.add([0], rng.randint(20, 40), 5.0, heavy=True)
     for i in range(1, length):
         heavy = i % 2 == 0
@@ -82,7 +82,7 @@ def chain(length: int, *, seed: int = 0, skips: int = 0) -> Graph:
 def unet(depth: int, *, seed: int = 0) -> Graph:
     """An encoder and a decoder with a skip at each of `depth` resolutions."""
     rng = random.Random(seed)
-    net = _Builder(f"unet{depth}")
+    net = _NetworkBuilder(f"unet{depth}")
     x, skips = 0, []
     for level in range(depth):
         size = 1024 >> level
@@ -101,7 +101,7 @@ def unet(depth: int, *, seed: int = 0) -> Graph:
 def dense(blocks: int, *, layers: int = 6, seed: int = 0) -> Graph:
     """Dense connections: each layer of a block reads all before it."""
     rng = random.Random(seed)
-    net = _Builder(f"dense{blocks}")
+    net = _NetworkBuilder(f"dense{blocks}")
     x = net.add([0], 64, 4.0, heavy=True)
     for _ in range(blocks):
         before = [x]
@@ -116,7 +116,7 @@ def dense(blocks: int, *, layers: int = 6, seed: int = 0) -> Graph:
 def mobile(blocks: int, *, seed: int = 0) -> Graph:
     """Inverted bottlenecks with wide early layers, as in mobile networks."""
     rng = random.Random(seed)
-    net = _Builder(f"mobile{blocks}")
+    net = _NetworkBuilder(f"mobile{blocks}")
     x = net.add([0], 400, 3.0, heavy=True)
     for block in range(blocks):
         size = max(8, 400 // (1 + block))
@@ -138,7 +138,7 @@ def transformer(layers: int, *, tokens: int = 2048, width: int = 1024) -> Graph:
         width: of the residual stream; the MLP is 2.75 times as wide.
     """
     stream, scores, wide = 2 * tokens * width, 2 * tokens**2 * (width // 64), 2 * tokens * width * 11 // 4
-    net = _Builder(f"transformer{layers}")
+    net = _NetworkBuilder(f"transformer{layers}")
 
     def light(inputs: Sequence[int], nbytes: int) -> int:
         """An op that moves bytes, at 3 TB/s."""

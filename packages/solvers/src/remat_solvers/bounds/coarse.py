@@ -34,10 +34,10 @@ import attrs
 import numpy as np
 
 from remat_graph import Graph
-from remat_solvers.bounds.coarse_program import Moments
+from remat_solvers.bounds.coarse_program import CoarseProgram
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.bounds.floor import budget_floor
-from remat_solvers.bounds.reachability import Relatives, in_order
+from remat_solvers.bounds.reachability import Reachability, with_order
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.protocol import Deadline
 
@@ -102,7 +102,7 @@ def tight_bound(
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Order:
+class _MomentOrder:
     """An order of moments, and what is known of the schedules that keep to it.
 
     Attributes:
@@ -115,25 +115,25 @@ class _Order:
 
     extra_s: float
     moments: tuple[int, ...]
-    kin: Relatives
+    reach: Reachability
     proving: bool = False
     finished: bool = False
 
-    def with_moment(self, op: int) -> list["_Order"]:
+    def with_moment(self, op: int) -> list["_MomentOrder"]:
         """One order for each place that `op` may have among the moments."""
         orders = []
         for place in range(len(self.moments) + 1):
             before, after = self.moments[:place], self.moments[place:]
-            if any(self.kin.ancestors[j] >> op & 1 for j in before):
+            if any(self.reach.ancestors[j] >> op & 1 for j in before):
                 continue
-            if any(self.kin.descendants[j] >> op & 1 for j in after):
+            if any(self.reach.descendants[j] >> op & 1 for j in after):
                 continue
-            kin = self.kin
-            if before and not kin.ancestors[op] >> before[-1] & 1:
-                kin = in_order(kin, before[-1], op)
-            if after and not kin.descendants[op] >> after[0] & 1:
-                kin = in_order(kin, op, after[0])
-            orders.append(attrs.evolve(self, moments=(*before, op, *after), kin=kin, proving=False))
+            reach = self.reach
+            if before and not reach.ancestors[op] >> before[-1] & 1:
+                reach = with_order(reach, before[-1], op)
+            if after and not reach.descendants[op] >> after[0] & 1:
+                reach = with_order(reach, op, after[0])
+            orders.append(attrs.evolve(self, moments=(*before, op, *after), reach=reach, proving=False))
         return orders
 
 
@@ -154,16 +154,16 @@ class CoarseBound:
         self.arrays = arrays
         self.budget_nbytes = budget_nbytes
         self.moments: tuple[int, ...] = ()
-        self._orders: list[tuple[float, int, _Order]] = []  # a heap, the lowest bound on top
+        self._orders: list[tuple[float, int, _MomentOrder]] = []  # a heap, the lowest bound on top
         self._count = 0
         self._least_s = max(cut.proven_s, 1e-3 * self.graph.time_s)
         if self.graph.time_s > 0:
             binding = cut.binding()
             trace = np.arange(len(self.graph.ops), dtype=np.int64)
             moment = binding[0] if binding is not None else int(evaluate(arrays, trace).profile.argmax())
-            self._push(_Order(extra_s=0.0, moments=(moment,), kin=cut.kin))
+            self._push(_MomentOrder(extra_s=0.0, moments=(moment,), reach=cut.reach))
 
-    def _push(self, order: _Order) -> None:
+    def _push(self, order: _MomentOrder) -> None:
         heapq.heappush(self._orders, (order.extra_s, self._count, order))
         self._count += 1
 
@@ -202,19 +202,19 @@ class CoarseBound:
         unit_s = UNIT * (enough_s if known else max(at.extra_s, self._least_s))
         most_s = DEAR * enough_s if known else np.inf
         tolerance = TOLERANCE if at.proving else ROUGH_TOLERANCE
-        program = Moments(self.graph, at.kin, self.budget_nbytes, at.moments, unit_s, most_s)
-        answer = program.rows.minimize(
+        program = CoarseProgram(self.graph, at.reach, self.budget_nbytes, at.moments, unit_s, most_s)
+        solved = program.rows.minimize(
             gap=0.0 if at.proving else ROUGH,
             enough=enough_s / unit_s + tolerance - program.constant,
             deadline=deadline,
             checks=checks,
             strict=at.proving,
         )
-        at = attrs.evolve(at, extra_s=max(at.extra_s, (answer.bound + program.constant - tolerance) * unit_s))
+        at = attrs.evolve(at, extra_s=max(at.extra_s, (solved.bound + program.constant - tolerance) * unit_s))
         order, fits, moment = None, False, None
-        if answer.found is not None:
+        if solved.found is not None:
             # What a moment keeps can be made again before it or, often for as little, only when it is read.
-            orders = [np.array(program.order(answer.found, late=late), np.int64) for late in (False, True)]
+            orders = [np.array(program.order(solved.found, late=late), np.int64) for late in (False, True)]
             results = [evaluate(self.arrays, each) for each in orders]
             ranks = [
                 (not result.valid, max(result.peak_nbytes, self.budget_nbytes), result.time_s)
@@ -237,11 +237,11 @@ class CoarseBound:
             fits=fits,
             slack_s=2 * tolerance * unit_s,
             proven=at.proving and at.extra_s <= self.extra_s,
-            ended=answer.ended,
-            checks=answer.checks,
+            ended=solved.ended,
+            checks=solved.checks,
         )
 
-    def _next(self, at: _Order, order: Ints, profile: Ints) -> int | None:
+    def _next(self, at: _MomentOrder, order: Ints, profile: Ints) -> int | None:
         """The next first run from the worst excess on, one that has its place among the moments if there is.
 
         After a parameter's gradient, say, which nothing follows, all the rest could run: it has many places.
@@ -259,6 +259,6 @@ class CoarseBound:
             if i < len(runs) and runs[i][1] not in at.moments
         ]
         for op in candidates:
-            if all((at.kin.ancestors[op] | at.kin.descendants[op]) >> j & 1 for j in at.moments):
+            if all((at.reach.ancestors[op] | at.reach.descendants[op]) >> j & 1 for j in at.moments):
                 return op
         return candidates[0] if candidates else None

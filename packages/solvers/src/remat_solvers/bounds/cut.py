@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from remat_graph import Graph
 from remat_solvers.bounds.floor import budget_floor
-from remat_solvers.bounds.reachability import Relatives, relatives
+from remat_solvers.bounds.reachability import Reachability, reachability
 from remat_solvers.evaluation.arrays import Bools, Floats, Ints, compressed, records
 from remat_solvers.protocol import Deadline
 
@@ -57,7 +57,7 @@ class CutGraph(NamedTuple):
     base: int  # bytes held throughout
 
 
-class Work(NamedTuple):
+class CutWorkspace(NamedTuple):
     """Room for one cut problem at a time."""
 
     node: NDArray[Any]
@@ -67,7 +67,7 @@ class Work(NamedTuple):
 
 OP = "reads reads_end again again_end both both_end makes makes_end ticks workspace backward after"
 VALUE = "readers readers_end producer size remakeable pinned tangent"
-NODE = "kin there from_source first reached queue level at path"
+NODE = "relation there from_source first reached queue level at path"
 META = "edges room largest"
 EDGE = "next to fixed size capacity"  # `fixed` is capacity without price, `size` capacity per unit of price
 
@@ -91,13 +91,13 @@ def lower_bound(graph: Graph, budget_nbytes: int, deadline: Deadline | None = No
 class CutBound:
     """The bound of one graph for any number of budgets."""
 
-    def __init__(self, graph: Graph, kin: Relatives | None = None) -> None:
+    def __init__(self, graph: Graph, reach: Reachability | None = None) -> None:
         self.graph = graph
-        self.kin = kin or relatives(graph)
+        self.reach = reach or reachability(graph)
         self.tick_s = _usual_s(graph) * len(graph.ops) / TICKS
         self.candidates = np.array([i for i, op in enumerate(graph.ops) if op.backward], np.int64)
-        self.flat = _flatten(graph, self.kin, self.tick_s)
-        self._work = _work(self.flat)
+        self.flat = _flatten(graph, self.reach, self.tick_s)
+        self._cut_workspace = _cut_workspace(self.flat)
         self._scores: Floats = np.zeros(len(graph.ops))
         self._best, self._price, self._at = 0.0, 0.0, -1
         self.proven_s = 0.0  # what `extra_s` said last
@@ -136,7 +136,7 @@ class CutBound:
             if deadline.reached():
                 return
             chunk = ops[start : start + CHUNK]
-            cut.sweep(self.flat, self._work, chunk, budget_nbytes, self._price, scores)
+            cut.sweep(self.flat, self._cut_workspace, chunk, budget_nbytes, self._price, scores)
         for i in sorted(ops.tolist(), key=lambda i: -scores[i])[:SEARCHED]:
             if deadline.reached() or (scores[i] <= 0 and self._best > 0):
                 return
@@ -168,7 +168,7 @@ class CutBound:
         from remat_solvers.kernels import cut
 
         price = float(np.exp(log_price))
-        cut.sweep(self.flat, self._work, np.array([i], np.int64), budget_nbytes, price, self._scores)
+        cut.sweep(self.flat, self._cut_workspace, np.array([i], np.int64), budget_nbytes, price, self._scores)
         return float(self._scores[i])
 
     def binding(self) -> tuple[int, set[int]] | None:
@@ -181,9 +181,9 @@ class CutBound:
         """The values that the cut at the first run of op `i` keeps, at a price in ticks per byte."""
         from remat_solvers.kernels import cut
 
-        cut.sweep(self.flat, self._work, np.array([i], np.int64), 0, float(price), self._scores)
-        cut.mark_kept(self.flat, self._work)
-        return set(np.flatnonzero(self._work.node["there"][: len(self.graph.values)]).tolist())
+        cut.sweep(self.flat, self._cut_workspace, np.array([i], np.int64), 0, float(price), self._scores)
+        cut.mark_kept(self.flat, self._cut_workspace)
+        return set(np.flatnonzero(self._cut_workspace.node["there"][: len(self.graph.values)]).tolist())
 
 
 def _usual_s(graph: Graph) -> float:
@@ -192,11 +192,11 @@ def _usual_s(graph: Graph) -> float:
     return float(np.median(times)) if times else 0.0
 
 
-def _flatten(graph: Graph, kin: Relatives, tick_s: float) -> CutGraph:
+def _flatten(graph: Graph, reach: Reachability, tick_s: float) -> CutGraph:
     values, ops = graph.values, graph.ops
 
     def paid(some: Iterable[int]) -> list[int]:
-        return [v for v in some if not kin.free[v]]
+        return [v for v in some if not reach.free[v]]
 
     again = [op.first if op.rerun is None else op.implementations[op.rerun] for op in ops]
     firsts = [paid(op.first.inputs) for op in ops]
@@ -228,25 +228,27 @@ def _flatten(graph: Graph, kin: Relatives, tick_s: float) -> CutGraph:
     op["ticks"] = [int(min(MOST_TICKS, way.time_s / tick_s)) if tick_s > 0 else 0 for way in again]
     op["workspace"] = [each.first.workspace_nbytes for each in ops]
     op["backward"] = [each.backward for each in ops]
-    op["after"] = kin.after_boundary
+    op["after"] = reach.after_boundary
     value["producer"] = [-1 if maker is None else maker for maker in graph.producer]
     value["pinned"] = [each.pinned for each in values]
     for v in range(len(values)):
-        value["size"][v] = 0 if kin.free[v] else graph.allocated_nbytes(v)
-        value["remakeable"][v] = v in kin.remakeable
-        value["tangent"][v] = v in kin.tangent_set
+        value["size"][v] = 0 if reach.free[v] else graph.allocated_nbytes(v)
+        value["remakeable"][v] = v in reach.remakeable
+        value["tangent"][v] = v in reach.tangent_set
     return CutGraph(
         op=op,
         value=value,
         idx=np.concatenate(parts),
         new=new,
-        sticky=np.array(sorted(kin.sticky), np.int64),
-        base=kin.base_nbytes,
+        sticky=np.array(sorted(reach.sticky), np.int64),
+        base=reach.base_nbytes,
     )
 
 
-def _work(flat: CutGraph) -> Work:
+def _cut_workspace(flat: CutGraph) -> CutWorkspace:
     ops, values = len(flat.op), len(flat.value)
     # A value is needed once by the source and once by each reader, and has an edge of its own, as ops have.
     edges = 2 * (len(flat.idx) + 2 * values + ops) + 2
-    return Work(node=records(NODE, ops + values + 2), edge=records(EDGE, edges), meta=records(META, 1)[0])
+    return CutWorkspace(
+        node=records(NODE, ops + values + 2), edge=records(EDGE, edges), meta=records(META, 1)[0]
+    )

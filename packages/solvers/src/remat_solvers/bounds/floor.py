@@ -12,7 +12,7 @@ Imperfect: what several ops in a row need at once is not seen, so the true small
 import attrs
 
 from remat_graph import Graph, Implementation
-from remat_solvers.bounds.reachability import Relatives, relatives
+from remat_solvers.bounds.reachability import Reachability, reachability
 
 
 @attrs.frozen(kw_only=True)
@@ -32,22 +32,22 @@ class Floor:
     reason: str
 
 
-def budget_floor(graph: Graph, kin: Relatives | None = None) -> Floor:
+def budget_floor(graph: Graph, reach: Reachability | None = None) -> Floor:
     """Compute the floor.
 
     Args:
         graph: the training step.
         kin: its dependencies, if they are known already.
     """
-    kin = kin or relatives(graph)
-    base = kin.base_nbytes
+    reach = reach or reachability(graph)
+    base = reach.base_nbytes
     boundary = base + sum(map(graph.allocated_nbytes, {*graph.outputs, *graph.tangents}))
     best = Floor(
         nbytes=boundary, op="the boundary", op_nbytes=boundary, reason="outputs and tangents are there"
     )
     for index, op in enumerate(graph.ops):
-        working = working_nbytes(graph, op.first, kin)
-        must = unavoidable(graph, kin, index) - set(op.first.inputs) - set(op.first.outputs)
+        working = working_nbytes(graph, op.first, reach)
+        must = unavoidable(graph, reach, index) - set(op.first.inputs) - set(op.first.outputs)
         others = sum(map(graph.allocated_nbytes, must))
         if base + working + others > best.nbytes:
             reason = f"{op.name} alone reads, makes and scratches {working} bytes"
@@ -57,29 +57,29 @@ def budget_floor(graph: Graph, kin: Relatives | None = None) -> Floor:
     return best
 
 
-def working_nbytes(graph: Graph, run: Implementation, kin: Relatives) -> int:
+def working_nbytes(graph: Graph, run: Implementation, reach: Reachability) -> int:
     """Bytes that one run certainly needs: inputs, outputs that need storage of their own, workspace."""
     reusable = {made for made, _ in run.reuses}
     sources = {source for _, source in run.reuses}
-    charged = {v for v in run.inputs if not kin.free[v]}
-    new = [graph.allocated_nbytes(v) for v in run.outputs if not kin.free[v] and v not in reusable]
+    charged = {v for v in run.inputs if not reach.free[v]}
+    new = [graph.allocated_nbytes(v) for v in run.outputs if not reach.free[v] and v not in reusable]
     # At most one output can take over each source.
     reused = sorted((graph.allocated_nbytes(v) for v in run.outputs if v in reusable), reverse=True)
     new += reused[len(sources & charged) :]
     return sum(map(graph.allocated_nbytes, charged)) + sum(new) + run.workspace_nbytes
 
 
-def unavoidable(graph: Graph, kin: Relatives, index: int) -> set[int]:
+def unavoidable(graph: Graph, reach: Reachability, index: int) -> set[int]:
     """Values that are certainly live when op `index` first runs, apart from what it reads and makes."""
-    ancestors, coming = kin.ancestors[index], kin.descendants[index] | (1 << index)
+    ancestors, coming = reach.ancestors[index], reach.descendants[index] | (1 << index)
     must: set[int] = set()
-    for v, readers in kin.sticky.items():
+    for v, readers in reach.sticky.items():
         value, maker = graph.values[v], graph.producer[v]
         if maker is None:
-            done = kin.after_boundary[index] and v in kin.tangent_set
+            done = reach.after_boundary[index] and v in reach.tangent_set
         else:
             done = bool(ancestors >> maker & 1) or (
-                kin.after_boundary[index] and not graph.ops[maker].backward
+                reach.after_boundary[index] and not graph.ops[maker].backward
             )
         if done and (value.pinned or readers & coming):
             must.add(v)

@@ -19,7 +19,7 @@ STRICT = 1e-9
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Answer:
+class ProgramResult:
     """What came of a program.
 
     Attributes:
@@ -35,7 +35,7 @@ class Answer:
     checks: int = 0
 
 
-class Program:
+class MixedIntegerProgram:
     """``minimize cost @ x  subject to  lower <= rows @ x <= upper``, every x 0 or 1; built row by row."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Program:
         deadline: Deadline,
         checks: int | None = None,
         strict: bool = False,
-    ) -> Answer:
+    ) -> ProgramResult:
         """Solve.
 
         Args:
@@ -82,10 +82,10 @@ class Program:
         import highspy
 
         if deadline.reached():
-            return Answer(found=None, bound=-np.inf, ended=False)
+            return ProgramResult(found=None, bound=-np.inf, ended=False)
         count = len(self.cost)
         if not count:
-            return Answer(found=np.zeros(0), bound=0.0, ended=True)
+            return ProgramResult(found=np.zeros(0), bound=0.0, ended=True)
         highs = highspy.Highs()
         highs.silent()
         highs.passModel(self._model(highspy))
@@ -111,16 +111,16 @@ class Program:
         status, info = highs.getModelStatus(), highs.getInfo()
         if status in (highspy.HighsModelStatus.kSolveError, highspy.HighsModelStatus.kModelError):
             warnings.warn("HiGHS could not solve a program of the bound", SolverWarning, stacklevel=2)
-            return Answer(found=None, bound=-np.inf, ended=False, checks=asked)
+            return ProgramResult(found=None, bound=-np.inf, ended=False, checks=asked)
         if status == highspy.HighsModelStatus.kInfeasible:
-            return Answer(found=None, bound=np.inf, ended=True, checks=asked)
+            return ProgramResult(found=None, bound=np.inf, ended=True, checks=asked)
         if status == highspy.HighsModelStatus.kTimeLimit:
             deadline.mark()
         found = None
         if info.primal_solution_status == 2:  # feasible
             found = np.array(highs.getSolution().col_value)
         bound = float(info.mip_dual_bound)
-        return Answer(
+        return ProgramResult(
             found=found,
             bound=bound if np.isfinite(bound) else -np.inf,
             ended=status == highspy.HighsModelStatus.kOptimal,

@@ -6,7 +6,7 @@ from remat_graph import Graph, Placement
 
 
 @attrs.frozen(kw_only=True)
-class Relatives:
+class Reachability:
     """Dependencies of first runs.
 
     Attributes:
@@ -31,7 +31,7 @@ class Relatives:
     base_nbytes: int
 
 
-def relatives(graph: Graph) -> Relatives:
+def reachability(graph: Graph) -> Reachability:
     """Work the dependencies out; O(ops * edges / 64)."""
     count = len(graph.ops)
     free = [value.external or value.placement is not None for value in graph.values]
@@ -64,7 +64,7 @@ def relatives(graph: Graph) -> Relatives:
         for v, value in enumerate(graph.values)
         if not free[v] and graph.allocated_nbytes(v) > 0 and (value.pinned or v not in remakeable)
     }
-    return Relatives(
+    return Reachability(
         ancestors=ancestors,
         descendants=descendants,
         sticky=sticky,
@@ -80,17 +80,17 @@ def relatives(graph: Graph) -> Relatives:
     )
 
 
-def in_order(kin: Relatives, first: int, then: int) -> Relatives:
+def with_order(reach: Reachability, first: int, then: int) -> Reachability:
     """The dependencies of those schedules in which op `first` first runs before op `then` does."""
-    ancestors, descendants = list(kin.ancestors), list(kin.descendants)
-    after_boundary = list(kin.after_boundary)
+    ancestors, descendants = list(reach.ancestors), list(reach.descendants)
+    after_boundary = list(reach.after_boundary)
     before, after = ancestors[first] | 1 << first, descendants[then] | 1 << then
     for i in members(after):
         ancestors[i] |= before
         after_boundary[i] |= after_boundary[first]
     for i in members(before):
         descendants[i] |= after
-    return attrs.evolve(kin, ancestors=ancestors, descendants=descendants, after_boundary=after_boundary)
+    return attrs.evolve(reach, ancestors=ancestors, descendants=descendants, after_boundary=after_boundary)
 
 
 def members(mask: int) -> list[int]:

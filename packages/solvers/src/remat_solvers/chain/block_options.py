@@ -29,7 +29,7 @@ Order = tuple[int, ...]
 
 
 @attrs.define(eq=False)
-class Menus:
+class OptionTable:
     """Options of groups, each distinct group solved once.
 
     Attributes:
@@ -53,12 +53,14 @@ class Menus:
             solve: finds a schedule for a small problem; it may call this for groups of that problem.
             deadline: shared out evenly among the groups to solve; those that it cuts off keep all.
         """
-        subgraphs = [attrs.evolve(found, graph=_open(found.graph)) for found in groups.subgraphs]
+        subgraphs = [
+            attrs.evolve(found, graph=_without_turn_limit(found.graph)) for found in groups.subgraphs
+        ]
         todo = {subgraph.key: subgraph.graph for subgraph in subgraphs if subgraph.key not in self._known}
         for left, (key, graph) in zip(range(len(todo), 0, -1), todo.items(), strict=True):
             self._known[key] = self._orders(graph, solve, deadline.share(1 / left))
         return [
-            _menu(groups, group, subgraph, self._known[subgraph.key])
+            _options(groups, group, subgraph, self._known[subgraph.key])
             for group, subgraph in enumerate(subgraphs)
         ]
 
@@ -104,13 +106,13 @@ def _budgets(graph: Graph, levels: int) -> list[tuple[int, int]]:
     return [(peak, most) for peak in peaks for most in keeps if most <= peak]
 
 
-def _menu(groups: Partition, group: int, subgraph: Subgraph, orders: Iterable[Order]) -> list[Option]:
+def _options(groups: Partition, group: int, subgraph: Subgraph, orders: Iterable[Order]) -> list[Option]:
     """Keeping all, and what the schedules of the group's sub-graph come to."""
     options = [_option(groups, group, subgraph, order) for order in orders]
     return list(dict.fromkeys([keep_all(groups, group), *(option for option in options if option)]))
 
 
-def _open(graph: Graph) -> Graph:
+def _without_turn_limit(graph: Graph) -> Graph:
     """Without the limit of a turn from a level above: it is met there, by choosing among this menu."""
     ways = [attrs.evolve(op.first, workspace_nbytes=0) if op.target == TURN else None for op in graph.ops]
     ops = [

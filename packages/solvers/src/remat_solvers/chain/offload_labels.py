@@ -31,13 +31,13 @@ FIELDS = np.dtype(
         # Where the label comes from: its segment's first stage, the label there, what was done with it.
         ("stage", "i8"),
         ("label", "i8"),
-        ("fate", "i8"),
-        ("room", "i8"),  # levels for making the segment again, or KEPT
+        ("placement", "i8"),
+        ("level", "i8"),  # levels for making the segment again, or KEPT
     ]
 )
 
 
-def best_of(labels: Labels, budget_nbytes: int, most: int, worth_s: float, *, host: bool) -> Labels:
+def undominated(labels: Labels, budget_nbytes: int, most: int, worth_s: float, *, host: bool) -> Labels:
     """Those that no other beats in everything, at the finest rounding that leaves few enough.
 
     Args:
@@ -100,7 +100,7 @@ def join(labels: Labels, queue: str, nbytes: int, name: int, *, overtakes: bool 
         labels[f"{queue}_{field}"] = moved
 
 
-def in_both(labels: Labels, queue: str) -> NDArray[np.bool_]:
+def in_both_queues(labels: Labels, queue: str) -> NDArray[np.bool_]:
     """Which values of a queue are in the other one too."""
     other = "back" if queue == "out" else "out"
     here, there = (np.where(labels[f"{q}_left"] > 0, labels[f"{q}_name"], -1) for q in (queue, other))
@@ -108,7 +108,7 @@ def in_both(labels: Labels, queue: str) -> NDArray[np.bool_]:
     return found
 
 
-def pass_by(labels: Labels, queue: str, nbytes: Floats | float) -> None:
+def drain(labels: Labels, queue: str, nbytes: Floats | float) -> None:
     """So many bytes of a queue go through."""
     left = labels[f"{queue}_left"]
     behind = np.cumsum(left, axis=1) - np.reshape(nbytes, (-1, 1))

@@ -21,8 +21,17 @@ import attrs
 import numpy as np
 
 from remat_graph import Links
-from remat_solvers.chain.offload_labels import FIELDS, Labels, best_of, held, in_both, join, pass_by, waits
-from remat_solvers.chain.table import ChainTable, Run
+from remat_solvers.chain.offload_labels import (
+    FIELDS,
+    Labels,
+    drain,
+    held,
+    in_both_queues,
+    join,
+    undominated,
+    waits,
+)
+from remat_solvers.chain.table import ChainTable, GroupRun
 from remat_solvers.evaluation.arrays import Floats
 from remat_solvers.protocol import Deadline, Problem
 
@@ -32,7 +41,7 @@ KEPT = -1
 
 
 @attrs.frozen(kw_only=True)
-class Fate:
+class SegmentPlacement:
     """What becomes of the values that a segment holds.
 
     Attributes:
@@ -49,7 +58,7 @@ class Fate:
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
+class ChainPlan:
     """One plan of the table.
 
     Attributes:
@@ -58,11 +67,11 @@ class Plan:
         lost_s: seconds of repeats and waits, by estimate.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[GroupRun, ...]
     moved: frozenset[int]
     lost_s: float
 
-    def adds_nothing_to(self, other: "Plan") -> bool:
+    def moves_more_than(self, other: "Plan") -> bool:
         """Whether it moves more than another one to the same effect."""
         return (self.runs, self.lost_s) == (other.runs, other.lost_s) and self.moved >= other.moved
 
@@ -97,43 +106,45 @@ class PofoTable:
         self.passing = [n + chain.forward_peak(i, frozenset()) for i, n in enumerate(over)]
         self.turning = [n + chain.backward_peak(i, table.options[i][0]) for i, n in enumerate(self.input)]
         self.back_s = [sum(chain.graph.ops[op].first.time_s for op in run) for run in self.groups.backward]
-        self.fates = [self._fates(i) for i in range(count)]
+        self.placements = [self._placements(i) for i in range(count)]
         self.arrived: list[list[Labels]] = [[] for _ in range(count + 1)]
         self.arrived[0].append(np.zeros(1, FIELDS))
         self.labels: list[Labels] = []
         for i in range(count):
-            labels = best_of(self._arrivals(i), self.budget, most, worth_s, host=self.host_budget is not None)
+            labels = undominated(
+                self._arrivals(i), self.budget, most, worth_s, host=self.host_budget is not None
+            )
             self.labels.append(labels)
             if len(labels) and not deadline.reached():
                 self._keep(i, labels)
                 self._drop(i, labels)
-        self.labels.append(self._met(self._arrivals(count)))
+        self.labels.append(self._join_queues(self._arrivals(count)))
 
     def _arrivals(self, i: int) -> Labels:
         found = np.concatenate([np.zeros(0, FIELDS), *self.arrived[i]])
         self.arrived[i].clear()
         return found
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[ChainPlan]:
         """The plans at the end, the fastest by estimate first, and of these the one that moves least."""
         for number in range(len(self.labels[-1])):
-            runs: list[Run] = [("forward", s, 0) for s in range(len(self.groups))]
+            runs: list[GroupRun] = [("forward", s, 0) for s in range(len(self.groups))]
             moved: set[int] = set()
             stage, chosen = len(self.groups), number
             lost_s = float(self.labels[stage][number]["lost_s"])
             while stage > 0:
                 label = self.labels[stage][chosen]
                 end, stage, chosen = stage, int(label["stage"]), int(label["label"])
-                moved |= self.fates[stage][label["fate"]].moved
-                if label["room"] == KEPT:
+                moved |= self.placements[stage][label["placement"]].moved
+                if label["level"] == KEPT:
                     runs.append(("backward", stage, 0))
                 else:
-                    runs += self.table.runs(stage, end, int(label["room"]))
-            yield Plan(runs=tuple(runs), moved=frozenset(moved), lost_s=lost_s)
+                    runs += self.table.runs(stage, end, int(label["level"]))
+            yield ChainPlan(runs=tuple(runs), moved=frozenset(moved), lost_s=lost_s)
 
     # -- segments
 
-    def _fates(self, i: int) -> list[Fate]:
+    def _placements(self, i: int) -> list[SegmentPlacement]:
         """What a segment from stage i on may do with its values; a dropped one holds its input alone."""
         chain = self.chain
         inputs = chain.crossing(i)
@@ -142,17 +153,17 @@ class PofoTable:
         parts = [[v] for v in loose[: PARTS - 1]] + ([loose[PARTS - 1 :]] if len(loose) >= PARTS else [])
         total = chain.total(inputs) + chain.total(own)
         found = []
-        for going in dict.fromkeys((frozenset[int](), frozenset(filter(self._movable, inputs)))):
+        for moved_inputs in dict.fromkeys((frozenset[int](), frozenset(filter(self._movable, inputs)))):
             for number in range(len(parts) + 1):
                 for chosen in combinations(parts, number):
                     sizes = tuple(chain.total(part) for part in chosen)
-                    fate = Fate(
-                        moved=going.union(*chosen),
-                        kept_nbytes=total - chain.total(going) - sum(sizes),
-                        input_nbytes=chain.total(going),
+                    placement = SegmentPlacement(
+                        moved=moved_inputs.union(*chosen),
+                        kept_nbytes=total - chain.total(moved_inputs) - sum(sizes),
+                        input_nbytes=chain.total(moved_inputs),
                         own_nbytes=sizes,
                     )
-                    found.append(fate)
+                    found.append(placement)
         return found
 
     def _names(self, i: int) -> range:
@@ -168,56 +179,54 @@ class PofoTable:
         labels = labels.copy()
         self._wait_out(labels, self.keeping[i])
         self._wait_back(labels, self.turning[i])
-        pass_by(labels, "back", self.back_s[i] * self.back_rate)
-        for number, fate in enumerate(self.fates[i]):
+        drain(labels, "back", self.back_s[i] * self.back_rate)
+        for number, placement in enumerate(self.placements[i]):
             after = labels.copy()
-            own = sorted(zip(fate.own_nbytes, self._names(i)[1:], strict=False))
-            if fate.input_nbytes:
-                join(after, "out", fate.input_nbytes, self._names(i)[0], overtakes=True)
-            pass_by(after, "out", self.chain.first_s[i] * self.out_rate)
+            own = sorted(zip(placement.own_nbytes, self._names(i)[1:], strict=False))
+            if placement.input_nbytes:
+                join(after, "out", placement.input_nbytes, self._names(i)[0], overtakes=True)
+            drain(after, "out", self.chain.first_s[i] * self.out_rate)
             for nbytes, name in own:
                 join(after, "out", nbytes, name)
-            for nbytes, name in sorted([*own, (fate.input_nbytes, self._names(i)[0])]):
+            for nbytes, name in sorted([*own, (placement.input_nbytes, self._names(i)[0])]):
                 if nbytes:  # what one run needs comes back with the largest first
                     join(after, "back", nbytes, name)
-            after["kept"] += fate.kept_nbytes
-            after["room"] = KEPT
-            self._arrive(i, i + 1, number, fate, after)
+            after["kept"] += placement.kept_nbytes
+            after["level"] = KEPT
+            self._arrive(i, i + 1, number, placement, after)
 
     def _drop(self, i: int, labels: Labels) -> None:
         """Stages i to k - 1 are made again, for every k."""
         own = self.chain.total(self.groups.saved[i] - self.chain.crossing(i) - self.chain.crossing(i + 1))
-        for number, fate in enumerate(self.fates[i]):
-            if fate.own_nbytes:
+        for number, placement in enumerate(self.placements[i]):
+            if placement.own_nbytes:
                 continue
             ahead, back_s = labels.copy(), 0.0
             for k in range(i + 1, len(self.groups) + 1):
                 self._wait_out(ahead, self.passing[k - 1])
                 if k == i + 1:
-                    if fate.input_nbytes:
-                        join(ahead, "out", fate.input_nbytes, self._names(i)[0], overtakes=True)
-                    ahead["kept"] += fate.kept_nbytes - own
-                pass_by(ahead, "out", self.chain.first_s[k - 1] * self.out_rate)
+                    if placement.input_nbytes:
+                        join(ahead, "out", placement.input_nbytes, self._names(i)[0], overtakes=True)
+                    ahead["kept"] += placement.kept_nbytes - own
+                drain(ahead, "out", self.chain.first_s[k - 1] * self.out_rate)
                 back_s += self.back_s[k - 1]
                 for drained in DRAINED:
                     after = ahead.copy()
-                    self._make_again(i, k, labels["kept"], back_s, drained, after)
-                    if fate.input_nbytes:
-                        join(after, "back", fate.input_nbytes, self._names(i)[0])
-                    self._arrive(i, k, number, fate, after)
+                    self._recompute(i, k, labels["kept"], back_s, drained, after)
+                    if placement.input_nbytes:
+                        join(after, "back", placement.input_nbytes, self._names(i)[0])
+                    self._arrive(i, k, number, placement, after)
 
-    def _make_again(
-        self, i: int, k: int, kept: Floats, back_s: float, drained: float, labels: Labels
-    ) -> None:
+    def _recompute(self, i: int, k: int, kept: Floats, back_s: float, drained: float, labels: Labels) -> None:
         """The backward of a dropped segment, beside what is still in the queue back."""
         wait = drained * labels["back_left"].sum(axis=1)
-        pass_by(labels, "back", wait)
+        drain(labels, "back", wait)
         room = self.budget - kept - self.input[i] - held(labels, "back").sum(axis=1)
         level = np.minimum(np.floor(room / self.table.slot_nbytes + 1e-9), self.table.slots - 1)
-        labels["room"] = np.maximum(level, 0.0)
-        again_s = np.where(level < 0, np.inf, self.table.cost[i, k][labels["room"]])
+        labels["level"] = np.maximum(level, 0.0)
+        again_s = np.where(level < 0, np.inf, self.table.cost[i, k][labels["level"]])
         labels["lost_s"] += wait / self.back_rate + again_s
-        pass_by(labels, "back", (np.where(np.isfinite(again_s), again_s, 0.0) + back_s) * self.back_rate)
+        drain(labels, "back", (np.where(np.isfinite(again_s), again_s, 0.0) + back_s) * self.back_rate)
 
     # -- labels
 
@@ -225,26 +234,26 @@ class PofoTable:
         """Before a forward that needs so much, wait for values that leave."""
         wait = waits(labels["out_left"], held(labels, "out"), self.budget - nbytes - labels["kept"])
         labels["lost_s"] += wait / self.out_rate
-        pass_by(labels, "out", np.where(np.isfinite(wait), wait, 0.0))
+        drain(labels, "out", np.where(np.isfinite(wait), wait, 0.0))
 
     def _wait_back(self, labels: Labels, nbytes: int) -> None:
         """The mirror: behind a backward that needs so much, wait for values that come."""
         wait = waits(labels["back_left"], held(labels, "back"), self.budget - nbytes - labels["kept"])
         labels["lost_s"] += wait / self.back_rate
-        pass_by(labels, "back", np.where(np.isfinite(wait), wait, 0.0))
+        drain(labels, "back", np.where(np.isfinite(wait), wait, 0.0))
 
-    def _arrive(self, i: int, k: int, number: int, fate: Fate, labels: Labels) -> None:
-        labels["stage"], labels["label"], labels["fate"] = i, np.arange(len(labels)), number
-        labels["host"] += fate.input_nbytes + sum(fate.own_nbytes)
+    def _arrive(self, i: int, k: int, number: int, placement: SegmentPlacement, labels: Labels) -> None:
+        labels["stage"], labels["label"], labels["placement"] = i, np.arange(len(labels)), number
+        labels["host"] += placement.input_nbytes + sum(placement.own_nbytes)
         usable = np.isfinite(labels["lost_s"])
         if self.host_budget is not None:
             usable &= labels["host"] <= self.host_budget
         self.arrived[k].append(labels[usable])
 
-    def _met(self, labels: Labels) -> Labels:
+    def _join_queues(self, labels: Labels) -> Labels:
         """Where both queues meet: what is in both never leaves, what is in one is in the other's way."""
         free = self.budget - labels["kept"]
-        lone = {queue: ~in_both(labels, queue) for queue in ("out", "back")}
+        lone = {queue: ~in_both_queues(labels, queue) for queue in ("out", "back")}
         left = {queue: labels[f"{queue}_left"] * lone[queue] for queue in lone}
         room_out = free - self.turning[-1] - held(labels, "back").sum(axis=1)
         room_back = free - self.passing[-1] - held(labels, "out").sum(axis=1)

@@ -33,7 +33,7 @@ from remat_solvers.protocol import Deadline
 MOST_TABLE_NBYTES = 2**32
 LEVELS = 24  # memory levels at which a table is read
 
-Run = tuple[str, int, int]  # ("forward", group, 0) or ("backward", group, option)
+GroupRun = tuple[str, int, int]  # ("forward", group, 0) or ("backward", group, option)
 
 
 @attrs.frozen(kw_only=True)
@@ -92,7 +92,7 @@ class Chain(ABC):
         """Bytes while group i runs forward and keeps nothing, where so much crosses its cut."""
 
 
-class Careful(Chain):
+class ConservativeChain(Chain):
     """Peaks by simulation, with everything at a group's cuts held: exact on a chain, else from above."""
 
     def __init__(self, groups: Partition) -> None:
@@ -172,7 +172,7 @@ class Careful(Chain):
         return self._passing[i] + held_nbytes
 
 
-class Lenient(Chain):
+class OptimisticChain(Chain):
     """Peaks from below: what is kept, and the largest single op. Plans at falling levels make up for it."""
 
     def __init__(self, groups: Partition) -> None:
@@ -275,7 +275,7 @@ class ChainTable:
             take(best, choice, cost, k)
         self.cost[i, j], self.choice[i, j] = best, choice
 
-    def runs(self, i: int, j: int, room: int) -> list[Run]:
+    def runs(self, i: int, j: int, room: int) -> list[GroupRun]:
         """What runs when, for groups i to j - 1 and `room` slots."""
         if i == j:
             return []
@@ -284,10 +284,10 @@ class ChainTable:
             kept = self.kept[i][-1 - k]
             return [("forward", i, 0), *self.runs(i + 1, j, room - kept), ("backward", i, -1 - k)]
         held = self.in_slots(self.held[i, k])
-        there: list[Run] = [("forward", s, 0) for s in range(i, k)]
+        there: list[GroupRun] = [("forward", s, 0) for s in range(i, k)]
         return there + self.runs(k, j, room - held) + self.runs(i, k, room)
 
-    def order(self, runs: Iterable[Run]) -> list[int]:
+    def order(self, runs: Iterable[GroupRun]) -> list[int]:
         """The ops of a plan; a group's repeats leave out what may not run again."""
         order: list[int] = []
         seen: set[int] = set()
@@ -299,17 +299,17 @@ class ChainTable:
                 seen.add(s)
         return without_useless(self.chain.graph, order)
 
-    def rooms(self, count: int) -> list[int]:
+    def memory_levels(self, count: int) -> list[int]:
         """Memory levels to read the table at, from the whole budget down."""
         whole = self.slots - 1
-        rooms = [whole - round(level * whole / count) for level in range(count)]
+        memory_levels = [whole - round(level * whole / count) for level in range(count)]
         found = self.cost[0, len(self.groups)]
-        return [a for a, b in pairwise([*rooms, -1]) if a != b and np.isfinite(found[a])]
+        return [a for a, b in pairwise([*memory_levels, -1]) if a != b and np.isfinite(found[a])]
 
     def orders(self, count: int = LEVELS) -> Iterator[Ints]:
         """The distinct plans at so many memory levels, from the whole budget down."""
-        seen: set[tuple[Run, ...]] = set()
-        for room in self.rooms(count):
+        seen: set[tuple[GroupRun, ...]] = set()
+        for room in self.memory_levels(count):
             runs = tuple(self.runs(0, len(self.groups), room))
             if runs not in seen:
                 seen.add(runs)
@@ -320,7 +320,7 @@ class ChainTable:
         return min(self.slots, math.ceil(nbytes / self.slot_nbytes - 1e-9))
 
 
-def plans_of(
+def chain_orders(
     groups: Partition,
     options: Sequence[Sequence[Option]],
     budget_nbytes: int,
@@ -328,7 +328,7 @@ def plans_of(
     deadline: Deadline,
 ) -> Iterator[Ints]:
     """The plans of both ways to see a group, at several memory levels: around the budget on both sides."""
-    for chain in (Careful(groups), Lenient(groups)):
+    for chain in (ConservativeChain(groups), OptimisticChain(groups)):
         yield from ChainTable(chain, options, budget_nbytes, slots, deadline).orders()
 
 
@@ -347,7 +347,7 @@ def take(best: Floats, choice: Ints, cost: Floats, mark: int) -> None:
     choice[better] = mark
 
 
-def fastest_that_fits(arrays: Arrays, orders: Iterable[Ints], budget_nbytes: int) -> Ints | None:
+def fastest_within_budget(arrays: Arrays, orders: Iterable[Ints], budget_nbytes: int) -> Ints | None:
     """The fastest sequence within the budget: a table's figures are estimates, so several levels are read."""
     best, best_s = None, float("inf")
     for order in orders:

@@ -28,7 +28,7 @@ EXTRA = "in_gap in_op in_key in_variant in_held in_own deleted extra_key extra_m
 TOUCH = "touched touched_by"
 
 
-class State(NamedTuple):
+class SearchState(NamedTuple):
     """A sequence and everything derived from it; see `kernels.incremental` for the meaning of a change."""
 
     meta: np.void  # scalars, one record
@@ -42,7 +42,7 @@ class State(NamedTuple):
     events: Ints  # per value, 2 * position + (1 if made there)
 
 
-def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
+def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> SearchState:
     """Lay out the state for a sequence.
 
     Args:
@@ -84,7 +84,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
     meta["random"] = (seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1
     meta["base"] = arrays.base_nbytes
     meta["credits"] = len(idx) - len(arrays.in_idx) - len(arrays.out_idx)
-    state = State(
+    state = SearchState(
         meta=meta,
         pos=records(POSITION, cap + 8),
         val=val,
@@ -99,7 +99,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
     return state
 
 
-def set_order(state: State, order: Ints) -> None:
+def set_order(state: SearchState, order: Ints) -> None:
     """Replace the sequence; `rebuild` must follow."""
     state.pos["order"][: len(order)] = order
     state.meta["count"] = len(order)
@@ -118,7 +118,7 @@ def _credits(arrays: Arrays, variant: int) -> list[int]:
     return sources
 
 
-def get_order(state: State) -> Ints:
+def get_order(state: SearchState) -> Ints:
     """A copy of the sequence."""
     order: Ints = state.pos["order"][: int(state.meta["count"])].copy()
     return order

@@ -16,11 +16,11 @@ BEFORE, COMING = 1, 2
 
 
 @inner
-def mark_kin(G, W, i):  # type: ignore[no-untyped-def]
+def mark_relations(G, W, i):  # type: ignore[no-untyped-def]
     """Mark the ops that have run before the first run of op `i`, and those that cannot have."""
     for x in range(G.op.shape[0]):
-        W.node[x].kin = 0
-    W.node[i].kin = COMING
+        W.node[x].relation = 0
+    W.node[i].relation = COMING
     W.node[0].queue = i
     head, tail = 0, 1
     while head < tail:
@@ -30,8 +30,8 @@ def mark_kin(G, W, i):  # type: ignore[no-untyped-def]
             value = G.value[G.idx[k]]
             for r in range(value.readers, value.readers_end):
                 y = G.idx[r]
-                if W.node[y].kin == 0:
-                    W.node[y].kin = COMING
+                if W.node[y].relation == 0:
+                    W.node[y].relation = COMING
                     W.node[tail].queue = y
                     tail += 1
     W.node[0].queue = i
@@ -41,8 +41,8 @@ def mark_kin(G, W, i):  # type: ignore[no-untyped-def]
         head += 1
         for k in range(op.reads, op.reads_end):
             y = G.value[G.idx[k]].producer
-            if y >= 0 and W.node[y].kin == 0:
-                W.node[y].kin = BEFORE
+            if y >= 0 and W.node[y].relation == 0:
+                W.node[y].relation = BEFORE
                 W.node[tail].queue = y
                 tail += 1
 
@@ -59,12 +59,14 @@ def mark_there(G, W, i):  # type: ignore[no-untyped-def]
         if value.producer < 0:
             done = op.after and value.tangent
         else:
-            done = W.node[value.producer].kin == BEFORE or (op.after and not G.op[value.producer].backward)
+            done = W.node[value.producer].relation == BEFORE or (
+                op.after and not G.op[value.producer].backward
+            )
         if not done:
             continue
         needed = value.pinned == 1
         for r in range(value.readers, value.readers_end):
-            needed = needed or W.node[G.idx[r]].kin == COMING
+            needed = needed or W.node[G.idx[r]].relation == COMING
         if needed:
             W.node[v].there = 1
             nbytes += value.size
@@ -99,7 +101,7 @@ def add_edge(W, start, end, fixed, size):  # type: ignore[no-untyped-def]
 @inner
 def may_not_have_run(G, W, i, x):  # type: ignore[no-untyped-def]
     """Whether it is open if op `x` ran before the first run of op `i`."""
-    return W.node[x].kin != BEFORE and (G.op[x].backward == 1 or not G.op[i].after)
+    return W.node[x].relation != BEFORE and (G.op[x].backward == 1 or not G.op[i].after)
 
 
 @inner
@@ -107,7 +109,7 @@ def need(G, W, i, node, v, waiting):  # type: ignore[no-untyped-def]
     """`node` needs value v: from what is kept, or from its maker; returns how many ops wait now."""
     value, mark = G.value[v], W.node[v]
     maker = value.producer
-    if mark.there == 1 or maker < 0 or W.node[maker].kin == COMING:
+    if mark.there == 1 or maker < 0 or W.node[maker].relation == COMING:
         return waiting
     ops = G.op.shape[0]
     source = ops + G.value.shape[0]
@@ -134,7 +136,7 @@ def need(G, W, i, node, v, waiting):  # type: ignore[no-untyped-def]
 @inner
 def build(G, W, i):  # type: ignore[no-untyped-def]
     """Lay out the cut problem at the first run of op `i`."""
-    mark_kin(G, W, i)
+    mark_relations(G, W, i)
     W.meta.edges = 0
     W.meta.largest = 0
     W.meta.room = mark_there(G, W, i)
@@ -147,7 +149,7 @@ def build(G, W, i):  # type: ignore[no-untyped-def]
         node.from_source = 0
     waiting = 0
     for x in range(ops):
-        if W.node[x].kin == COMING and x != i:
+        if W.node[x].relation == COMING and x != i:
             op = G.op[x]
             for k in range(op.reads, op.reads_end):
                 waiting = need(G, W, i, source, G.idx[k], waiting)

@@ -22,7 +22,7 @@ def shares(rounds: int) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-class Walk:
+class AnnealingWalk:
     """One annealing walk over the sequences of a graph; keeps the best that fits.
 
     Attributes:

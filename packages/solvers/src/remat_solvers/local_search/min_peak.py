@@ -13,7 +13,7 @@ Imperfect: nothing is proven; the floor may lie below what any schedule reaches.
 import numpy as np
 
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate
-from remat_solvers.local_search.anneal import Walk
+from remat_solvers.local_search.anneal import AnnealingWalk
 from remat_solvers.local_search.evict import evict
 from remat_solvers.protocol import Deadline
 
@@ -21,7 +21,7 @@ FIRST_STEP = 0.85
 LAST_STEP = 0.995
 
 
-def descend(
+def minimize_peak(
     arrays: Arrays,
     goal_nbytes: int,
     floor_nbytes: int,
@@ -43,7 +43,7 @@ def descend(
         start: a valid sequence to begin with; trace order if None.
     """
     ops = len(arrays.backward)
-    left = default_descent(ops) if moves is None else moves
+    left = default_peak_moves(ops) if moves is None else moves
     best: Ints = np.arange(ops, dtype=np.int64) if start is None else start
     peak = evaluate(arrays, best).peak_nbytes
     # Evicting to a far target piles rebuilt values up; evicting in steps finds what each level still allows.
@@ -61,8 +61,8 @@ def descend(
     round_ = 0
     while peak > max(goal_nbytes, floor_nbytes) and step < LAST_STEP and left > 0 and not deadline.reached():
         target = max(floor_nbytes, int(peak * step))
-        walk = Walk(arrays, best, target, seed + round_, price=30.0)
-        share = min(left, default_descent(ops) // 12)
+        walk = AnnealingWalk(arrays, best, target, seed + round_, price=30.0)
+        share = min(left, default_peak_moves(ops) // 12)
         found = walk.reach(share, 1.0, 0.1, deadline)
         left -= max(1, walk.tried)
         round_ += 1
@@ -73,6 +73,6 @@ def descend(
     return best
 
 
-def default_descent(ops: int) -> int:
+def default_peak_moves(ops: int) -> int:
     """Work that takes about 6 s at 600 ops and 30 s at 2,700: a move costs more on a longer sequence."""
     return 300_000 + min(750_000, 450_000_000 // max(1, ops))

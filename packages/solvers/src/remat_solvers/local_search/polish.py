@@ -11,7 +11,7 @@ Imperfect: a local optimum of single deletions; `search` climbs out of it.
 from math import inf
 
 from remat_solvers.evaluation.arrays import Arrays, Ints
-from remat_solvers.evaluation.search_state import State
+from remat_solvers.evaluation.search_state import SearchState
 from remat_solvers.protocol import Deadline
 
 LOWEST = 1e-3  # the last bar above zero, as a share of the first
@@ -37,7 +37,7 @@ def polish(arrays: Arrays, order: Ints, budget_nbytes: int, deadline: Deadline) 
     return get_order(state)
 
 
-def _drop(state: State, budget_nbytes: int, deadline: Deadline) -> bool:
+def _drop(state: SearchState, budget_nbytes: int, deadline: Deadline) -> bool:
     """Delete until nothing can go; whether anything went."""
     from remat_solvers.kernels import polish
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate
 from remat_solvers.local_search.evict import evict
-from remat_solvers.local_search.min_peak import descend
+from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.local_search.polish import polish
 from remat_solvers.protocol import Deadline
 
@@ -21,7 +21,7 @@ POLISHED = 4  # of the plans that fit, the fastest so many
 MOVES = 400_000  # that a descent may try: some seconds at 500 ops
 
 
-def repaired(
+def repair_orders(
     arrays: Arrays, orders: Iterable[Ints], budget_nbytes: int, deadline: Deadline, moves: int = MOVES
 ) -> Ints | None:
     """The fastest sequence within the budget that the given ones lead to; None if none does.
@@ -45,7 +45,7 @@ def repaired(
         else:
             over.append((result.peak_nbytes, place, order))
     if not fitting and over and moves and not deadline.reached():
-        order = descend(arrays, budget_nbytes, budget_nbytes, deadline, moves=moves, start=min(over)[2])
+        order = minimize_peak(arrays, budget_nbytes, budget_nbytes, deadline, moves=moves, start=min(over)[2])
         result = evaluate(arrays, order)
         if result.peak_nbytes <= budget_nbytes:
             fitting.append((result.time_s, 0, order))

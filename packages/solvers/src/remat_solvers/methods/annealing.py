@@ -24,7 +24,7 @@ import attrs
 import numpy as np
 
 from remat_solvers.evaluation.arrays import Ints, evaluate, flatten
-from remat_solvers.local_search.anneal import Walk, default_moves, shares
+from remat_solvers.local_search.anneal import AnnealingWalk, default_moves, shares
 from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, judge
 
 
@@ -60,7 +60,9 @@ class Search:
         best: Ints | None = None
         done = 0
         for i, share in enumerate(shares(self.rounds)):
-            walk = Walk(arrays, order if best is None else best, problem.budget_nbytes, self.seed + i)
+            walk = AnnealingWalk(
+                arrays, order if best is None else best, problem.budget_nbytes, self.seed + i
+            )
             found = walk.anneal(round(moves * share), self.hot / 2**i, self.cold, deadline)
             done += walk.tried
             if found is not None:

@@ -15,8 +15,8 @@ import numpy as np
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.local_search.evict import evict
 from remat_solvers.methods.base import Rematerializer
-from remat_solvers.mip.cvxpy_backend import minimize, order_of
-from remat_solvers.mip.stage_program import TimeIsUp, stage_program, work_of
+from remat_solvers.mip.cvxpy_backend import minimize_with_cvxpy, order_of
+from remat_solvers.mip.stage_program import DeadlineReached, stage_program, staged_step
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
 THRESHOLDS = (0.5, 0.3, 0.7, 0.1, 0.9, 0.99)
@@ -36,12 +36,14 @@ class CheckmateLP(Rematerializer):
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
         graph, budget = problem.graph, problem.budget_nbytes
-        work = work_of(graph)
+        work = staged_step(graph)
         try:
             program = stage_program(work, budget, deadline)
-        except TimeIsUp:
+        except DeadlineReached:
             return judge(problem, None)
-        found, bound_s, proven = minimize(program, whole=False, solver=self.backend, deadline=deadline)
+        found, bound_s, proven = minimize_with_cvxpy(
+            program, whole=False, solver=self.backend, deadline=deadline
+        )
         stats: dict[str, int | float | str | bool] = {"variables": len(program.cost), "proven": proven}
         if found is None:
             return judge(problem, None, stats=stats)

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Self
 
-from remat_solvers.chain.block_options import Menus
+from remat_solvers.chain.block_options import OptionTable
 from remat_solvers.evaluation.arrays import Ints
 from remat_solvers.local_search.repair import MOVES
 from remat_solvers.methods.base import Rematerializer
@@ -26,9 +26,9 @@ class Hierarchical(Rematerializer):
         """See the module docstring."""
         if len(problem.graph.ops) <= self.leaf:
             return self.solve_small(problem, deadline)
-        menus = Menus(levels=self.levels)
-        order, stats = self.plan(problem, deadline, menus, MOVES)
-        stats |= {"distinct": menus.distinct, "solves": menus.solves, "deadline": deadline.hit}
+        option_table = OptionTable(levels=self.levels)
+        order, stats = self.plan(problem, deadline, option_table, MOVES)
+        stats |= {"distinct": option_table.distinct, "solves": option_table.solves, "deadline": deadline.hit}
         return judge(problem, None if order is None else order.tolist(), stats=stats)
 
     @abstractmethod
@@ -41,7 +41,7 @@ class Hierarchical(Rematerializer):
 
     @abstractmethod
     def plan(
-        self, problem: Problem, deadline: Deadline, menus: Menus, moves: int
+        self, problem: Problem, deadline: Deadline, option_table: OptionTable, moves: int
     ) -> tuple[Ints | None, dict[str, int | float | str | bool]]:
         """Plan one level of the hierarchy.
 
@@ -56,14 +56,16 @@ class Hierarchical(Rematerializer):
         """The method for a group that is no leaf."""
         return self
 
-    def group_solver(self, problem: Problem, menus: Menus) -> Callable[[Problem, Deadline], Solution]:
+    def group_solver(
+        self, problem: Problem, option_table: OptionTable
+    ) -> Callable[[Problem, Deadline], Solution]:
         """What solves one group of a graph at one budget."""
 
         def solve_group(small: Problem, left: Deadline) -> Solution:
             ops = len(small.graph.ops)
             if ops <= self.leaf or ops >= len(problem.graph.ops):
                 return self.solve_leaf(small, left)
-            order, _ = self.below().plan(small, left, menus, 0)
+            order, _ = self.below().plan(small, left, option_table, 0)
             return judge(small, None if order is None else order.tolist())
 
         return solve_group

@@ -18,15 +18,15 @@ import attrs
 import numpy as np
 
 from remat_graph.partition import Partition, grouped
-from remat_solvers.chain.block_options import GAP, Menus
-from remat_solvers.chain.table import Careful, Option
+from remat_solvers.chain.block_options import GAP, OptionTable
+from remat_solvers.chain.table import ConservativeChain, Option
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.evaluation.linear_order import without_useless
-from remat_solvers.local_search.repair import repaired
+from remat_solvers.local_search.repair import repair_orders
 from remat_solvers.methods.checkmate import Checkmate
 from remat_solvers.methods.hierarchy import Hierarchical
-from remat_solvers.mip.cvxpy_backend import minimize
-from remat_solvers.mip.stage_program import TimeIsUp, Work, stage_program
+from remat_solvers.mip.cvxpy_backend import minimize_with_cvxpy
+from remat_solvers.mip.stage_program import DeadlineReached, StagedStep, stage_program
 from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, positive_or_none
 
 ROOMS = 5  # budgets that the program on top is given in turn, from the real one to what needs no plan
@@ -64,22 +64,26 @@ class Hilp(Hierarchical):
         return Checkmate(backend=self.backend, gap=GAP).solve(problem, deadline.within(self.leaf_seconds))
 
     def plan(
-        self, problem: Problem, deadline: Deadline, menus: Menus, moves: int
+        self, problem: Problem, deadline: Deadline, option_table: OptionTable, moves: int
     ) -> tuple[Ints | None, dict[str, int | float | str | bool]]:
         """Plan one level; see `Hierarchical.plan`."""
         groups = grouped(problem.graph, self.segments)
-        options = menus.options(groups, self.group_solver(problem, menus), deadline.share(0.5))
+        options = option_table.options(groups, self.group_solver(problem, option_table), deadline.share(0.5))
         chosen = [_spread(found, self.options) for found in options]
-        arrays, top = flatten(problem.graph), _Top(groups, chosen)
+        arrays, top_program = flatten(problem.graph), _TopProgram(groups, chosen)
         tops = deadline.share(0.8).within(self.top_seconds)
-        order = repaired(
+        order = repair_orders(
             arrays,
-            top.orders(arrays, problem.budget_nbytes, self.backend, tops),
+            top_program.orders(arrays, problem.budget_nbytes, self.backend, tops),
             problem.budget_nbytes,
             deadline,
             moves,
         )
-        return order, {"segments": len(groups), "options": sum(map(len, chosen)), "proven": top.proven}
+        return order, {
+            "segments": len(groups),
+            "options": sum(map(len, chosen)),
+            "proven": top_program.proven,
+        }
 
     def below(self) -> "Hilp":
         """The same for a group, whose own program on top may take its share of the time."""
@@ -95,7 +99,7 @@ def _spread(options: Sequence[Option], most: int) -> list[Option]:
     return [first, *dict.fromkeys(rest)]
 
 
-class _Top:
+class _TopProgram:
     """The program over whole groups.
 
     Attributes:
@@ -104,7 +108,7 @@ class _Top:
 
     def __init__(self, groups: Partition, options: Sequence[Sequence[Option]]) -> None:
         self.partition, self.options = groups, options
-        self.graph, self.chain = groups.graph, Careful(groups)
+        self.graph, self.chain = groups.graph, ConservativeChain(groups)
         self.proven = False
         self.sizes = dict(enumerate(self.chain.size))
         self.meaning: list[tuple[str, int, int]] = []  # per op: ("forward" or "backward", group, option)
@@ -114,9 +118,9 @@ class _Top:
         self.first_s: list[float] = []
         self.scratch: list[int] = []
         self.groups: list[tuple[int, ...]] = []
-        self.lump: dict[tuple[int, int], int] = {}
+        self.kept_lump: dict[tuple[int, int], int] = {}
 
-    def work(self) -> Work:
+    def work(self) -> StagedStep:
         """The coarse step."""
         count = len(self.partition)
         for s in range(count):
@@ -126,7 +130,7 @@ class _Top:
         known = {v for values in (*self.reads, *self.makes) for v in values}
         made = {v for values in self.makes for v in values}
         forward = {op for group in self.groups[:count] for op in group}
-        return Work(
+        return StagedStep(
             groups=tuple(self.groups),
             reads=tuple(self.reads),
             makes=tuple(self.makes),
@@ -166,15 +170,15 @@ class _Top:
         inside = {v for op in run for v in graph.ops[op].first.outputs}
         reads = frozenset(v for op in run for v in graph.ops[op].first.inputs) & chain.crossing(s)
         pinned = frozenset(v for v in inside if graph.values[v].pinned)
-        hands_on = (chain.crossing(s + 1) & inside) | pinned
+        passed_on = (chain.crossing(s + 1) & inside) | pinned
         ops = []
         for o, option in [(-1, None), *enumerate(self.options[s])]:
-            saved = frozenset[int]() if option is None else option.saved - hands_on
+            saved = frozenset[int]() if option is None else option.saved - passed_on
             if option is not None:
-                self.lump[s, o] = len(self.sizes)
+                self.kept_lump[s, o] = len(self.sizes)
                 self.sizes[len(self.sizes)] = self.total(saved)
-            makes = hands_on | (frozenset() if option is None else {self.lump[s, o]})
-            peak = chain.peak(run, frozenset(), hands_on | saved, chain.crossing(s)) - self.total(makes)
+            makes = passed_on | (frozenset() if option is None else {self.kept_lump[s, o]})
+            peak = chain.peak(run, frozenset(), passed_on | saved, chain.crossing(s)) - self.total(makes)
             again = chain.again_s[s]
             ops.append(self.add(("forward", s, o), reads, frozenset(makes), peak, (0.0, again)))
         return tuple(ops)
@@ -188,36 +192,40 @@ class _Top:
             made = frozenset(v for op in option.backward for v in graph.ops[op].first.outputs)
             around = (chain.crossing(s) | chain.crossing(s + 1)) & inputs
             coming = chain.coming[s + 1] & inputs
-            hands_on = (chain.coming[s] & made) | {v for v in made if graph.values[v].pinned}
-            hands_on -= {v for op in self.partition.forward[s] for v in graph.ops[op].first.outputs}
+            passed_on = (chain.coming[s] & made) | {v for v in made if graph.values[v].pinned}
+            passed_on -= {v for op in self.partition.forward[s] for v in graph.ops[op].first.outputs}
             start = option.saved | around | coming
-            peak = chain.peak(option.backward, start, frozenset(hands_on), frozenset())
-            peak -= self.total(start) + self.total(frozenset(hands_on))
-            reads = frozenset({self.lump[s, o]} | around | coming)
-            ops.append(self.add(("backward", s, o), reads, frozenset(hands_on), peak, (option.extra_s, 0.0)))
+            peak = chain.peak(option.backward, start, frozenset(passed_on), frozenset())
+            peak -= self.total(start) + self.total(frozenset(passed_on))
+            reads = frozenset({self.kept_lump[s, o]} | around | coming)
+            ops.append(self.add(("backward", s, o), reads, frozenset(passed_on), peak, (option.extra_s, 0.0)))
         return tuple(ops)
 
     def orders(self, arrays: Arrays, budget_nbytes: int, backend: str, deadline: Deadline) -> Iterator[Ints]:
         """What the program finds with more and more room, until it has found something twice."""
         work = self.work()
         unplanned = evaluate(arrays, range(len(arrays.backward))).peak_nbytes
-        rooms = np.geomspace(max(1, budget_nbytes), max(1, budget_nbytes, unplanned), ROOMS)
+        memory_levels = np.geomspace(max(1, budget_nbytes), max(1, budget_nbytes, unplanned), ROOMS)
         found = 0
-        for room in rooms:
-            order = self.solve(work, int(room), backend, deadline.share(1.0 if room == rooms[-1] else 0.5))
+        for room in memory_levels:
+            order = self.solve(
+                work, int(room), backend, deadline.share(1.0 if room == memory_levels[-1] else 0.5)
+            )
             if order is not None:
                 yield order
                 found += 1
             if found == 2:
                 return
 
-    def solve(self, work: Work, budget_nbytes: int, backend: str, deadline: Deadline) -> Ints | None:
+    def solve(self, work: StagedStep, budget_nbytes: int, backend: str, deadline: Deadline) -> Ints | None:
         """The fastest order that the program finds for a budget."""
         try:
             program = stage_program(work, budget_nbytes, deadline)
-        except TimeIsUp:
+        except DeadlineReached:
             return None
-        found, _, self.proven = minimize(program, whole=True, solver=backend, deadline=deadline, gap=GAP)
+        found, _, self.proven = minimize_with_cvxpy(
+            program, whole=True, solver=backend, deadline=deadline, gap=GAP
+        )
         if found is None:
             return None
         order: list[int] = []

@@ -19,10 +19,10 @@ import numpy as np
 
 from remat_graph import Graph
 from remat_graph.partition import Partition, at_articulations, grouped
-from remat_solvers.chain.block_options import GAP, Menus
-from remat_solvers.chain.table import plans_of
+from remat_solvers.chain.block_options import GAP, OptionTable
+from remat_solvers.chain.table import chain_orders
 from remat_solvers.evaluation.arrays import Ints, flatten
-from remat_solvers.local_search.repair import repaired
+from remat_solvers.local_search.repair import repair_orders
 from remat_solvers.methods.annealing import Search
 from remat_solvers.methods.checkmate import Checkmate
 from remat_solvers.methods.hierarchy import Hierarchical
@@ -66,14 +66,14 @@ class Hiremate(Hierarchical):
     backend: str = "HIGHS"
 
     def plan(
-        self, problem: Problem, deadline: Deadline, menus: Menus, moves: int
+        self, problem: Problem, deadline: Deadline, option_table: OptionTable, moves: int
     ) -> tuple[Ints | None, dict[str, int | float | str | bool]]:
         """Plan one level; see `Hierarchical.plan`."""
         graph, budget = problem.graph, problem.budget_nbytes
         groups = self.cut(graph)
-        options = menus.options(groups, self.group_solver(problem, menus), deadline.share(0.75))
-        plans = plans_of(groups, options, budget, self.slots, deadline)
-        order = repaired(flatten(graph), plans, budget, deadline, moves)
+        options = option_table.options(groups, self.group_solver(problem, option_table), deadline.share(0.75))
+        plans = chain_orders(groups, options, budget, self.slots, deadline)
+        order = repair_orders(flatten(graph), plans, budget, deadline, moves)
         return order, {"segments": len(groups), "options": sum(map(len, options))}
 
     def cut(self, graph: Graph) -> Partition:
@@ -100,6 +100,6 @@ class Hiremate(Hierarchical):
         if not any(solution.feasible for solution in found):
             arrays = flatten(problem.graph)
             trace = np.arange(len(problem.graph.ops), dtype=np.int64)
-            order = repaired(arrays, [trace], problem.budget_nbytes, deadline, self.moves)
+            order = repair_orders(arrays, [trace], problem.budget_nbytes, deadline, self.moves)
             found.append(judge(problem, None if order is None else order.tolist()))
         return min(found, key=lambda solution: inf if solution.time_s is None else solution.time_s)

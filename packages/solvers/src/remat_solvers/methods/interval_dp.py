@@ -16,7 +16,7 @@ import attrs
 
 from remat_graph import Graph
 from remat_graph.partition import at_narrow_places
-from remat_solvers.chain.table import ChainTable, Lenient, fastest_that_fits, keep_all
+from remat_solvers.chain.table import ChainTable, OptimisticChain, fastest_within_budget, keep_all
 from remat_solvers.evaluation.arrays import Arrays, Ints, flatten
 from remat_solvers.local_search.polish import polish
 from remat_solvers.methods.base import Rematerializer
@@ -51,5 +51,5 @@ def plan(
     """The fastest sequence that the table yields within the budget, not polished; None if none fits."""
     groups = at_narrow_places(graph, stages)
     options = [[keep_all(groups, s)] for s in range(len(groups))]
-    table = ChainTable(Lenient(groups), options, budget_nbytes, slots, deadline)
-    return fastest_that_fits(arrays, table.orders(), budget_nbytes)
+    table = ChainTable(OptimisticChain(groups), options, budget_nbytes, slots, deadline)
+    return fastest_within_budget(arrays, table.orders(), budget_nbytes)

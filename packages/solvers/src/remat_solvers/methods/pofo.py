@@ -23,8 +23,8 @@ import attrs
 
 from remat_graph import Links, Schedule
 from remat_graph.partition import at_articulations
-from remat_solvers.chain.offload_table import Plan, PofoTable
-from remat_solvers.chain.table import Careful, ChainTable, keep_all
+from remat_solvers.chain.offload_table import ChainPlan, PofoTable
+from remat_solvers.chain.table import ChainTable, ConservativeChain, keep_all
 from remat_solvers.methods.base import Rematerializer
 from remat_solvers.methods.rotor import Rotor
 from remat_solvers.protocol import (
@@ -65,14 +65,14 @@ class Pofo(Rematerializer):
             return best
         groups = at_articulations(problem.graph, self.stages)
         options = [[keep_all(groups, s)] for s in range(len(groups))]
-        chain = ChainTable(Careful(groups), options, problem.budget_nbytes, self.slots, deadline)
+        chain = ChainTable(ConservativeChain(groups), options, problem.budget_nbytes, self.slots, deadline)
         worth_s = float("inf") if best.time_s is None else best.time_s - best.base_s
         table = PofoTable(chain, problem, links, self.labels, worth_s, deadline)
-        tried: list[Plan] = []
+        tried: list[ChainPlan] = []
         for plan in table.plans():
             if len(tried) == self.plans or best.status is Status.OPTIMAL or deadline.reached():
                 break
-            if any(plan.adds_nothing_to(other) for other in tried):
+            if any(plan.moves_more_than(other) for other in tried):
                 continue
             tried.append(plan)
             found = judge_schedule(problem, _placed(problem, links, chain, plan))
@@ -82,7 +82,7 @@ class Pofo(Rematerializer):
         return attrs.evolve(best, stats={"stages": len(groups), "plans": len(tried)})
 
 
-def _placed(problem: Problem, links: Links, chain: ChainTable, plan: Plan) -> Schedule:
+def _placed(problem: Problem, links: Links, chain: ChainTable, plan: ChainPlan) -> Schedule:
     """The schedule of a plan: what moves is away between its last use in the forward and its next."""
     graph = problem.graph
     order = chain.order(plan.runs)

@@ -15,10 +15,10 @@ from typing import ClassVar
 import attrs
 
 from remat_graph.partition import at_articulations
-from remat_solvers.chain.block_options import GAP, Menus
-from remat_solvers.chain.table import plans_of
+from remat_solvers.chain.block_options import GAP, OptionTable
+from remat_solvers.chain.table import chain_orders
 from remat_solvers.evaluation.arrays import flatten
-from remat_solvers.local_search.repair import repaired
+from remat_solvers.local_search.repair import repair_orders
 from remat_solvers.methods.base import Rematerializer
 from remat_solvers.methods.checkmate import Checkmate
 from remat_solvers.methods.greedy import Greedy
@@ -59,15 +59,15 @@ class Rockmate(Rematerializer):
         """See the module docstring."""
         graph, budget = problem.graph, problem.budget_nbytes
         groups = at_articulations(graph, self.stages)
-        menus = Menus(levels=self.levels, seconds=self.block_seconds)
-        options = menus.options(groups, self.solve_block, deadline.share(0.75))
-        plans = plans_of(groups, options, budget, self.slots, deadline)
-        order = repaired(flatten(graph), plans, budget, deadline)
+        option_table = OptionTable(levels=self.levels, seconds=self.block_seconds)
+        options = option_table.options(groups, self.solve_block, deadline.share(0.75))
+        plans = chain_orders(groups, options, budget, self.slots, deadline)
+        order = repair_orders(flatten(graph), plans, budget, deadline)
         stats: dict[str, int | float | str | bool] = {
             "stages": len(groups),
             "options": sum(map(len, options)),
-            "distinct": menus.distinct,
-            "solves": menus.solves,
+            "distinct": option_table.distinct,
+            "solves": option_table.solves,
             "deadline": deadline.hit,
         }
         return judge(problem, None if order is None else order.tolist(), stats=stats)

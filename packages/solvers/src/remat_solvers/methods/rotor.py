@@ -12,7 +12,7 @@ from typing import ClassVar
 import attrs
 
 from remat_graph.partition import at_articulations
-from remat_solvers.chain.table import Careful, ChainTable, fastest_that_fits, keep_all
+from remat_solvers.chain.table import ChainTable, ConservativeChain, fastest_within_budget, keep_all
 from remat_solvers.evaluation.arrays import flatten
 from remat_solvers.methods.base import Rematerializer
 from remat_solvers.protocol import MOST_PARTS, MOST_SLOTS, Deadline, Problem, Solution, between, judge
@@ -36,6 +36,6 @@ class Rotor(Rematerializer):
         graph, budget = problem.graph, problem.budget_nbytes
         groups = at_articulations(graph, self.stages)
         options = [[keep_all(groups, s)] for s in range(len(groups))]
-        table = ChainTable(Careful(groups), options, budget, self.slots, deadline)
-        order = fastest_that_fits(flatten(graph), table.orders(), budget)
+        table = ChainTable(ConservativeChain(groups), options, budget, self.slots, deadline)
+        order = fastest_within_budget(flatten(graph), table.orders(), budget)
         return judge(problem, None if order is None else order.tolist(), stats={"stages": len(groups)})

@@ -46,7 +46,7 @@ class TwRemat(Rematerializer):
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
         graph, arrays = problem.graph, flatten(problem.graph)
-        parts = Parts(graph)
+        parts = TreeDecomposition(graph)
         count = len(graph.ops)
         leaves = self.leaves or [count >> i for i in range(1, count.bit_length()) if count >> i >= 4]
         best, best_s, leaf_of_best = None, float("inf"), 0
@@ -68,7 +68,7 @@ class TwRemat(Rematerializer):
         )
 
 
-class Parts:
+class TreeDecomposition:
     """A graph's ops with a tree decomposition, for recursion."""
 
     def __init__(self, graph: Graph) -> None:
@@ -79,13 +79,13 @@ class Parts:
         for i, op in enumerate(graph.ops):
             made_by = {producer[v] for way in op.implementations for v in way.inputs}
             self.before.append({p for p in made_by if p is not None and p != i})
-        self.around: list[set[int]] = [set(found) for found in self.before]
-        for i, near in enumerate(self.before):
-            for p in near:
-                self.around[p].add(i)
-        self.again = set(repeatable(graph, range(count)))
+        self.neighbors: list[set[int]] = [set(found) for found in self.before]
+        for i, adjacent in enumerate(self.before):
+            for p in adjacent:
+                self.neighbors[p].add(i)
+        self.repeatable_ops = set(repeatable(graph, range(count)))
         self.ran: set[int] = set()
-        self.bags = decompose(self.around)
+        self.bags = decompose(self.neighbors)
         self.width = max((len(bag) for bag in self.bags), default=1) - 1
         self.bags_of: list[list[int]] = [[] for _ in range(count)]
         for b, bag in enumerate(self.bags):
@@ -106,7 +106,7 @@ class Parts:
         wanted = set(pinned) or {i for i, op in enumerate(ops) if op.backward}
         most = LONGEST * len(ops)
         # What may run only once has run, or runs now: its values are at hand throughout.
-        fixed = {i for i in forward if i not in self.again}
+        fixed = {i for i in forward if i not in self.repeatable_ops}
         if not self.emit(set(range(len(ops))) - fixed, wanted - fixed, leaf, order, most, deadline):
             return None
         seen = set(order)
@@ -164,7 +164,7 @@ class Parts:
 
     def runs(self, ops: Iterable[int]) -> list[int]:
         """Those that may run now: again, or for the first time."""
-        chosen = [op for op in ops if op in self.again or op not in self.ran]
+        chosen = [op for op in ops if op in self.repeatable_ops or op not in self.ran]
         self.ran.update(chosen)
         return chosen
 
@@ -186,35 +186,35 @@ class Parts:
             waiting = [left.pop()]
             piece = set(waiting)
             while waiting:
-                near = self.around[waiting.pop()] & left
-                left -= near
-                piece |= near
-                waiting += near
+                adjacent = self.neighbors[waiting.pop()] & left
+                left -= adjacent
+                piece |= adjacent
+                waiting += adjacent
             found.append(frozenset(piece))
         return found
 
 
-def decompose(around: Sequence[set[int]]) -> list[frozenset[int]]:
+def decompose(neighbors: Sequence[set[int]]) -> list[frozenset[int]]:
     """Bags of a tree decomposition: eliminate a node of least degree, join its neighbours, repeat."""
-    near = [set(found) for found in around]
-    left = set(range(len(near)))
-    buckets: list[set[int]] = [set() for _ in range(len(near) + 1)]
+    adjacent = [set(found) for found in neighbors]
+    left = set(range(len(adjacent)))
+    buckets: list[set[int]] = [set() for _ in range(len(adjacent) + 1)]
     for x in left:
-        buckets[len(near[x])].add(x)
+        buckets[len(adjacent[x])].add(x)
     bags = []
     degree = 0
     while left:
         while not buckets[degree]:
             degree += 1
         x = min(buckets[degree])
-        bag = frozenset(near[x] | {x})
+        bag = frozenset(adjacent[x] | {x})
         bags.append(bag)
         buckets[degree].discard(x)
         left.discard(x)
-        for y in near[x]:
-            buckets[len(near[y])].discard(y)
-            near[y] |= near[x]
-            near[y] -= {x, y}
-            buckets[len(near[y])].add(y)
-        degree = max(0, min((len(near[y]) for y in near[x]), default=degree) - 1)
+        for y in adjacent[x]:
+            buckets[len(adjacent[y])].discard(y)
+            adjacent[y] |= adjacent[x]
+            adjacent[y] -= {x, y}
+            buckets[len(adjacent[y])].add(y)
+        degree = max(0, min((len(adjacent[y]) for y in adjacent[x]), default=degree) - 1)
     return bags

@@ -30,9 +30,9 @@ import attrs
 from remat_graph.serialization.graphs import graph_from_data, graph_to_data
 from remat_solvers.bounds import budget_floor
 from remat_solvers.errors import BadParameter, SolverWarning
-from remat_solvers.mip.stage_program import Work, work_of
+from remat_solvers.mip.stage_program import StagedStep, staged_step
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
-from remat_solvers.subprocess_json import NO_ORDER, exchange, order_of_ops
+from remat_solvers.subprocess_json import NO_ORDER, order_of_ops, run_json_module
 
 WORK = 600.0  # most that CP-SAT may do, in its deterministic units: about a second each
 GRACE_S = 5.0  # beyond the deadline, for the process to start and to say what it has found
@@ -61,28 +61,28 @@ def solve_intervals(problem: Problem, deadline: Deadline, computations: int) -> 
     if deadline.reached():
         return judge(problem, None, stats={"proven": False})
     limited = deadline.seconds is not None
-    question = {
+    request = {
         "graph": graph_to_data(problem.graph),
         "budget_nbytes": problem.budget_nbytes,
         "computations": computations,
         "seconds": deadline.remaining_s if limited else None,
     }
-    said, trouble = exchange("remat_solvers.mip.cp_sat", question, deadline.remaining_s + GRACE_S)
+    reply, failure = run_json_module("remat_solvers.mip.cp_sat", request, deadline.remaining_s + GRACE_S)
     order, proven = None, False
-    if not trouble:
+    if not failure:
         try:
-            order, proven = order_of_ops(said["order"], problem), bool(said["proven"])
+            order, proven = order_of_ops(reply["order"], problem), bool(reply["proven"])
         except (ValueError, KeyError, TypeError):
-            trouble = NO_ORDER
-    if trouble and not deadline.reached():
-        warnings.warn(f"CP-SAT {trouble}", SolverWarning, stacklevel=2)
+            failure = NO_ORDER
+    if failure and not deadline.reached():
+        warnings.warn(f"CP-SAT {failure}", SolverWarning, stacklevel=2)
     if limited and not proven:
         deadline.reached()
     return judge(problem, order, stats={"proven": proven})
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Run:
+class _RunVariables:
     """One run of an op: the event at which it is, and whether it takes place; variables of the model."""
 
     start: Any
@@ -90,7 +90,7 @@ class _Run:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Interval:
+class _IntervalVariables:
     """A value is held from `start` to before `end`, if at all; variables of the model."""
 
     start: Any
@@ -105,7 +105,7 @@ def _event(stage: int, op: int) -> int:
 class _Model:
     """The model of a step, a budget and a number of computations."""
 
-    def __init__(self, work: Work, budget_nbytes: int, computations: int) -> None:
+    def __init__(self, work: StagedStep, budget_nbytes: int, computations: int) -> None:
         from ortools.sat.python import cp_model
 
         self.work, self.computations = work, computations
@@ -136,25 +136,27 @@ class _Model:
                 last[op] = max((last[r] for r in readers), default=op)
         return last
 
-    def _runs(self, op: int) -> list[_Run]:
+    def _runs(self, op: int) -> list[_RunVariables]:
         """The first run, where it has to be, and others, each after the one before."""
         from ortools.sat.python import cp_model
 
-        runs = [_Run(start=self.model.new_constant(_event(op, op)), active=self.always)]
+        runs = [_RunVariables(start=self.model.new_constant(_event(op, op)), active=self.always)]
         events = [_event(t, op) for t in range(op + 1, self.last[op] + 1)]
         for c in range(min(self.computations - 1, len(events))):
             start = self.model.new_int_var_from_domain(cp_model.Domain.from_values(events), f"start {op} {c}")
             active = self.model.new_bool_var(f"active {op} {c}")
             self.model.add(runs[-1].start < start).only_enforce_if(active)
             self.model.add_implication(active, runs[-1].active)
-            runs.append(_Run(start=start, active=active))
+            runs.append(_RunVariables(start=start, active=active))
         return runs
 
-    def _intervals(self, v: int) -> list[_Interval]:
+    def _intervals(self, v: int) -> list[_IntervalVariables]:
         """One for each run of the op that makes the value."""
         work = self.work
         if v in work.arriving:
-            runs = [_Run(start=self.model.new_constant(_event(work.boundary, 0)), active=self.always)]
+            runs = [
+                _RunVariables(start=self.model.new_constant(_event(work.boundary, 0)), active=self.always)
+            ]
         else:
             runs = self.runs[work.makers[v][0]]
         if v in work.pinned:  # there from the first run on; another makes a second copy, dropped at once
@@ -162,17 +164,17 @@ class _Model:
                 end = self.horizon if run is runs[0] else run.start + 1
                 self._hold(run.start, end - run.start, end, run.active, work.size[v])
             return []
-        found: list[_Interval] = []
+        found: list[_IntervalVariables] = []
         for run in runs:
             end = self.model.new_int_var(0, self.horizon, f"end {v}")
             size = self.model.new_int_var(1, self.horizon if work.readers[v] else 1, f"size {v}")
             if found:
                 self.model.add(found[-1].end <= run.start).only_enforce_if(run.active)
             self._hold(run.start, size, end, run.active, work.size[v])
-            found.append(_Interval(start=run.start, end=end, active=run.active))
+            found.append(_IntervalVariables(start=run.start, end=end, active=run.active))
         return found
 
-    def _be_held(self, run: _Run, v: int) -> None:
+    def _be_held(self, run: _RunVariables, v: int) -> None:
         """The value is held in one of its intervals while this takes place."""
         inside = []
         for interval in self.intervals[v]:
@@ -211,7 +213,7 @@ class _Model:
 
     def _minimize_time(self) -> None:
         unit_s = sum(self.work.time_s) / TICKS or 1.0
-        self.model.minimize(
+        self.model.minimize_with_cvxpy(
             sum(
                 round(self.work.time_s[op] / unit_s) * run.active
                 for op, runs in enumerate(self.runs)
@@ -244,10 +246,10 @@ class _Model:
 
 def main() -> None:
     """The process: a question on stdin, an answer as the last line of stdout."""
-    question = json.load(sys.stdin)
-    deadline = Deadline(question["seconds"])
-    work = work_of(graph_from_data(question["graph"]))
-    found = _Model(work, question["budget_nbytes"], question["computations"]).solve(deadline)
+    request = json.load(sys.stdin)
+    deadline = Deadline(request["seconds"])
+    work = staged_step(graph_from_data(request["graph"]))
+    found = _Model(work, request["budget_nbytes"], request["computations"]).solve(deadline)
     sys.stdout.write("\n" + json.dumps(found) + "\n")
 
 

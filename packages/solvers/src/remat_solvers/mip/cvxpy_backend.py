@@ -9,11 +9,17 @@ import numpy as np
 from remat_solvers.bounds import budget_floor
 from remat_solvers.errors import BadParameter
 from remat_solvers.evaluation.arrays import Floats
-from remat_solvers.mip.stage_program import StageProgram, TimeIsUp, Work, stage_program, work_of
+from remat_solvers.mip.stage_program import (
+    DeadlineReached,
+    StagedStep,
+    StageProgram,
+    stage_program,
+    staged_step,
+)
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
 
-def order_of(work: Work, kept: Iterable[tuple[int, int]]) -> list[int]:
+def order_of(work: StagedStep, kept: Iterable[tuple[int, int]]) -> list[int]:
     """The ops that run, stage by stage, when just these (stage, value) pairs are kept: the least it takes.
 
     For work without alternatives.
@@ -41,7 +47,7 @@ def order_of(work: Work, kept: Iterable[tuple[int, int]]) -> list[int]:
     return order
 
 
-def minimize(
+def minimize_with_cvxpy(
     program: StageProgram, *, whole: bool, solver: str, deadline: Deadline, gap: float = 0.0
 ) -> tuple[Floats | None, float, bool]:
     """Solve the program with a solver that cvxpy knows by name.
@@ -117,7 +123,7 @@ def solve_whole(
     problem: Problem, deadline: Deadline, solver: str, *, computations: int | None = None, gap: float = 0.0
 ) -> Solution:
     """Solve a problem's program in whole numbers and let the referee judge what comes back."""
-    work = work_of(problem.graph)
+    work = staged_step(problem.graph)
     budget = problem.budget_nbytes
     stats: dict[str, int | float | str | bool] = {}
     if budget < budget_floor(problem.graph).nbytes:  # which branching can take minutes to find out
@@ -126,8 +132,10 @@ def solve_whole(
     for room in (budget, budget - budget // 100_000 - 1):
         try:
             program = stage_program(work, room, deadline, computations=computations)
-            found, cost_s, proven = minimize(program, whole=True, solver=solver, deadline=deadline, gap=gap)
-        except TimeIsUp:
+            found, cost_s, proven = minimize_with_cvxpy(
+                program, whole=True, solver=solver, deadline=deadline, gap=gap
+            )
+        except DeadlineReached:
             found, cost_s, proven, program = None, 0.0, False, None
         if program is not None:
             stats["variables"] = len(program.cost)

@@ -56,12 +56,12 @@ class StageProgram:
     unit_s: float
 
 
-class TimeIsUp(Exception):
+class DeadlineReached(Exception):
     """The deadline came while a program was being written."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Work:
+class StagedStep:
     """What the program knows of a step: ops in order, in groups of alternatives.
 
     Attributes:
@@ -126,7 +126,7 @@ class Work:
         return min((self.group_of[op] for op in self.makers.get(v, ())), default=self.boundary - 1)
 
 
-def work_of(graph: Graph) -> Work:
+def staged_step(graph: Graph) -> StagedStep:
     """A graph as it is: one op a stage."""
     ops, values = graph.ops, graph.values
     made = {
@@ -137,7 +137,7 @@ def work_of(graph: Graph) -> Work:
     arriving = frozenset(v for v in tangents if v in read)
     known = made | arriving
     again = [op.implementations[op.rerun] if op.rerun is not None else op.first for op in ops]
-    return Work(
+    return StagedStep(
         groups=tuple((i,) for i in range(len(ops))),
         # A run is charged for what either of its ways reads: they differ by generator states at most.
         reads=tuple(
@@ -163,7 +163,7 @@ def work_of(graph: Graph) -> Work:
 
 
 def stage_program(
-    work: Work, budget_nbytes: int, deadline: Deadline, *, computations: int | None = None
+    work: StagedStep, budget_nbytes: int, deadline: Deadline, *, computations: int | None = None
 ) -> StageProgram:
     """Write the program for a step and a budget.
 
@@ -178,7 +178,7 @@ def stage_program(
     """
     from scipy.sparse import coo_matrix
 
-    build = _Builder(work, budget_nbytes, deadline)
+    build = _ProgramBuilder(work, budget_nbytes, deadline)
     build.add_choices()
     build.add_dependencies()
     build.add_memory()
@@ -199,8 +199,8 @@ def stage_program(
     )
 
 
-class _Builder:
-    def __init__(self, work: Work, budget_nbytes: int, deadline: Deadline) -> None:
+class _ProgramBuilder:
+    def __init__(self, work: StagedStep, budget_nbytes: int, deadline: Deadline) -> None:
         self.work, self.budget, self.deadline = work, budget_nbytes, deadline
         self.unit = max(1.0, budget_nbytes / 1000)  # keeps the coefficients near one another
         self.unit_s = sum(work.time_s) / 10_000 or 1.0  # a solver's tolerances are absolute
@@ -213,7 +213,7 @@ class _Builder:
         self.runs: dict[tuple[int, int], int] = {}
         self.kept: dict[tuple[int, int], int] = {}
         for t, frontier in enumerate(work.groups):
-            self.look_at_the_clock()
+            self.check_deadline()
             for op in (op for earlier in work.groups[:t] for op in earlier if op in work.repeats):
                 self.runs[t, op] = self.variable(work.time_s[op] / self.unit_s, 1.0)
             if len(frontier) > 1:
@@ -223,9 +223,9 @@ class _Builder:
                 if work.born(v) < t and v not in work.pinned:
                     self.kept[t, v] = self.variable(0.0, 1.0)
 
-    def look_at_the_clock(self) -> None:
+    def check_deadline(self) -> None:
         if self.deadline.reached():
-            raise TimeIsUp
+            raise DeadlineReached
 
     def variable(self, cost: float, upper: float) -> int:
         self.cost.append(cost)
@@ -272,7 +272,7 @@ class _Builder:
         """What is read is made in this stage or was live at its beginning; what is live was so before."""
         work = self.work
         for t in range(len(work.groups)):
-            self.look_at_the_clock()
+            self.check_deadline()
             for op in self.running(t):
                 needs, constant = self.run_terms(t, [op], 1.0)
                 for v in work.reads[op]:
@@ -304,7 +304,7 @@ class _Builder:
         work = self.work
         fixed = float(work.base_nbytes)
         for t, frontier in enumerate(work.groups):
-            self.look_at_the_clock()
+            self.check_deadline()
             held = [(self.kept[t, v], work.size[v] / self.unit) for v in work.size if (t, v) in self.kept]
             before: int | None = None
             freed: list[tuple[int, float]] = []

@@ -20,7 +20,7 @@ from remat_graph import Graph, Role
 from remat_solvers.bounds import budget_floor
 from remat_solvers.evaluation.arrays import Ints, evaluate, flatten
 from remat_solvers.local_search.evict import evict
-from remat_solvers.local_search.min_peak import descend
+from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.local_search.polish import polish
 from remat_solvers.methods.interval_dp import plan
 from remat_solvers.offload.training_problem import UpdateMode
@@ -113,7 +113,7 @@ class OrderFrontier:
                 return self._add(polish(self.arrays, planned, budget, self.deadline))
         deadline = self.deadline.within(MIN_PEAK_S)
         return self._polished(
-            descend(self.arrays, self.floor_nbytes, self.floor_nbytes, deadline, moves=MIN_PEAK_MOVES)
+            minimize_peak(self.arrays, self.floor_nbytes, self.floor_nbytes, deadline, moves=MIN_PEAK_MOVES)
         )
 
     def _polished(self, order: Ints) -> FrontierPoint:

@@ -25,17 +25,17 @@ from remat_graph.errors import text_of
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.coarse import CoarseBound, Round
 from remat_solvers.bounds.cut import CutBound
-from remat_solvers.bounds.reachability import Relatives, relatives
+from remat_solvers.bounds.reachability import Reachability, reachability
 from remat_solvers.errors import SolverWarning
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
-from remat_solvers.local_search.anneal import Walk, default_moves
+from remat_solvers.local_search.anneal import AnnealingWalk, default_moves
 from remat_solvers.local_search.evict import evict, keep_only
-from remat_solvers.local_search.min_peak import descend
+from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.local_search.polish import polish
 from remat_solvers.methods.interval_dp import plan
 from remat_solvers.methods.mincut import cheapest
 from remat_solvers.methods.noremat import NoRemat
-from remat_solvers.portfolio.isolated import ask
+from remat_solvers.portfolio.isolated import solve_in_subprocess
 from remat_solvers.protocol import SMALLEST, Deadline, Problem, Solution, Status, judge
 
 Stats = dict[str, int | float | str | bool]
@@ -83,12 +83,12 @@ class Auto:
         if unplanned.feasible:
             return attrs.evolve(unplanned, stats={"method": "noremat"})
         graph, budget = problem.graph, problem.budget_nbytes
-        kin = relatives(graph)
-        floor = budget_floor(graph, kin)
+        reach = reachability(graph)
+        floor = budget_floor(graph, reach)
         if budget < floor.nbytes:
             stats: Stats = {"method": "floor", "floor_nbytes": floor.nbytes, "floor_op": floor.op}
             return _infeasible(problem, stats)
-        return _Run(self, problem, deadline, flatten(graph), floor.nbytes, kin).solve()
+        return _Portfolio(self, problem, deadline, flatten(graph), floor.nbytes, reach).solve()
 
 
 def _infeasible(problem: Problem, stats: Stats) -> Solution:
@@ -97,7 +97,7 @@ def _infeasible(problem: Problem, stats: Stats) -> Solution:
     return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=float("inf"))
 
 
-class _Run:
+class _Portfolio:
     """One solve: the best order so far and how it came about."""
 
     def __init__(
@@ -107,10 +107,10 @@ class _Run:
         deadline: Deadline,
         arrays: Arrays,
         floor_nbytes: int,
-        kin: Relatives,
+        reach: Reachability,
     ) -> None:
         self.settings, self.problem, self.deadline, self.arrays = settings, problem, deadline, arrays
-        self.floor_nbytes, self.kin = floor_nbytes, kin
+        self.floor_nbytes, self.reach = floor_nbytes, reach
         self.base_s = problem.graph.time_s
         self.bound_s = self.cut_s = self.base_s
         self.best: Ints | None = None
@@ -126,14 +126,14 @@ class _Run:
             self.problem.budget_nbytes,
             self.deadline,
         )
-        starts = self.given()
+        starts = self.caller_starts()
         starts += self.attempt("greedy", lambda: evict(arrays, budget, deadline))
-        bound = CutBound(graph, self.kin)
+        bound = CutBound(graph, self.reach)
         self.bound_s = self.cut_s = self.base_s + bound.extra_s(budget, deadline)
         binding = bound.binding()
         if binding is not None and not self.closed():
             starts = self.attempt("cut", lambda: keep_only(arrays, budget, *binding, deadline)) + starts
-        starts += self.invited()
+        starts += self.run_guests()
         if self.best is None and starts and self.settings.moves != 0:
             self.attempt("walk", lambda: self.first(starts))  # no start: walks from others find more
         coarse = CoarseBound(bound, arrays, budget)
@@ -144,7 +144,9 @@ class _Run:
         if not self.closed():
             starts += self.attempt("mincut", lambda: cheapest(arrays, bound, budget, CUTS, deadline)[0])
         if self.best is None and not deadline.reached():
-            starts += self.attempt("descend", lambda: descend(arrays, budget, self.floor_nbytes, deadline))
+            starts += self.attempt(
+                "descend", lambda: minimize_peak(arrays, budget, self.floor_nbytes, deadline)
+            )
         if self.best is None and self.bound_s == float("inf"):
             moments = ", ".join(graph.ops[i].name for i in coarse.moments)
             return _infeasible(self.problem, {"method": "coarse", "moments": moments})
@@ -164,13 +166,13 @@ class _Run:
         gap = self.settings.gap if gap is None else max(gap, self.settings.gap)
         return self.best_s - self.bound_s <= gap * self.base_s
 
-    def given(self) -> list[Ints]:
+    def caller_starts(self) -> list[Ints]:
         """The caller's starts, those of them that can be carried out."""
         found = []
         for start in self.settings.starts:
             order = np.array(start, np.int64)
             if evaluate(self.arrays, order).valid:
-                found.append(self.offer(order, "start"))
+                found.append(self.add_start(order, "start"))
             else:
                 self.warn("a start that was given cannot be carried out")
         return found
@@ -182,7 +184,7 @@ class _Run:
         except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
             self.warn(f"{method} failed ({type(error).__name__}: {text_of(error)})")
             return []
-        return [] if order is None else [self.offer(order, method)]
+        return [] if order is None else [self.add_start(order, method)]
 
     def warn(self, problem: str) -> None:
         warnings.warn(f"{problem}: the others go on", SolverWarning, stacklevel=3)
@@ -199,7 +201,7 @@ class _Run:
         if self.settings.moves is not None:
             moves = min(moves, self.settings.moves)
         order = min(starts, key=lambda start: evaluate(self.arrays, start).peak_nbytes)
-        walk = Walk(self.arrays, order, self.problem.budget_nbytes, self.settings.seed, FIRST_PRICE)
+        walk = AnnealingWalk(self.arrays, order, self.problem.budget_nbytes, self.settings.seed, FIRST_PRICE)
         found = walk.anneal(moves, 1.0, 0.1, self.deadline)
         self.moves += walk.tried
         return found
@@ -240,7 +242,7 @@ class _Run:
                 break
         return found
 
-    def offer(self, order: Ints, method: str) -> Ints:
+    def add_start(self, order: Ints, method: str) -> Ints:
         """Polish an order that fits, and take it if it is the fastest so far."""
         result = evaluate(self.arrays, order)
         if result.valid:
@@ -258,24 +260,26 @@ class _Run:
                 self.deadline.report(method, self.best_s, self.bound_s)
         return order
 
-    def invited(self) -> list[Ints]:
+    def run_guests(self) -> list[Ints]:
         """What the guests found, where it is valid and fits."""
         found: list[Ints] = []
         for name in self.settings.guests:
             if self.closed() or self.deadline.reached():
                 break
             seconds = min(self.settings.guest_seconds, self.deadline.remaining_s)
-            answer = ask(name, self.problem, seconds, most_s=max(1.0, self.deadline.remaining_s))
-            problem = answer.problem
-            if answer.order is not None:
-                order = np.array(answer.order, np.int64)
+            reply = solve_in_subprocess(
+                name, self.problem, seconds, most_s=max(1.0, self.deadline.remaining_s)
+            )
+            problem = reply.problem
+            if reply.order is not None:
+                order = np.array(reply.order, np.int64)
                 result = evaluate(self.arrays, order)
                 if not result.valid:
                     problem = "returned an order that cannot be carried out"
                 elif result.peak_nbytes > self.problem.budget_nbytes:
                     problem = "returned a schedule above the budget"
                 else:
-                    found.append(self.offer(order, name))
+                    found.append(self.add_start(order, name))
             if problem:
                 self.warn(f"solver {name!r} {problem}")
         return found
@@ -297,9 +301,9 @@ class _Run:
                 return
             order: Ints | None = start if start is not None else self.best
             assert order is not None
-            walk = Walk(self.arrays, order, self.problem.budget_nbytes, seed + i, price)
+            walk = AnnealingWalk(self.arrays, order, self.problem.budget_nbytes, seed + i, price)
             worth = min(1.0, (self.best_s - self.bound_s) / (NARROW * self.base_s))
             found = walk.anneal(round(moves * share * worth), hot, 0.01, self.deadline)
             self.moves += walk.tried
             if found is not None:
-                self.offer(found, "search")
+                self.add_start(found, "search")

@@ -13,11 +13,11 @@ import attrs
 
 from remat_graph.serialization.graphs import graph_from_data, graph_to_data
 from remat_solvers.protocol import Deadline, Problem
-from remat_solvers.subprocess_json import NO_ORDER, START_S, exchange, order_of_ops
+from remat_solvers.subprocess_json import NO_ORDER, START_S, order_of_ops, run_json_module
 
 
 @attrs.frozen
-class Answer:
+class SubprocessResult:
     """What a guest said.
 
     Attributes:
@@ -29,14 +29,14 @@ class Answer:
     problem: str = ""
 
 
-def ask(
+def solve_in_subprocess(
     name: str,
     problem: Problem,
     seconds: float,
     parameters: Mapping[str, Any] | None = None,
     *,
     most_s: float = float("inf"),
-) -> Answer:
+) -> SubprocessResult:
     """Let a registered solver work on a problem in its own process.
 
     Args:
@@ -46,30 +46,32 @@ def ask(
         parameters: of the solver, as JSON can say them.
         most_s: ended after this in any case.
     """
-    question = {
+    request = {
         "graph": graph_to_data(problem.graph),
         "budget_nbytes": problem.budget_nbytes,
         "solver": name,
         "seconds": seconds,
         "parameters": dict(parameters or {}),
     }
-    said, trouble = exchange("remat_solvers.portfolio.isolated", question, min(seconds + START_S, most_s))
-    if trouble:
-        return Answer(None, trouble)
+    reply, failure = run_json_module(
+        "remat_solvers.portfolio.isolated", request, min(seconds + START_S, most_s)
+    )
+    if failure:
+        return SubprocessResult(None, failure)
     try:
-        return Answer(order_of_ops(said["order"], problem))
+        return SubprocessResult(order_of_ops(reply["order"], problem))
     except (ValueError, KeyError, TypeError):
-        return Answer(None, NO_ORDER)
+        return SubprocessResult(None, NO_ORDER)
 
 
 def main() -> None:
     """The process: a question on stdin, an answer as the last line of stdout."""
     from remat_solvers.registry import get_solver
 
-    question = json.load(sys.stdin)
-    graph = graph_from_data(question["graph"])
-    solver = get_solver(question["solver"], **question["parameters"])
-    solution = solver.solve(Problem(graph, question["budget_nbytes"]), Deadline(question["seconds"]))
+    request = json.load(sys.stdin)
+    graph = graph_from_data(request["graph"])
+    solver = get_solver(request["solver"], **request["parameters"])
+    solution = solver.solve(Problem(graph, request["budget_nbytes"]), Deadline(request["seconds"]))
     order = None if solution.order is None else [int(op) for op in solution.order]
     sys.stdout.write("\n" + json.dumps({"order": order}) + "\n")
 
