@@ -126,7 +126,7 @@ def test_a_deadline_is_kept() -> None:
 def test_without_ortools_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that says what to install."""
     monkeypatch.setitem(sys.modules, "ortools", None)
-    with pytest.raises(BadParameter, match=r"wants ortools.*pip install 'remat-solvers\[cpsat\]'") as caught:
+    with pytest.raises(BadParameter, match=r"needs ortools.*pip install 'remat-solvers\[cpsat\]'") as caught:
         moccasin(layers("linear4_unit"), 4)
     assert "\n" not in str(caught.value)
 

@@ -123,7 +123,7 @@ def test_an_unread_tangent_and_host_values_are_counted_as_the_referee_does() -> 
 def test_a_backend_that_cannot(backend: str) -> None:
     """One line that names those that can."""
     graph = layers("linear4_unit")
-    with pytest.raises(BadParameter, match=r"no such mixed-integer solver here; it has .*HIGHS"):
+    with pytest.raises(BadParameter, match=r"no such mixed-integer solver installed; choose from .*HIGHS"):
         Checkmate(backend=backend).solve(Problem(graph, 4))
 
 

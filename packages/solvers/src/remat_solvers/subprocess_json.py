@@ -1,4 +1,4 @@
-"""Run a module of ours in a process of its own: JSON in, JSON out."""
+"""Run one of this package's modules in its own process: JSON in, JSON out."""
 
 import json
 import subprocess
@@ -9,21 +9,21 @@ from remat_solvers.protocol import Problem
 
 NO_ORDER = "returned what is no order of ops"
 
-MOST_S = 86_400.0  # no process of ours is waited for any longer, whatever its deadline
+MOST_S = 86_400.0  # limit for every process, whatever its deadline
 
-START_S = 30.0  # for a process to start and to load its compiled code, beyond the solver's own time
+START_S = 30.0  # to start a process and to load compiled code, in addition to the solver's time
 
 
 def run_json_module(module: str, request: object, seconds: float) -> tuple[Any, str]:
-    """Put a question to a module of ours in a process of its own, which is ended when time is up.
+    """Send a request to a module in its own process, which is ended when time is up.
 
     Args:
         module: run as a program: JSON on stdin, JSON as the last line of stdout.
-        question: what JSON can say.
-        seconds: how long the process may take in all, a day at most; may be infinite.
+        request: what JSON can represent.
+        seconds: time limit for the process, a day at most; may be infinite.
 
     Returns:
-        what the module said, and what went wrong (then there is nothing said); empty if nothing did.
+        the module's reply, and what went wrong (then there is no reply); empty if nothing did.
     """
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
@@ -47,11 +47,11 @@ def run_json_module(module: str, request: object, seconds: float) -> tuple[Any, 
 
 
 def order_of_ops(reply: object, problem: Problem) -> tuple[int, ...] | None:
-    """What a process said is an order, if it is one.
+    """The reply as op indices; None if it is None.
 
     Raises:
         ValueError: it holds something else than op indices.
-        TypeError: it is no list.
+        TypeError: it is not a list.
     """
     return None if reply is None else tuple(_op(i, problem) for i in _as_list(reply))
 

@@ -1,4 +1,4 @@
-"""The integer program of the coarse bound: `coarse` says what its variables and rows mean."""
+"""The integer program of the coarse bound; `coarse` explains its variables and rows."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from remat_solvers.bounds.highs import MixedIntegerProgram
 from remat_solvers.bounds.reachability import Reachability
 from remat_solvers.evaluation.arrays import Floats
 
-ALWAYS = -1  # in place of a variable: certainly so
+ALWAYS = -1  # in place of a variable that is certainly 1
 
 
 class CoarseProgram:
@@ -16,11 +16,11 @@ class CoarseProgram:
 
     Args:
         graph: the training step.
-        kin: its dependencies, in which each moment is an ancestor of the next.
+        reach: its dependencies, in which each moment is an ancestor of the next.
         budget_nbytes: bound on the peak.
         moments: ops, in the order of their first runs.
         unit_s: seconds that cost 1.
-        most_s: a repeat that takes longer costs as if it took this.
+        most_s: upper limit on the cost of a repeat, in seconds.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CoarseProgram:
             self._add_memory(s, j, budget_nbytes)
 
     def _windows(self) -> tuple[list[int], list[int]]:
-        """Per op the intervals in which it may run for the first time."""
+        """Per op the first and the last interval of its first run."""
         ops, reach = self.graph.ops, self.reach
         earliest, latest = [0] * len(ops), [len(self.moments)] * len(ops)
         for s, j in reversed(list(enumerate(self.moments, 1))):
@@ -92,7 +92,7 @@ class CoarseProgram:
         return kept
 
     def _add_reads(self) -> None:
-        """What runs reads what is live when its interval begins or made in it."""
+        """An op reads values that are live when its interval begins or computed in it."""
         for (s, i), run in self.runs.items():
             op = self.graph.ops[i]
             inputs = set(op.first.inputs)
@@ -107,13 +107,13 @@ class CoarseProgram:
                     self._implies(run, s, v)
 
     def _add_keeping(self) -> None:
-        """What is live at a moment was live at the one before or was made since."""
+        """A value that is live at a moment was live at the one before or was computed since."""
         for (s, v), kept in self.kept.items():
             if self.graph.producer[v] is not None or s > 1:
                 self._implies(kept, s - 1, v)
 
     def _implies(self, cause: int, s: int, v: int) -> None:
-        """Where `cause` holds, value v is live at the beginning of interval s or made in it."""
+        """If `cause` holds, value v is live at the beginning of interval s or computed in it."""
         maker = self.graph.producer[v]
         if maker is None and (s == 0 or not self.reach.after_boundary[self.moments[s - 1]]):
             return  # the tangents may come after the moment that begins the interval
@@ -150,7 +150,7 @@ class CoarseProgram:
     def order(self, found: Floats, *, late: bool) -> list[int]:
         """The sequence of a solution: first runs in trace order, repeats when they are needed.
 
-        What is kept at a moment is made before it; if `late`, only when it is read.
+        Values kept at a moment are computed before it; if `late`, only when they are read.
         """
         graph, reach = self.graph, self.reach
 

@@ -1,12 +1,12 @@
-"""The smallest budget below which no schedule exists, by looking at one op at a time.
+"""The smallest budget below which no schedule exists, from one op at a time.
 
-When an op first runs, these bytes are unavoidably there, whatever the order and however much is recomputed:
-what it reads, what it makes (less what it can make in the storage of its inputs), its workspace, every
-pinned value that must have been computed before, tangents that something still to run will read, and values
-that cannot be made again and are still to be read. The largest sum over the ops is the floor. O(ops^2) bit
-operations.
+When an op first runs, these bytes are certainly live, whatever the order and however much is recomputed: its
+inputs, its outputs (less those that can reuse the storage of its inputs), its workspace, every pinned value
+that must have been computed before, tangents that a later op reads, and values that cannot be recomputed and
+are still to be read. The largest sum over the ops is the floor. O(ops^2) bit operations.
 
-Imperfect: what several ops in a row need at once is not seen, so the true smallest budget may be higher.
+Imperfect: the joint needs of several consecutive ops are not considered, so the true smallest budget may be
+higher.
 """
 
 import attrs
@@ -17,12 +17,12 @@ from remat_solvers.bounds.reachability import Reachability, reachability
 
 @attrs.frozen(kw_only=True)
 class Floor:
-    """No schedule needs less than this.
+    """A certified lower bound on the budget.
 
     Attributes:
-        nbytes: the certified floor.
+        nbytes: no schedule needs less.
         op: name of the op that binds, or "the boundary".
-        op_nbytes: what that op reads, makes and scratches.
+        op_nbytes: inputs, outputs and workspace of that op.
         reason: in words.
     """
 
@@ -37,28 +37,28 @@ def budget_floor(graph: Graph, reach: Reachability | None = None) -> Floor:
 
     Args:
         graph: the training step.
-        kin: its dependencies, if they are known already.
+        reach: its dependencies, if they are known already.
     """
     reach = reach or reachability(graph)
     base = reach.base_nbytes
     boundary = base + sum(map(graph.allocated_nbytes, {*graph.outputs, *graph.tangents}))
     best = Floor(
-        nbytes=boundary, op="the boundary", op_nbytes=boundary, reason="outputs and tangents are there"
+        nbytes=boundary, op="the boundary", op_nbytes=boundary, reason="outputs and tangents are live"
     )
     for index, op in enumerate(graph.ops):
         working = working_nbytes(graph, op.first, reach)
         must = unavoidable(graph, reach, index) - set(op.first.inputs) - set(op.first.outputs)
         others = sum(map(graph.allocated_nbytes, must))
         if base + working + others > best.nbytes:
-            reason = f"{op.name} alone reads, makes and scratches {working} bytes"
+            reason = f"{op.name} alone needs {working} bytes for inputs, outputs and workspace"
             if others:
-                reason += f" while {others} bytes of outputs, gradients and tangents must be there"
+                reason += f" while {others} bytes of outputs, gradients and tangents must be live"
             best = Floor(nbytes=base + working + others, op=op.name, op_nbytes=working, reason=reason)
     return best
 
 
 def working_nbytes(graph: Graph, run: Implementation, reach: Reachability) -> int:
-    """Bytes that one run certainly needs: inputs, outputs that need storage of their own, workspace."""
+    """Bytes that one run certainly needs: inputs, outputs that need their own storage, workspace."""
     reusable = {made for made, _ in run.reuses}
     sources = {source for _, source in run.reuses}
     charged = {v for v in run.inputs if not reach.free[v]}
@@ -70,7 +70,7 @@ def working_nbytes(graph: Graph, run: Implementation, reach: Reachability) -> in
 
 
 def unavoidable(graph: Graph, reach: Reachability, index: int) -> set[int]:
-    """Values that are certainly live when op `index` first runs, apart from what it reads and makes."""
+    """Values that are certainly live when op `index` first runs, other than its inputs and outputs."""
     ancestors, coming = reach.ancestors[index], reach.descendants[index] | (1 << index)
     must: set[int] = set()
     for v, readers in reach.sticky.items():

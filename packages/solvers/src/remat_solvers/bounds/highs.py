@@ -1,7 +1,7 @@
-"""Integer programs straight to HiGHS, for the bound: its proven bound, and an end by counted work.
+"""Integer programs solved by HiGHS directly: with its proven bound, and with a limit on counted work.
 
-The named methods state their programs in cvxpy, which takes any solver. cvxpy hands back neither what was
-proven when a solver stopped early nor a stop that does not depend on the clock, and both matter here.
+The registered methods state their programs in cvxpy, which takes any solver. cvxpy returns neither the bound
+of a solver that stopped early nor a stop that does not depend on the clock; the coarse bound needs both.
 """
 
 import warnings
@@ -15,18 +15,18 @@ from remat_solvers.evaluation.arrays import Floats, Ints
 from remat_solvers.protocol import Deadline
 
 STRICT = 1e-9
-"""How far reduced costs and whole numbers may be off in a strict proof; 1e-7 and 1e-6 otherwise."""
+"""Tolerance of reduced costs and whole numbers in a strict proof; 1e-7 and 1e-6 otherwise."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class ProgramResult:
-    """What came of a program.
+    """The result of a program.
 
     Attributes:
         found: values of the variables; None if there are none.
-        bound: no values cost less; minus infinity if nothing is proven, infinity if there are none.
-        ended: whether the search ended by itself, with the gap closed.
-        checks: how often HiGHS asked whether to go on.
+        bound: no solution costs less; minus infinity if nothing is proven, infinity if there is no solution.
+        ended: whether the search ended with the gap closed.
+        checks: how often HiGHS called back.
     """
 
     found: Floats | None
@@ -47,7 +47,7 @@ class MixedIntegerProgram:
         self._entries: list[float] = []
 
     def variable(self, cost: float) -> int:
-        """A new variable; returns its index."""
+        """Add a variable; returns its index."""
         self.cost.append(cost)
         return len(self.cost) - 1
 
@@ -75,9 +75,8 @@ class MixedIntegerProgram:
             gap: end when the relative gap is below this.
             enough: end when the bound is proven to be at least this.
             deadline: limit by the clock.
-            checks: how often HiGHS may ask whether to go on, which counts its work without a clock; None
-                for no limit.
-            strict: prove at tolerances that rounding hardly passes, which takes some times as long.
+            checks: how often HiGHS may call back, which counts its work without a clock; None for no limit.
+            strict: prove at tolerances that rounding hardly exceeds, which takes several times as long.
         """
         import highspy
 
@@ -89,9 +88,9 @@ class MixedIntegerProgram:
         highs = highspy.Highs()
         highs.silent()
         highs.passModel(self._model(highspy))
-        # Off, not one thread: a process keeps the number of threads that its first program asked for.
+        # "off" instead of one thread, because a process keeps the thread count of its first program.
         options = {"parallel": "off", "mip_rel_gap": gap, "mip_abs_gap": 1e-9}
-        if deadline.seconds is not None:  # HiGHS asks rarely while it solves a linear program
+        if deadline.seconds is not None:  # HiGHS calls back rarely within a linear program
             options["time_limit"] = deadline.remaining_s
         if strict:
             options |= {"dual_feasibility_tolerance": STRICT, "mip_feasibility_tolerance": STRICT}
@@ -110,7 +109,11 @@ class MixedIntegerProgram:
         highs.run()
         status, info = highs.getModelStatus(), highs.getInfo()
         if status in (highspy.HighsModelStatus.kSolveError, highspy.HighsModelStatus.kModelError):
-            warnings.warn("HiGHS could not solve a program of the bound", SolverWarning, stacklevel=2)
+            warnings.warn(
+                "HiGHS failed to solve a program of the lower bound: the bound stays lower",
+                SolverWarning,
+                stacklevel=2,
+            )
             return ProgramResult(found=None, bound=-np.inf, ended=False, checks=asked)
         if status == highspy.HighsModelStatus.kInfeasible:
             return ProgramResult(found=None, bound=np.inf, ended=True, checks=asked)

@@ -1,4 +1,4 @@
-"""Who depends on whom in a graph, as bit sets (Python ints): what both bounds start from."""
+"""Dependencies between the ops of a graph as bit sets (Python ints), the basis of both bounds."""
 
 import attrs
 
@@ -12,11 +12,11 @@ class Reachability:
     Attributes:
         ancestors: per op, the ops that must have run before its first run.
         descendants: per op, the ops that cannot have run before it.
-        sticky: values with bytes that cannot be given up freely (pinned, tangents, not remakeable), each with
-            the ops whose first run reads it.
+        sticky: values with bytes that cannot be freed at will (pinned, tangents, or impossible to recompute),
+            each with the ops whose first run reads it.
         after_boundary: per op, whether it depends on a tangent, so that every forward op has run before it.
-        free: per value, whether it costs nothing and is always there.
-        remakeable: values that a repeat of their producer makes.
+        free: per value, whether it costs nothing and is always live.
+        remakeable: values that a repeat of their producer computes.
         tangent_set: indices of the tangents.
         base_nbytes: bytes of persistent values on the device.
     """
@@ -32,7 +32,7 @@ class Reachability:
 
 
 def reachability(graph: Graph) -> Reachability:
-    """Work the dependencies out; O(ops * edges / 64)."""
+    """Compute the dependencies; O(ops * edges / 64)."""
     count = len(graph.ops)
     free = [value.external or value.placement is not None for value in graph.values]
     tangents = {v for v in graph.tangents if not free[v]}
@@ -42,7 +42,7 @@ def reachability(graph: Graph) -> Reachability:
         for v in op.first.inputs:
             reading[v].append(i)
             maker = graph.producer[v]
-            if v in tangents:  # one that the caller holds all the time may be read at any time
+            if v in tangents:  # external tangents may be read at any time
                 after_boundary[i] = True
             elif maker is not None and maker != i:
                 ancestors[i] |= ancestors[maker] | 1 << maker
@@ -81,7 +81,7 @@ def reachability(graph: Graph) -> Reachability:
 
 
 def with_order(reach: Reachability, first: int, then: int) -> Reachability:
-    """The dependencies of those schedules in which op `first` first runs before op `then` does."""
+    """The dependencies of the schedules in which op `first` first runs before op `then`."""
     ancestors, descendants = list(reach.ancestors), list(reach.descendants)
     after_boundary = list(reach.after_boundary)
     before, after = ancestors[first] | 1 << first, descendants[then] | 1 << then

@@ -1,17 +1,17 @@
-"""The table behind `pofo`: along a chain, what is kept, what leaves for the host, and what is made again.
+"""The table of `pofo`: along a chain, what is kept, what is offloaded and what is recomputed.
 
 A plan cuts the chain into segments. A segment of one stage may be kept whole: everything that its backward
-reads stays. Any other keeps its input alone, and its backward is `table`'s best one for the bytes that are
-left. Of what a segment holds between the two, some values stay on the device and the others move to the host
-and back.
+reads stays. Any other segment keeps its input alone, and its backward is `table`'s best one for the bytes
+that are free. Of the values that a segment holds between the two, some stay on the device and the others are
+copied to the host and back.
 
-Seen from the outer ends of the step, forward and backward are alike: going on from the first stage, values
-join a queue to the host behind their forward; in the mirror, going back in time from the end of the step,
-they join a queue behind their backward. A label stands for the segments up to a stage: seconds lost so far,
-bytes that stay, and both queues, value by value; where a stage has no room beside what is in a queue, it is
-waited for. In the middle the queues meet. Of the labels that end at one stage those are kept that no other
-beats in time, bytes and queues, rounded until they are few enough. So the table is exact in what a segment
-costs and holds, and an estimate of how the two lanes run beside it. O(stages^2 * labels) numpy rows.
+Forward and backward are symmetric: from the first stage on, values join a queue to the host after their
+forward; backwards from the end of the step, values join a queue to the device after their backward. A label
+stands for the segments up to a stage: seconds lost so far, bytes that stay, and both queues, value by value;
+where a stage does not fit in addition to the values in a queue, it waits for copies. In the middle the queues
+meet. Of the labels that end at one stage only those are kept that no other dominates in time, bytes and
+queues, rounded until they are few enough. So the table is exact in the cost and memory of a segment, and an
+estimate of how the two lanes overlap with compute. O(stages^2 * labels) numpy rows.
 """
 
 from collections.abc import Iterator
@@ -35,20 +35,20 @@ from remat_solvers.chain.table import ChainTable, GroupRun
 from remat_solvers.evaluation.arrays import Floats
 from remat_solvers.protocol import Deadline, Problem
 
-PARTS = 3  # parts of what a stage keeps that move by themselves: the largest values, and the rest
-DRAINED = (0.0, 0.5, 1.0)  # parts of a queue that may be waited for before a segment is made again
+PARTS = 3  # parts of a stage's values that move separately: the largest values, and the remainder
+DRAINED = (0.0, 0.5, 1.0)  # parts of a queue that may be waited for before a segment is recomputed
 KEPT = -1
 
 
 @attrs.frozen(kw_only=True)
 class SegmentPlacement:
-    """What becomes of the values that a segment holds.
+    """Which of the values that a segment holds are offloaded.
 
     Attributes:
-        moved: those that move.
-        kept_nbytes: of those that stay.
-        input_nbytes: what moves of its input, which is there before its forward.
-        own_nbytes: what moves of its own, part by part.
+        moved: values that are offloaded.
+        kept_nbytes: bytes of the values that stay.
+        input_nbytes: offloaded bytes of its input, which exists before its forward.
+        own_nbytes: offloaded bytes of its own values, part by part.
     """
 
     moved: frozenset[int]
@@ -62,8 +62,8 @@ class ChainPlan:
     """One plan of the table.
 
     Attributes:
-        runs: what runs when, see `table`.
-        moved: values that are away between their forward and their backward.
+        runs: runs of groups, see `table`.
+        moved: values that are on the host between their forward and their backward.
         lost_s: seconds of repeats and waits, by estimate.
     """
 
@@ -71,31 +71,29 @@ class ChainPlan:
     moved: frozenset[int]
     lost_s: float
 
-    def moves_more_than(self, other: "Plan") -> bool:
-        """Whether it moves more than another one to the same effect."""
+    def moves_more_than(self, other: "ChainPlan") -> bool:
+        """Whether it offloads more than another plan to the same effect."""
         return (self.runs, self.lost_s) == (other.runs, other.lost_s) and self.moved >= other.moved
 
 
 class PofoTable:
-    """Labels per cut, and the plans behind those at the end.
+    """Labels per cut, and the plans of the labels at the end.
+
+    Args:
+        table: rotor's.
+        problem: for its budgets.
+        links: bandwidths above 0.
+        most: labels per stage.
+        worth_s: plans that lose more seconds than this are of no interest.
+        deadline: past it there are no plans.
 
     Attributes:
-        labels: per cut, what is left of its labels.
+        labels: per cut, the remaining labels.
     """
 
     def __init__(
         self, table: ChainTable, problem: Problem, links: Links, most: int, worth_s: float, deadline: Deadline
     ) -> None:
-        """Fill the table.
-
-        Args:
-            table: rotor's.
-            problem: its budgets count.
-            links: bandwidths above 0.
-            most: labels per stage.
-            worth_s: seconds that a plan should lose at most to be of interest.
-            deadline: past it there are no plans.
-        """
         self.table, self.chain, self.groups = table, table.chain, table.groups
         self.budget, self.host_budget = problem.budget_nbytes, problem.host_budget_nbytes
         self.out_rate, self.back_rate = links.to_host_nbytes_per_s, links.to_device_nbytes_per_s
@@ -126,7 +124,7 @@ class PofoTable:
         return found
 
     def plans(self) -> Iterator[ChainPlan]:
-        """The plans at the end, the fastest by estimate first, and of these the one that moves least."""
+        """The plans at the end, fastest by estimate first, then with the fewest bytes on the host."""
         for number in range(len(self.labels[-1])):
             runs: list[GroupRun] = [("forward", s, 0) for s in range(len(self.groups))]
             moved: set[int] = set()
@@ -142,10 +140,8 @@ class PofoTable:
                     runs += self.table.runs(stage, end, int(label["level"]))
             yield ChainPlan(runs=tuple(runs), moved=frozenset(moved), lost_s=lost_s)
 
-    # -- segments
-
     def _placements(self, i: int) -> list[SegmentPlacement]:
-        """What a segment from stage i on may do with its values; a dropped one holds its input alone."""
+        """The placements for a segment that starts at stage i; a recomputed segment holds its input alone."""
         chain = self.chain
         inputs = chain.crossing(i)
         own = self.groups.saved[i] - inputs - chain.crossing(i + 1)
@@ -167,7 +163,7 @@ class PofoTable:
         return found
 
     def _names(self, i: int) -> range:
-        """Names in a queue of a stage's input and of the parts of its own."""
+        """Names of a stage's input and of its own parts in a queue."""
         return range(i * (PARTS + 1), (i + 1) * (PARTS + 1))
 
     def _movable(self, value: int) -> bool:
@@ -175,7 +171,7 @@ class PofoTable:
         return self.chain.size[value] > 0 and not stored.pinned and stored.placement is None
 
     def _keep(self, i: int, labels: Labels) -> None:
-        """Stage i is kept whole."""
+        """Add labels that keep stage i whole."""
         labels = labels.copy()
         self._wait_out(labels, self.keeping[i])
         self._wait_back(labels, self.turning[i])
@@ -189,14 +185,14 @@ class PofoTable:
             for nbytes, name in own:
                 join(after, "out", nbytes, name)
             for nbytes, name in sorted([*own, (placement.input_nbytes, self._names(i)[0])]):
-                if nbytes:  # what one run needs comes back with the largest first
+                if nbytes:  # of the values that one run needs the largest comes back first
                     join(after, "back", nbytes, name)
             after["kept"] += placement.kept_nbytes
             after["level"] = KEPT
             self._arrive(i, i + 1, number, placement, after)
 
     def _drop(self, i: int, labels: Labels) -> None:
-        """Stages i to k - 1 are made again, for every k."""
+        """Add labels that recompute stages i to k - 1, for every k."""
         own = self.chain.total(self.groups.saved[i] - self.chain.crossing(i) - self.chain.crossing(i + 1))
         for number, placement in enumerate(self.placements[i]):
             if placement.own_nbytes:
@@ -218,7 +214,7 @@ class PofoTable:
                     self._arrive(i, k, number, placement, after)
 
     def _recompute(self, i: int, k: int, kept: Floats, back_s: float, drained: float, labels: Labels) -> None:
-        """The backward of a dropped segment, beside what is still in the queue back."""
+        """The backward of a recomputed segment, concurrent with the queue back."""
         wait = drained * labels["back_left"].sum(axis=1)
         drain(labels, "back", wait)
         room = self.budget - kept - self.input[i] - held(labels, "back").sum(axis=1)
@@ -228,16 +224,14 @@ class PofoTable:
         labels["lost_s"] += wait / self.back_rate + again_s
         drain(labels, "back", (np.where(np.isfinite(again_s), again_s, 0.0) + back_s) * self.back_rate)
 
-    # -- labels
-
     def _wait_out(self, labels: Labels, nbytes: int) -> None:
-        """Before a forward that needs so much, wait for values that leave."""
+        """Wait for copies to the host before a forward that needs this much."""
         wait = waits(labels["out_left"], held(labels, "out"), self.budget - nbytes - labels["kept"])
         labels["lost_s"] += wait / self.out_rate
         drain(labels, "out", np.where(np.isfinite(wait), wait, 0.0))
 
     def _wait_back(self, labels: Labels, nbytes: int) -> None:
-        """The mirror: behind a backward that needs so much, wait for values that come."""
+        """The mirror image: wait for copies to the device after a backward that needs this much."""
         wait = waits(labels["back_left"], held(labels, "back"), self.budget - nbytes - labels["kept"])
         labels["lost_s"] += wait / self.back_rate
         drain(labels, "back", np.where(np.isfinite(wait), wait, 0.0))
@@ -251,7 +245,7 @@ class PofoTable:
         self.arrived[k].append(labels[usable])
 
     def _join_queues(self, labels: Labels) -> Labels:
-        """Where both queues meet: what is in both never leaves, what is in one is in the other's way."""
+        """Where the queues meet: values in both stay on the device, those in one delay the other queue."""
         free = self.budget - labels["kept"]
         lone = {queue: ~in_both_queues(labels, queue) for queue in ("out", "back")}
         left = {queue: labels[f"{queue}_left"] * lone[queue] for queue in lone}

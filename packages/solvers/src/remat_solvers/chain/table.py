@@ -1,19 +1,19 @@
-"""Dynamic programming over a chain of groups, each with several ways to be carried out.
+"""Dynamic programming over a chain of groups with several options each.
 
 Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019, "Optimal checkpointing for heterogeneous chains: how to
-train deep neural networks with limited memory" (rotor), with the menu of options per stage of Zhao et al.
-2023 (Rockmate). ``cost(i, j, m)`` is the least forward time that runs groups i to j - 1 and their backward
-within m bytes beyond what crosses cut i:
+train deep neural networks with limited memory" (rotor), with several options per stage as in Zhao et al. 2023
+(Rockmate). ``cost(i, j, m)`` is the least forward time that runs groups i to j - 1 and their backward within
+m bytes beyond the values that cross cut i:
 
 * keep: run group i, keep what one of its options keeps, then ``cost(i + 1, j, less)``, then its backward by
   that option;
-* drop: run groups i to k - 1 keeping only what crosses cut k, then ``cost(k, j, less)``, then
-  ``cost(i, k, m)``, which makes them again.
+* drop: run groups i to k - 1 keeping only what crosses cut k, then ``cost(k, j, less)``, then ``cost(i, k,
+  m)``, which recomputes them.
 
-What crosses a cut is a set of values, counted once, so that the graph need not be a chain. Memory is cut into
-`slots` levels; where the sizes share a divisor that is coarse enough, the levels are exact. How much a group
-holds while it runs can be seen in two ways, see `Careful` and `Lenient`. O(groups^3 * slots), vectorized over
-the slots.
+The values that cross a cut are a set and counted once, so that the graph need not be a chain. Memory is
+divided into `slots` levels; where the sizes share a divisor that is coarse enough, the levels are exact. The
+memory of a running group has two estimates, see `ConservativeChain` and `OptimisticChain`. O(groups^3 *
+slots), vectorized over the slots.
 """
 
 import math
@@ -41,7 +41,7 @@ class Option:
     """One way to treat a group between its last forward and its backward.
 
     Attributes:
-        saved: values made in it that stay until its backward.
+        saved: values computed in the group that stay until its backward.
         backward: op indices of its backward, repeats of its forward ops among them.
         extra_s: seconds of these repeats.
     """
@@ -52,15 +52,15 @@ class Option:
 
 
 def keep_all(groups: Partition, group: int) -> Option:
-    """Keep everything that the backward reads."""
+    """The option that keeps everything that the backward reads."""
     return Option(saved=groups.saved[group], backward=groups.backward[group], extra_s=0.0)
 
 
 class Chain(ABC):
-    """A partition seen as a chain: what crosses its cuts, and what each group holds at most.
+    """A partition seen as a chain: what crosses its cuts, and the peak memory of each group.
 
     Attributes:
-        behind: per cut, bytes that the backward behind it has handed on when the forward ahead of it runs.
+        behind: per cut, bytes that later groups have computed for the backward of the groups before it.
     """
 
     behind: list[int]
@@ -76,7 +76,7 @@ class Chain(ABC):
         return sum(self.size[v] for v in values)
 
     def crossing(self, place: int) -> frozenset[int]:
-        """What crosses a cut; nothing behind the last one."""
+        """The values that cross a cut; none after the last one."""
         return self.groups.crossing[place] if place < len(self.groups) else frozenset()
 
     @abstractmethod
@@ -89,11 +89,11 @@ class Chain(ABC):
 
     @abstractmethod
     def passing_peak(self, i: int, held_nbytes: int) -> int:
-        """Bytes while group i runs forward and keeps nothing, where so much crosses its cut."""
+        """Bytes while group i runs forward and keeps nothing, with `held_nbytes` across its cut."""
 
 
 class ConservativeChain(Chain):
-    """Peaks by simulation, with everything at a group's cuts held: exact on a chain, else from above."""
+    """Peaks by simulation with all values at a group's cuts held: exact on a chain, else upper bounds."""
 
     def __init__(self, groups: Partition) -> None:
         super().__init__(groups)
@@ -101,12 +101,12 @@ class ConservativeChain(Chain):
         self._passing = [self.forward_peak(i, frozenset()) for i in range(len(groups))]
 
     def _look_behind(self) -> None:
-        """Per cut, what the backward behind it hands on: values that the rest reads, and pinned bytes."""
+        """Per cut, what the backward after it passes on: values that earlier groups read, and pinned bytes."""
         graph, groups = self.graph, self.groups
         count = len(groups)
         forward = {v for run in groups.forward for op in run for v in graph.ops[op].first.outputs}
         reads = [{v for op in run for v in graph.ops[op].first.inputs} - forward for run in groups.backward]
-        before = [set[int]() for _ in range(count + 1)]  # what groups ahead of a cut read
+        before = [set[int]() for _ in range(count + 1)]  # what groups before a cut read
         for s in range(count):
             before[s + 1] = before[s] | reads[s]
         made = set(graph.tangents)
@@ -131,9 +131,10 @@ class ConservativeChain(Chain):
     def peak(
         self, ops: Iterable[int], start: frozenset[int], stays: frozenset[int], free: frozenset[int]
     ) -> int:
-        """Most bytes beyond those of `free` while these ops run.
+        """Peak bytes beyond those of `free` while these ops run.
 
-        `start` is live when they begin; what is in `stays` outlives them, all else goes after its last use.
+        `start` is live when they begin; values in `stays` outlive them, all others are freed after their last
+        use.
         """
         graph = self.graph
         sequence = list(ops)
@@ -173,7 +174,7 @@ class ConservativeChain(Chain):
 
 
 class OptimisticChain(Chain):
-    """Peaks from below: what is kept, and the largest single op. Plans at falling levels make up for it."""
+    """Lower bounds on the peaks: what is kept, and the largest single op. Read at several memory levels."""
 
     def __init__(self, groups: Partition) -> None:
         super().__init__(groups)
@@ -181,7 +182,7 @@ class OptimisticChain(Chain):
         self._working = [self.working_nbytes(run) for run in groups.forward]
 
     def working_nbytes(self, run: Iterable[int]) -> int:
-        """Largest bytes that one op makes and scratches."""
+        """Largest outputs and workspace of one op."""
         ways = [self.graph.ops[op].first for op in run]
         return max((self.total(way.outputs) + way.workspace_nbytes for way in ways), default=0)
 
@@ -199,7 +200,13 @@ class OptimisticChain(Chain):
 
 
 class ChainTable:
-    """``cost[i, j][m]`` and the choice behind it: -1 - o keeps group i by option o, k drops i to k - 1."""
+    """``cost[i, j][m]`` and the choice that attains it: -1 - o keeps group i by option o, k drops i to k - 1.
+
+    Past the deadline the table holds no plan of the whole chain.
+
+    Raises:
+        TableTooLarge: the stages and slots need more memory than a plan is worth.
+    """
 
     def __init__(
         self,
@@ -209,11 +216,6 @@ class ChainTable:
         slots: int,
         deadline: Deadline | None = None,
     ) -> None:
-        """Fill the table; past the deadline it holds no plan of the whole.
-
-        Raises:
-            TableTooLarge: so many stages and slots take more memory than a plan is worth.
-        """
         deadline = deadline or Deadline()
         self.chain, self.options = chain, options
         self.groups = chain.groups
@@ -276,7 +278,7 @@ class ChainTable:
         self.cost[i, j], self.choice[i, j] = best, choice
 
     def runs(self, i: int, j: int, room: int) -> list[GroupRun]:
-        """What runs when, for groups i to j - 1 and `room` slots."""
+        """The runs of groups i to j - 1 with their backward, for `room` slots."""
         if i == j:
             return []
         k = int(self.choice[i, j][room])
@@ -288,7 +290,7 @@ class ChainTable:
         return there + self.runs(k, j, room - held) + self.runs(i, k, room)
 
     def order(self, runs: Iterable[GroupRun]) -> list[int]:
-        """The ops of a plan; a group's repeats leave out what may not run again."""
+        """The ops of a plan; repeats of a group leave out ops that may not run again."""
         order: list[int] = []
         seen: set[int] = set()
         for kind, s, option in runs:
@@ -307,7 +309,7 @@ class ChainTable:
         return [a for a, b in pairwise([*memory_levels, -1]) if a != b and np.isfinite(found[a])]
 
     def orders(self, count: int = LEVELS) -> Iterator[Ints]:
-        """The distinct plans at so many memory levels, from the whole budget down."""
+        """The distinct plans at `count` memory levels, from the whole budget down."""
         seen: set[tuple[GroupRun, ...]] = set()
         for room in self.memory_levels(count):
             runs = tuple(self.runs(0, len(self.groups), room))
@@ -316,7 +318,7 @@ class ChainTable:
                 yield np.array(self.order(runs), np.int64)
 
     def in_slots(self, nbytes: float) -> int:
-        """Levels that this many bytes take."""
+        """Slots that hold this many bytes."""
         return min(self.slots, math.ceil(nbytes / self.slot_nbytes - 1e-9))
 
 
@@ -327,13 +329,13 @@ def chain_orders(
     slots: int,
     deadline: Deadline,
 ) -> Iterator[Ints]:
-    """The plans of both ways to see a group, at several memory levels: around the budget on both sides."""
+    """The plans of both memory estimates at several levels; their peaks lie around the budget."""
     for chain in (ConservativeChain(groups), OptimisticChain(groups)):
         yield from ChainTable(chain, options, budget_nbytes, slots, deadline).orders()
 
 
 def shifted(cost: Floats, slots: int) -> Floats:
-    """A row of the table for so many slots less."""
+    """A row of the table for `slots` fewer slots."""
     moved = np.full(len(cost), np.inf)
     if slots < len(cost):
         moved[slots:] = cost[: len(cost) - slots]
@@ -341,14 +343,14 @@ def shifted(cost: Floats, slots: int) -> Floats:
 
 
 def take(best: Floats, choice: Ints, cost: Floats, mark: int) -> None:
-    """Where it costs less, take it."""
+    """Replace costs and choices where the new cost is lower."""
     better = cost < best
     best[better] = cost[better]
     choice[better] = mark
 
 
 def fastest_within_budget(arrays: Arrays, orders: Iterable[Ints], budget_nbytes: int) -> Ints | None:
-    """The fastest sequence within the budget: a table's figures are estimates, so several levels are read."""
+    """The fastest sequence within the budget."""
     best, best_s = None, float("inf")
     for order in orders:
         result = evaluate(arrays, order)

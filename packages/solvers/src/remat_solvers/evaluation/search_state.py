@@ -1,7 +1,6 @@
-"""The working state of sequence search: arrays that the compiled loops share, made once a run.
+"""The working state of sequence search: arrays that the compiled loops share, allocated once per search.
 
-Everything with one entry a position, value, op or variant is one record array: few arrays to hand from
-function to function keep both compiling and calling cheap.
+All data per position, value, op or variant is one record array: few arrays compile and pass quickly.
 """
 
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ EXTRA = "in_gap in_op in_key in_variant in_held in_own deleted extra_key extra_m
 TOUCH = "touched touched_by"
 
 
-class SearchState(NamedTuple):
+class State(NamedTuple):
     """A sequence and everything derived from it; see `kernels.incremental` for the meaning of a change."""
 
     meta: np.void  # scalars, one record
@@ -42,8 +41,8 @@ class SearchState(NamedTuple):
     events: Ints  # per value, 2 * position + (1 if made there)
 
 
-def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> SearchState:
-    """Lay out the state for a sequence.
+def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
+    """Create the state for a sequence.
 
     Args:
         arrays: the graph.
@@ -75,7 +74,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> SearchS
         var["credit_ptr"][variant] = len(idx)
         idx += _credits(arrays, variant)
         var["credit_end"][variant] = len(idx)
-        # A repeat that reads what is overwritten later would be valid only for a while: such ops run once.
+        # A repeat that reads a value overwritten later would not always be valid: such ops run once.
         if variant % 2 == 1 and arrays.can_rerun[variant // 2] and not guarded[variant]:
             val["remake"][outputs] = 1
     op = records(OP, ops)
@@ -84,7 +83,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> SearchS
     meta["random"] = (seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1
     meta["base"] = arrays.base_nbytes
     meta["credits"] = len(idx) - len(arrays.in_idx) - len(arrays.out_idx)
-    state = SearchState(
+    state = State(
         meta=meta,
         pos=records(POSITION, cap + 8),
         val=val,
@@ -99,14 +98,14 @@ def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> SearchS
     return state
 
 
-def set_order(state: SearchState, order: Ints) -> None:
+def set_order(state: State, order: Ints) -> None:
     """Replace the sequence; `rebuild` must follow."""
     state.pos["order"][: len(order)] = order
     state.meta["count"] = len(order)
 
 
 def _credits(arrays: Arrays, variant: int) -> list[int]:
-    """Inputs whose storage an output takes over if they die there, one for one."""
+    """Inputs whose storage an output reuses if they die there, one for one."""
     taken: set[int] = set()
     sources: list[int] = []
     for k in range(arrays.reuse_ptr[variant], arrays.reuse_ptr[variant + 1]):
@@ -118,7 +117,7 @@ def _credits(arrays: Arrays, variant: int) -> list[int]:
     return sources
 
 
-def get_order(state: SearchState) -> Ints:
+def get_order(state: State) -> Ints:
     """A copy of the sequence."""
     order: Ints = state.pos["order"][: int(state.meta["count"])].copy()
     return order

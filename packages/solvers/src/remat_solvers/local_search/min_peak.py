@@ -1,13 +1,13 @@
-"""The smallest peak that can be reached: sequence search with memory as the objective.
+"""Minimize the peak: sequence search with memory as the objective.
 
 Greedy eviction towards the floor first; then walks at falling targets, each from the sequence with the
-smallest peak so far and ended as soon as its target holds. Time hardly counts here, so sequences may grow
-to several times the graph. A target that is missed is moved halfway back; the search ends when steps are
-under half a percent, at the goal, or when the moves are used up. Deterministic for a seed and a number of
-moves; reaching for a goal passes through the same sequences as reaching for the floor, so a budget that was
-once reached is reached again.
+smallest peak so far and ended as soon as its target holds. Time hardly matters here, so sequences may grow to
+several times the graph. A missed target is moved halfway back; the search ends when steps are under half a
+percent, at the goal, or when the moves are used up. Deterministic for a seed and a number of moves. A search
+with a goal passes through the same sequences as a search for the floor, so a budget that was once reached is
+reached again.
 
-Imperfect: nothing is proven; the floor may lie below what any schedule reaches.
+Imperfect: nothing is proven; the floor may lie below the peak of every schedule.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ def minimize_peak(
     left = default_peak_moves(ops) if moves is None else moves
     best: Ints = np.arange(ops, dtype=np.int64) if start is None else start
     peak = evaluate(arrays, best).peak_nbytes
-    # Evicting to a far target piles rebuilt values up; evicting in steps finds what each level still allows.
+    # Evicting straight to a far target accumulates recomputed values; evicting in steps avoids that.
     step = FIRST_STEP
     while peak > goal_nbytes and not deadline.reached():
         order = evict(arrays, max(floor_nbytes, int(peak * step)), deadline, best)

@@ -2,23 +2,23 @@
 
 Takes any valid sequence that fits and never makes it slower: repeats are deleted (with the repeats that only
 they needed), those that save much first, at a bar that is halved from pass to pass; when none can go, repeats
-move to right before their first reader, which may make room for the next deletion. Some 15 passes of one
-trial a repeat, a few microseconds each.
+move to right before their first reader, which may allow further deletions. Some 15 passes of one evaluation
+per repeat, a few microseconds each.
 
-Imperfect: a local optimum of single deletions; `search` climbs out of it.
+Imperfect: a local optimum of single deletions; `search` can leave it.
 """
 
 from math import inf
 
 from remat_solvers.evaluation.arrays import Arrays, Ints
-from remat_solvers.evaluation.search_state import SearchState
+from remat_solvers.evaluation.search_state import State
 from remat_solvers.protocol import Deadline
 
 LOWEST = 1e-3  # the last bar above zero, as a share of the first
 
 
 def polish(arrays: Arrays, order: Ints, budget_nbytes: int, deadline: Deadline) -> Ints:
-    """Make a sequence that fits the budget faster, or return it as it is.
+    """Make a sequence that fits the budget faster, or return it unchanged.
 
     Args:
         arrays: the graph.
@@ -37,8 +37,8 @@ def polish(arrays: Arrays, order: Ints, budget_nbytes: int, deadline: Deadline) 
     return get_order(state)
 
 
-def _drop(state: SearchState, budget_nbytes: int, deadline: Deadline) -> bool:
-    """Delete until nothing can go; whether anything went."""
+def _drop(state: State, budget_nbytes: int, deadline: Deadline) -> bool:
+    """Delete repeats until none can go; whether any went."""
     from remat_solvers.kernels import polish
 
     _, first = polish.polish_pass(state, budget_nbytes, inf, False)

@@ -1,10 +1,9 @@
 """`checkmate_lp`: the linear relaxation of the stage form, rounded in two phases and repaired.
 
-Jain et al. 2020, section 5: solve the program of `mip.stage_program` without integrality, round what is
-*kept* (S) at a threshold, and then compute the least that must run (R) for that. A rounded plan need not
-fit the budget: here every threshold is tried, each plan's peak is checked, and the best one that fits is
-taken; where none fits, values are evicted from the closest one until it does. One LP, then O(n^2) a
-threshold.
+Jain et al. 2020, section 5: solve the program of `mip.stage_program` without integrality, round the *kept*
+values (S) at a threshold, and compute the fewest runs (R) for them. A rounded plan may exceed the budget:
+here every threshold is tried, each plan's peak is checked, and the best one that fits is taken; if none fits,
+values are evicted from the closest one until it does. One LP, then O(n^2) a threshold.
 """
 
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""What methods have in common that solve groups of ops, and groups of groups, and choose among answers."""
+"""The common parts of methods that solve groups of ops, and groups of groups."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -15,7 +15,7 @@ class Hierarchical(Rematerializer):
     """A method that cuts a graph into groups, and a large group again.
 
     Attributes:
-        leaf: a graph of at most so many ops is solved as it is.
+        leaf: a graph with at most this many ops is solved directly.
         levels: budgets for what each distinct group keeps.
     """
 
@@ -33,11 +33,11 @@ class Hierarchical(Rematerializer):
 
     @abstractmethod
     def solve_small(self, problem: Problem, deadline: Deadline) -> Solution:
-        """Solve a graph that has no groups."""
+        """Solve a graph that is not cut into groups."""
 
     @abstractmethod
     def solve_leaf(self, problem: Problem, deadline: Deadline) -> Solution:
-        """Solve a group that has no groups."""
+        """Solve a group that is not cut into groups."""
 
     @abstractmethod
     def plan(
@@ -46,20 +46,20 @@ class Hierarchical(Rematerializer):
         """Plan one level of the hierarchy.
 
         Args:
-            problem: a graph that is no leaf.
+            problem: a graph that is cut into groups.
             deadline: limit by the clock.
-            menus: options found so far, on any level.
+            option_table: options found so far, on any level.
             moves: of a repair.
         """
 
     def below(self) -> Self:
-        """The method for a group that is no leaf."""
+        """The method for a group that is cut again."""
         return self
 
     def group_solver(
         self, problem: Problem, option_table: OptionTable
     ) -> Callable[[Problem, Deadline], Solution]:
-        """What solves one group of a graph at one budget."""
+        """The function that solves one group of a graph at one budget."""
 
         def solve_group(small: Problem, left: Deadline) -> Solution:
             ops = len(small.graph.ops)

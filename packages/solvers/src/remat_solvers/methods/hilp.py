@@ -1,14 +1,14 @@
 """`hilp`: integer programs over a hierarchy.
 
-The H-ILP of HiRemate: the step is grouped from bottom to top (`remat_graph.partition.grouped`); each distinct
-group gets a menu of ways to treat it, from the integer program of `checkmate` at several budgets for the peak
-and for what is kept (a group that is still too large is grouped again and treated the same way); on top
-stands one more integer program, in the stage form, whose ops are whole groups: running one forward without
-keeping, running one forward and keeping what an option keeps, and running its backward by that option. So the
-choice of options and the choice of what runs again are made together, and the graph need not be a chain.
+The H-ILP of HiRemate: the step is grouped from bottom to top (`remat_graph.partition.grouped`). Each distinct
+group gets a table of options, from the integer program of `checkmate` at several budgets for the peak and for
+what is kept; a group that is still too large is grouped again and treated the same way. At the top is one
+more integer program, in the stage form, whose ops are whole groups: running a group forward without keeping
+anything, running it forward and keeping what an option keeps, and running its backward by that option. So the
+program chooses options and recomputation together, and the graph need not be a chain.
 
-The program on top knows of a group only what it holds at most, and cannot run a part of it again. So where it
-finds nothing it is asked again with more room, and what it finds is repaired, see `repair`.
+The top program knows only the peak memory of a group and cannot rerun a part of it. So if it finds nothing it
+is retried with a larger budget, and its result is repaired, see `repair`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from remat_solvers.mip.cvxpy_backend import minimize_with_cvxpy
 from remat_solvers.mip.stage_program import DeadlineReached, StagedStep, stage_program
 from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, positive_or_none
 
-ROOMS = 5  # budgets that the program on top is given in turn, from the real one to what needs no plan
+ROOMS = 5  # budgets of the top program, from the real one to the unplanned peak
 
 
 @attrs.frozen(kw_only=True)
@@ -38,11 +38,11 @@ class Hilp(Hierarchical):
 
     Attributes:
         segments: most groups of one level.
-        leaf: a graph of at most so many ops is solved as it is.
+        leaf: a graph with at most this many ops is solved directly.
         levels: budgets for what each distinct group keeps.
-        options: most options of a group that the program on top sees.
+        options: most options of a group in the top program.
         leaf_seconds: limit by the clock for one leaf at one budget; None for none.
-        top_seconds: limit by the clock for one program on top; None for none.
+        top_seconds: limit by the clock for one top program; None for none.
         backend: name of a mixed-integer solver that cvxpy has installed.
     """
 
@@ -56,11 +56,11 @@ class Hilp(Hierarchical):
     backend: str = "HIGHS"
 
     def solve_small(self, problem: Problem, deadline: Deadline) -> Solution:
-        """By the integer program."""
+        """Solve the integer program."""
         return Checkmate(backend=self.backend).solve(problem, deadline.within(self.top_seconds))
 
     def solve_leaf(self, problem: Problem, deadline: Deadline) -> Solution:
-        """By the integer program, within a gap of the optimum."""
+        """Solve the integer program within a gap of the optimum."""
         return Checkmate(backend=self.backend, gap=GAP).solve(problem, deadline.within(self.leaf_seconds))
 
     def plan(
@@ -86,13 +86,13 @@ class Hilp(Hierarchical):
         }
 
     def below(self) -> "Hilp":
-        """The same for a group, whose own program on top may take its share of the time."""
+        """The same method for a group, with a share of the time for its own top program."""
         share = None if self.top_seconds is None else self.top_seconds / (self.segments * self.levels)
         return attrs.evolve(self, top_seconds=share)
 
 
 def _spread(options: Sequence[Option], most: int) -> list[Option]:
-    """Keep-all, and of the others those that spread best over the seconds they cost."""
+    """Keep-all, and the other options that are spread best over their seconds."""
     first, rest = options[0], sorted(options[1:], key=lambda option: option.extra_s)
     if len(rest) >= most:
         rest = [rest[round(i * (len(rest) - 1) / max(1, most - 2))] for i in range(most - 1)]
@@ -103,7 +103,7 @@ class _TopProgram:
     """The program over whole groups.
 
     Attributes:
-        proven: whether what it found last is the best of its form, or that there is nothing.
+        proven: whether the last result is proven to be the best of its form, or infeasible.
     """
 
     def __init__(self, groups: Partition, options: Sequence[Sequence[Option]]) -> None:
@@ -121,7 +121,7 @@ class _TopProgram:
         self.kept_lump: dict[tuple[int, int], int] = {}
 
     def work(self) -> StagedStep:
-        """The coarse step."""
+        """The step whose ops are groups."""
         count = len(self.partition)
         for s in range(count):
             self.groups.append(self.forward(s))
@@ -164,7 +164,7 @@ class _TopProgram:
         return sum(self.sizes[v] for v in values)
 
     def forward(self, s: int) -> tuple[int, ...]:
-        """Run a group without keeping anything, or keeping what one option keeps."""
+        """Ops that run a group forward: keeping nothing, or what one option keeps."""
         graph, chain = self.graph, self.chain
         run = self.partition.forward[s]
         inside = {v for op in run for v in graph.ops[op].first.outputs}
@@ -184,7 +184,7 @@ class _TopProgram:
         return tuple(ops)
 
     def backward(self, s: int) -> tuple[int, ...]:
-        """Run the backward of a group by one of its options."""
+        """Ops that run the backward of a group, one per option."""
         graph, chain = self.graph, self.chain
         ops = []
         for o, option in enumerate(self.options[s]):
@@ -202,7 +202,7 @@ class _TopProgram:
         return tuple(ops)
 
     def orders(self, arrays: Arrays, budget_nbytes: int, backend: str, deadline: Deadline) -> Iterator[Ints]:
-        """What the program finds with more and more room, until it has found something twice."""
+        """The program's results with larger and larger budgets, at most two."""
         work = self.work()
         unplanned = evaluate(arrays, range(len(arrays.backward))).peak_nbytes
         memory_levels = np.geomspace(max(1, budget_nbytes), max(1, budget_nbytes, unplanned), ROOMS)

@@ -1,14 +1,13 @@
 """`hiremate`: a hierarchy of groups, each planned by the method that suits it.
 
-After HiRemate (hierarchical rematerialization): a graph that is too large for the good solvers is grouped,
-each distinct group becomes a graph of its own and is solved at several budgets for its peak and for what it
-keeps, again by grouping it if it is still too large, and `chain.table` chooses among what comes
-back. A level whose articulation points leave only small pieces is a chain and cut there, which makes its
-table rotor's; any other is grouped from bottom to top. Small graphs go to the integer program of `checkmate`
-and to the sequence search, and the better answer counts. Equal groups are solved once, on all levels
-together.
+After HiRemate (hierarchical rematerialization): a graph that is too large for the good solvers is grouped.
+Each distinct group becomes its own graph and is solved at several budgets for its peak and for what it keeps,
+by grouping it again if it is still too large, and `chain.table` chooses among the results. A level whose
+articulation points leave only small pieces is a chain and is cut there, as in `rotor`; any other is grouped
+from bottom to top. Small graphs are solved by the integer program of `checkmate` and by the sequence search,
+and the better result counts. Equal groups are solved once, on all levels together.
 
-What a table yields is repaired where it oversteps the budget, and polished; see `repair`.
+Plans of a table that exceed the budget are repaired, and plans are polished; see `repair`.
 """
 
 from math import inf
@@ -40,12 +39,12 @@ from remat_solvers.protocol import (
 
 @attrs.frozen(kw_only=True)
 class Hiremate(Hierarchical):
-    """Groups of groups, chosen from menus.
+    """Groups of groups, with options for each group.
 
     Attributes:
         segments: most groups of one level.
-        leaf: a graph of at most so many ops is not cut.
-        exact: a graph of at most so many ops is also given to the integer program.
+        leaf: a graph with at most this many ops is not cut.
+        exact: a graph with at most this many ops is also solved by the integer program.
         slots: memory levels of a table.
         levels: budgets for what each distinct group keeps.
         leaf_seconds: limit by the clock for the integer program of one leaf at one budget; None for none.
@@ -77,22 +76,22 @@ class Hiremate(Hierarchical):
         return order, {"segments": len(groups), "options": sum(map(len, options))}
 
     def cut(self, graph: Graph) -> Partition:
-        """At articulation points where the graph is a chain of small pieces, else by grouping."""
+        """Cut at articulation points if the graph is a chain of small pieces, else group it."""
         stages = at_articulations(graph, len(graph.ops))
         if all(len(subgraph.ops) <= self.leaf for subgraph in stages.subgraphs):
             return stages if len(stages) <= 2 * self.segments else at_articulations(graph, 2 * self.segments)
         return grouped(graph, self.segments)
 
     def solve_small(self, problem: Problem, deadline: Deadline) -> Solution:
-        """As exactly as its size allows."""
+        """Solve as exactly as the size allows."""
         return self.better(problem, deadline, gap=0.0)
 
     def solve_leaf(self, problem: Problem, deadline: Deadline) -> Solution:
-        """The same, within a gap of the optimum."""
+        """Solve within a gap of the optimum."""
         return self.better(problem, deadline, gap=GAP)
 
     def better(self, problem: Problem, deadline: Deadline, *, gap: float) -> Solution:
-        """The better of the exact program and the search; where neither finds any, what eviction leads to."""
+        """The better result of the exact program and the search; if neither finds any, repaired evictions."""
         found = [Search(moves=self.moves, seed=self.seed).solve(problem, deadline)]
         if len(problem.graph.ops) <= self.exact:
             program = Checkmate(backend=self.backend, gap=gap)

@@ -1,13 +1,12 @@
 """Dynamic programming over intervals of the linear order, with sets of values as interfaces, then polish.
 
 Idea: rotor (Beaumont et al. 2019, "Optimal checkpointing for heterogeneous chains") on a graph that is no
-chain. The forward is cut into up to `stages` groups where little crosses; `chain.table` keeps all
-that the backward reads of a group, or drops it and runs it again. What is held inside a group is estimated
-from below (`chain_dp.Lenient`), so the table is read at several memory levels, repeats that nothing needs are
-dropped, and the fastest sequence that really fits is polished. O(stages^3 * slots) vectorized over the slots:
-about 0.2 s.
+chain. The forward is cut into up to `stages` groups where little crosses; `chain.table` keeps everything that
+the backward reads of a group, or drops it and recomputes it. The memory inside a group is a lower estimate
+(`OptimisticChain`), so the table is read at several memory levels, useless repeats are dropped, and the
+fastest sequence that really fits is polished. O(stages^3 * slots) vectorized over the slots: about 0.2 s.
 
-Imperfect: inside a group it is all or nothing; the polish and the search repair that.
+Imperfect: a group is kept entirely or not at all; the polish and the search improve on that.
 """
 
 from typing import ClassVar

@@ -1,20 +1,19 @@
-"""`pofo`: keep, make again or move to the host, on a chain of heterogeneous stages.
+"""`pofo`: keep, recompute or offload, on a chain of heterogeneous stages.
 
-Beaumont, Eyraud-Dubois, Shilova 2021, "Efficient combination of rematerialization and offloading for
-training DNNs". The forward is cut as `rotor` cuts it. Each stage is kept whole, or lies in a segment that
-keeps its input alone and is made again by rotor's table; what a stage or a segment holds between its
-forward and its backward stays on the device or moves to the host, part by part. Nothing moves inside a
-segment that is made again. `chain.offload_table` finds plans of this form, `transfers.placement` places the
-copies of the most promising ones, and the referee's time on all lanes decides between them and rotor's
-plan.
+Beaumont, Eyraud-Dubois, Shilova 2021, "Efficient combination of rematerialization and offloading for training
+DNNs". The forward is cut as in `rotor`. Each stage is kept whole, or lies in a segment that keeps its input
+alone and is recomputed by rotor's table; the values that a stage or a segment holds between its forward and
+its backward stay on the device or are offloaded, part by part. Nothing is offloaded inside a segment that is
+recomputed. `chain.offload_table` finds plans of this form, `transfers.placement` schedules the copies of the
+most promising ones, and the referee's time over all lanes decides between them and rotor's plan.
 
-Exact are the budgets, the repeats and the time of each plan. The choice is not: the table rounds its labels
-and sees the two lanes as queues, so the best plan may be missing among those that are placed, and a placement
-may not be the best one. Beside brute force over rotor's orders with any copies at any time, 352 of 357
-answers on random chains of 3 to 5 stages are optimal and the others 1 to 3.3 % of the time above; on 8 to 30
-stages more labels and plans save up to 1 % of it. Schedules that keep a stage in part may be faster than any
-of this form. Without links the answer is rotor's. O(stages^3 * slots) for rotor's table, O(stages^2 * labels)
-numpy rows for the other; about 1 s for 10 stages, 6 s for 50 and 40 s for 100 on one core.
+Budgets, repeats and the time of each plan are exact. The choice is not: the table rounds its labels and
+models the two lanes as queues, so the best plan may be missing, and the schedule of its copies may not be
+optimal. Compared with brute force over rotor's orders with any copies at any time, 352 of 357 results on
+random chains of 3 to 5 stages are optimal and the others 1 to 3.3 % slower; on 8 to 30 stages more labels and
+plans save up to 1 %. Schedules that keep a stage in part may be faster than any of this form. Without links
+the result is rotor's. O(stages^3 * slots) for rotor's table, O(stages^2 * labels) numpy rows for the other;
+about 1 s for 10 stages, 6 s for 50 and 40 s for 100 on one core.
 """
 
 from typing import ClassVar
@@ -42,13 +41,13 @@ from remat_solvers.transfers.placement import idle_intervals, schedule_transfers
 
 @attrs.frozen(kw_only=True)
 class Pofo(Rematerializer):
-    """Rotor's plans with activations that move.
+    """Rotor's plans with offloaded activations.
 
     Attributes:
-        stages: most stages; neighbouring ones are joined where there are more.
+        stages: most stages; neighbouring ones are joined beyond.
         slots: memory levels of rotor's table.
         labels: most labels that the table keeps per stage.
-        plans: how many of its plans are placed and judged.
+        plans: how many of its plans are scheduled and judged.
     """
 
     name: ClassVar[str] = "pofo"
@@ -83,7 +82,7 @@ class Pofo(Rematerializer):
 
 
 def _placed(problem: Problem, links: Links, chain: ChainTable, plan: ChainPlan) -> Schedule:
-    """The schedule of a plan: what moves is away between its last use in the forward and its next."""
+    """The schedule of a plan; offloaded values are on the host between their uses in forward and backward."""
     graph = problem.graph
     order = chain.order(plan.runs)
     turn = sum(not op.backward for op in graph.ops)

@@ -1,13 +1,13 @@
-"""`rockmate`: rotor over blocks, with a menu of integer-programmed options for each distinct block.
+"""`rockmate`: rotor over blocks, with integer-programmed options for each distinct block.
 
 Zhao et al. 2023, "Rockmate: an efficient, fast, automatic and generic tool for re-materialization in
-PyTorch". The forward is cut at its articulation points into a chain of blocks; each distinct block is
-solved by the program of `checkmate` at several budgets, and `chain.table` chooses one option a
-block and what to drop. Joins neighbouring blocks until there are at most `stages`. One small MIP an option,
-some seconds at 60 ops; equal blocks share theirs.
+PyTorch". The forward is cut at its articulation points into a chain of blocks; each distinct block is solved
+by the program of `checkmate` at several budgets, and `chain.table` chooses one option a block and which
+blocks to recompute. Neighbouring blocks are joined until there are at most `stages`. One small MIP an option,
+some seconds at 60 ops; equal blocks share their options.
 
-A block beyond the program's reach (a U-Net is one such block) gets its options from greedy eviction. What the
-table yields is repaired where it oversteps the budget, and trimmed; see `repair`.
+A block that is too large for the program (a U-Net is one such block) gets its options from greedy eviction.
+Plans of the table that exceed the budget are repaired, and plans are polished; see `repair`.
 """
 
 from typing import ClassVar
@@ -42,7 +42,7 @@ class Rockmate(Rematerializer):
         stages: most blocks.
         slots: memory levels of the table.
         levels: budgets for what each distinct block keeps.
-        exact: a block of at most so many ops is given to the integer program.
+        exact: a block with at most this many ops is solved by the integer program.
         block_seconds: limit by the clock for one block at one budget; None for none.
         backend: name of a mixed-integer solver that cvxpy has installed.
     """
@@ -73,7 +73,7 @@ class Rockmate(Rematerializer):
         return judge(problem, None if order is None else order.tolist(), stats=stats)
 
     def solve_block(self, problem: Problem, deadline: Deadline) -> Solution:
-        """By the integer program, if the block is small enough for it."""
+        """Solve by the integer program if the block is small enough, else by eviction."""
         if len(problem.graph.ops) <= self.exact:
             return Checkmate(backend=self.backend, gap=GAP).solve(problem, deadline)
         return Greedy().solve(problem, deadline)

@@ -1,10 +1,10 @@
 """`rotor`: the optimal plan for a chain of heterogeneous stages.
 
-Beaumont et al. 2019, "Optimal checkpointing for heterogeneous chains". The forward is cut at its
-articulation points, where one value crosses; each stage is kept whole, kept by its input alone, or not at
-all; `chain.table` finds the best plan of that form (the paper's "persistent" schedules). Exact on
-a chain where the memory levels are; a graph that is no chain is one coarse stage wherever several values
-cross. O(stages^3 * slots).
+Beaumont et al. 2019, "Optimal checkpointing for heterogeneous chains". The forward is cut at its articulation
+points, where one value crosses; each stage is kept whole, kept by its input alone, or not at all;
+`chain.table` finds the best plan of that form (the paper's "persistent" schedules). Exact on a chain where
+the memory levels are; in other graphs, parts where several values cross are one coarse stage. O(stages^3 *
+slots).
 """
 
 from typing import ClassVar
@@ -23,7 +23,7 @@ class Rotor(Rematerializer):
     """The dynamic program over stages between articulation points.
 
     Attributes:
-        stages: most stages; neighbouring ones are joined where there are more.
+        stages: most stages; neighbouring ones are joined beyond.
         slots: memory levels of the table.
     """
 

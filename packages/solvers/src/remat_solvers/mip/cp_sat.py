@@ -3,14 +3,13 @@
 Bartan et al. 2023, "Moccasin: efficient tensor rematerialization for neural networks". Time is a row of
 events, as the paper numbers them: stage t ends with the first run of op t and has one event for each op up to
 t, in trace order, so that events count as (0, 0), (1, 0), (1, 1), (2, 0), ... Op i runs for the first time at
-event (i, i) and at most C - 1 times more, at events (t, i) with t > i. Each run opens an interval for each
-value that it makes; the intervals of a value do not overlap, and every run that reads a value lies inside one
-of them. A cumulative constraint keeps the intervals, and what ops hold only while they run, within the budget
-at every event. O(C * n) intervals and O(C^2) choices a read, against O(n^2) variables of the stage program.
+event (i, i) and at most C - 1 times more, at events (t, i) with t > i. Each run opens an interval for each of
+its outputs; the intervals of a value do not overlap, and every run that reads a value lies inside one of
+them. A cumulative constraint keeps the intervals, and what ops hold only while they run, within the budget at
+every event. O(C * n) intervals and O(C^2) choices a read, against O(n^2) variables of the stage program.
 
-A restriction of the project's space, and the same one as the program of `stage_program`: first runs in
-trace order, an op at most once a stage and C times in all, no reuse in place. Times count in billionths of
-the step's.
+The space is restricted in the same way as in `stage_program`: first runs in trace order, an op at most once a
+stage and C times in all, no reuse in place. Times are rounded to billionths of the step's.
 
 ortools and HiGHS do not share a process (their symbols clash), and CP-SAT can run out of memory, so the model
 is written and solved by ``python -m remat_solvers.mip.cp_sat``: a problem as JSON on stdin, an order as JSON
@@ -34,18 +33,18 @@ from remat_solvers.mip.stage_program import StagedStep, staged_step
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 from remat_solvers.subprocess_json import NO_ORDER, order_of_ops, run_json_module
 
-WORK = 600.0  # most that CP-SAT may do, in its deterministic units: about a second each
-GRACE_S = 5.0  # beyond the deadline, for the process to start and to say what it has found
+WORK = 600.0  # work limit in CP-SAT's deterministic units: about a second each
+GRACE_S = 5.0  # beyond the deadline, to start the process and to read its result
 TICKS = 10**9  # of the time of all ops: CP-SAT counts in whole numbers
-LARGEST = 2**40  # memory in units of at least this part of the budget, which keeps products in 64 bits
+LARGEST = 2**40  # memory units are at least the budget divided by this, which keeps products in 64 bits
 
 
 def solve_intervals(problem: Problem, deadline: Deadline, computations: int) -> Solution:
-    """Let CP-SAT solve a problem in its process, and the referee judge what comes back.
+    """Let CP-SAT solve a problem in its process, and let the referee judge the result.
 
     Args:
         problem: graph and budget.
-        deadline: kept even by a process that hangs: it is ended soon after.
+        deadline: kept even if the process hangs: it is ended soon after.
         computations: most runs of an op, the first included.
 
     Raises:
@@ -54,7 +53,7 @@ def solve_intervals(problem: Problem, deadline: Deadline, computations: int) -> 
     if find_spec("ortools") is None:
         raise BadParameter(
             solver="moccasin",
-            problem="backend 'CP-SAT' wants ortools, which is not here: pip install 'remat-solvers[cpsat]'",
+            problem="backend 'CP-SAT' needs ortools: run pip install 'remat-solvers[cpsat]'",
         )
     if problem.budget_nbytes < budget_floor(problem.graph).nbytes:
         return judge(problem, None, stats={"proven": True})
@@ -83,7 +82,7 @@ def solve_intervals(problem: Problem, deadline: Deadline, computations: int) -> 
 
 @attrs.frozen(kw_only=True, eq=False)
 class _RunVariables:
-    """One run of an op: the event at which it is, and whether it takes place; variables of the model."""
+    """Variables of one run of an op: its event, and whether it takes place."""
 
     start: Any
     active: Any
@@ -91,7 +90,7 @@ class _RunVariables:
 
 @attrs.frozen(kw_only=True, eq=False)
 class _IntervalVariables:
-    """A value is held from `start` to before `end`, if at all; variables of the model."""
+    """Variables of one interval: the value is held from `start` to before `end` if `active`."""
 
     start: Any
     end: Any
@@ -103,7 +102,7 @@ def _event(stage: int, op: int) -> int:
 
 
 class _Model:
-    """The model of a step, a budget and a number of computations."""
+    """The model for a step, a budget and a number of computations."""
 
     def __init__(self, work: StagedStep, budget_nbytes: int, computations: int) -> None:
         from ortools.sat.python import cp_model
@@ -127,7 +126,7 @@ class _Model:
         self._minimize_time()
 
     def _last_stages(self) -> list[int]:
-        """Per op the last stage in which a run of it can be of use."""
+        """Per op the last stage in which a run of it is useful."""
         work = self.work
         last = list(range(len(work.reads)))
         for op in reversed(last):
@@ -137,7 +136,7 @@ class _Model:
         return last
 
     def _runs(self, op: int) -> list[_RunVariables]:
-        """The first run, where it has to be, and others, each after the one before."""
+        """The first run at its fixed event, and others, each after the one before."""
         from ortools.sat.python import cp_model
 
         runs = [_RunVariables(start=self.model.new_constant(_event(op, op)), active=self.always)]
@@ -151,7 +150,7 @@ class _Model:
         return runs
 
     def _intervals(self, v: int) -> list[_IntervalVariables]:
-        """One for each run of the op that makes the value."""
+        """One interval for each run of the op that computes the value."""
         work = self.work
         if v in work.arriving:
             runs = [
@@ -159,7 +158,7 @@ class _Model:
             ]
         else:
             runs = self.runs[work.makers[v][0]]
-        if v in work.pinned:  # there from the first run on; another makes a second copy, dropped at once
+        if v in work.pinned:  # held from the first run on; a repeat makes a second copy, freed at once
             for run in runs:
                 end = self.horizon if run is runs[0] else run.start + 1
                 self._hold(run.start, end - run.start, end, run.active, work.size[v])
@@ -175,7 +174,7 @@ class _Model:
         return found
 
     def _be_held(self, run: _RunVariables, v: int) -> None:
-        """The value is held in one of its intervals while this takes place."""
+        """Require that the value is held in one of its intervals while the run takes place."""
         inside = []
         for interval in self.intervals[v]:
             chosen = self.model.new_bool_var("")
@@ -190,7 +189,7 @@ class _Model:
         return int(v in self.work.arriving)
 
     def _hold(self, start: Any, size: Any, end: Any, active: Any, nbytes: int) -> None:
-        """So many bytes are held in an interval, which is part of the model also where it costs nothing."""
+        """Hold bytes in an interval, which is part of the model even if it is empty."""
         interval = self.model.new_optional_interval_var(start, size, end, active, "")
         if nbytes:
             self.held.append((interval, nbytes))
@@ -201,7 +200,7 @@ class _Model:
             self._hold(start, self.horizon - start, self.horizon, self.always, nbytes)
 
     def _limit_memory(self, budget_nbytes: int) -> bool:
-        """Bytes in common units, rounded against us where they are many; whether nothing was rounded."""
+        """Limit memory in common units, rounded up where bytes are many; whether nothing was rounded."""
         common = gcd(*(nbytes for _, nbytes in self.held)) or 1
         unit = max(common, -(-budget_nbytes // LARGEST))
         self.model.add_cumulative(
@@ -222,7 +221,7 @@ class _Model:
         )
 
     def solve(self, deadline: Deadline) -> dict[str, Any]:
-        """The ops in order, or None, and whether nothing of this form is better."""
+        """The ops in order, or None, and whether no order of this form is better."""
         from ortools.sat.python import cp_model
 
         solver = cp_model.CpSolver()
@@ -245,7 +244,7 @@ class _Model:
 
 
 def main() -> None:
-    """The process: a question on stdin, an answer as the last line of stdout."""
+    """Read a request from stdin and write the result as the last line of stdout."""
     request = json.load(sys.stdin)
     deadline = Deadline(request["seconds"])
     work = staged_step(graph_from_data(request["graph"]))

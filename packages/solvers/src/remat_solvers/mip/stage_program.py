@@ -6,16 +6,16 @@ advancing"), and within a stage an op runs at most once, in trace order. Variabl
 
 * R[t, i]: op i runs in stage t (for i < t a repeat; R[t, t] = 1);
 * S[t, v]: value v is live when stage t begins;
-* FREE[t, k, v]: v is dropped right after op k in stage t;
+* FREE[t, k, v]: v is freed right after op k in stage t;
 * U[t, k]: bytes held while op k runs in stage t.
 
 FREE is written pairwise (at most R[t, k], at most 1 - S[t + 1, v], at most 1 - R[t, j] for each later reader
 j): its LP is tighter than the paper's counting form, and it needs no integrality of its own. O(n^2) variables
 for n ops: about 30,000 at 90 ops.
 
-Wider than the paper: memory is per value and not per op, an op may have several outputs, scratch is counted
-while an op runs, values that cannot be dropped are constants. Narrower than the project's space: an op cannot
-run twice in a stage, and in-place reuse is not used.
+More general than the paper: memory is per value and not per op, an op may have several outputs, workspace
+counts while an op runs, values that cannot be freed are constants. More restricted than the project's
+schedules: an op cannot run twice in a stage, and there is no in-place reuse.
 """
 
 from collections.abc import Iterable
@@ -57,27 +57,27 @@ class StageProgram:
 
 
 class DeadlineReached(Exception):
-    """The deadline came while a program was being written."""
+    """The deadline came while a program was being built."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class StagedStep:
-    """What the program knows of a step: ops in order, in groups of alternatives.
+    """The step as the program sees it: ops in order, in groups of alternatives.
 
     Attributes:
         groups: per stage the ops that may be its frontier: exactly one of them runs there first.
         reads: per op the values it reads.
-        makes: per op the values it makes.
+        makes: per op the values it computes.
         time_s: per op, seconds of a repeat.
         first_s: per op, seconds of its first run.
-        scratch: per op, bytes while it runs beyond what it reads and makes.
+        scratch: per op, workspace bytes.
         repeats: ops that may run again.
-        size: bytes of each value that some op makes or that comes live at the boundary.
+        size: bytes of each value that an op computes or that comes live at the boundary.
         pinned: values that stay from their first run on.
-        arriving: values that nobody makes: live from the stage `boundary` on, until they are dropped.
+        arriving: values that no op computes: live from the stage `boundary` on, until they are freed.
         boundary: number of forward groups.
         base_nbytes: bytes held throughout.
-        late_nbytes: bytes held from the stage `boundary` on: tangents that nothing reads.
+        late_nbytes: bytes held from the stage `boundary` on: tangents that no op reads.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -105,7 +105,7 @@ class StagedStep:
 
     @cached_property
     def makers(self) -> dict[int, list[int]]:
-        """Per value the ops that make it."""
+        """Per value the ops that compute it."""
         found: dict[int, list[int]] = {}
         for op, values in enumerate(self.makes):
             for v in values:
@@ -122,12 +122,12 @@ class StagedStep:
         return found
 
     def born(self, v: int) -> int:
-        """The stage in which a value can first be there."""
+        """The first stage that can compute a value."""
         return min((self.group_of[op] for op in self.makers.get(v, ())), default=self.boundary - 1)
 
 
 def staged_step(graph: Graph) -> StagedStep:
-    """A graph as it is: one op a stage."""
+    """A graph with one op a stage."""
     ops, values = graph.ops, graph.values
     made = {
         v for op in ops for v in op.first.outputs if not values[v].external and values[v].placement is None
@@ -139,7 +139,7 @@ def staged_step(graph: Graph) -> StagedStep:
     again = [op.implementations[op.rerun] if op.rerun is not None else op.first for op in ops]
     return StagedStep(
         groups=tuple((i,) for i in range(len(ops))),
-        # A run is charged for what either of its ways reads: they differ by generator states at most.
+        # A run is charged for the inputs of both implementations: they differ at most by generator states.
         reads=tuple(
             tuple(sorted({v for way in (op.first, more) for v in way.inputs if v in known}))
             for op, more in zip(ops, again, strict=True)
@@ -165,16 +165,16 @@ def staged_step(graph: Graph) -> StagedStep:
 def stage_program(
     work: StagedStep, budget_nbytes: int, deadline: Deadline, *, computations: int | None = None
 ) -> StageProgram:
-    """Write the program for a step and a budget.
+    """Build the program for a step and a budget.
 
     Args:
         work: the step.
         budget_nbytes: bound on U.
-        deadline: a program that would take longer to write is given up.
+        deadline: limit by the clock.
         computations: most runs of an op, the first included; None for no limit.
 
     Raises:
-        TimeIsUp: the deadline came first.
+        DeadlineReached: the deadline came first.
     """
     from scipy.sparse import coo_matrix
 
@@ -202,7 +202,7 @@ def stage_program(
 class _ProgramBuilder:
     def __init__(self, work: StagedStep, budget_nbytes: int, deadline: Deadline) -> None:
         self.work, self.budget, self.deadline = work, budget_nbytes, deadline
-        self.unit = max(1.0, budget_nbytes / 1000)  # keeps the coefficients near one another
+        self.unit = max(1.0, budget_nbytes / 1000)  # keeps coefficients of similar size
         self.unit_s = sum(work.time_s) / 10_000 or 1.0  # a solver's tolerances are absolute
         self.cost: list[float] = []
         self.upper: list[float] = []
@@ -259,7 +259,7 @@ class _ProgramBuilder:
         return [*earlier, *self.work.groups[t]]
 
     def add_choices(self) -> None:
-        """One alternative is the frontier; a repeat takes at most one."""
+        """One alternative is the frontier; at most one is repeated."""
         for t, frontier in enumerate(self.work.groups):
             for group in self.work.groups[: t + 1]:
                 columns = [self.runs[t, op] for op in group if (t, op) in self.runs]
@@ -269,7 +269,7 @@ class _ProgramBuilder:
                         self.row([(column, -1.0) for column in columns], -1.0)
 
     def add_dependencies(self) -> None:
-        """What is read is made in this stage or was live at its beginning; what is live was so before."""
+        """Inputs are computed in this stage or live before it; live values were computed or live before."""
         work = self.work
         for t in range(len(work.groups)):
             self.check_deadline()
@@ -291,7 +291,7 @@ class _ProgramBuilder:
             self.row([(column, 1.0), *made, *before], -constant)
 
     def limit_runs(self, repeats: int) -> None:
-        """No op is repeated more often."""
+        """Limit the repeats of each op."""
         columns: dict[int, list[int]] = {}
         for (_, op), column in self.runs.items():
             columns.setdefault(op, []).append(column)
@@ -315,9 +315,9 @@ class _ProgramBuilder:
                 runs, constant = self.run_terms(t, [k], sum(work.size[v] for v in moves) / self.unit)
                 level = self.variable(0.0, np.inf)
                 earlier = held if before is None else [(before, 1.0)]
-                # U[t, k] >= what was held, less what was freed, plus what op k makes.
+                # U[t, k] >= held bytes - freed bytes + outputs of op k.
                 self.row([*earlier, *freed, *runs, (level, -1.0)], -constant)
-                # What stays is there once; a repeat that makes it again holds a second copy while it runs.
+                # A pinned value exists once; a repeat that recomputes it holds a second copy while it runs.
                 pinned = sum(work.size[v] for v in work.makes[k] if v in work.pinned)
                 own, twice = (pinned, 0) if k in frontier else (0, pinned)
                 scratch, more = self.run_terms(t, [k], (work.scratch[k] + twice) / self.unit)

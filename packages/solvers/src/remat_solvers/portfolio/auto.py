@@ -1,14 +1,13 @@
-"""`auto`, the portfolio: what a user gets.
+"""`auto`, the portfolio: several methods one after the other.
 
-In this order, each step only if the gap to the lower bound is still open: save everything; the floor, which
-may prove that nothing fits; greedy eviction, which gives a first valid schedule soon; the cut bound, whose
-cut is a start of its own; other packages' solvers, if asked for; a short walk, if nothing fits yet; the
-coarse program, moment by moment as long as that gains, whose solutions are starts as well and often optimal;
-interval DP; cuts at the boundary (`mincut`); each start polished. Then rounds of sequence annealing: short
-walks from every start and from the unplanned sequence, cold and warm, then walks from the best. Where no
-start fits, the search for the smallest peak steps in. Where a wide gap is left, the coarse program gets more
-work, and the search goes on from what it found. A candidate counts only with the referee's word, and no
-schedule over the budget is returned.
+Each step runs only if the gap to the lower bound is still open: save everything; the floor, which may prove
+that nothing fits; greedy eviction for a first valid schedule; the cut bound, whose cut is also a start;
+solvers of other packages, if requested; a short walk, if nothing fits yet; the coarse program, round by round
+while it gains, whose solutions are also starts and often optimal; interval DP; cuts at the boundary
+(`mincut`). Each start is polished. Rounds of sequence annealing follow: short walks from every start and from
+the unplanned sequence, cold and warm, then walks from the best. If no start fits, the search for the smallest
+peak runs. If a wide gap remains, the coarse program gets more work, and the search continues from what it
+found. A candidate counts only if the referee accepts it, and no schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
@@ -40,16 +39,16 @@ from remat_solvers.protocol import SMALLEST, Deadline, Problem, Solution, Status
 
 Stats = dict[str, int | float | str | bool]
 
-CUTS = 12  # prices at which the cut between forward and backward is tried
-WIDE = 0.01  # a gap, as a ratio of base time, that is worth a second effort
-NARROW = 0.003  # one that is worth a full effort: below it the search gets less work in proportion
+CUTS = 12  # prices for the cut between forward and backward
+WIDE = 0.01  # a gap, as a ratio of base time, that justifies a second effort
+NARROW = 0.003  # a gap that justifies a full effort: below it the search gets less work in proportion
 CHECKS, MORE_CHECKS = 150, 600  # work of one round of the coarse program
-# Rounds, and work of them, that move neither bound nor best by a share of base time: then no more follow. On
-# the corpus three such rounds came before one that did.
+# Rounds end after this many, with this much work, that improve neither bound nor best time by a share of base
+# time. On the corpus at most three such rounds preceded one that improved them.
 IDLE_ROUNDS, IDLE_CHECKS, MOVED = 5, 150, 1e-4
-FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops, and
-FIRST_OPS = 600  # no more in larger graphs, where a move takes longer
-VARIABLES = 3000  # of the coarse program: a first effort takes no larger one
+FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
+FIRST_OPS = 600  # larger graphs get fewer moves in proportion, because a move takes longer
+VARIABLES = 3000  # limit for the coarse program in a first effort
 
 
 @attrs.frozen(kw_only=True)
@@ -63,9 +62,9 @@ class Auto:
         gap: stop when the overhead is within this ratio of base time from the lower bound; walks, which take
             the most time, stop at twice that.
         starts: valid orders to begin with, such as the plan of a smaller budget.
-        guests: names of other registered solvers whose answers count too; each runs in a process of its own,
-            and one that crashes, hangs or answers nonsense loses its place with a warning.
-        guest_seconds: what each of them may take.
+        guests: names of other registered solvers whose results count too; each runs in its own process, and
+            one that crashes, hangs or returns nonsense is skipped with a warning.
+        guest_seconds: time limit of each guest.
     """
 
     name: ClassVar[str] = "auto"
@@ -92,13 +91,13 @@ class Auto:
 
 
 def _infeasible(problem: Problem, stats: Stats) -> Solution:
-    """Nothing fits, and `stats` says which certificate there is."""
+    """No schedule fits; `stats` names the certificate."""
     nothing = judge(problem, None, stats=stats)
     return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=float("inf"))
 
 
 class _Portfolio:
-    """One solve: the best order so far and how it came about."""
+    """One solve: the best order so far and the method that found it."""
 
     def __init__(
         self,
@@ -137,7 +136,7 @@ class _Portfolio:
         if self.best is None and starts and self.settings.moves != 0:
             self.attempt("walk", lambda: self.first(starts))  # no start: walks from others find more
         coarse = CoarseBound(bound, arrays, budget)
-        # Without a schedule, the search for the smallest peak wants its part of the time.
+        # Without a schedule, the search for the smallest peak needs its share of the time.
         starts += self.refine(coarse, CHECKS, deadline if self.best is not None else deadline.share(0.5))
         if not self.closed():
             starts += self.attempt("interval_dp", lambda: plan(graph, arrays, budget, deadline))
@@ -167,18 +166,18 @@ class _Portfolio:
         return self.best_s - self.bound_s <= gap * self.base_s
 
     def caller_starts(self) -> list[Ints]:
-        """The caller's starts, those of them that can be carried out."""
+        """The caller's starts, as far as they are valid."""
         found = []
         for start in self.settings.starts:
             order = np.array(start, np.int64)
             if evaluate(self.arrays, order).valid:
                 found.append(self.add_start(order, "start"))
             else:
-                self.warn("a start that was given cannot be carried out")
+                self.warn("a start is not a valid order")
         return found
 
     def attempt(self, method: str, find: Callable[[], Ints | None]) -> list[Ints]:
-        """What a part of the portfolio finds; one that fails loses its place."""
+        """The result of one part of the portfolio; a part that fails is skipped with a warning."""
         try:
             order = find()
         except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
@@ -187,10 +186,10 @@ class _Portfolio:
         return [] if order is None else [self.add_start(order, method)]
 
     def warn(self, problem: str) -> None:
-        warnings.warn(f"{problem}: the others go on", SolverWarning, stacklevel=3)
+        warnings.warn(f"{problem}: the other methods continue", SolverWarning, stacklevel=3)
 
     def fitting(self, result: Round) -> Ints | None:
-        """The sequence of a round, with more given up where it does not fit."""
+        """The sequence of a round, with more evictions if it does not fit."""
         if result.fits or result.order is None:
             return result.order
         return evict(self.arrays, self.problem.budget_nbytes, self.deadline, result.order)
@@ -211,7 +210,7 @@ class _Portfolio:
         return self.idle_rounds >= IDLE_ROUNDS and self.idle_checks >= IDLE_CHECKS
 
     def refine(self, coarse: CoarseBound, checks: int, deadline: Deadline) -> list[Ints]:
-        """Rounds of the coarse program while they end, are small, and gain; what they found."""
+        """Solve rounds of the coarse program while they finish, are small, and gain; return the sequences."""
         found: list[Ints] = []
         while not (coarse.finished or self.idle() or deadline.reached()):
             if coarse.variables > VARIABLES * checks // CHECKS or (self.closed() and not coarse.proving):
@@ -223,7 +222,7 @@ class _Portfolio:
                 self.warn(f"the coarse program failed ({type(error).__name__}: {text_of(error)})")
                 break
             if self.base_s + result.extra_s > self.best_s + result.slack_s:
-                self.warn("the coarse program claims a bound above a schedule that is there")
+                self.warn("the coarse program returned a bound above the time of a known schedule")
                 self.bound_s = self.cut_s
                 break
             self.bound_s = max(self.bound_s, self.base_s + result.extra_s)
@@ -275,7 +274,7 @@ class _Portfolio:
                 order = np.array(reply.order, np.int64)
                 result = evaluate(self.arrays, order)
                 if not result.valid:
-                    problem = "returned an order that cannot be carried out"
+                    problem = "returned an invalid order"
                 elif result.peak_nbytes > self.problem.budget_nbytes:
                     problem = "returned a schedule above the budget"
                 else:

@@ -1,7 +1,7 @@
-"""Running a solver that may crash, hang or lie: in a process of its own, with a deadline that is kept.
+"""Run a solver that may crash, hang or return nonsense in its own process, with an enforced deadline.
 
-The problem goes over as JSON, an order of ops comes back, and the caller lets the referee judge it. A process
-can be ended where a thread could not; nothing it does to its own memory reaches ours.
+The problem is sent as JSON, an order of ops comes back, and the caller lets the referee judge it. A process
+can be ended where a thread cannot, and it cannot corrupt this process's memory.
 """
 
 import json
@@ -18,11 +18,11 @@ from remat_solvers.subprocess_json import NO_ORDER, START_S, order_of_ops, run_j
 
 @attrs.frozen
 class SubprocessResult:
-    """What a guest said.
+    """The result of a solver in its own process.
 
     Attributes:
         order: op indices, or None.
-        problem: why there is no order worth judging; empty if there is one or the solver found none.
+        problem: why there is no usable order; empty if there is one or the solver found none.
     """
 
     order: tuple[int, ...] | None
@@ -42,9 +42,9 @@ def solve_in_subprocess(
     Args:
         name: as registered.
         problem: graph and budget.
-        seconds: its deadline; ended some time after it.
-        parameters: of the solver, as JSON can say them.
-        most_s: ended after this in any case.
+        seconds: its deadline; the process is ended some time after it.
+        parameters: of the solver, as JSON represents them.
+        most_s: time limit of the process in any case.
     """
     request = {
         "graph": graph_to_data(problem.graph),
@@ -65,7 +65,7 @@ def solve_in_subprocess(
 
 
 def main() -> None:
-    """The process: a question on stdin, an answer as the last line of stdout."""
+    """Read a request from stdin and write the result as the last line of stdout."""
     from remat_solvers.registry import get_solver
 
     request = json.load(sys.stdin)
