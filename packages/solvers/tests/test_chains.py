@@ -93,7 +93,7 @@ def test_a_table_that_fits_no_machine_is_refused(monkeypatch: pytest.MonkeyPatch
     """Before a byte of it is taken: one line with both numbers."""
     monkeypatch.setattr(table, "MOST_TABLE_NBYTES", 10_000)
     graph = chain(0, 24)
-    with pytest.raises(TableTooLarge, match=r"^a table of 24 stages and 60 slots takes .*: ask for fewer"):
+    with pytest.raises(TableTooLarge, match=r"^a table of 24 stages and 60 slots needs .*: set fewer"):
         Rotor(slots=500).solve(Problem(graph, noremat_peak_nbytes(graph) // 2 + 1))
 
 

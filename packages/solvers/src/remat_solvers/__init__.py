@@ -1,4 +1,4 @@
-"""Solvers that plan a training step inside a memory budget, one a file, all judged by one referee."""
+"""Solvers that plan a training step inside a memory budget; one referee judges all results."""
 
 from typing import TYPE_CHECKING, Any
 

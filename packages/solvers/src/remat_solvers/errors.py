@@ -11,7 +11,7 @@ from remat_graph.units import format_nbytes
 
 
 class SolverWarning(UserWarning):
-    """A solver of the portfolio failed; the answer comes from the others."""
+    """A solver of the portfolio failed; the result comes from the others."""
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -19,7 +19,7 @@ class UnknownSolver(RematError):
     """No solver is registered under this name.
 
     Attributes:
-        name: what was asked for.
+        name: the requested name.
         known: the registered names.
     """
 
@@ -46,12 +46,12 @@ class BadParameter(ProblemError):
 
 @attrs.frozen(kw_only=True, str=False)
 class TableTooLarge(RematError):
-    """A dynamic program over stages and memory levels would take too much memory.
+    """A dynamic program over stages and memory levels needs too much memory.
 
     Attributes:
-        stages: how many there are.
-        slots: memory levels that were asked for.
-        nbytes: what the table would take.
+        stages: number of stages.
+        slots: requested memory levels.
+        nbytes: bytes of the table.
     """
 
     stages: int
@@ -60,8 +60,8 @@ class TableTooLarge(RematError):
 
     def __str__(self) -> str:
         return (
-            f"a table of {self.stages} stages and {self.slots} slots takes {format_nbytes(self.nbytes)}: "
-            "ask for fewer slots or fewer stages"
+            f"a table of {self.stages} stages and {self.slots} slots needs {format_nbytes(self.nbytes)}: "
+            "set fewer slots or fewer stages"
         )
 
 
@@ -70,12 +70,12 @@ class InfeasibleBudget(RematError):
     """No schedule fits the budget, or none was found.
 
     Attributes:
-        budget_nbytes: the budget that came.
-        smallest_nbytes: the smallest budget for which a schedule was found; it then works.
-        cut_short: whether a time limit ended the search for it, so that less may work too.
-        floor_nbytes: below this none exists.
+        budget_nbytes: the given budget.
+        smallest_nbytes: the smallest budget for which a schedule was found.
+        cut_short: whether a time limit ended that search, so that a smaller budget may work too.
+        floor_nbytes: no schedule exists below this.
         floor_op: the op that binds there.
-        floor_op_nbytes: what that op alone needs at that moment.
+        floor_op_nbytes: bytes that this op needs alone.
     """
 
     budget_nbytes: int

@@ -1,4 +1,4 @@
-"""Questions users ask: what is the smallest budget, what does each budget cost, how large may a batch be?"""
+"""Users' queries: the smallest budget, the curve of overhead against budget, the largest batch."""
 
 from collections.abc import Callable, Iterable
 
@@ -21,12 +21,12 @@ class MinBudget:
 
     Attributes:
         nbytes: the schedule's peak.
-        schedule: a schedule that needs this much.
+        schedule: a schedule with this peak.
         floor_nbytes: no schedule needs less.
         floor_op: name of the op that binds at the floor.
         floor_reason: in words.
-        floor_op_nbytes: what that op alone holds.
-        cut_short: whether the deadline ended the search, so that less may work too.
+        floor_op_nbytes: bytes of that op alone.
+        cut_short: whether the deadline ended the search, so that a smaller budget may work too.
     """
 
     nbytes: int
@@ -61,7 +61,7 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
 
 
 def infeasible(graph: Graph, budget_nbytes: int, deadline: Deadline | None = None) -> InfeasibleBudget:
-    """The error that says what would work."""
+    """The error for a budget that no schedule fits, with the smallest budget that works."""
     smallest = min_budget(graph, deadline)
     return InfeasibleBudget(
         budget_nbytes=budget_nbytes,
@@ -79,8 +79,8 @@ class Point:
 
     Attributes:
         budget_nbytes: the budget.
-        solution: what the solver found for it.
-        wall_s: seconds that it took.
+        solution: the solver's result.
+        wall_s: seconds that the solver took.
     """
 
     budget_nbytes: int
@@ -93,7 +93,7 @@ def budgets_of(graph: Graph, points: int = 9, *, seconds: float | None = None) -
 
     Args:
         graph: the training step.
-        points: how many.
+        points: number of budgets.
         seconds: limit by the clock for the search for the smallest.
     """
     low, high = min_budget(graph, Deadline(seconds)).nbytes, noremat_peak_nbytes(graph)
@@ -102,12 +102,12 @@ def budgets_of(graph: Graph, points: int = 9, *, seconds: float | None = None) -
 
 
 def bounds_of(graph: Graph, budgets: Iterable[int], *, seconds: float | None = None) -> tuple[float, ...]:
-    """Per budget the least overhead, as a ratio, that any schedule has; infinite where none can exist.
+    """Per budget a lower bound on the overhead of any schedule, as a ratio; infinite if none can exist.
 
     Args:
         graph: the training step.
         budgets: in bytes.
-        seconds: limit by the clock for one budget; what is proven until then counts.
+        seconds: limit by the clock for one budget; the bound proven by then counts.
     """
     floor, bound = budget_floor(graph), CutBound(graph)
     base_s = graph.time_s
@@ -135,8 +135,8 @@ def pareto(
         graph: the training step.
         budgets: in bytes; None for nine from the smallest to the unplanned peak, the smallest found within
             one budget's limit.
-        solver: who plans. One with a parameter ``starts`` begins each budget with the plan of the one before,
-            which fits.
+        solver: name of the solver. One with a parameter ``starts`` begins each budget with the plan of the
+            next smaller one, which fits.
         seconds: limit by the clock for one budget.
         **parameters: of the solver.
     """
@@ -154,7 +154,7 @@ def pareto(
 
 @attrs.frozen(kw_only=True, eq=False)
 class MaxBatch:
-    """The largest batch that trains inside a budget at a bearable cost.
+    """The largest batch that trains inside a budget with acceptable overhead.
 
     Attributes:
         batch: its size; 0 if not even one sample fits.
@@ -183,10 +183,10 @@ def max_batch(
     Args:
         graph_of: the training step for a batch size.
         budget_nbytes: bound on the peak.
-        max_overhead: extra time as a ratio of the unplanned step's that is still bearable.
-        first: the smallest size that makes sense, such as 2 for a batch norm.
-        most: not looked beyond.
-        solver: who plans.
+        max_overhead: acceptable extra time, as a ratio of the unplanned step's time.
+        first: the smallest sensible size, such as 2 for a batch norm.
+        most: the largest size to try.
+        solver: name of the solver.
         seconds: limit by the clock for one size.
         **parameters: of the solver.
     """

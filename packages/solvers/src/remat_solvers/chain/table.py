@@ -101,7 +101,7 @@ class ConservativeChain(Chain):
         self._passing = [self.forward_peak(i, frozenset()) for i in range(len(groups))]
 
     def _look_behind(self) -> None:
-        """Per cut, what the backward after it passes on: values that earlier groups read, and pinned bytes."""
+        """Per cut, what the backward after it passes on: values read by earlier groups, and pinned bytes."""
         graph, groups = self.graph, self.groups
         count = len(groups)
         forward = {v for run in groups.forward for op in run for v in graph.ops[op].first.outputs}
@@ -174,7 +174,7 @@ class ConservativeChain(Chain):
 
 
 class OptimisticChain(Chain):
-    """Lower bounds on the peaks: what is kept, and the largest single op. Read at several memory levels."""
+    """Lower bounds on the peaks: what is kept, and the largest op. Tables are read at several levels."""
 
     def __init__(self, groups: Partition) -> None:
         super().__init__(groups)

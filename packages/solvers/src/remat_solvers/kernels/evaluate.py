@@ -1,4 +1,4 @@
-"""Compiled evaluation of an op sequence; `evaluate` explains it. Nothing but numba functions lives here."""
+"""Compiled evaluation of an op sequence; `evaluation.arrays` explains it."""
 
 from remat_solvers.kernels.jit import njit_in_place as njit
 

@@ -38,5 +38,5 @@ def evict(
 
 
 def keep_only(arrays: Arrays, budget_nbytes: int, op: int, kept: Iterable[int], deadline: Deadline) -> Ints:
-    """Evict all values except `kept` over the first run of `op` from trace order, then evict until it fits."""
+    """Evict all values except `kept` over the first run of `op`, then evict until trace order fits."""
     return evict(arrays, budget_nbytes, deadline, evict(arrays, budget_nbytes, deadline, op=op, kept=kept))
