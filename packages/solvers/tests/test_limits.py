@@ -202,7 +202,8 @@ def test_a_search_that_moves_ends_when_time_is_up() -> None:
     assert not solution.feasible
     assert deadline.hit
     assert solution.stats["tried"] <= 2
-    assert not solution.stats["sufficient"]
+    assert solution.shortage is not None
+    assert not solution.shortage.sufficient
 
 
 def test_a_part_has_the_clock_of_the_whole() -> None:

@@ -328,11 +328,12 @@ def test_a_shortage_names_budgets_that_work() -> None:
             short += 1
             assert Status.NOT_FOUND is refused.status
             assert (None, None) == (refused.schedule, refused.time_s)
-            assert () == Offload.explain(refused.stats)
-            assert refused.stats["sufficient"]
-            enough = attrs.evolve(given, budget_nbytes=refused.stats["least_nbytes"])
+            assert () == refused.explanation
+            assert refused.shortage is not None
+            assert refused.shortage.sufficient
+            enough = attrs.evolve(given, budget_nbytes=refused.shortage.nbytes)
             if host_fraction is not None:
-                enough = attrs.evolve(enough, host_budget_nbytes=refused.stats["least_host_nbytes"])
+                enough = attrs.evolve(enough, host_budget_nbytes=refused.shortage.host_nbytes)
             assert enough.budget_nbytes >= given.budget_nbytes
             check(enough, style, Offload(**style).solve(enough))
     assert short >= 8
@@ -344,7 +345,8 @@ def test_settled_homes_that_do_not_fit_are_said() -> None:
         given = problem(seed, 4, 0.4)
         refused = Offload(on_host=frozenset()).solve(given)
         assert not refused.feasible
-        enough = attrs.evolve(given, budget_nbytes=refused.stats["least_nbytes"])
+        assert refused.shortage is not None
+        enough = attrs.evolve(given, budget_nbytes=refused.shortage.nbytes)
         assert Offload(on_host=frozenset()).solve(enough).feasible
 
 
@@ -387,11 +389,11 @@ def test_better_plans_are_told_as_they_come() -> None:
 def test_why_everything_is_where_it_is() -> None:
     """In lines that name what is there: at ease, with homes on the host, with states that stream."""
     at_ease = Offload().solve(problem(1, 4, 3.0))
-    first, *rest = Offload.explain(at_ease.stats)
+    first, *rest = at_ease.explanation
     assert "all of it stays on the device" in first
     assert any("activations: none is swapped out; nothing is recomputed" in line for line in rest)
     tight = Offload().solve(problem(0, 4, 0.7))
-    lines = Offload.explain(tight.stats)
+    lines = tight.explanation
     assert "more than the device budget of" in lines[0] or "a part moves to the host" in lines[0]
     assert any("placed on the host" in line for line in lines)
     assert any("copies to the device" in line for line in lines)

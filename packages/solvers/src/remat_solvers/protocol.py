@@ -7,16 +7,13 @@ result and not an exception; a solver past its deadline returns its best valid s
 import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from operator import index
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
 from remat_graph import Graph, InvalidSchedule, Links, Schedule, Start, Timeline, simulate
 from remat_graph.errors import shown
-
-SMALLEST = "smallest_nbytes"
-"""Key of `Solution.stats` if nothing was found: the smallest peak of any schedule seen."""
-
 
 MOST_PARTS, MOST_SLOTS, MOST_PASSES = 1_000, 10_000, 10_000
 """Upper limits of parameters: stages, levels or options; memory levels; micro-batches."""
@@ -137,6 +134,21 @@ class Deadline:
             self.on_progress(progress)
 
 
+@attrs.frozen(kw_only=True)
+class Shortage:
+    """Larger budgets to plan with, where none was found for the given ones.
+
+    Attributes:
+        nbytes: device budget, not below the given one.
+        host_nbytes: host budget, not below the given one; the host bytes of such a plan if none was given.
+        sufficient: whether a plan was found for these budgets; otherwise they are an estimate.
+    """
+
+    nbytes: int
+    host_nbytes: int
+    sufficient: bool
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Solution:
     """The result of a solver.
@@ -152,6 +164,9 @@ class Solution:
         peak_nbytes: its peak according to the referee.
         stats: counters of the solver.
         on_host: indices of the values that `schedule` has placed on the host.
+        explanation: lines that say why each class of tensor is placed where it is.
+        smallest_nbytes: if nothing was found, the smallest peak of any schedule seen.
+        shortage: if nothing was found, budgets that would do.
     """
 
     status: Status
@@ -162,6 +177,9 @@ class Solution:
     peak_nbytes: int | None = None
     stats: Mapping[str, int | float | str | bool] = attrs.field(factory=dict)
     on_host: frozenset[int] = frozenset()
+    explanation: tuple[str, ...] = ()
+    smallest_nbytes: int | None = None
+    shortage: Shortage | None = None
 
     @property
     def feasible(self) -> bool:
@@ -238,7 +256,7 @@ def judge(
     schedule = None
     if order is not None:
         try:
-            schedule = Schedule.from_order(problem.graph, order)
+            schedule = Schedule.from_order(problem.graph, map(index, order))
         except InvalidSchedule:
             schedule = None
     return judge_schedule(problem, schedule, lower_bound_s=lower_bound_s, stats=stats)

@@ -20,6 +20,9 @@ from remat_solvers.offload.solver import PERIODS, Offload
 ALIKE = 0.2
 """So much may bandwidths and the host's memory, where they are what is found, differ from a saved plan's."""
 
+EXPLANATION = "why"
+"""Key of `Plan.solver_stats` under which the lines of the plan's notes are found."""
+
 HOST_BUDGET = "host_budget_nbytes"
 """Key of `Plan.solver_stats` under which the host's budget is found."""
 
@@ -94,11 +97,12 @@ class OffmatePlanner(StepPlanner):
         deadline = Deadline(self.time_limit_s)
         solution = solver.solve(Problem(graph, budget_nbytes, self.links, host_nbytes), deadline)
         if solution.schedule is None:
-            least_host_nbytes = int(solution.stats["least_host_nbytes"])
+            assert solution.shortage is not None
+            least_host_nbytes = solution.shortage.host_nbytes
             raise NoRoom(
                 budget_nbytes=self._asked_nbytes(graph),
                 host_budget_nbytes=self.host_budget_nbytes,
-                least_nbytes=int(solution.stats["least_nbytes"]) + self._taken_nbytes,
+                least_nbytes=solution.shortage.nbytes + self._taken_nbytes,
                 least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
                 cut_short=deadline.hit,
             )
@@ -111,6 +115,7 @@ class OffmatePlanner(StepPlanner):
             solver=solver.name,
             solver_stats={
                 **solution.stats,
+                EXPLANATION: "\n".join(solution.explanation),
                 PLANNING_S: time.perf_counter() - began_s,
                 HOST_BUDGET: self.host_budget_nbytes,
             },
@@ -124,7 +129,7 @@ class OffmatePlanner(StepPlanner):
 
     def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
         """The plan with what explains it."""
-        return attrs.evolve(plan, notes=Offload.explain(plan.solver_stats))
+        return attrs.evolve(plan, notes=tuple(str(plan.solver_stats.get(EXPLANATION, "")).splitlines()))
 
     def _where_most_is_held(self, graph: Graph, plan: Plan) -> Plan:
         """A plan with its peaks in the state of ``.grad`` that needs most."""

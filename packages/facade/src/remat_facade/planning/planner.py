@@ -22,7 +22,6 @@ from remat_graph.plan import Plan
 from remat_graph.units import format_nbytes, format_seconds
 from remat_solvers import Deadline, InfeasibleBudget, Problem, Solution, get_solver
 from remat_solvers import Progress as SolverProgress
-from remat_solvers.protocol import SMALLEST
 from remat_solvers.queries import min_budget
 
 Progress = Callable[[str], None]
@@ -202,7 +201,7 @@ class Planner(StepPlanner):
         if smallest.nbytes > budget_nbytes:
             raise InfeasibleBudget(
                 budget_nbytes=budget_nbytes,
-                smallest_nbytes=min(smallest.nbytes, int(solution.stats.get(SMALLEST, smallest.nbytes))),
+                smallest_nbytes=min(smallest.nbytes, solution.smallest_nbytes or smallest.nbytes),
                 floor_nbytes=smallest.floor_nbytes,
                 floor_op=smallest.floor_op,
                 floor_op_nbytes=smallest.floor_op_nbytes,

@@ -68,6 +68,4 @@ class Search:
             if found is not None:
                 best = found
                 deadline.report(self.name, evaluate(arrays, best).time_s, problem.graph.time_s)
-        return judge(
-            problem, None if best is None else best.tolist(), stats={"moves": done, "deadline": deadline.hit}
-        )
+        return judge(problem, best, stats={"moves": done, "deadline": deadline.hit})

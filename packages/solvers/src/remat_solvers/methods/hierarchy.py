@@ -29,7 +29,7 @@ class Hierarchical(Rematerializer):
         option_table = OptionTable(levels=self.levels)
         order, stats = self.plan(problem, deadline, option_table, MOVES)
         stats |= {"distinct": option_table.distinct, "solves": option_table.solves, "deadline": deadline.hit}
-        return judge(problem, None if order is None else order.tolist(), stats=stats)
+        return judge(problem, order, stats=stats)
 
     @abstractmethod
     def solve_small(self, problem: Problem, deadline: Deadline) -> Solution:
@@ -66,6 +66,6 @@ class Hierarchical(Rematerializer):
             if ops <= self.leaf or ops >= len(problem.graph.ops):
                 return self.solve_leaf(small, left)
             order, _ = self.below().plan(small, left, option_table, 0)
-            return judge(small, None if order is None else order.tolist())
+            return judge(small, order)
 
         return solve_group

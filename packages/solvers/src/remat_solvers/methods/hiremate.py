@@ -100,5 +100,5 @@ class Hiremate(Hierarchical):
             arrays = flatten(problem.graph)
             trace = np.arange(len(problem.graph.ops), dtype=np.int64)
             order = repair_orders(arrays, [trace], problem.budget_nbytes, deadline, self.moves)
-            found.append(judge(problem, None if order is None else order.tolist()))
+            found.append(judge(problem, order))
         return min(found, key=lambda solution: inf if solution.time_s is None else solution.time_s)

@@ -41,7 +41,7 @@ class IntervalDP(Rematerializer):
         order = plan(problem.graph, arrays, problem.budget_nbytes, deadline, self.stages, self.slots)
         if order is not None:
             order = polish(arrays, order, problem.budget_nbytes, deadline)
-        return judge(problem, None if order is None else order.tolist())
+        return judge(problem, order)
 
 
 def plan(

@@ -36,7 +36,7 @@ class MinCut(Rematerializer):
         """See the module docstring."""
         arrays, bound = flatten(problem.graph), CutBound(problem.graph)
         best, cuts = cheapest(arrays, bound, problem.budget_nbytes, self.prices, deadline)
-        return judge(problem, None if best is None else best.tolist(), stats={"cuts": cuts})
+        return judge(problem, best, stats={"cuts": cuts})
 
 
 def cheapest(

@@ -70,7 +70,7 @@ class Rockmate(Rematerializer):
             "solves": option_table.solves,
             "deadline": deadline.hit,
         }
-        return judge(problem, None if order is None else order.tolist(), stats=stats)
+        return judge(problem, order, stats=stats)
 
     def solve_block(self, problem: Problem, deadline: Deadline) -> Solution:
         """Solve by the integer program if the block is small enough, else by eviction."""

@@ -38,4 +38,4 @@ class Rotor(Rematerializer):
         options = [[keep_all(groups, s)] for s in range(len(groups))]
         table = ChainTable(ConservativeChain(groups), options, budget, self.slots, deadline)
         order = fastest_within_budget(flatten(graph), table.orders(), budget)
-        return judge(problem, None if order is None else order.tolist(), stats={"stages": len(groups)})
+        return judge(problem, order, stats={"stages": len(groups)})

@@ -63,7 +63,7 @@ class TwRemat(Rematerializer):
                 best, best_s, leaf_of_best = cleaned, result.time_s, leaf
         return judge(
             problem,
-            None if best is None else best.tolist(),
+            best,
             stats={"width": parts.width, "leaf": leaf_of_best},
         )
 

@@ -17,7 +17,6 @@ copies and the referee.
 Imperfect: nothing is proven except that the plan keeps its budgets; steps of the search are coarse.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -31,7 +30,7 @@ from remat_solvers.offload.parameter_groups import parameter_groups, params_of
 from remat_solvers.offload.placement_lp import PlacementLimits, PlacementProgram, whole_params
 from remat_solvers.offload.placement_neighbors import placement_neighbors
 from remat_solvers.offload.training_problem import UpdateMode
-from remat_solvers.protocol import MOST_PASSES, Deadline, Problem, Solution, Status, between
+from remat_solvers.protocol import MOST_PASSES, Deadline, Problem, Shortage, Solution, Status, between
 
 __all__ = ["PERIODS", "WORTH", "Offload"]
 
@@ -76,48 +75,33 @@ class Offload:
     def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
         """Find the fastest plan of a training graph (`remat_graph.training`) that keeps both budgets.
 
-        The result's `time_s` is that of a whole step with its updates, the one before it still under way.
-
-        Where nothing is found, `least_nbytes` and `least_host_nbytes` are budgets for which something is,
-        neither below the problem's; where `sufficient` is false, the best guess at them.
+        The result's `time_s` is that of a whole step with its updates, while the step before is pending.
         """
         deadline = deadline or Deadline()
         frontier = OrderFrontier(problem.graph, self.mode, deadline)
         found = _PlacementSearch(self, problem, deadline, frontier).run()
-        return found if found.feasible else self._shortage(problem, found, frontier)
+        if found.shortage is None:
+            return found
+        return attrs.evolve(found, shortage=self._shortage(problem, found.shortage, frontier))
 
-    def _shortage(self, problem: Problem, found: Solution, frontier: OrderFrontier) -> Solution:
-        """Find budgets that would do; the search takes other paths with other budgets, so they are tried."""
-        enough, seen = problem, found
+    def _shortage(self, problem: Problem, closest: Shortage, frontier: OrderFrontier) -> Shortage:
+        """Try the budgets of the closest candidates, since other budgets lead the search to other paths."""
+        nbytes, host_nbytes = problem.budget_nbytes, problem.host_budget_nbytes
+        short: Shortage | None = closest
         for _ in range(REPAIRS):
-            enough = _with_room(enough, seen.stats)
+            if short is None:
+                break
+            nbytes = max(nbytes, short.nbytes)
+            host_nbytes = None if host_nbytes is None else max(host_nbytes, short.host_nbytes)
             if frontier.deadline.reached():
                 break
-            seen = _PlacementSearch(self, enough, frontier.deadline, frontier, first_fit=True).run()
-            if seen.feasible:
-                break
-        least = {"least_nbytes": enough.budget_nbytes, "sufficient": seen.feasible}
-        if enough.host_budget_nbytes is not None:
-            least["least_host_nbytes"] = enough.host_budget_nbytes
-        return attrs.evolve(found, stats={**found.stats, **least})
-
-    @staticmethod
-    def explain(stats: Mapping[str, Any]) -> tuple[str, ...]:
-        """Why each class of tensor is where it is, in a few lines; nothing where nothing was found.
-
-        Args:
-            stats: of a solution, or of the plan that was made of it.
-        """
-        return tuple(str(stats.get("why", "")).splitlines())
-
-
-def _with_room(problem: Problem, stats: Mapping[str, Any]) -> Problem:
-    """The same with budgets for what came closest to them."""
-    host_nbytes = problem.host_budget_nbytes
-    if host_nbytes is not None:
-        host_nbytes = max(host_nbytes, stats["least_host_nbytes"])
-    device_nbytes = max(problem.budget_nbytes, stats["least_nbytes"])
-    return attrs.evolve(problem, budget_nbytes=device_nbytes, host_budget_nbytes=host_nbytes)
+            larger = attrs.evolve(problem, budget_nbytes=nbytes, host_budget_nbytes=host_nbytes)
+            short = _PlacementSearch(self, larger, frontier.deadline, frontier, first_fit=True).run().shortage
+        return Shortage(
+            nbytes=nbytes,
+            host_nbytes=closest.host_nbytes if host_nbytes is None else host_nbytes,
+            sufficient=short is None,
+        )
 
 
 class _PlacementSearch:
@@ -285,15 +269,19 @@ class _PlacementSearch:
         stats: dict[str, Any] = {"tried": len(self.search.evaluated), "deadline": self.deadline.hit}
         if self.search.evaluated:
             closest = min(self.search.evaluated.values(), key=lambda one: self.search.sort_key(one)[0])
-            stats |= {"least_nbytes": closest.nbytes, "least_host_nbytes": closest.host_nbytes}
+            nbytes, host_nbytes = closest.nbytes, closest.host_nbytes
         else:
-            held = self.search.held_nbytes(frozenset())
-            stats |= {"least_nbytes": held + self.frontier.floor_nbytes, "least_host_nbytes": 0}
+            nbytes, host_nbytes = self.search.held_nbytes(frozenset()) + self.frontier.floor_nbytes, 0
         if best is None:
             return Solution(
-                status=Status.NOT_FOUND, schedule=None, lower_bound_s=base_s, base_s=base_s, stats=stats
+                status=Status.NOT_FOUND,
+                schedule=None,
+                lower_bound_s=base_s,
+                base_s=base_s,
+                stats=stats,
+                shortage=Shortage(nbytes=nbytes, host_nbytes=host_nbytes, sufficient=False),
             )
-        notes = explain(best, self.problem.budget_nbytes, self.frontier.floor_nbytes)
+        stats |= {"least_nbytes": nbytes, "least_host_nbytes": host_nbytes}
         return Solution(
             status=Status.FEASIBLE,
             schedule=best.schedule,
@@ -301,6 +289,7 @@ class _PlacementSearch:
             base_s=base_s,
             time_s=best.timeline.time_s,
             peak_nbytes=best.nbytes,
-            stats=stats | statistics(best) | {"why": "\n".join(notes)},
+            stats=stats | statistics(best),
             on_host=best.on_host,
+            explanation=explain(best, self.problem.budget_nbytes, self.frontier.floor_nbytes),
         )

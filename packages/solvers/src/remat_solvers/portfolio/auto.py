@@ -35,7 +35,7 @@ from remat_solvers.methods.interval_dp import plan
 from remat_solvers.methods.mincut import cheapest
 from remat_solvers.methods.noremat import NoRemat
 from remat_solvers.portfolio.isolated import solve_in_subprocess
-from remat_solvers.protocol import SMALLEST, Deadline, Problem, Solution, Status, judge
+from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
 
 Stats = dict[str, int | float | str | bool]
 
@@ -154,12 +154,10 @@ class _Portfolio:
             if not self.closed(WIDE):
                 refined = self.refine(coarse, MORE_CHECKS, deadline)
                 self.search([*refined, self.best], self.settings.seed + 1000)
-        order = None if self.best is None else self.best.tolist()
         stats: Stats = {"method": self.method, "moves": self.moves, "rounds": self.rounds}
         stats["deadline"] = deadline.hit
-        if order is None and self.smallest_nbytes is not None:
-            stats[SMALLEST] = self.smallest_nbytes
-        return judge(self.problem, order, lower_bound_s=self.bound_s, stats=stats)
+        solution = judge(self.problem, self.best, lower_bound_s=self.bound_s, stats=stats)
+        return solution if solution.feasible else attrs.evolve(solution, smallest_nbytes=self.smallest_nbytes)
 
     def closed(self, gap: float | None = None) -> bool:
         gap = self.settings.gap if gap is None else max(gap, self.settings.gap)
