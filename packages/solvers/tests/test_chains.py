@@ -10,10 +10,9 @@ import pytest
 from remat_graph import Graph, Implementation, Op, Value, simulate
 from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.partition import articulation_places, at_articulations
-from remat_solvers import Problem
+from remat_solvers import Problem, TableTooLarge
 from remat_solvers.chain import table
 from remat_solvers.chain.table import ChainTable, ConservativeChain, GroupRun, keep_all
-from remat_solvers.errors import TableTooLarge
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.methods.chen import CheckpointAP, ChenGreedy, ChenGreedyLinear, ChenSqrt, ChenSqrtLinear
 from remat_solvers.methods.griewank import Griewank, advances, reversal

@@ -11,14 +11,23 @@ from remat_graph import Graph
 from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.partition import at_articulations
 from remat_graph.testing.random_training import random_links, random_training
-from remat_solvers import Deadline, Problem, Progress, get_solver, min_budget, solver_names
+from remat_solvers import (
+    Deadline,
+    Problem,
+    Progress,
+    bounds_of,
+    budgets_of,
+    get_solver,
+    min_budget,
+    pareto,
+    solver_names,
+)
 from remat_solvers.bounds.coarse import CoarseBound, Round
 from remat_solvers.chain.table import ChainTable, ConservativeChain, keep_all
 from remat_solvers.evaluation.arrays import Ints
 from remat_solvers.methods.twremat import TreeDecomposition, TwRemat
 from remat_solvers.offload.solver import Offload
 from remat_solvers.portfolio import auto
-from remat_solvers.queries import bounds_of, budgets_of, pareto
 from remat_solvers.testing import chain, unet
 
 PARTS = 200  # of a solver that may each find out for itself that time is up

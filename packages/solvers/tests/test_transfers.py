@@ -29,7 +29,7 @@ from remat_graph import (
 from remat_graph.testing.random_graphs import random_chain, random_graph
 from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.random_training import random_links, streamed
-from remat_solvers.errors import NoIdleInterval
+from remat_solvers import NoIdleInterval
 from remat_solvers.transfers.placement import IdleInterval, idle_intervals, schedule_transfers
 
 Made = tuple[Graph, list[int], list[IdleInterval], Links]

@@ -74,7 +74,7 @@ def infeasible(graph: Graph, budget_nbytes: int, deadline: Deadline | None = Non
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Point:
+class BudgetPoint:
     """One budget of a curve.
 
     Attributes:
@@ -128,7 +128,7 @@ def pareto(
     solver: str = "auto",
     seconds: float | None = None,
     **parameters: object,
-) -> tuple[Point, ...]:
+) -> tuple[BudgetPoint, ...]:
     """The curve of overhead against budget.
 
     Args:
@@ -140,14 +140,14 @@ def pareto(
         seconds: limit by the clock for one budget.
         **parameters: of the solver.
     """
-    points: list[Point] = []
+    points: list[BudgetPoint] = []
     known: tuple[int, ...] | None = None
     takes_starts = "starts" in solver_parameters(solver)
     for budget in sorted(budgets if budgets is not None else budgets_of(graph, seconds=seconds)):
         warm = {"starts": (known,)} if takes_starts and known is not None else {}
         deadline = Deadline(seconds)
         solution = get_solver(solver, **{**parameters, **warm}).solve(Problem(graph, budget), deadline)
-        points.append(Point(budget_nbytes=budget, solution=solution, wall_s=deadline.elapsed_s))
+        points.append(BudgetPoint(budget_nbytes=budget, solution=solution, wall_s=deadline.elapsed_s))
         known = solution.order or known
     return tuple(points)
 

@@ -15,15 +15,10 @@ START_S = 30.0  # to start a process and to load compiled code, in addition to t
 
 
 def run_json_module(module: str, request: object, seconds: float) -> tuple[Any, str]:
-    """Send a request to a module in its own process, which is ended when time is up.
-
-    Args:
-        module: run as a program: JSON on stdin, JSON as the last line of stdout.
-        request: what JSON can represent.
-        seconds: time limit for the process, a day at most; may be infinite.
+    """Send a JSON request to a module's stdin in its own process, which is ended after at most a day.
 
     Returns:
-        the module's reply, and what went wrong (then there is no reply); empty if nothing did.
+        the last line of stdout, parsed, and what went wrong (then there is no reply); empty if nothing did.
     """
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module

@@ -132,10 +132,8 @@ def mobile(blocks: int, *, seed: int = 0) -> Graph:
 def transformer(layers: int, *, tokens: int = 2048, width: int = 1024) -> Graph:
     """Equal decoder layers of some 115 ops, backward included: norms, rotary attention, gated MLP.
 
-    Args:
-        layers: how many.
-        tokens: length of the one sequence; scores are tokens by tokens for each of ``width / 64`` heads.
-        width: of the residual stream; the MLP is 2.75 times as wide.
+    Scores are tokens by tokens for each of ``width / 64`` heads; the MLP is 2.75 times as wide as the
+    residual stream.
     """
     stream, scores, wide = 2 * tokens * width, 2 * tokens**2 * (width // 64), 2 * tokens * width * 11 // 4
     net = _NetworkBuilder(f"transformer{layers}")

@@ -192,8 +192,7 @@ def sweep(
     from remat_facade.report import sweep as report
     from remat_graph.budget import resolve_budget
     from remat_graph.serialization.graphs import load_graph
-    from remat_solvers import get_solver
-    from remat_solvers.queries import bounds_of, budgets_of, pareto
+    from remat_solvers import bounds_of, budgets_of, get_solver, pareto
 
     check_places({"--csv": csv, "--png": png}, {"GRAPH.json": graph})
     names = list(dict.fromkeys(text.strip() for text in solvers.split(",")))
@@ -241,7 +240,7 @@ def largest_batch(
     from remat_facade.entrypoints.inputs import as_call, check_model
     from remat_facade.report.table import batch_table
     from remat_graph.budget import parse_nbytes
-    from remat_solvers.queries import max_batch
+    from remat_solvers import max_batch
 
     nbytes = parse_nbytes(budget)
     with progress(f"loading {target}") as tell:

@@ -20,9 +20,8 @@ from remat_graph.budget import Budget
 from remat_graph.errors import BadBudget, shown
 from remat_graph.plan import Plan
 from remat_graph.units import format_nbytes, format_seconds
-from remat_solvers import Deadline, InfeasibleBudget, Problem, Solution, get_solver
+from remat_solvers import Deadline, InfeasibleBudget, Problem, Solution, get_solver, min_budget
 from remat_solvers import Progress as SolverProgress
-from remat_solvers.queries import min_budget
 
 Progress = Callable[[str], None]
 """Told in a few words what begins now."""

@@ -14,9 +14,9 @@ from remat_facade.report.table import Table
 from remat_graph import Graph
 from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.units import format_nbytes
-from remat_solvers.queries import Point
+from remat_solvers import BudgetPoint
 
-Curves = Mapping[str, Sequence[Point]]  # by solver
+Curves = Mapping[str, Sequence[BudgetPoint]]  # by solver
 
 
 def sweep_table(graph: Graph, curves: Curves, bounds: Sequence[float]) -> Table:

@@ -140,12 +140,7 @@ class _MomentOrder:
 
 
 class CoarseBound:
-    """The bound of one graph at one budget; each round adds a moment.
-
-    Args:
-        cut: the cut bound, after `extra_s` for this budget.
-        arrays: the graph, flattened.
-        budget_nbytes: bound on the peak.
+    """The bound of one graph at one budget, for which `cut.extra_s` was computed; each round adds a moment.
 
     Attributes:
         moments: the moments of the latest program.

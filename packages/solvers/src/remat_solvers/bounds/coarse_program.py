@@ -12,15 +12,9 @@ ALWAYS = -1  # in place of a variable that is certainly 1
 
 
 class CoarseProgram:
-    """The program for given moments.
+    """The program for given moments, each an ancestor of the next in `reach`.
 
-    Args:
-        graph: the training step.
-        reach: its dependencies, in which each moment is an ancestor of the next.
-        budget_nbytes: bound on the peak.
-        moments: ops, in the order of their first runs.
-        unit_s: seconds that cost 1.
-        most_s: upper limit on the cost of a repeat, in seconds.
+    Costs are in units of `unit_s` seconds; a repeat costs at most `most_s` seconds.
     """
 
     def __init__(

@@ -69,14 +69,10 @@ class MixedIntegerProgram:
         checks: int | None = None,
         strict: bool = False,
     ) -> ProgramResult:
-        """Solve.
+        """Minimize until the relative gap is below `gap` or the bound is proven to be at least `enough`.
 
-        Args:
-            gap: end when the relative gap is below this.
-            enough: end when the bound is proven to be at least this.
-            deadline: limit by the clock.
-            checks: how often HiGHS may call back, which counts its work without a clock; None for no limit.
-            strict: prove at tolerances that rounding hardly exceeds, which takes several times as long.
+        HiGHS may call back `checks` times, which counts its work without a clock. If `strict`, prove at
+        tolerances that rounding hardly exceeds, which takes several times as long.
         """
         import highspy
 

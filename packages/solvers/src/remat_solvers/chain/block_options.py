@@ -49,10 +49,8 @@ class OptionTable:
     def options(self, groups: Partition, solve: Solve, deadline: Deadline) -> list[list[Option]]:
         """The options of every group; the first keeps everything.
 
-        Args:
-            groups: the groups.
-            solve: finds a schedule for a small problem; it may call this method for groups of that problem.
-            deadline: divided evenly among the groups to solve; groups that it cuts off keep everything.
+        `solve` finds a schedule for a small problem; it may call this method for groups of that problem. The
+        deadline is divided evenly among the groups to solve; groups that it cuts off keep everything.
         """
         subgraphs = [
             attrs.evolve(found, graph=_without_turn_limit(found.graph)) for found in groups.subgraphs

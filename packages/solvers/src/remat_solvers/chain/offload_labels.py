@@ -38,14 +38,10 @@ FIELDS = np.dtype(
 
 
 def undominated(labels: Labels, budget_nbytes: int, most: int, worth_s: float, *, host: bool) -> Labels:
-    """The labels that no other label dominates, at the finest rounding that leaves few enough.
+    """At most `most` labels that no other dominates, at the finest rounding that leaves so few.
 
-    Args:
-        labels: labels that end at one stage.
-        budget_nbytes: levels are parts of this.
-        most: most labels to return.
-        worth_s: if there are far more labels, those that lose more seconds than this are dropped first.
-        host: whether bytes on the host count.
+    If there are far more labels, those that lose more than `worth_s` are dropped first; `host` says whether
+    bytes on the host count.
     """
     many = MANY * most
     if len(labels) > many:
@@ -77,14 +73,9 @@ def held(labels: Labels, queue: str) -> Floats:
 
 
 def join(labels: Labels, queue: str, nbytes: int, name: int, *, overtakes: bool = False) -> None:
-    """Put a value at the end of a queue; in a full queue the first two values are merged.
+    """Put a value at the end of queue "out" or "back"; in a full queue the first two values are merged.
 
-    Args:
-        labels: to change.
-        queue: "out" or "back".
-        nbytes: of the value.
-        name: identifies the value.
-        overtakes: whether it goes ahead of the last value if that is larger and not started.
+    If it `overtakes`, the value goes ahead of the last one if that is larger and not started.
     """
     size, left, names = (labels[f"{queue}_{field}"] for field in ("size", "left", "name"))
     last = (left[:, -1] == size[:, -1]) & (size[:, -1] > nbytes) & overtakes

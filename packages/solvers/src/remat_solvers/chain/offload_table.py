@@ -77,15 +77,9 @@ class ChainPlan:
 
 
 class PofoTable:
-    """Labels per cut, and the plans of the labels at the end.
+    """Labels per cut, at most `most` a stage, and the plans of the labels at the end.
 
-    Args:
-        table: rotor's.
-        problem: for its budgets.
-        links: bandwidths above 0.
-        most: labels per stage.
-        worth_s: plans that lose more seconds than this are of no interest.
-        deadline: past it there are no plans.
+    Plans that lose more than `worth_s` seconds are of no interest; past the deadline there are no plans.
 
     Attributes:
         labels: per cut, the remaining labels.

@@ -42,14 +42,7 @@ class State(NamedTuple):
 
 
 def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
-    """Create the state for a sequence.
-
-    Args:
-        arrays: the graph.
-        order: the first sequence.
-        seed: of the random numbers.
-        room: longest sequence to allow; at least 4 times the graph plus 1,000.
-    """
+    """Create the state for a sequence, with space for `room` runs, at least 4 times the graph plus 1,000."""
     ops, values = len(arrays.backward), len(arrays.size)
     cap = max(4 * ops + 1000, 2 * len(order) + 200, room)
     degree = (len(arrays.in_idx) + len(arrays.out_idx)) / max(1, 2 * ops)

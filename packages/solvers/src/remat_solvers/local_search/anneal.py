@@ -63,14 +63,9 @@ class AnnealingWalk:
     def anneal(
         self, moves: int, hot: float, cold: float, deadline: Deadline, *, enough: bool = False
     ) -> Ints | None:
-        """Let the temperature fall once.
+        """Try `moves` changes while the temperature falls from `hot` to `cold`, in mean op times.
 
-        Args:
-            moves: changes to try.
-            hot: first temperature in mean op times.
-            cold: last one.
-            deadline: checked between chunks.
-            enough: whether any sequence that fits ends the walk.
+        If `enough`, any sequence that fits ends the walk.
         """
         chunks = max(1, -(-moves // CHUNK))
         for i in range(chunks):

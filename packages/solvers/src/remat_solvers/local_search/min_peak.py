@@ -31,16 +31,9 @@ def minimize_peak(
     seed: int = 0,
     start: Ints | None = None,
 ) -> Ints:
-    """Find a sequence with a small peak.
+    """Find a sequence with a small peak, from `start` or trace order, with at most `moves` changes.
 
-    Args:
-        arrays: the graph.
-        goal_nbytes: stop at a peak of this or less.
-        floor_nbytes: no sequence needs less.
-        deadline: limit by the clock.
-        moves: changes to try in all.
-        seed: of the random numbers.
-        start: a valid sequence to begin with; trace order if None.
+    The search stops at a peak of `goal_nbytes`; no sequence needs less than `floor_nbytes`.
     """
     ops = len(arrays.backward)
     left = default_peak_moves(ops) if moves is None else moves

@@ -18,14 +18,7 @@ LOWEST = 1e-3  # the last bar above zero, as a share of the first
 
 
 def polish(arrays: Arrays, order: Ints, budget_nbytes: int, deadline: Deadline) -> Ints:
-    """Make a sequence that fits the budget faster, or return it unchanged.
-
-    Args:
-        arrays: the graph.
-        order: a valid sequence within the budget.
-        budget_nbytes: the budget.
-        deadline: limit by the clock.
-    """
+    """Make a valid sequence that fits the budget faster, or return it unchanged."""
     from remat_solvers.evaluation.search_state import get_order, make_state
     from remat_solvers.kernels import polish
 

@@ -24,14 +24,9 @@ MOVES = 400_000  # of the search for the smallest peak: some seconds at 500 ops
 def repair_orders(
     arrays: Arrays, orders: Iterable[Ints], budget_nbytes: int, deadline: Deadline, moves: int = MOVES
 ) -> Ints | None:
-    """The fastest sequence within the budget that the given ones lead to; None if none does.
+    """The fastest sequence within the budget that the given valid ones lead to; None if none does.
 
-    Args:
-        arrays: the graph.
-        orders: valid sequences; others are left out.
-        budget_nbytes: the budget.
-        deadline: limit by the clock.
-        moves: of the search for the smallest peak; 0 for none.
+    The search for the smallest peak tries at most `moves` changes.
     """
     fitting: list[tuple[float, int, Ints]] = []
     over: list[tuple[int, int, Ints]] = []

@@ -62,9 +62,6 @@ def paper_graph(graph: Graph) -> Graph:
     first run. Omitted is what the paper does not model (workspace, tangents, storage reuse, the allocator's
     rounding) and what it subtracts from the budget beforehand (its constant for inputs, parameters and their
     gradients): gradients count 0 bytes.
-
-    Args:
-        graph: the training step.
     """
     again = frozenset(repeatable(graph, range(len(graph.ops))))
     ops, values = [], []

@@ -43,14 +43,7 @@ class Hierarchical(Rematerializer):
     def plan(
         self, problem: Problem, deadline: Deadline, option_table: OptionTable, moves: int
     ) -> tuple[Ints | None, dict[str, int | float | str | bool]]:
-        """Plan one level of the hierarchy.
-
-        Args:
-            problem: a graph that is cut into groups.
-            deadline: limit by the clock.
-            option_table: options found so far, on any level.
-            moves: of a repair.
-        """
+        """Plan one level of the hierarchy, with the options found so far and at most `moves` of a repair."""
 
     def below(self) -> Self:
         """The method for a group that is cut again."""

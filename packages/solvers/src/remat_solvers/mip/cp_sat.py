@@ -40,12 +40,9 @@ LARGEST = 2**40  # memory units are at least the budget divided by this, which k
 
 
 def solve_intervals(problem: Problem, deadline: Deadline, computations: int) -> Solution:
-    """Let CP-SAT solve a problem in its process, and let the referee judge the result.
+    """Let CP-SAT solve a problem in its process, with at most `computations` runs of an op.
 
-    Args:
-        problem: graph and budget.
-        deadline: kept even if the process hangs: it is ended soon after.
-        computations: most runs of an op, the first included.
+    The referee judges the result; a process that hangs is ended soon after the deadline.
 
     Raises:
         BadParameter: ortools is not installed.

@@ -47,14 +47,7 @@ def order_of(work: StagedStep, kept: Iterable[tuple[int, int]]) -> list[int]:
 def minimize_with_cvxpy(
     program: StageProgram, *, whole: bool, solver: str, deadline: Deadline, gap: float = 0.0
 ) -> tuple[Floats | None, float, bool]:
-    """Solve the program with a solver that cvxpy knows by name.
-
-    Args:
-        program: the program.
-        whole: whether R and S must be whole; otherwise the relaxation is solved.
-        solver: its name.
-        deadline: limit by the clock.
-        gap: relative gap at which a solver may stop, if it can (HIGHS).
+    """Solve the program, or its relaxation if not `whole`, with a solver that cvxpy knows by name.
 
     Returns:
         the variables (None if none were found), their cost in seconds according to the solver, and whether it

@@ -165,13 +165,7 @@ def staged_step(graph: Graph) -> StagedStep:
 def stage_program(
     work: StagedStep, budget_nbytes: int, deadline: Deadline, *, computations: int | None = None
 ) -> StageProgram:
-    """Build the program for a step and a budget.
-
-    Args:
-        work: the step.
-        budget_nbytes: bound on U.
-        deadline: limit by the clock.
-        computations: most runs of an op, the first included; None for no limit.
+    """Build the program for a budget; `computations` limits the runs of an op, the first included.
 
     Raises:
         DeadlineReached: the deadline came first.

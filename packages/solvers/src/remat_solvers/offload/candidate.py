@@ -66,16 +66,9 @@ def evaluate_candidate(
     policies: Sequence[TransferPolicy] = TRANSFER_POLICIES,
     pinned_intervals: Collection[IdleInterval] = (),
 ) -> Candidate:
-    """Schedule the transfers of one choice and simulate the result.
+    """Schedule the transfers of one placement and order with the best policy, and simulate the result.
 
-    Args:
-        problem: the training step and its budgets.
-        mode: how the step is trained.
-        on_host: values placed on the host.
-        order: op indices, repeats included.
-        activation_nbytes: noted with the result.
-        policies: transfer policies to try; the fastest is taken.
-        pinned_intervals: idle intervals in which the value must stay on the device.
+    In pinned intervals the value stays on the device; `activation_nbytes` is noted with the result.
     """
     graph = with_placement(problem.graph, on_host)
     links = problem.links or Links()

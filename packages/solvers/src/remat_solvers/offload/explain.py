@@ -97,10 +97,7 @@ def statistics(candidate: Candidate) -> dict[str, int | float | str | bool]:
 def explain(candidate: Candidate, budget_nbytes: int, floor_nbytes: int) -> tuple[str, ...]:
     """Say in a few lines why each class of tensor is placed where it is.
 
-    Args:
-        candidate: the plan.
-        budget_nbytes: of the device.
-        floor_nbytes: activation bytes that some op needs in any plan.
+    Some op needs `floor_nbytes` of activations in any plan.
     """
     summary = summarize_placement(candidate)
     whole = sum(summary.device.values()) + sum(summary.host.values())

@@ -35,12 +35,7 @@ DOUBT = 0.15  # relative error of the predicted CPU time
 
 
 class CpuQueue:
-    """Updates on the CPU in the order in which they should run.
-
-    Args:
-        graph: the training step.
-        speed: expected speed of the CPU during concurrent copies, 1 without any.
-    """
+    """Updates on the CPU in the order in which they should run; its speed is 1 without concurrent copies."""
 
     def __init__(self, graph: Graph, speed: float) -> None:
         self.speed, self.first = speed, first_reads(graph)
@@ -92,13 +87,7 @@ class CpuQueue:
 
 
 def optimizer_call_steps(graph: Graph, headroom_nbytes: int, links: Links) -> list[Step]:
-    """The steps of the optimizer's call.
-
-    Args:
-        graph: the training step.
-        headroom_nbytes: device bytes that parameters, gradients and states placed on the device leave free.
-        links: bandwidths.
-    """
+    """The steps of the optimizer's call, for which the device has this much headroom."""
     updates = in_forward_order(graph, graph.updates)
     on_host = [u for u in updates if graph.values[u.param].placement is Placement.HOST]
     on_device = [u for u in updates if graph.values[u.param].placement is Placement.DEVICE]

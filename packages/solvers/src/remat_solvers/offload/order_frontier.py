@@ -47,13 +47,7 @@ class FrontierPoint:
 
 
 class OrderFrontier:
-    """Orders of a training step by their peak.
-
-    Args:
-        graph: the training step.
-        mode: how it is trained, which decides whether gradients stay.
-        deadline: limit by the clock.
-    """
+    """Orders of a training step by their peak; the mode decides whether gradients stay."""
 
     def __init__(self, graph: Graph, mode: UpdateMode, deadline: Deadline) -> None:
         self.graph = _without_placement(graph, keep_gradients=not (mode.adds_gradients or mode.in_backward))

@@ -82,11 +82,6 @@ class PlacementProgram:
     """The program, built once because that takes most of its time; budgets are parameters of it.
 
     Bytes are counted in device budgets, since a solver needs numbers near 1.
-
-    Args:
-        graph: the training step.
-        groups: its parameters.
-        limits: budgets and rates.
     """
 
     def __init__(self, graph: Graph, groups: Sequence[ParameterGroup], limits: PlacementLimits) -> None:
@@ -287,15 +282,7 @@ def _slope(first: tuple[float, float], second: tuple[float, float]) -> float:
 
 
 def whole_params(groups: Sequence[ParameterGroup], shares: Floats) -> tuple[frozenset[int], frozenset[int]]:
-    """Round shares to whole parameters.
-
-    Args:
-        groups: the parameters.
-        shares: per option and group.
-
-    Returns:
-        parameters on the host, and parameters whose states are streamed.
-    """
+    """Round the shares per option and group to parameters on the host and parameters with streamed states."""
     owed = np.zeros(3)
     chosen: tuple[list[Param], ...] = ([], [], [])
     for number, group in enumerate(groups):

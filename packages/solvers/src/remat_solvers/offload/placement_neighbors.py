@@ -24,12 +24,7 @@ def host_choices(param: Param) -> list[OnHost]:
 
 
 def placement_neighbors(params: Sequence[Param], on_host: OnHost) -> Iterator[OnHost]:
-    """Placements that differ in one parameter, then those that differ in two, then in three.
-
-    Args:
-        params: all parameters that can move.
-        on_host: values placed on the host.
-    """
+    """Placements that differ in one parameter, then those that differ in two, then in three."""
     changes: list[tuple[OnHost, OnHost]] = []  # all values of a parameter, and those on the host
     for param in params:
         whole = OnHost((param.index, *param.states))

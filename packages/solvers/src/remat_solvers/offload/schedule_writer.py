@@ -36,14 +36,7 @@ from remat_solvers.transfers.placement import TransferSchedule
 def write_schedule(
     training: TrainingProblem, transfers: TransferSchedule, budget_nbytes: int, links: Links
 ) -> Schedule:
-    """The schedule of a whole training step.
-
-    Args:
-        training: the step.
-        transfers: the steps on `training.graph`.
-        budget_nbytes: device budget.
-        links: bandwidths.
-    """
+    """The schedule of a whole training step, from the transfers on `training.graph`."""
     # The least memory comes from waiting for each copy where the transfers' steps free the value. How long
     # the device's copies may stay depends on the remainder.
     schedule, timeline = transfers.schedule, transfers.timeline
@@ -81,14 +74,7 @@ class _Copy:
 
 
 class _ScheduleWriter:
-    """One pass over the steps.
-
-    Args:
-        training: the step.
-        schedule: the steps to extend.
-        links: bandwidths.
-        headroom: per run, free bytes.
-    """
+    """One pass over the steps; `headroom` holds the free bytes of each run."""
 
     def __init__(
         self, training: TrainingProblem, schedule: Schedule, links: Links, headroom: list[int]

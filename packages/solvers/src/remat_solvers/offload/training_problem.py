@@ -58,12 +58,7 @@ class TrainingProblem:
 
     @classmethod
     def prepare(cls, graph: Graph, mode: UpdateMode) -> "TrainingProblem":
-        """Prepare a training step.
-
-        Args:
-            graph: the step, with the placement of all values.
-            mode: how it is trained.
-        """
+        """Prepare a training step whose values have their placement."""
         values = graph.values
         device_updates = tuple(
             u for u in graph.updates if values[u.param].placement is Placement.DEVICE and mode.in_backward

@@ -37,14 +37,9 @@ def solve_in_subprocess(
     *,
     most_s: float = float("inf"),
 ) -> SubprocessResult:
-    """Let a registered solver work on a problem in its own process.
+    """Let a registered solver work on a problem for this many seconds in its own process.
 
-    Args:
-        name: as registered.
-        problem: graph and budget.
-        seconds: its deadline; the process is ended some time after it.
-        parameters: of the solver, as JSON represents them.
-        most_s: time limit of the process in any case.
+    A process that does not end is killed some time after that, or after `most_s` seconds.
     """
     request = {
         "graph": graph_to_data(problem.graph),

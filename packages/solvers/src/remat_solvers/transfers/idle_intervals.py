@@ -174,11 +174,8 @@ def swaps_of(
 ) -> list[Swap]:
     """The swaps of the chosen intervals by their copies to the host, after fetches of values placed there.
 
-    Args:
-        order: the order.
-        moves: idle intervals of the order.
-        links: bandwidths.
-        small_first: of values computed together copy the smallest first; else those that are idle first.
+    Of values computed together the smallest is copied first if `small_first`, else the one that is idle
+    first.
 
     Raises:
         NoIdleInterval: a move is not one of the order's idle intervals.

@@ -159,7 +159,7 @@ class _TransferPass:
         other_copies: per position, bytes and seconds of other copies to the host that start after its run.
 
     Attributes:
-        out_at: per swap the position before which its value is freed; the end of the interval if it never is.
+        out_at: per swap the position before which its value is freed, or the end of the interval.
         in_at: per swap the position before which its copy back starts.
     """
 
