@@ -105,7 +105,7 @@ def test_the_bound_branches_over_orders_that_no_dependency_decides() -> None:
 
 
 def test_a_moment_in_the_forward_knows_no_tangent_yet() -> None:
-    """The binding moment lies before the boundary, where the tangent's 27 bytes are not there."""
+    """The binding moment lies before the boundary, where the tangent's 27 bytes are not live."""
     names = [("a0", 5), ("a1", 20), ("a2", 15), ("a3", 19), ("t", 27), ("g3", 4), ("g2", 4), ("g1", 1)]
     roles = {"a3": Role.OUTPUT, "t": Role.TANGENT, "g1": Role.GRAD}
     values = [
@@ -190,7 +190,7 @@ def test_a_repeat_that_takes_ages_breaks_nothing() -> None:
 
 @pytest.mark.parametrize("part", ["evict", "keep_only", "plan", "cheapest", "CoarseBound.round"])
 def test_a_part_that_fails_loses_its_place(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others still answer, with a warning that names it."""
+    """The other parts still give a result, with a warning that names the failed part."""
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of order")
@@ -207,7 +207,7 @@ def test_a_part_that_fails_loses_its_place(part: str, monkeypatch: pytest.Monkey
 
 
 def test_starts_that_cannot_be_carried_out_are_left_out() -> None:
-    """Ops that are not there, or in an order that is none: a warning each, and an answer."""
+    """Unknown ops, or an invalid order: one warning each, and a result."""
     graph = unet(3)
     peak = noremat_peak_nbytes(graph)
     starts = ((10**6,), (-1,), tuple(range(len(graph.ops)))[::-1])
@@ -218,7 +218,7 @@ def test_starts_that_cannot_be_carried_out_are_left_out() -> None:
 
 
 def test_the_bound_of_a_program_that_claims_too_much_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schedule that is there refutes it."""
+    """A known schedule refutes the bound."""
     plain = CoarseBound.round
 
     def boast(self: CoarseBound, *args: object, **options: object) -> object:

@@ -98,7 +98,7 @@ def test_a_table_that_fits_no_machine_is_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("seed", range(10))
 def test_rotor_equals_brute_force_on_a_chain(seed: int) -> None:
-    """Over all plans of its form, judged by their real peaks."""
+    """Over all plans of its form, with their simulated peaks."""
     graph = chain(seed, 5)
     arrays, peak = flatten(graph), noremat_peak_nbytes(graph)
     groups = at_articulations(graph, 64)

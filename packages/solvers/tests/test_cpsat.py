@@ -112,7 +112,7 @@ def test_sizes_beyond_64_bits_of_products() -> None:
 
 @needs_ortools
 def test_a_deadline_is_kept() -> None:
-    """Too large for two seconds: the best so far or nothing, and it is said that the clock cut in."""
+    """Too large for two seconds: the best so far or nothing, and the deadline is reported as hit."""
     graph = random_graph(3, ops=150, fancy=False)
     deadline = Deadline(2.0)
     start = time.monotonic()

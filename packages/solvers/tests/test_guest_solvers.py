@@ -14,7 +14,7 @@ import time
 from remat_solvers import judge
 
 class Saves:
-    """Saves all it can: greedy's own answer under another name."""
+    """Returns greedy's result under another name."""
     name = "saves"
     def solve(self, problem, deadline=None):
         from remat_solvers.methods.greedy import Greedy

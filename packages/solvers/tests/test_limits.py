@@ -1,4 +1,4 @@
-"""Work ends where it gains nothing and when time is up: looks at a clock and rounds are counted."""
+"""Work ends where it gains nothing and when time is up: deadline checks and rounds are counted."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -34,7 +34,7 @@ PARTS = 200  # of a solver that may each find out for itself that time is up
 
 
 def looks(seconds: float) -> tuple[Deadline, Iterator[float]]:
-    """A deadline whose clock goes on by a second with each look at it."""
+    """A deadline whose clock advances by a second with each check."""
     clock = count(0.0)
     return Deadline(seconds, clock=clock.__next__), clock
 
@@ -141,7 +141,7 @@ def test_the_walk_takes_no_longer_in_larger_graphs(
 @pytest.mark.parametrize("graph", [chain(40), unet(4)], ids=lambda graph: graph.name)
 @pytest.mark.parametrize("seconds", [0.0, 40.0])
 def test_every_solver_soon_ends_when_time_is_up(name: str, graph: Graph, seconds: float) -> None:
-    """Each of its parts looks at the clock once more, and none goes on."""
+    """Each part checks the deadline once more, and none continues."""
     deadline, clock = looks(seconds)
     problem = Problem(graph, int(0.3 * noremat_peak_nbytes(graph)), random_links(graph, 0))
     get_solver(name).solve(problem, deadline)
@@ -204,7 +204,7 @@ def test_questions_keep_to_their_limit() -> None:
 
 
 def test_a_search_that_moves_ends_when_time_is_up() -> None:
-    """With no plan, too: as things are and with everything on the host, and no guess at what would do."""
+    """Even without a plan: two candidates at most, and the shortage is only an estimate."""
     graph = random_training(3, 6)
     deadline = Deadline(0.0)
     solution = Offload().solve(Problem(graph, 1, random_links(graph, 3)), deadline)
@@ -216,7 +216,7 @@ def test_a_search_that_moves_ends_when_time_is_up() -> None:
 
 
 def test_a_part_has_the_clock_of_the_whole() -> None:
-    """And tells it when time was up for it."""
+    """A part reports to the whole that its time was up."""
     deadline, clock = looks(100.0)
     part = deadline.share(0.5)
     while not part.reached():

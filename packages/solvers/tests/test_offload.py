@@ -1,4 +1,4 @@
-"""`offload` beside the referee, beside every choice of homes, and at the ends of what it can be given."""
+"""`offload` against the referee, against every placement, and at the limits of its input."""
 
 import random
 from collections.abc import Iterator
@@ -155,7 +155,7 @@ def test_any_graph_in_training() -> None:
 
 @pytest.mark.parametrize("seed", [2, 10, 33, 39, 47, 51, 58, 87, 99, 106])
 def test_close_to_the_best_homes(seed: int) -> None:
-    """Beside each choice of homes, solved by itself.
+    """Compared with each placement, solved separately.
 
     Seen on 120 steps of 2 to 4 layers in every style, 104 of them solvable: every one is solved, the median
     answer is the best one, 9 of 10 are within 0.2 % of it and the worst is 1.4 % above. By the program
@@ -339,8 +339,8 @@ def test_a_shortage_names_budgets_that_work() -> None:
     assert short >= 8
 
 
-def test_settled_homes_that_do_not_fit_are_said() -> None:
-    """With what they take."""
+def test_a_fixed_placement_that_does_not_fit_is_reported() -> None:
+    """With the budget that it needs."""
     for seed in range(4):
         given = problem(seed, 4, 0.4)
         refused = Offload(on_host=frozenset()).solve(given)
@@ -364,7 +364,7 @@ def test_more_memory_is_no_worse(seed: int) -> None:
 
 
 def test_past_its_deadline_it_answers_with_the_first_plan() -> None:
-    """Which is valid, and said to be what the clock left."""
+    """The plan is valid, and the result says that the deadline ended the search."""
     for seed, style in enumerate(STYLES):
         given, deadline = problem(seed, 4, 1.0), Deadline(0.0)
         first, whole = Offload(**style).solve(given, deadline), Offload(**style).solve(given)
@@ -387,7 +387,7 @@ def test_better_plans_are_told_as_they_come() -> None:
 
 
 def test_why_everything_is_where_it_is() -> None:
-    """In lines that name what is there: at ease, with homes on the host, with states that stream."""
+    """The lines name placements: without offloading, with values on the host, with streamed states."""
     at_ease = Offload().solve(problem(1, 4, 3.0))
     first, *rest = at_ease.explanation
     assert "all of it stays on the device" in first

@@ -91,7 +91,7 @@ def test_without_a_link_it_is_rotor(links: Links | None) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_fast_link_costs_nothing(seed: int) -> None:
-    """Where a schedule with everything away that can be fits, nothing is made again."""
+    """If the schedule that swaps every movable value fits, nothing is recomputed."""
     graph = random_chain(seed, 10)
     order, links = range(len(graph.ops)), both(1e15, 1e15)
     least = simulate(
@@ -173,7 +173,7 @@ def test_twice_the_same() -> None:
 
 
 def test_past_its_deadline_it_is_rotor() -> None:
-    """The best that is there, if time was left for rotor, whose looks at the clock are counted here."""
+    """The best plan so far, if rotor had time; its checks of the deadline are counted here."""
     given, clock = problem(1, 12, 0.6), count(0.0)
     rotor = Rotor().solve(given, Deadline(1e9, clock=clock.__next__))
     looks, clock = next(clock), count(0.0)
@@ -192,7 +192,7 @@ def test_what_fits_is_not_planned() -> None:
 
 
 def test_a_queue_goes_through_in_turn() -> None:
-    """First in, first out, each held whole until it is through; the oldest are joined where it is full."""
+    """First in, first out; a value is held whole until it is copied; a full queue merges the oldest."""
     labels = np.zeros(1, FIELDS)
     for name, nbytes in enumerate((10, 20, 30)):
         join(labels, "out", nbytes, name)

@@ -128,7 +128,7 @@ def test_a_backend_that_cannot(backend: str) -> None:
 
 
 def test_a_program_too_large_for_its_deadline_is_given_up() -> None:
-    """Nothing is found, nothing is proven, and that the clock cut in is said."""
+    """Nothing is found, nothing is proven, and the deadline is reported as hit."""
     graph = layers("linear16_unit")
     deadline = Deadline(0.0)
     solution = Checkmate().solve(Problem(graph, 8), deadline)
@@ -146,7 +146,7 @@ def test_below_the_floor_nothing_is_branched_on(solver: Checkmate | Moccasin) ->
 
 
 def test_a_part_that_runs_out_of_time_tells_the_whole() -> None:
-    """A plan that the clock cut short somewhere says so; the whole still has time."""
+    """A plan whose part was cut short says so; the whole still has time."""
     whole = Deadline(1000.0)
     part = whole.within(0.0)
     assert part.reached()

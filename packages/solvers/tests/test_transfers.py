@@ -98,7 +98,7 @@ def test_a_budget_that_cannot_be_kept_is_overstepped_no_further_than_it_must(see
 
 
 def test_what_memory_never_asks_for_stays() -> None:
-    """With room for all no value leaves, and weights come once."""
+    """If everything fits no value is swapped out, and weights are fetched once."""
     for seed in range(20):
         graph, order, moves, links = case(seed)
         schedule = schedule_transfers(graph, order, moves, 10**9, links)
@@ -117,11 +117,11 @@ def test_gaps_are_where_a_value_waits() -> None:
     ]
     graph = Graph(name="small", values=[Value(name=f"v{i}", nbytes=8) for i in range(4)], ops=ops)
     assert [IdleInterval(0, 1, 3)] == idle_intervals(graph, range(4))
-    assert [IdleInterval(2, 2, 4)] == idle_intervals(graph, [0, 1, 2, 0, 3])  # 0 is made anew
+    assert [IdleInterval(2, 2, 4)] == idle_intervals(graph, [0, 1, 2, 0, 3])  # 0 is recomputed
 
 
 def line(nbytes: int = 100) -> tuple[Graph, list[int]]:
-    """`a` is made, read at the end, and six ops of 4 s and 60 bytes lie between."""
+    """`a` is computed first and read at the end, with six ops of 4 s and 60 bytes between."""
     names = ["a", *(f"b{i}" for i in range(6)), "end"]
     values = [Value(name=name, nbytes=nbytes if name == "a" else 60) for name in names]
     reads = [(), (), *((i,) for i in range(1, 6)), (0, 6)]
@@ -199,7 +199,7 @@ def shorter(interval: IdleInterval) -> IdleInterval:
 
 
 @pytest.mark.parametrize("change", [swapped, shorter])
-def test_a_move_that_is_no_gap_is_refused(change: Callable[[IdleInterval], IdleInterval]) -> None:
+def test_a_move_that_is_no_idle_interval_is_refused(change: Callable[[IdleInterval], IdleInterval]) -> None:
     """By name of the value and its place."""
     graph, order = line()
     move = change(idle_intervals(graph, order)[0])
