@@ -6,8 +6,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from remat_graph import Graph
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import Graph, noremat_peak_nbytes
 from remat_solvers import budgets_of, max_batch, min_budget, pareto
 from remat_solvers.testing import layer_graph, random_graph
 

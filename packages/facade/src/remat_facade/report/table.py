@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from remat_facade.report.trace import repeated_targets
-from remat_graph import Graph
-from remat_graph.plan import Plan
-from remat_graph.units import format_nbytes, format_seconds
+from remat_graph import Graph, Plan, format_nbytes, format_seconds
 from remat_solvers import MaxBatch, MinBudget
 
 if TYPE_CHECKING:  # it imports torch
