@@ -80,8 +80,8 @@ def test_no_worse_than_waiting_for_every_copy(seed: int) -> None:
     """Within what the naive placement needs, and in its time at most; with more room never slower."""
     graph, order, moves, links = case(seed)
     before = simulate(graph, naive(graph, order, moves), links=links)
-    for room in (0, 500, 2000, 10_000):
-        budget = before.peak_nbytes + room
+    for capacity in (0, 500, 2000, 10_000):
+        budget = before.peak_nbytes + capacity
         found = simulate(graph, schedule_transfers(graph, order, moves, budget, links), links=links)
         assert found.peak_nbytes <= budget
         assert found.time_s <= before.time_s * (1 + 1e-9)

@@ -68,7 +68,7 @@ class Work(NamedTuple):
 OP = "reads reads_end again again_end both both_end makes makes_end ticks workspace backward after"
 VALUE = "readers readers_end producer size remakeable pinned tangent"
 NODE = "relation there from_source first reached queue level at path"
-META = "edges room largest"
+META = "edges held largest"
 EDGE = "next to fixed size capacity"  # `fixed` is capacity without price, `size` capacity per unit of price
 
 

@@ -114,9 +114,9 @@ def _beaten(measures: Floats) -> NDArray[np.bool_]:
     return np.asarray(np.triu(smaller, 1).any(axis=0), np.bool_)
 
 
-def waits(left: Floats, size: Floats, room: Floats) -> Floats:
+def waits(left: Floats, size: Floats, headroom: Floats) -> Floats:
     """Bytes to copy until the values that are still held fit; infinite if they never do."""
     rest = size.sum(axis=1)[:, None] - np.cumsum(size, axis=1)
-    through = np.where(rest <= room[:, None] + 1e-9, np.cumsum(left, axis=1), np.inf).min(axis=1)
-    found: Floats = np.where(size.sum(axis=1) <= room + 1e-9, 0.0, through)
+    through = np.where(rest <= headroom[:, None] + 1e-9, np.cumsum(left, axis=1), np.inf).min(axis=1)
+    found: Floats = np.where(size.sum(axis=1) <= headroom + 1e-9, 0.0, through)
     return found

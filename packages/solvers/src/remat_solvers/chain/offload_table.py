@@ -211,8 +211,8 @@ class PofoTable:
         """The backward of a recomputed segment, concurrent with the queue back."""
         wait = drained * labels["back_left"].sum(axis=1)
         drain(labels, "back", wait)
-        room = self.budget - kept - self.input[i] - held(labels, "back").sum(axis=1)
-        level = np.minimum(np.floor(room / self.table.slot_nbytes + 1e-9), self.table.slots - 1)
+        headroom = self.budget - kept - self.input[i] - held(labels, "back").sum(axis=1)
+        level = np.minimum(np.floor(headroom / self.table.slot_nbytes + 1e-9), self.table.slots - 1)
         labels["level"] = np.maximum(level, 0.0)
         again_s = np.where(level < 0, np.inf, self.table.cost[i, k][labels["level"]])
         labels["lost_s"] += wait / self.back_rate + again_s

@@ -277,17 +277,17 @@ class ChainTable:
             take(best, choice, cost, k)
         self.cost[i, j], self.choice[i, j] = best, choice
 
-    def runs(self, i: int, j: int, room: int) -> list[GroupRun]:
-        """The runs of groups i to j - 1 with their backward, for `room` slots."""
+    def runs(self, i: int, j: int, level: int) -> list[GroupRun]:
+        """The runs of groups i to j - 1 with their backward, for a memory level."""
         if i == j:
             return []
-        k = int(self.choice[i, j][room])
+        k = int(self.choice[i, j][level])
         if k < 0:
             kept = self.kept[i][-1 - k]
-            return [("forward", i, 0), *self.runs(i + 1, j, room - kept), ("backward", i, -1 - k)]
+            return [("forward", i, 0), *self.runs(i + 1, j, level - kept), ("backward", i, -1 - k)]
         held = self.in_slots(self.held[i, k])
         there: list[GroupRun] = [("forward", s, 0) for s in range(i, k)]
-        return there + self.runs(k, j, room - held) + self.runs(i, k, room)
+        return there + self.runs(k, j, level - held) + self.runs(i, k, level)
 
     def order(self, runs: Iterable[GroupRun]) -> list[int]:
         """The ops of a plan; repeats of a group leave out ops that may not run again."""
@@ -311,8 +311,8 @@ class ChainTable:
     def orders(self, count: int = LEVELS) -> Iterator[Ints]:
         """The distinct plans at `count` memory levels, from the whole budget down."""
         seen: set[tuple[GroupRun, ...]] = set()
-        for room in self.memory_levels(count):
-            runs = tuple(self.runs(0, len(self.groups), room))
+        for level in self.memory_levels(count):
+            runs = tuple(self.runs(0, len(self.groups), level))
             if runs not in seen:
                 seen.add(runs)
                 yield np.array(self.order(runs), np.int64)

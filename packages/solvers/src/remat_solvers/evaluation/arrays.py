@@ -158,7 +158,7 @@ def evaluate(arrays: Arrays, order: Iterable[int] | Ints) -> Evaluation:
     if len(sequence) and not 0 <= sequence.min() <= sequence.max() < len(arrays.backward):
         return Evaluation(False, 0, 0.0, profile)
     degree = int(max(np.diff(arrays.in_ptr).max(initial=0), np.diff(arrays.out_ptr).max(initial=0)))
-    room = max(len(sequence) * max(1, degree), len(arrays.size), len(arrays.backward))
-    work = np.zeros((9, room), np.int64)
+    length = max(len(sequence) * max(1, degree), len(arrays.size), len(arrays.backward))
+    work = np.zeros((9, length), np.int64)
     code, _, peak, seconds = evaluate.evaluate(arrays, sequence, profile, work)
     return Evaluation(code == evaluate.VALID, int(peak), float(seconds), profile)

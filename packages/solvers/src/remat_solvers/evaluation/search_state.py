@@ -41,10 +41,10 @@ class State(NamedTuple):
     events: Ints  # per value, 2 * position + (1 if made there)
 
 
-def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
-    """Create the state for a sequence, with space for `room` runs, at least 4 times the graph plus 1,000."""
+def make_state(arrays: Arrays, order: Ints, seed: int, capacity: int = 0) -> State:
+    """Create the state for a sequence, with space for `capacity` runs, at least 4 times the graph plus 1,000."""
     ops, values = len(arrays.backward), len(arrays.size)
-    cap = max(4 * ops + 1000, 2 * len(order) + 200, room)
+    cap = max(4 * ops + 1000, 2 * len(order) + 200, capacity)
     degree = (len(arrays.in_idx) + len(arrays.out_idx)) / max(1, 2 * ops)
     events = int(cap * (degree + 4)) + 1000
     val = records(VALUE, values)

@@ -139,7 +139,7 @@ def build(G, W, i):  # type: ignore[no-untyped-def]
     mark_relations(G, W, i)
     W.meta.edges = 0
     W.meta.largest = 0
-    W.meta.room = mark_there(G, W, i)
+    W.meta.held = mark_there(G, W, i)
     ops = G.op.shape[0]
     source = ops + G.value.shape[0]
     for x in range(source + 2):
@@ -176,7 +176,7 @@ def flow(W, nodes, budget, price):  # type: ignore[no-untyped-def]
         edge = W.edge[e]
         edge.capacity = edge.fixed + np.int64(np.floor(edge.size * price))
     cut = max_flow(W, nodes, nodes - 2, nodes - 1)
-    return cut - np.ceil(price * (budget - W.meta.room))
+    return cut - np.ceil(price * (budget - W.meta.held))
 
 
 @njit

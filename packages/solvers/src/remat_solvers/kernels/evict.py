@@ -43,7 +43,7 @@ def gap_over(S, v, p):  # type: ignore[no-untyped-def]
 def evict_latest(S, p, keep):  # type: ignore[no-untyped-def]
     """Evict the value over `p`, not marked in `keep`, that is used last; False if there is none.
 
-    The latest use goes first because its recomputation may use other values before their next use.
+    The latest use comes first because its recomputation may use other values before their next use.
     """
     while S.meta.count + 100 <= S.pos.shape[0]:
         found, found_gap = -1, -1

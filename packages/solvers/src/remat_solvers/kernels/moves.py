@@ -14,7 +14,7 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
     """Insert the producer of `value` before `gap`, after the producers of its inputs that are dead there.
 
     Values whose `value_stamp` is current count as dead. With chance `hold` a dead input is kept from its last
-    use instead. False if that takes more than `most` runs or is impossible.
+    use instead. False if that needs over `most` runs or is impossible.
     """
     stamp = S.meta.stamp
     i = S.val[value].producer

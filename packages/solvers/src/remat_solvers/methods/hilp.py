@@ -29,7 +29,7 @@ from remat_solvers.mip.cvxpy_backend import minimize_with_cvxpy
 from remat_solvers.mip.stage_program import DeadlineReached, StagedStep, stage_program
 from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, positive_or_none
 
-ROOMS = 5  # budgets of the top program, from the real one to the unplanned peak
+TOP_BUDGETS = 5  # budgets of the top program, from the real one to the unplanned peak
 
 
 @attrs.frozen(kw_only=True)
@@ -116,7 +116,7 @@ class _TopProgram:
         self.makes: list[tuple[int, ...]] = []
         self.time_s: list[float] = []
         self.first_s: list[float] = []
-        self.scratch: list[int] = []
+        self.workspace: list[int] = []
         self.groups: list[tuple[int, ...]] = []
         self.kept_lump: dict[tuple[int, int], int] = {}
 
@@ -136,7 +136,7 @@ class _TopProgram:
             makes=tuple(self.makes),
             time_s=tuple(self.time_s),
             first_s=tuple(self.first_s),
-            scratch=tuple(self.scratch),
+            workspace=tuple(self.workspace),
             repeats=frozenset(forward),
             size={v: self.sizes[v] for v in sorted(known)},
             pinned=frozenset(v for v in made if v < len(self.graph.values) and self.graph.values[v].pinned),
@@ -155,7 +155,7 @@ class _TopProgram:
         self.meaning.append(meaning)
         self.reads.append(tuple(sorted(reads)))
         self.makes.append(tuple(sorted(makes)))
-        self.scratch.append(max(0, peak))
+        self.workspace.append(max(0, peak))
         self.first_s.append(seconds[0])
         self.time_s.append(seconds[1])
         return len(self.meaning) - 1
@@ -205,11 +205,11 @@ class _TopProgram:
         """The program's results with larger and larger budgets, at most two."""
         work = self.work()
         unplanned = evaluate(arrays, range(len(arrays.backward))).peak_nbytes
-        memory_levels = np.geomspace(max(1, budget_nbytes), max(1, budget_nbytes, unplanned), ROOMS)
+        budgets = np.geomspace(max(1, budget_nbytes), max(1, budget_nbytes, unplanned), TOP_BUDGETS)
         found = 0
-        for room in memory_levels:
+        for budget in budgets:
             order = self.solve(
-                work, int(room), backend, deadline.share(1.0 if room == memory_levels[-1] else 0.5)
+                work, int(budget), backend, deadline.share(1.0 if budget == budgets[-1] else 0.5)
             )
             if order is not None:
                 yield order

@@ -114,7 +114,7 @@ class _Model:
         self.intervals = {v: self._intervals(v) for v in work.size}
         for op, runs in enumerate(self.runs):
             for run in runs:
-                self._hold(run.start, 1, run.start + 1, run.active, work.scratch[op])
+                self._hold(run.start, 1, run.start + 1, run.active, work.workspace[op])
                 for v in work.reads[op]:
                     if v not in work.pinned:
                         self._be_held(run, v)

@@ -121,9 +121,9 @@ def solve_whole(
     if budget < budget_floor(problem.graph).nbytes:  # branching can take minutes to prove it
         return judge(problem, None, stats={"proven": True})
     # Solvers keep rows to about 1e-6 of the budget; if a plan exceeds it by that, retry with a margin.
-    for room in (budget, budget - budget // 100_000 - 1):
+    for limit in (budget, budget - budget // 100_000 - 1):
         try:
-            program = stage_program(work, room, deadline, computations=computations)
+            program = stage_program(work, limit, deadline, computations=computations)
             found, cost_s, proven = minimize_with_cvxpy(
                 program, whole=True, solver=solver, deadline=deadline, gap=gap
             )
@@ -131,7 +131,7 @@ def solve_whole(
             found, cost_s, proven, program = None, 0.0, False, None
         if program is not None:
             stats["variables"] = len(program.cost)
-        stats["proven"] = proven and room == budget
+        stats["proven"] = proven and limit == budget
         if found is None or program is None:
             break
         kept = [pair for pair, column in program.kept.items() if found[column] > 0.5]

@@ -70,7 +70,7 @@ class StagedStep:
         makes: per op the values it computes.
         time_s: per op, seconds of a repeat.
         first_s: per op, seconds of its first run.
-        scratch: per op, workspace bytes.
+        workspace: per op, bytes that it needs while it runs.
         repeats: ops that may run again.
         size: bytes of each value that an op computes or that comes live at the boundary.
         pinned: values that stay from their first run on.
@@ -85,7 +85,7 @@ class StagedStep:
     makes: tuple[tuple[int, ...], ...]
     time_s: tuple[float, ...]
     first_s: tuple[float, ...]
-    scratch: tuple[int, ...]
+    workspace: tuple[int, ...]
     repeats: frozenset[int]
     size: dict[int, int]
     pinned: frozenset[int]
@@ -147,7 +147,7 @@ def staged_step(graph: Graph) -> StagedStep:
         makes=tuple(tuple(v for v in op.first.outputs if v in made) for op in ops),
         time_s=tuple(way.time_s for way in again),
         first_s=tuple(0.0 for _ in ops),
-        scratch=tuple(
+        workspace=tuple(
             max(op.first.workspace_nbytes, way.workspace_nbytes) for op, way in zip(ops, again, strict=True)
         ),
         repeats=frozenset(repeatable(graph, range(len(ops)))),
@@ -314,9 +314,9 @@ class _ProgramBuilder:
                 # A pinned value exists once; a repeat that recomputes it holds a second copy while it runs.
                 pinned = sum(work.size[v] for v in work.makes[k] if v in work.pinned)
                 own, twice = (pinned, 0) if k in frontier else (0, pinned)
-                scratch, more = self.run_terms(t, [k], (work.scratch[k] + twice) / self.unit)
+                workspace, more = self.run_terms(t, [k], (work.workspace[k] + twice) / self.unit)
                 limit = (self.budget - fixed - late - own) / self.unit
-                self.row([(level, 1.0), *scratch], limit - more)
+                self.row([(level, 1.0), *workspace], limit - more)
                 freed = [
                     (self.free(t, k, v), -work.size[v] / self.unit)
                     for v in dict.fromkeys([*work.reads[k], *moves])

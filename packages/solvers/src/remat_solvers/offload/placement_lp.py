@@ -123,7 +123,7 @@ class PlacementProgram:
         """Solve the program.
 
         Args:
-            limits: their budgets and `streams` are used; everything else stays as it was in the constructor.
+            limits: their budgets and `streams` are used; everything else is fixed by the constructor.
             moved: the share of the movable bytes that must move; None for the best.
 
         Returns:
@@ -225,7 +225,7 @@ class PlacementProgram:
         slack = self.backward_stall_s + self.optimizer_stall_s
         states = self.cp.sum(self.cp.multiply(self.states / into, self.streamed))
         weights = self.cp.sum(self.cp.multiply(self.weights / into, self.on_host))
-        beside = self.moved * passing * (1.0 - self.made + self.read)
+        swaps_s = self.moved * passing * (1.0 - self.made + self.read)
         return [
             weights + states + self.moved / into <= self.half_s + slack,
             self.suffix_sums(self.states / into, self.streamed)
@@ -235,7 +235,7 @@ class PlacementProgram:
             <= self.left_s + slack,
             self.prefix_sums(self.cpu_s + adding + (2 * self.weights + self.grads) * passing, self.on_host)
             + self.prefix_sums(2 * self.states * passing, self.streamed)
-            + beside
+            + swaps_s
             <= self.left_s + self.read_s + self.forward_stall_s + slack,
         ]
 
@@ -243,12 +243,12 @@ class PlacementProgram:
         """Updates after the backward: streamed states are waited for, the CPU continues in the forward."""
         passing = self.per_host_byte()
         states = self.cp.sum(self.cp.multiply(self.states, self.streamed))
-        beside = self.moved * passing * self.read
+        swaps_s = self.moved * passing * self.read
         return [
             states / min(self.bandwidths()) <= self.optimizer_stall_s,
             self.prefix_sums(self.cpu_s + self.weights * passing, self.on_host)
             + 2 * states * passing
-            + beside
+            + swaps_s
             <= self.optimizer_stall_s + self.read_s + self.forward_stall_s,
         ]
 

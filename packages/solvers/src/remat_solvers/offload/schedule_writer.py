@@ -1,9 +1,9 @@
 """Write the whole training step: gradients copied to the host, states copied back, updates on the CPU.
 
-`transfers.placement` schedules fetches and swaps. This module adds the rest in one pass, with a clock for the
-lane to the host and one for the CPU. A gradient of a parameter placed on the host is copied there as soon as
-it is computed, a streamed state as soon as its update is done; the device's copy stays while the transfer is
-pending and headroom allows. Updates on the CPU are queued during the backward or after it
+`transfers.placement` schedules fetches and swaps. This module adds the other steps in one pass, with a clock
+for the lane to the host and one for the CPU. A gradient of a parameter placed on the host is copied there as
+soon as it is computed, a streamed state as soon as its update is done; the device's copy stays while the
+transfer is pending and headroom allows. Updates on the CPU are queued during the backward or after it
 (`optimizer_updates`). O(steps).
 """
 

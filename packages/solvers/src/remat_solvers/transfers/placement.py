@@ -8,16 +8,16 @@ future accesses and prefetches.
   computed together, the smallest first. A value stays resident until the budget is exceeded; then the value
   with the latest next use is evicted first (Belady), if its copy is done. If no copy is done, the pass waits
   for the next one. The copy of a value that is never evicted is left out.
-* A copy back starts as soon as its value fits until its next use and the lane is free in time: the value that
-  is needed first goes first, and of those that one run needs the largest. A value fits if the budget holds it
-  in addition to everything that cannot be evicted and to the copies to the host that were pending in a first
-  pass without prefetching. Ignoring these pending copies is tried as well.
+* A copy back starts as soon as its value fits until its next use and the lane is free in time, in the order
+  of their next uses, and of the values that one run needs the largest first. A value fits if the budget holds
+  it in addition to everything that cannot be evicted and to the copies to the host that were pending in a
+  first pass without prefetching. Ignoring these pending copies is tried as well.
 
 The bytes of each run are those that the referee finds in the schedule that waits for every copy on the spot.
 So the peak is within the budget wherever that schedule's is. Not optimal: copies to the host keep a fixed
 order, and a copy back starts at the first position where it fits. O(runs * longest interval) in numpy for the
-look-ahead, O(moves * log(moves)) for the rest; 1 s for 8,000 runs and 1,600 moves on one core of a server,
-most of it in the referee.
+look-ahead, O(moves * log(moves)) otherwise; 1 s for 8,000 runs and 1,600 moves on one core of a server, most
+of it in the referee.
 """
 
 import heapq
