@@ -223,19 +223,32 @@ class Solver(Protocol):
         ...
 
 
-def positive_or_none(_: Any, field: "attrs.Attribute[Any]", value: Any) -> None:
-    """Validate a limit in seconds; None means no limit.
-
-    Raises:
-        ValueError: it is zero or less.
-    """
-    if value is not None and not value > 0:
-        raise ValueError(f"{field.name} must be seconds above 0, or None for no limit, got {shown(value)}")
+def part_count(default: int, least: int = 1) -> Any:
+    """A field that counts stages, levels or options."""
+    return limited_count(default, least, MOST_PARTS)
 
 
-def between(least: int, most: int) -> Any:
-    """A validator of counts from `least` to `most`; it raises ValueError."""
-    return attrs.validators.and_(attrs.validators.ge(least), attrs.validators.le(most))
+def level_count(default: int, least: int = 2) -> Any:
+    """A field that counts memory levels."""
+    return limited_count(default, least, MOST_SLOTS)
+
+
+def limited_count(default: int, least: int, most: int) -> Any:
+    """A field with limits; other values raise ValueError."""
+    validators = attrs.validators
+    return attrs.field(default=default, validator=validators.and_(validators.ge(least), validators.le(most)))
+
+
+def time_limit(default: float | None) -> Any:
+    """A field with a limit in seconds above 0; None for no limit. Other values raise ValueError."""
+
+    def check(_: Any, field: "attrs.Attribute[Any]", value: Any) -> None:
+        if value is not None and not value > 0:
+            raise ValueError(
+                f"{field.name} must be seconds above 0, or None for no limit, got {shown(value)}"
+            )
+
+    return attrs.field(default=default, validator=check)
 
 
 def judge(

@@ -48,16 +48,11 @@ def order_of_ops(reply: object, problem: Problem) -> tuple[int, ...] | None:
         ValueError: it holds something else than op indices.
         TypeError: it is not a list.
     """
-    return None if reply is None else tuple(_op(i, problem) for i in _as_list(reply))
-
-
-def _as_list(reply: object) -> list[object]:
+    if reply is None:
+        return None
     if not isinstance(reply, list):
         raise TypeError(reply)
-    return reply
-
-
-def _op(index: object, problem: Problem) -> int:
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(problem.graph.ops):
-        raise ValueError(index)
-    return index
+    for index in reply:
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(problem.graph.ops):
+            raise ValueError(index)
+    return tuple(reply)

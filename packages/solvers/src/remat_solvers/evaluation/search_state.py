@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 def make_state(arrays: Arrays, order: Ints, seed: int, capacity: int = 0) -> State:
-    """Create the state for a sequence, with space for `capacity` runs, at least 4 times the graph plus 1,000."""
+    """Create the state for a sequence, with space for `capacity` runs or 4 times the graph plus 1,000."""
     ops, values = len(arrays.backward), len(arrays.size)
     cap = max(4 * ops + 1000, 2 * len(order) + 200, capacity)
     degree = (len(arrays.in_idx) + len(arrays.out_idx)) / max(1, 2 * ops)

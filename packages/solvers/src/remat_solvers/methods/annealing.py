@@ -25,7 +25,7 @@ import numpy as np
 
 from remat_solvers.evaluation.arrays import Ints, evaluate, flatten
 from remat_solvers.local_search.anneal import AnnealingWalk, default_moves, shares
-from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, judge
+from remat_solvers.protocol import Deadline, Problem, Solution, judge, part_count
 
 
 @attrs.frozen(kw_only=True)
@@ -43,7 +43,7 @@ class Search:
     name: ClassVar[str] = "search"
     seed: int = 0
     moves: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
-    rounds: int = attrs.field(default=4, validator=between(1, MOST_PARTS))
+    rounds: int = part_count(4)
     hot: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
     cold: float = attrs.field(default=0.01, validator=attrs.validators.gt(0))
 

@@ -34,7 +34,13 @@ SIZES = 40  # values of b that the greedy variants try
 
 
 class _Chen(Rematerializer):
-    """The part that the variants share: from cuts to a solution."""
+    """The part that the variants share: from cuts to a solution.
+
+    Attributes:
+        anywhere: whether cuts may be at any place of the linear order, not only at articulation points.
+    """
+
+    anywhere: ClassVar[bool] = False
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """The fastest of the method's plans that fits."""
@@ -54,6 +60,10 @@ class _Chen(Rematerializer):
         if best is None:
             return judge(problem, None)
         return judge(problem, best[1], stats={"segments": best[2] + 1})
+
+    def places(self, graph: Graph) -> list[int]:
+        """The places where a cut may be."""
+        return list(range(1, len(forward_ops(graph)))) if self.anywhere else articulation_places(graph)
 
     @abstractmethod
     def choices(self, graph: Graph) -> Iterator[Sequence[int]]:
@@ -85,15 +95,6 @@ def _filled(graph: Graph, places: Sequence[int], limit: float) -> list[int]:
     return cuts
 
 
-def _limits(graph: Graph) -> list[float]:
-    total = sum(graph.allocated_nbytes(v) for op in forward_ops(graph) for v in graph.ops[op].first.outputs)
-    return [float(limit) for limit in np.geomspace(max(1.0, total / 1000), max(2.0, total), SIZES)]
-
-
-def _anywhere(graph: Graph) -> list[int]:
-    return list(range(1, len(forward_ops(graph))))
-
-
 @attrs.frozen(kw_only=True)
 class CheckpointAP(_Chen):
     """Keep what crosses every articulation point."""
@@ -116,10 +117,6 @@ class ChenSqrt(_Chen):
     name: ClassVar[str] = "chen_sqrt"
     every: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(1)))
 
-    def places(self, graph: Graph) -> list[int]:
-        """The articulation points."""
-        return articulation_places(graph)
-
     def choices(self, graph: Graph) -> Iterator[Sequence[int]]:
         """One set of evenly spaced cuts."""
         places = self.places(graph)
@@ -132,10 +129,7 @@ class ChenSqrtLinear(ChenSqrt):
     """Every sqrt(n)-th place of all."""
 
     name: ClassVar[str] = "chen_sqrt_linear"
-
-    def places(self, graph: Graph) -> list[int]:
-        """All places of the linear order."""
-        return _anywhere(graph)
+    anywhere: ClassVar[bool] = True
 
 
 @attrs.frozen(kw_only=True)
@@ -144,15 +138,14 @@ class ChenGreedy(_Chen):
 
     name: ClassVar[str] = "chen_greedy"
 
-    def places(self, graph: Graph) -> list[int]:
-        """The articulation points."""
-        return articulation_places(graph)
-
     def choices(self, graph: Graph) -> Iterator[Sequence[int]]:
         """One set of cuts for each b."""
         places = self.places(graph)
-        for limit in _limits(graph):
-            yield _filled(graph, places, limit)
+        total = sum(
+            graph.allocated_nbytes(v) for op in forward_ops(graph) for v in graph.ops[op].first.outputs
+        )
+        for limit in np.geomspace(max(1.0, total / 1000), max(2.0, total), SIZES):
+            yield _filled(graph, places, float(limit))
 
 
 @attrs.frozen(kw_only=True)
@@ -160,7 +153,4 @@ class ChenGreedyLinear(ChenGreedy):
     """Segments of about b bytes, cut anywhere, for several b."""
 
     name: ClassVar[str] = "chen_greedy_linear"
-
-    def places(self, graph: Graph) -> list[int]:
-        """All places of the linear order."""
-        return _anywhere(graph)
+    anywhere: ClassVar[bool] = True

@@ -20,7 +20,7 @@ from remat_graph.partition import at_narrow_places
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.evaluation.linear_order import expand, without_useless
 from remat_solvers.methods.base import Rematerializer
-from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, judge
+from remat_solvers.protocol import Deadline, Problem, Solution, judge, part_count
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +32,7 @@ class Griewank(Rematerializer):
     """
 
     name: ClassVar[str] = "griewank"
-    stages: int = attrs.field(default=64, validator=between(1, MOST_PARTS))
+    stages: int = part_count(64)
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""

@@ -27,7 +27,7 @@ from remat_solvers.methods.checkmate import Checkmate
 from remat_solvers.methods.hierarchy import Hierarchical
 from remat_solvers.mip.cvxpy_backend import minimize_with_cvxpy
 from remat_solvers.mip.stage_program import DeadlineReached, StagedStep, stage_program
-from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, positive_or_none
+from remat_solvers.protocol import Deadline, Problem, Solution, part_count, time_limit
 
 TOP_BUDGETS = 5  # budgets of the top program, from the real one to the unplanned peak
 
@@ -47,12 +47,12 @@ class Hilp(Hierarchical):
     """
 
     name: ClassVar[str] = "hilp"
-    segments: int = attrs.field(default=8, validator=between(2, MOST_PARTS))
+    segments: int = part_count(8, 2)
     leaf: int = attrs.field(default=40, validator=attrs.validators.ge(2))
-    levels: int = attrs.field(default=4, validator=between(1, MOST_PARTS))
-    options: int = attrs.field(default=4, validator=between(1, MOST_PARTS))
-    leaf_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
-    top_seconds: float | None = attrs.field(default=30.0, validator=positive_or_none)
+    levels: int = part_count(4)
+    options: int = part_count(4)
+    leaf_seconds: float | None = time_limit(1.0)
+    top_seconds: float | None = time_limit(30.0)
     backend: str = "HIGHS"
 
     def solve_small(self, problem: Problem, deadline: Deadline) -> Solution:

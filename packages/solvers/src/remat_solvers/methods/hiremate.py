@@ -25,16 +25,7 @@ from remat_solvers.local_search.repair import repair_orders
 from remat_solvers.methods.annealing import Search
 from remat_solvers.methods.checkmate import Checkmate
 from remat_solvers.methods.hierarchy import Hierarchical
-from remat_solvers.protocol import (
-    MOST_PARTS,
-    MOST_SLOTS,
-    Deadline,
-    Problem,
-    Solution,
-    between,
-    judge,
-    positive_or_none,
-)
+from remat_solvers.protocol import Deadline, Problem, Solution, judge, level_count, part_count, time_limit
 
 
 @attrs.frozen(kw_only=True)
@@ -54,12 +45,12 @@ class Hiremate(Hierarchical):
     """
 
     name: ClassVar[str] = "hiremate"
-    segments: int = attrs.field(default=16, validator=between(2, MOST_PARTS))
+    segments: int = part_count(16, 2)
     leaf: int = attrs.field(default=80, validator=attrs.validators.ge(2))
     exact: int = attrs.field(default=40, validator=attrs.validators.ge(0))
-    slots: int = attrs.field(default=400, validator=between(2, MOST_SLOTS))
-    levels: int = attrs.field(default=6, validator=between(1, MOST_PARTS))
-    leaf_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
+    slots: int = level_count(400)
+    levels: int = part_count(6)
+    leaf_seconds: float | None = time_limit(1.0)
     moves: int = attrs.field(default=20_000, validator=attrs.validators.ge(0))
     seed: int = 0
     backend: str = "HIGHS"

@@ -19,7 +19,7 @@ from remat_solvers.chain.table import ChainTable, OptimisticChain, fastest_withi
 from remat_solvers.evaluation.arrays import Arrays, Ints, flatten
 from remat_solvers.local_search.polish import polish
 from remat_solvers.methods.base import Rematerializer
-from remat_solvers.protocol import MOST_PARTS, MOST_SLOTS, Deadline, Problem, Solution, between, judge
+from remat_solvers.protocol import Deadline, Problem, Solution, judge, level_count, part_count
 
 
 @attrs.frozen(kw_only=True)
@@ -32,8 +32,8 @@ class IntervalDP(Rematerializer):
     """
 
     name: ClassVar[str] = "interval_dp"
-    stages: int = attrs.field(default=36, validator=between(1, MOST_PARTS))
-    slots: int = attrs.field(default=160, validator=between(2, MOST_SLOTS))
+    stages: int = part_count(36)
+    slots: int = level_count(160)
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""

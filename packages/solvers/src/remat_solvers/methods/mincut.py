@@ -18,7 +18,7 @@ from remat_solvers.bounds.cut import TICKS, CutBound
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.local_search.evict import keep_only
 from remat_solvers.methods.base import Rematerializer
-from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, judge
+from remat_solvers.protocol import Deadline, Problem, Solution, judge, part_count
 
 
 @attrs.frozen(kw_only=True)
@@ -30,7 +30,7 @@ class MinCut(Rematerializer):
     """
 
     name: ClassVar[str] = "mincut"
-    prices: int = attrs.field(default=24, validator=between(1, MOST_PARTS))
+    prices: int = part_count(24)
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""

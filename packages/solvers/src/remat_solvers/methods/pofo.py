@@ -27,14 +27,13 @@ from remat_solvers.chain.table import ChainTable, ConservativeChain, keep_all
 from remat_solvers.methods.base import Rematerializer
 from remat_solvers.methods.rotor import Rotor
 from remat_solvers.protocol import (
-    MOST_PARTS,
-    MOST_SLOTS,
     Deadline,
     Problem,
     Solution,
     Status,
-    between,
     judge_schedule,
+    level_count,
+    part_count,
 )
 from remat_solvers.transfers.placement import idle_intervals, schedule_transfers
 
@@ -51,10 +50,10 @@ class Pofo(Rematerializer):
     """
 
     name: ClassVar[str] = "pofo"
-    stages: int = attrs.field(default=64, validator=between(1, MOST_PARTS))
-    slots: int = attrs.field(default=500, validator=between(2, MOST_SLOTS))
-    labels: int = attrs.field(default=300, validator=between(1, MOST_SLOTS))
-    plans: int = attrs.field(default=100, validator=between(1, MOST_SLOTS))
+    stages: int = part_count(64)
+    slots: int = level_count(500)
+    labels: int = level_count(300, 1)
+    plans: int = level_count(100, 1)
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""

@@ -22,16 +22,7 @@ from remat_solvers.local_search.repair import repair_orders
 from remat_solvers.methods.base import Rematerializer
 from remat_solvers.methods.checkmate import Checkmate
 from remat_solvers.methods.greedy import Greedy
-from remat_solvers.protocol import (
-    MOST_PARTS,
-    MOST_SLOTS,
-    Deadline,
-    Problem,
-    Solution,
-    between,
-    judge,
-    positive_or_none,
-)
+from remat_solvers.protocol import Deadline, Problem, Solution, judge, level_count, part_count, time_limit
 
 
 @attrs.frozen(kw_only=True)
@@ -48,11 +39,11 @@ class Rockmate(Rematerializer):
     """
 
     name: ClassVar[str] = "rockmate"
-    stages: int = attrs.field(default=32, validator=between(1, MOST_PARTS))
-    slots: int = attrs.field(default=500, validator=between(2, MOST_SLOTS))
-    levels: int = attrs.field(default=6, validator=between(1, MOST_PARTS))
+    stages: int = part_count(32)
+    slots: int = level_count(500)
+    levels: int = part_count(6)
     exact: int = attrs.field(default=60, validator=attrs.validators.ge(0))
-    block_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
+    block_seconds: float | None = time_limit(1.0)
     backend: str = "HIGHS"
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:

@@ -15,7 +15,7 @@ from remat_graph.partition import at_articulations
 from remat_solvers.chain.table import ChainTable, ConservativeChain, fastest_within_budget, keep_all
 from remat_solvers.evaluation.arrays import flatten
 from remat_solvers.methods.base import Rematerializer
-from remat_solvers.protocol import MOST_PARTS, MOST_SLOTS, Deadline, Problem, Solution, between, judge
+from remat_solvers.protocol import Deadline, Problem, Solution, judge, level_count, part_count
 
 
 @attrs.frozen(kw_only=True)
@@ -28,8 +28,8 @@ class Rotor(Rematerializer):
     """
 
     name: ClassVar[str] = "rotor"
-    stages: int = attrs.field(default=64, validator=between(1, MOST_PARTS))
-    slots: int = attrs.field(default=500, validator=between(2, MOST_SLOTS))
+    stages: int = part_count(64)
+    slots: int = level_count(500)
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""

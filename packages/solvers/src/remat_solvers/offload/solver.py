@@ -30,7 +30,7 @@ from remat_solvers.offload.parameter_groups import parameter_groups, params_of
 from remat_solvers.offload.placement_lp import PlacementLimits, PlacementProgram, whole_params
 from remat_solvers.offload.placement_neighbors import placement_neighbors
 from remat_solvers.offload.training_problem import UpdateMode
-from remat_solvers.protocol import MOST_PASSES, Deadline, Problem, Shortage, Solution, Status, between
+from remat_solvers.protocol import MOST_PASSES, Deadline, Problem, Shortage, Solution, Status, limited_count
 
 __all__ = ["PERIODS", "WORTH", "Offload"]
 
@@ -61,7 +61,7 @@ class Offload:
 
     in_backward: bool = False
     accumulate: bool = True
-    micro_batches: int = attrs.field(default=1, validator=between(1, MOST_PASSES))
+    micro_batches: int = limited_count(1, 1, MOST_PASSES)
     on_host: frozenset[int] | None = None
     candidates: int = attrs.field(default=40, validator=attrs.validators.ge(1))
 
