@@ -16,9 +16,9 @@ from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.methods.chen import CheckpointAP, ChenGreedy, ChenGreedyLinear, ChenSqrt, ChenSqrtLinear
 from remat_solvers.methods.griewank import Griewank, advances, reversal
 from remat_solvers.methods.hilp import Hilp
-from remat_solvers.methods.hiremate import Hiremate
+from remat_solvers.methods.hiremate import HiremateSolver
 from remat_solvers.methods.mincut import MinCut
-from remat_solvers.methods.rockmate import Rockmate
+from remat_solvers.methods.rockmate import RockmateSolver
 from remat_solvers.methods.rotor import Rotor
 from remat_solvers.methods.twremat import TreeDecomposition, TwRemat
 from remat_solvers.testing import layer_graph, random_graph
@@ -115,7 +115,13 @@ def test_rotor_equals_brute_force_on_a_chain(seed: int) -> None:
     "method",
     [
         *(CheckpointAP(), ChenSqrt(), ChenSqrtLinear(), ChenGreedy(), ChenGreedyLinear(), Griewank()),
-        *(MinCut(), TwRemat(), Rotor(), Rockmate(levels=2), Hiremate(leaf=4, levels=2, moves=500)),
+        *(
+            MinCut(),
+            TwRemat(),
+            Rotor(),
+            RockmateSolver(levels=2),
+            HiremateSolver(leaf=4, levels=2, moves=500),
+        ),
         Hilp(leaf=4, levels=2, segments=3),
     ],
     ids=lambda method: method.name,

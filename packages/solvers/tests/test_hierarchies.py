@@ -24,8 +24,8 @@ from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.local_search.repair import repair_orders
 from remat_solvers.methods.checkmate import Checkmate
 from remat_solvers.methods.hilp import Hilp
-from remat_solvers.methods.hiremate import Hiremate
-from remat_solvers.methods.rockmate import Rockmate
+from remat_solvers.methods.hiremate import HiremateSolver
+from remat_solvers.methods.rockmate import RockmateSolver
 from remat_solvers.testing import chain as network
 from remat_solvers.testing import random_graph
 
@@ -65,15 +65,17 @@ def layers(count: int) -> Graph:
 @pytest.mark.parametrize(
     "method",
     [
-        Rockmate(levels=2),
+        RockmateSolver(levels=2),
         Hilp(levels=2, segments=6, leaf=20),
         Hilp(levels=2, segments=3, leaf=8),  # two levels of groups
-        Hiremate(levels=2, leaf=20, moves=500),
-        Hiremate(levels=2, leaf=8, moves=500, segments=3),
+        HiremateSolver(levels=2, leaf=20, moves=500),
+        HiremateSolver(levels=2, leaf=8, moves=500, segments=3),
     ],
     ids=["rockmate", "hilp", "hilp-deep", "hiremate", "hiremate-deep"],
 )
-def test_nothing_is_solved_twice(method: Rockmate | Hilp | Hiremate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_solved_twice(
+    method: RockmateSolver | Hilp | HiremateSolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twelve equal layers are a few distinct groups, each asked about once at each pair of budgets."""
     asked: list[tuple[object, ...]] = []
     solve = Checkmate.solve

@@ -29,7 +29,7 @@ from remat_solvers.protocol import Deadline, Problem, Solution, judge, level_cou
 
 
 @attrs.frozen(kw_only=True)
-class Hiremate(Hierarchical):
+class HiremateSolver(Hierarchical):
     """Groups of groups, with options for each group.
 
     Attributes:

@@ -26,7 +26,7 @@ from remat_solvers.protocol import Deadline, Problem, Solution, judge, level_cou
 
 
 @attrs.frozen(kw_only=True)
-class Rockmate(Rematerializer):
+class RockmateSolver(Rematerializer):
     """Options per block by an integer program, rotor over them.
 
     Attributes:
