@@ -9,7 +9,7 @@ that may not be kept. So any solver can solve these problems. Several pairs of b
 whatever level of a hierarchy they are found.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import attrs
 
@@ -58,10 +58,12 @@ class OptionTable:
         todo = {subgraph.key: subgraph.graph for subgraph in subgraphs if subgraph.key not in self._known}
         for left, (key, graph) in zip(range(len(todo), 0, -1), todo.items(), strict=True):
             self._known[key] = self._orders(graph, solve, deadline.share(1 / left))
-        return [
-            _options(groups, group, subgraph, self._known[subgraph.key])
-            for group, subgraph in enumerate(subgraphs)
-        ]
+        options = []
+        for group, subgraph in enumerate(subgraphs):
+            found = (_option(groups, group, subgraph, order) for order in self._known[subgraph.key])
+            distinct = dict.fromkeys([keep_all(groups, group), *(option for option in found if option)])
+            options.append(list(distinct))
+        return options
 
     def _orders(self, graph: Graph, solve: Solve, deadline: Deadline) -> tuple[Order, ...]:
         """Schedules of a small graph, from keeping much to keeping nothing."""
@@ -103,12 +105,6 @@ def _budgets(graph: Graph, levels: int) -> list[tuple[int, int]]:
     keeps = dict.fromkeys(handed_on + saved * level // levels for level in reversed(range(levels)))
     peaks = dict.fromkeys([unplanned.peak_nbytes, tight])
     return [(peak, most) for peak in peaks for most in keeps if most <= peak]
-
-
-def _options(groups: Partition, group: int, subgraph: Subgraph, orders: Iterable[Order]) -> list[Option]:
-    """Keeping everything, and the options that the schedules of the group's sub-graph give."""
-    options = [_option(groups, group, subgraph, order) for order in orders]
-    return list(dict.fromkeys([keep_all(groups, group), *(option for option in options if option)]))
 
 
 def _without_turn_limit(graph: Graph) -> Graph:

@@ -223,7 +223,9 @@ class ChainTable:
         self.cost: dict[tuple[int, int], Floats] = {}
         self.choice: dict[tuple[int, int], Ints] = {}
         count = len(self.groups)
-        self._check_size(count)
+        nbytes = 8 * (count + 1) * (count + 2) * self.slots  # a float and an integer per cell and slot
+        if nbytes > MOST_TABLE_NBYTES:
+            raise TableTooLarge(stages=count, slots=self.slots, nbytes=nbytes)
         cuts = [chain.crossing(i) for i in range(count + 1)]
         self.held = {
             (i, k): chain.total(cuts[k] - cuts[i]) for i in range(count) for k in range(i, count + 1)
@@ -251,12 +253,6 @@ class ChainTable:
         exact = budget_nbytes // divisor + 1
         self.slots = exact if exact <= slots else slots
         self.slot_nbytes = max(1.0, float(divisor) if exact <= slots else budget_nbytes / (slots - 1))
-
-    def _check_size(self, count: int) -> None:
-        cells = (count + 1) * (count + 2) // 2
-        nbytes = 16 * cells * self.slots  # a float and a whole number a slot
-        if nbytes > MOST_TABLE_NBYTES:
-            raise TableTooLarge(stages=count, slots=self.slots, nbytes=nbytes)
 
     def _fill(self, i: int, j: int) -> None:
         """Compute one entry from shorter ones."""

@@ -118,7 +118,9 @@ class _Model:
                 for v in work.reads[op]:
                     if v not in work.pinned:
                         self._be_held(run, v)
-        self._hold_from_boundary(work.late_nbytes)
+        boundary = _event(work.boundary, 0)
+        if boundary < self.horizon:
+            self._hold(boundary, self.horizon - boundary, self.horizon, self.always, work.late_nbytes)
         self.exact = self._limit_memory(budget_nbytes)
         self._minimize_time()
 
@@ -176,25 +178,18 @@ class _Model:
         for interval in self.intervals[v]:
             chosen = self.model.new_bool_var("")
             self.model.add_implication(chosen, interval.active)
-            self.model.add(interval.start < run.start + self._arrived(v)).only_enforce_if(chosen)
+            # An arriving value is live at the event itself, the output of an op from the next event on.
+            arrived = int(v in self.work.arriving)
+            self.model.add(interval.start < run.start + arrived).only_enforce_if(chosen)
             self.model.add(run.start < interval.end).only_enforce_if(chosen)
             inside.append(chosen)
         self.model.add_exactly_one([run.active.negated(), *inside])
-
-    def _arrived(self, v: int) -> int:
-        """What arrives is there at the event itself; what an op makes from the next on."""
-        return int(v in self.work.arriving)
 
     def _hold(self, start: Any, size: Any, end: Any, active: Any, nbytes: int) -> None:
         """Hold bytes in an interval, which is part of the model even if it is empty."""
         interval = self.model.new_optional_interval_var(start, size, end, active, "")
         if nbytes:
             self.held.append((interval, nbytes))
-
-    def _hold_from_boundary(self, nbytes: int) -> None:
-        start = _event(self.work.boundary, 0)
-        if start < self.horizon:
-            self._hold(start, self.horizon - start, self.horizon, self.always, nbytes)
 
     def _limit_memory(self, budget_nbytes: int) -> bool:
         """Limit memory in common units, rounded up where bytes are many; whether nothing was rounded."""

@@ -73,22 +73,16 @@ def summarize_placement(candidate: Candidate) -> PlacementSummary:
     )
 
 
-def binding_lane(candidate: Candidate) -> str:
-    """The busiest lane."""
-    lane_s = candidate.timeline.lane_s
-    return max(lane_s, key=lambda lane: lane_s[lane]).value
-
-
 def statistics(candidate: Candidate) -> dict[str, int | float | str | bool]:
     """The same as plain numbers: bytes by class, and per lane the overlapped and the exposed seconds."""
-    summary = summarize_placement(candidate)
-    found: dict[str, int | float | str | bool] = {"binds": binding_lane(candidate)}
+    summary, lane_s = summarize_placement(candidate), candidate.timeline.lane_s
+    found: dict[str, int | float | str | bool] = {"binds": max(lane_s, key=lambda lane: lane_s[lane]).value}
     for place, by_class in (("device", summary.device), ("host", summary.host)):
         found |= {f"{place}_{name}_nbytes": nbytes for name, nbytes in by_class.items()}
     found["moved_activations_nbytes"] = summary.moved_nbytes
     for lane in _LANES:
         exposed_s = candidate.timeline.waited_s[lane]
-        found[f"{lane.value}_hidden_s"] = max(0.0, candidate.timeline.lane_s[lane] - exposed_s)
+        found[f"{lane.value}_hidden_s"] = max(0.0, lane_s[lane] - exposed_s)
         found[f"{lane.value}_exposed_s"] = exposed_s
     found["recomputed_s"] = candidate.timeline.recomputed_s
     return found

@@ -133,13 +133,15 @@ class _PlacementSearch:
         if self.solver.on_host is not None:
             self.search.explore(self.solver.on_host, None, STEPS)
         else:
-            if self.may_fit(frozenset()):
+            held = self.search.held_nbytes(frozenset())
+            if held + self.frontier.floor_nbytes <= self.problem.budget_nbytes:
                 self.search.explore(frozenset(), None, STEPS)
             if self.problem.links is not None and self.params and not self.worth_no_offloading():
                 if not self.search.must_stop() or not self.search.evaluated:
                     self.search_placements()
                 if self.best is None:  # to find out which budgets would do
-                    self.search.evaluate(self.all_on_host(), 0)
+                    everything = frozenset(v for param in self.params for v in (param.index, *param.states))
+                    self.search.evaluate(everything, 0)
                 if not self.search.must_stop():
                     self.try_neighbors()
         best = self.best
@@ -151,10 +153,6 @@ class _PlacementSearch:
     def worth_no_offloading(self) -> bool:
         """Whether a plan without offloading costs so little that offloading cannot pay."""
         return self.best is not None and self.search.overhead_s(self.best) <= WORTH * self.search.base_s
-
-    def all_on_host(self) -> frozenset[int]:
-        """All values that can be placed on the host."""
-        return frozenset(v for param in self.params for v in (param.index, *param.states))
 
     def search_placements(self) -> None:
         """Search placements with parameters and states on the host."""
@@ -257,11 +255,6 @@ class _PlacementSearch:
         params, streamed = whole_params(program.groups, shared.shares)
         states = {v for param in self.params if param.index in params | streamed for v in param.states}
         return self.search.explore(params | states, shared.activation_nbytes, steps)
-
-    def may_fit(self, on_host: frozenset[int]) -> bool:
-        """Whether the op that needs most fits on the device together with the values placed there."""
-        held = self.search.held_nbytes(on_host)
-        return held + self.frontier.floor_nbytes <= self.problem.budget_nbytes
 
     def solution(self) -> Solution:
         """The result of the search."""
