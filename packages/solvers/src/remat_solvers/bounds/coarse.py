@@ -52,26 +52,17 @@ ROUGH = 1e-3  # relative gap at which a round ends while there are moments to ad
 
 @attrs.frozen(kw_only=True, eq=False)
 class Round:
-    """The result of one program.
+    """The result of one program."""
 
-    Attributes:
-        extra_s: no schedule within the budget recomputes for less; infinite if there is none at all.
-        order: the sequence of its solution; it may not fit the budget. None if there is no solution.
-        fits: whether it does.
-        slack_s: how far `extra_s` may lie below the program's own optimum by rounding.
-        proven: whether it was solved strictly and without a gap, so that a gap within `slack_s` counts as
-            none.
-        ended: whether it was solved to the end; if not, another round will not succeed either.
-        checks: its work, counted as in `highs`.
-    """
-
-    extra_s: float
+    extra_s: float  # no schedule within the budget recomputes for less; infinite if there is none at all
+    # the sequence of its solution; it may not fit the budget. None if there is no solution
     order: Ints | None
-    fits: bool
-    slack_s: float
+    fits: bool  # whether it does
+    slack_s: float  # how far `extra_s` may lie below the program's own optimum by rounding
+    # whether it was solved strictly and without a gap, so that a gap within `slack_s` counts as none
     proven: bool
-    ended: bool
-    checks: int
+    ended: bool  # whether it was solved to the end; if not, another round will not succeed either
+    checks: int  # its work, counted as in `highs`
 
 
 def tight_bound(
@@ -105,21 +96,13 @@ def tight_bound(
 
 @attrs.frozen(kw_only=True, eq=False)
 class _MomentOrder:
-    """An order of moments, with a bound on the schedules that keep it.
+    """An order of moments, with a bound on the schedules that keep it."""
 
-    Attributes:
-        extra_s: none of them recomputes for less.
-        moments: ops, in the order of their first runs.
-        reach: the dependencies, that order among them.
-        proving: whether the next round adds no moment, but closes the gap that the last one left.
-        finished: whether another round would add nothing.
-    """
-
-    extra_s: float
-    moments: tuple[int, ...]
-    reach: Reachability
-    proving: bool = False
-    finished: bool = False
+    extra_s: float  # none of them recomputes for less
+    moments: tuple[int, ...]  # ops, in the order of their first runs
+    reach: Reachability  # the dependencies, that order among them
+    proving: bool = False  # whether the next round adds no moment, but closes the gap that the last one left
+    finished: bool = False  # whether another round would add nothing
 
     def with_moment(self, op: int) -> list["_MomentOrder"]:
         """One order for each possible place of `op` among the moments."""

@@ -20,19 +20,13 @@ STRICT = 1e-9
 
 @attrs.frozen(kw_only=True, eq=False)
 class ProgramResult:
-    """The result of a program.
+    """The result of a program."""
 
-    Attributes:
-        found: values of the variables; None if there are none.
-        bound: no solution costs less; minus infinity if nothing is proven, infinity if there is no solution.
-        ended: whether the search ended with the gap closed.
-        checks: how often HiGHS called back.
-    """
-
-    found: Floats | None
+    found: Floats | None  # values of the variables; None if there are none
+    # no solution costs less; minus infinity if nothing is proven, infinity if there is no solution
     bound: float
-    ended: bool
-    checks: int = 0
+    ended: bool  # whether the search ended with the gap closed
+    checks: int = 0  # how often HiGHS called back
 
 
 class MixedIntegerProgram:

@@ -7,28 +7,19 @@ from remat_graph import Graph, Placement
 
 @attrs.frozen(kw_only=True)
 class Reachability:
-    """Dependencies of first runs.
+    """Dependencies of first runs."""
 
-    Attributes:
-        ancestors: per op, the ops that must have run before its first run.
-        descendants: per op, the ops that cannot have run before it.
-        sticky: values with bytes that cannot be freed at will (pinned, tangents, or impossible to recompute),
-            each with the ops whose first run reads it.
-        after_boundary: per op, whether it depends on a tangent, so that every forward op has run before it.
-        free: per value, whether it costs nothing and is always live.
-        remakeable: values that a repeat of their producer computes.
-        tangent_set: indices of the tangents.
-        base_nbytes: bytes of persistent values on the device.
-    """
-
-    ancestors: list[int]
-    descendants: list[int]
+    ancestors: list[int]  # per op, the ops that must have run before its first run
+    descendants: list[int]  # per op, the ops that cannot have run before it
+    # values with bytes that cannot be freed at will (pinned, tangents, or impossible to recompute), each with
+    # the ops whose first run reads it
     sticky: dict[int, int]
+    # per op, whether it depends on a tangent, so that every forward op has run before it
     after_boundary: list[bool]
-    free: list[bool]
-    remakeable: set[int]
-    tangent_set: set[int]
-    base_nbytes: int
+    free: list[bool]  # per value, whether it costs nothing and is always live
+    remakeable: set[int]  # values that a repeat of their producer computes
+    tangent_set: set[int]  # indices of the tangents
+    base_nbytes: int  # bytes of persistent values on the device
 
 
 def reachability(graph: Graph) -> Reachability:

@@ -31,19 +31,12 @@ Order = tuple[int, ...]
 
 @attrs.define(eq=False)
 class OptionTable:
-    """Options of groups; each distinct group is solved once.
+    """Options of groups; each distinct group is solved once."""
 
-    Attributes:
-        levels: budgets for what a group keeps; each is tried with a loose and with a tight peak.
-        seconds: for one small problem; None for no limit.
-        solves: small problems solved so far.
-        distinct: distinct groups solved so far.
-    """
-
-    levels: int
-    seconds: float | None = None
-    solves: int = 0
-    distinct: int = 0
+    levels: int  # budgets for what a group keeps; each is tried with a loose and with a tight peak
+    seconds: float | None = None  # for one small problem; None for no limit
+    solves: int = 0  # small problems solved so far
+    distinct: int = 0  # distinct groups solved so far
     _known: dict[Hashable, tuple[Order, ...]] = attrs.field(factory=dict, init=False)
 
     def options(self, groups: Partition, solve: Solve, deadline: Deadline) -> list[list[Option]]:

@@ -42,34 +42,21 @@ KEPT = -1
 
 @attrs.frozen(kw_only=True)
 class SegmentPlacement:
-    """Which of the values that a segment holds are offloaded.
+    """Which of the values that a segment holds are offloaded."""
 
-    Attributes:
-        moved: values that are offloaded.
-        kept_nbytes: bytes of the values that stay.
-        input_nbytes: offloaded bytes of its input, which exists before its forward.
-        own_nbytes: offloaded bytes of its own values, part by part.
-    """
-
-    moved: frozenset[int]
-    kept_nbytes: int
-    input_nbytes: int
-    own_nbytes: tuple[int, ...]
+    moved: frozenset[int]  # values that are offloaded
+    kept_nbytes: int  # bytes of the values that stay
+    input_nbytes: int  # offloaded bytes of its input, which exists before its forward
+    own_nbytes: tuple[int, ...]  # offloaded bytes of its own values, part by part
 
 
 @attrs.frozen(kw_only=True)
 class ChainPlan:
-    """One plan of the table.
+    """One plan of the table."""
 
-    Attributes:
-        runs: runs of groups, see `table`.
-        moved: values that are on the host between their forward and their backward.
-        lost_s: seconds of repeats and waits, by estimate.
-    """
-
-    runs: tuple[GroupRun, ...]
-    moved: frozenset[int]
-    lost_s: float
+    runs: tuple[GroupRun, ...]  # runs of groups, see `table`
+    moved: frozenset[int]  # values that are on the host between their forward and their backward
+    lost_s: float  # seconds of repeats and waits, by estimate
 
     def moves_more_than(self, other: "ChainPlan") -> bool:
         """Whether it offloads more than another plan to the same effect."""

@@ -38,17 +38,11 @@ GroupRun = tuple[str, int, int]  # ("forward", group, 0) or ("backward", group, 
 
 @attrs.frozen(kw_only=True)
 class Option:
-    """One way to treat a group between its last forward and its backward.
+    """One way to treat a group between its last forward and its backward."""
 
-    Attributes:
-        saved: values computed in the group that stay until its backward.
-        backward: op indices of its backward, repeats of its forward ops among them.
-        extra_s: seconds of these repeats.
-    """
-
-    saved: frozenset[int]
-    backward: tuple[int, ...]
-    extra_s: float
+    saved: frozenset[int]  # values computed in the group that stay until its backward
+    backward: tuple[int, ...]  # op indices of its backward, repeats of its forward ops among them
+    extra_s: float  # seconds of these repeats
 
 
 def keep_all(groups: Partition, group: int) -> Option:

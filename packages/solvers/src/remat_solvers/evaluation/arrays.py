@@ -49,19 +49,12 @@ class Arrays(NamedTuple):
 
 @attrs.frozen
 class Evaluation:
-    """The cost of a sequence.
+    """The cost of a sequence."""
 
-    Attributes:
-        valid: whether it can run.
-        peak_nbytes: its peak, if valid.
-        time_s: its compute time, if valid.
-        profile: per position, bytes held while it runs.
-    """
-
-    valid: bool
-    peak_nbytes: int
-    time_s: float
-    profile: Ints
+    valid: bool  # whether it can run
+    peak_nbytes: int  # its peak, if valid
+    time_s: float  # its compute time, if valid
+    profile: Ints  # per position, bytes held while it runs
 
 
 def compressed(rows: list[list[int]]) -> tuple[Ints, Ints]:

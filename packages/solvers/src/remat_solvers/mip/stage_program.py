@@ -33,27 +33,17 @@ from remat_solvers.protocol import Deadline
 
 @attrs.frozen(kw_only=True, eq=False)
 class StageProgram:
-    """``minimize cost @ x  subject to  rows @ x <= limits, 0 <= x <= upper``.
+    """``minimize cost @ x  subject to  rows @ x <= limits, 0 <= x <= upper``."""
 
-    Attributes:
-        cost: per variable, in units of `unit_s`.
-        rows: scipy sparse matrix.
-        limits: right sides.
-        upper: upper bounds.
-        integral: indices of the variables that must be whole: R and S.
-        runs: (stage, op) -> variable, for repeats and for frontiers with alternatives.
-        kept: (stage, value) -> variable.
-        unit_s: seconds of one unit of cost.
-    """
-
-    cost: Floats
-    rows: Any
-    limits: Floats
-    upper: Floats
-    integral: Ints
+    cost: Floats  # per variable, in units of `unit_s`
+    rows: Any  # scipy sparse matrix
+    limits: Floats  # right sides
+    upper: Floats  # upper bounds
+    integral: Ints  # indices of the variables that must be whole: R and S
+    # (stage, op) -> variable, for repeats and for frontiers with alternatives
     runs: dict[tuple[int, int], int]
-    kept: dict[tuple[int, int], int]
-    unit_s: float
+    kept: dict[tuple[int, int], int]  # (stage, value) -> variable
+    unit_s: float  # seconds of one unit of cost
 
 
 class DeadlineReached(Exception):
@@ -62,37 +52,23 @@ class DeadlineReached(Exception):
 
 @attrs.frozen(kw_only=True, eq=False)
 class StagedStep:
-    """The step as the program sees it: ops in order, in groups of alternatives.
+    """The step as the program sees it: ops in order, in groups of alternatives."""
 
-    Attributes:
-        groups: per stage the ops that may be its frontier: exactly one of them runs there first.
-        reads: per op the values it reads.
-        makes: per op the values it computes.
-        time_s: per op, seconds of a repeat.
-        first_s: per op, seconds of its first run.
-        workspace: per op, bytes that it needs while it runs.
-        repeats: ops that may run again.
-        size: bytes of each value that an op computes or that comes live at the boundary.
-        pinned: values that stay from their first run on.
-        arriving: values that no op computes: live from the stage `boundary` on, until they are freed.
-        boundary: number of forward groups.
-        base_nbytes: bytes held throughout.
-        late_nbytes: bytes held from the stage `boundary` on: tangents that no op reads.
-    """
-
+    # per stage the ops that may be its frontier: exactly one of them runs there first
     groups: tuple[tuple[int, ...], ...]
-    reads: tuple[tuple[int, ...], ...]
-    makes: tuple[tuple[int, ...], ...]
-    time_s: tuple[float, ...]
-    first_s: tuple[float, ...]
-    workspace: tuple[int, ...]
-    repeats: frozenset[int]
-    size: dict[int, int]
-    pinned: frozenset[int]
+    reads: tuple[tuple[int, ...], ...]  # per op the values it reads
+    makes: tuple[tuple[int, ...], ...]  # per op the values it computes
+    time_s: tuple[float, ...]  # per op, seconds of a repeat
+    first_s: tuple[float, ...]  # per op, seconds of its first run
+    workspace: tuple[int, ...]  # per op, bytes that it needs while it runs
+    repeats: frozenset[int]  # ops that may run again
+    size: dict[int, int]  # bytes of each value that an op computes or that comes live at the boundary
+    pinned: frozenset[int]  # values that stay from their first run on
+    # values that no op computes: live from the stage `boundary` on, until they are freed
     arriving: frozenset[int]
-    boundary: int
-    base_nbytes: int = 0
-    late_nbytes: int = 0
+    boundary: int  # number of forward groups
+    base_nbytes: int = 0  # bytes held throughout
+    late_nbytes: int = 0  # bytes held from the stage `boundary` on: tangents that no op reads
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:

@@ -18,37 +18,21 @@ SMALL_FRACTION = 20_000  # values smaller than the device budget divided by this
 
 @attrs.frozen(kw_only=True, eq=False)
 class Candidate:
-    """A schedule with its cost.
+    """A schedule with its cost."""
 
-    Attributes:
-        graph: the training step with the placement of all values.
-        on_host: values placed on the host.
-        schedule: the steps.
-        timeline: the referee's simulation of several consecutive training steps.
-        nbytes: device bytes in the state of ``.grad`` that needs most.
-        host_nbytes: host bytes likewise.
-        activation_nbytes: the activation memory for which the order was requested.
-        order: the ops, repeats included.
-        moves: idle intervals in which a value may be on the host.
-        pinned_intervals: idle intervals in which the value must stay on the device.
-        policy: how its copies were scheduled; None if each is waited for on the spot.
-        over_nbytes: device bytes above the budget; negative if some are free.
-        over_host_nbytes: host bytes likewise.
-    """
-
-    graph: Graph
-    on_host: frozenset[int]
-    schedule: Schedule
-    timeline: Timeline
-    nbytes: int
-    host_nbytes: int
-    activation_nbytes: int
-    order: tuple[int, ...]
-    moves: frozenset[IdleInterval]
-    pinned_intervals: frozenset[IdleInterval]
-    policy: TransferPolicy | None
-    over_nbytes: int
-    over_host_nbytes: int
+    graph: Graph  # the training step with the placement of all values
+    on_host: frozenset[int]  # values placed on the host
+    schedule: Schedule  # the steps
+    timeline: Timeline  # the referee's simulation of several consecutive training steps
+    nbytes: int  # device bytes in the state of ``.grad`` that needs most
+    host_nbytes: int  # host bytes likewise
+    activation_nbytes: int  # the activation memory for which the order was requested
+    order: tuple[int, ...]  # the ops, repeats included
+    moves: frozenset[IdleInterval]  # idle intervals in which a value may be on the host
+    pinned_intervals: frozenset[IdleInterval]  # idle intervals in which the value must stay on the device
+    policy: TransferPolicy | None  # how its copies were scheduled; None if each is waited for on the spot
+    over_nbytes: int  # device bytes above the budget; negative if some are free
+    over_host_nbytes: int  # host bytes likewise
 
     @property
     def fits(self) -> bool:

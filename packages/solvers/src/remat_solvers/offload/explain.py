@@ -17,23 +17,14 @@ _LANES = {
 
 @attrs.frozen(kw_only=True)
 class PlacementSummary:
-    """Bytes by class and placement.
+    """Bytes by class and placement."""
 
-    Attributes:
-        device: bytes of weights, gradients and states placed on the device.
-        host: bytes of those placed on the host.
-        moved_nbytes: bytes of activations that are swapped out and in.
-        params: number of parameters.
-        host_params: how many of them are placed on the host.
-        streamed: how many are on the device and have states placed on the host.
-    """
-
-    device: dict[str, int]
-    host: dict[str, int]
-    moved_nbytes: int
-    params: int
-    host_params: int
-    streamed: int
+    device: dict[str, int]  # bytes of weights, gradients and states placed on the device
+    host: dict[str, int]  # bytes of those placed on the host
+    moved_nbytes: int  # bytes of activations that are swapped out and in
+    params: int  # number of parameters
+    host_params: int  # how many of them are placed on the host
+    streamed: int  # how many are on the device and have states placed on the host
 
 
 def summarize_placement(candidate: Candidate) -> PlacementSummary:

@@ -33,17 +33,11 @@ MIN_PEAK_MOVES, MIN_PEAK_S = 20_000, 5.0  # limits of the search for the smalles
 
 @attrs.frozen(kw_only=True, eq=False)
 class FrontierPoint:
-    """An order.
+    """An order."""
 
-    Attributes:
-        nbytes: its peak without parameters and states.
-        time_s: its compute time.
-        order: the ops.
-    """
-
-    nbytes: int
-    time_s: float
-    order: tuple[int, ...]
+    nbytes: int  # its peak without parameters and states
+    time_s: float  # its compute time
+    order: tuple[int, ...]  # the ops
 
 
 class OrderFrontier:

@@ -10,27 +10,16 @@ from remat_solvers.offload.training_problem import first_reads
 
 @attrs.frozen(kw_only=True)
 class Param:
-    """A parameter that can be placed on the host.
+    """A parameter that can be placed on the host."""
 
-    Attributes:
-        index: of its value.
-        nbytes: its bytes.
-        grad_nbytes: bytes of its gradient; 0 if it is frozen.
-        states: indices of its optimizer states.
-        states_nbytes: their bytes.
-        update: its update, None if it has none.
-        read_s: seconds of the unplanned forward before it is read.
-        made_s: seconds of the unplanned backward until its gradient is computed.
-    """
-
-    index: int
-    nbytes: int
-    grad_nbytes: int
-    states: tuple[int, ...]
-    states_nbytes: int
-    update: Update | None
-    read_s: float
-    made_s: float
+    index: int  # of its value
+    nbytes: int  # its bytes
+    grad_nbytes: int  # bytes of its gradient; 0 if it is frozen
+    states: tuple[int, ...]  # indices of its optimizer states
+    states_nbytes: int  # their bytes
+    update: Update | None  # its update, None if it has none
+    read_s: float  # seconds of the unplanned forward before it is read
+    made_s: float  # seconds of the unplanned backward until its gradient is computed
 
     @property
     def charge_nbytes(self) -> int:

@@ -42,40 +42,24 @@ WAITING = 0.5  # share of the gradients on the host that wait for the CPU during
 
 @attrs.frozen(kw_only=True)
 class PlacementLimits:
-    """Budgets and rates of a step.
+    """Budgets and rates of a step."""
 
-    Attributes:
-        device_nbytes: device budget.
-        host_nbytes: host budget; None for no limit.
-        links: bandwidths.
-        mode: how the step is trained.
-        curve: known orders, by their peaks.
-        floor_nbytes: activation bytes on the device that some op needs in any plan.
-        streams: whether states may be streamed.
-    """
-
-    device_nbytes: int
-    host_nbytes: int | None
-    links: Links
-    mode: UpdateMode
-    curve: Sequence[FrontierPoint]
-    floor_nbytes: int
-    streams: bool = True
+    device_nbytes: int  # device budget
+    host_nbytes: int | None  # host budget; None for no limit
+    links: Links  # bandwidths
+    mode: UpdateMode  # how the step is trained
+    curve: Sequence[FrontierPoint]  # known orders, by their peaks
+    floor_nbytes: int  # activation bytes on the device that some op needs in any plan
+    streams: bool = True  # whether states may be streamed
 
 
 @attrs.frozen(kw_only=True)
 class Shares:
-    """The solution of the program.
+    """The solution of the program."""
 
-    Attributes:
-        shares: per option and group, the share of the group.
-        activation_nbytes: peak of the order to use.
-        time_s: predicted seconds of a step.
-    """
-
-    shares: Floats
-    activation_nbytes: int
-    time_s: float
+    shares: Floats  # per option and group, the share of the group
+    activation_nbytes: int  # peak of the order to use
+    time_s: float  # predicted seconds of a step
 
 
 class PlacementProgram:

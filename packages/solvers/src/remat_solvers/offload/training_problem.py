@@ -17,17 +17,11 @@ from remat_graph.training import accumulating
 
 @attrs.frozen(kw_only=True)
 class UpdateMode:
-    """How a step is trained.
+    """How a step is trained."""
 
-    Attributes:
-        in_backward: whether each parameter is updated as soon as its gradient is computed.
-        accumulate: whether a plan must hold where every parameter has a ``.grad`` already.
-        micro_batches: forwards and backwards per optimizer step.
-    """
-
-    in_backward: bool = False
-    accumulate: bool = True
-    micro_batches: int = 1
+    in_backward: bool = False  # whether each parameter is updated as soon as its gradient is computed
+    accumulate: bool = True  # whether a plan must hold where every parameter has a ``.grad`` already
+    micro_batches: int = 1  # forwards and backwards per optimizer step
 
     @property
     def adds_gradients(self) -> bool:
@@ -37,24 +31,16 @@ class UpdateMode:
 
 @attrs.frozen(kw_only=True, eq=False)
 class TrainingProblem:
-    """A training step prepared for scheduling.
+    """A training step prepared for scheduling."""
 
-    Attributes:
-        full_graph: the training step, with the gradients that exist before it.
-        graph: the same without freed gradients and without updates; device updates during the backward are
-            its last ops.
-        host_grads: gradients that are copied to the host.
-        freed_grads: gradients on the device that are freed when no op reads them any more.
-        device_updates: updates on the device during the backward, in the order of their ops.
-        mode: how the step is trained.
-    """
-
-    full_graph: Graph
+    full_graph: Graph  # the training step, with the gradients that exist before it
+    # the same without freed gradients and without updates; device updates during the backward are its last
+    # ops
     graph: Graph
-    host_grads: frozenset[int]
-    freed_grads: frozenset[int]
-    device_updates: tuple[Update, ...]
-    mode: UpdateMode
+    host_grads: frozenset[int]  # gradients that are copied to the host
+    freed_grads: frozenset[int]  # gradients on the device that are freed when no op reads them any more
+    device_updates: tuple[Update, ...]  # updates on the device during the backward, in the order of their ops
+    mode: UpdateMode  # how the step is trained
 
     @classmethod
     def prepare(cls, graph: Graph, mode: UpdateMode) -> "TrainingProblem":

@@ -18,15 +18,10 @@ from remat_solvers.subprocess_json import NO_ORDER, START_S, order_of_ops, run_j
 
 @attrs.frozen
 class SubprocessResult:
-    """The result of a solver in its own process.
+    """The result of a solver in its own process."""
 
-    Attributes:
-        order: op indices, or None.
-        problem: why there is no usable order; empty if there is one or the solver found none.
-    """
-
-    order: tuple[int, ...] | None
-    problem: str = ""
+    order: tuple[int, ...] | None  # op indices, or None
+    problem: str = ""  # why there is no usable order; empty if there is one or the solver found none
 
 
 def solve_in_subprocess(

@@ -63,21 +63,13 @@ def idle_intervals(graph: Graph, order: Iterable[int]) -> list[IdleInterval]:
 
 @attrs.frozen(kw_only=True)
 class Swap:
-    """An idle interval during which a value may be on the host, or the fetch of a value placed on the host.
+    """An idle interval of a value that may be swapped, or the fetch of a value placed on the host."""
 
-    Attributes:
-        interval: when; `after` is START for a value that is on the host when the step begins.
-        nbytes: bytes of the value on the device.
-        swap_out_s: seconds of the copy to the host.
-        swap_in_s: seconds of the copy to the device.
-        start: position after which the copy to the host starts; START if the swap needs none.
-    """
-
-    interval: IdleInterval
-    nbytes: int
-    swap_out_s: float
-    swap_in_s: float
-    start: int
+    interval: IdleInterval  # when; `after` is START for a value that is on the host when the step begins
+    nbytes: int  # bytes of the value on the device
+    swap_out_s: float  # seconds of the copy to the host
+    swap_in_s: float  # seconds of the copy to the device
+    start: int  # position after which the copy to the host starts; START if the swap needs none
 
     @property
     def earliest(self) -> int:

@@ -82,16 +82,11 @@ def schedule_transfers(
 
 @attrs.frozen(kw_only=True, eq=False)
 class TransferSchedule:
-    """A schedule with its copies.
+    """A schedule with its copies."""
 
-    Attributes:
-        schedule: the steps.
-        timeline: their simulation by the referee.
-        policy: the one of `TRANSFER_POLICIES` that was used; None if every copy is waited for on the spot.
-    """
-
-    schedule: Schedule
-    timeline: Timeline
+    schedule: Schedule  # the steps
+    timeline: Timeline  # their simulation by the referee
+    # the one of `TRANSFER_POLICIES` that was used; None if every copy is waited for on the spot
     policy: "TransferPolicy | None"
 
 
