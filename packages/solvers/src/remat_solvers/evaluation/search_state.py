@@ -41,10 +41,10 @@ class State(NamedTuple):
     events: Ints  # per value, 2 * position + (1 if made there)
 
 
-def make_state(arrays: Arrays, order: Ints, seed: int, capacity: int = 0) -> State:
-    """Create the state for a sequence, with space for `capacity` runs or 4 times the graph plus 1,000."""
+def make_state(arrays: Arrays, order: Ints, seed: int) -> State:
+    """Create the state for a sequence, with space for 4 times the graph and 1,000 runs."""
     ops, values = len(arrays.backward), len(arrays.size)
-    cap = max(4 * ops + 1000, 2 * len(order) + 200, capacity)
+    cap = max(4 * ops + 1000, 2 * len(order) + 200)
     degree = (len(arrays.in_idx) + len(arrays.out_idx)) / max(1, 2 * ops)
     events = int(cap * (degree + 4)) + 1000
     val = records(VALUE, values)

@@ -28,7 +28,6 @@ def minimize_peak(
     deadline: Deadline,
     *,
     moves: int | None = None,
-    seed: int = 0,
     start: Ints | None = None,
 ) -> Ints:
     """Find a sequence with a small peak, from `start` or trace order, with at most `moves` changes.
@@ -54,7 +53,7 @@ def minimize_peak(
     round_ = 0
     while peak > max(goal_nbytes, floor_nbytes) and step < LAST_STEP and left > 0 and not deadline.reached():
         target = max(floor_nbytes, int(peak * step))
-        walk = AnnealingWalk(arrays, best, target, seed + round_, price=30.0)
+        walk = AnnealingWalk(arrays, best, target, round_, price=30.0)
         share = min(left, default_peak_moves(ops) // 12)
         found = walk.reach(share, 1.0, 0.1, deadline)
         left -= max(1, walk.tried)

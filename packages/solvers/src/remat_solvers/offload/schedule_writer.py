@@ -50,18 +50,9 @@ def write_schedule(
     return Schedule([*whole.steps, *tail], whole.boundary, len(whole.steps))
 
 
-def simulate_accumulating(
-    training: TrainingProblem, schedule: Schedule, links: Links, periods: int = 1
-) -> Timeline:
-    """The referee's simulation in the state of ``.grad`` that needs most."""
-    return simulate(
-        training.full_graph,
-        schedule,
-        grads=Grads.ACCUMULATE if training.mode.adds_gradients else Grads.NEW,
-        links=links,
-        periods=periods,
-        passes=training.mode.micro_batches if periods > 1 else 1,
-    )
+def simulate_accumulating(training: TrainingProblem, schedule: Schedule, links: Links) -> Timeline:
+    """The referee's simulation with a ``.grad`` of every parameter, the state that needs most."""
+    return simulate(training.full_graph, schedule, grads=Grads.ACCUMULATE, links=links)
 
 
 @attrs.frozen

@@ -6,8 +6,6 @@ can be ended where a thread cannot, and it cannot corrupt this process's memory.
 
 import json
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 import attrs
 
@@ -28,7 +26,6 @@ def solve_in_subprocess(
     name: str,
     problem: Problem,
     seconds: float,
-    parameters: Mapping[str, Any] | None = None,
     *,
     most_s: float = float("inf"),
 ) -> SubprocessResult:
@@ -41,7 +38,6 @@ def solve_in_subprocess(
         "budget_nbytes": problem.budget_nbytes,
         "solver": name,
         "seconds": seconds,
-        "parameters": dict(parameters or {}),
     }
     reply, failure = run_json_module(
         "remat_solvers.portfolio.isolated", request, min(seconds + START_S, most_s)
@@ -60,7 +56,7 @@ def main() -> None:
 
     request = json.load(sys.stdin)
     graph = graph_from_data(request["graph"])
-    solver = get_solver(request["solver"], **request["parameters"])
+    solver = get_solver(request["solver"])
     solution = solver.solve(Problem(graph, request["budget_nbytes"]), Deadline(request["seconds"]))
     order = None if solution.order is None else [int(op) for op in solution.order]
     sys.stdout.write("\n" + json.dumps({"order": order}) + "\n")

@@ -57,7 +57,6 @@ def schedule_transfers(
     moves: Iterable[IdleInterval],
     budget_nbytes: int,
     links: Links,
-    copied_when_freed: Collection[int] = (),
 ) -> Schedule:
     """The schedule that runs an order and swaps values out in some of its idle intervals.
 
@@ -68,16 +67,12 @@ def schedule_transfers(
         budget_nbytes: bound on the peak; exceeded only where the schedule that waits for every copy exceeds
             it.
         links: bandwidths.
-        copied_when_freed: values that are copied to the host where the schedule frees them. The caller writes
-            these copies; here they occupy the lane, and the values stay on the device until then.
 
     Raises:
         InvalidSchedule: the order is not valid.
         NoIdleInterval: a move is not one of the order's idle intervals.
     """
-    return fastest_transfers(
-        OrderTimeline(graph, order), moves, budget_nbytes, links, copied_when_freed
-    ).schedule
+    return fastest_transfers(OrderTimeline(graph, order), moves, budget_nbytes, links).schedule
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -108,7 +103,11 @@ def fastest_transfers(
     copied_when_freed: Collection[int] = (),
     policies: Sequence[TransferPolicy] = TRANSFER_POLICIES,
 ) -> TransferSchedule:
-    """Try each policy of `schedule_transfers` for an order that is prepared already, and keep the fastest."""
+    """Try each policy of `schedule_transfers` for an order that is prepared already, and keep the fastest.
+
+    Values in `copied_when_freed` are copied to the host where the schedule frees them. The caller writes
+    these copies; here they occupy the lane, and the values stay on the device until then.
+    """
     graph, moves = order.graph, tuple(moves)
     swaps = swaps_of(order, moves, links)
     waiting = order.schedule(swaps, [t.earliest for t in swaps], [t.interval.before for t in swaps])
