@@ -146,7 +146,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crashed: exit code -9"),
         ("raise MemoryError('no bytes left')", "crashed: MemoryError: no bytes left"),
-        ("import os; os._exit(0)", "returned what is no order of ops"),
+        ("import os; os._exit(0)", "returned an invalid order of ops"),
     ],
     ids=["killed", "out of memory", "silent"],
 )

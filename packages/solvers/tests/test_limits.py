@@ -189,7 +189,7 @@ def test_a_recursion_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> No
     assert deadline.hit
 
 
-def test_questions_keep_to_their_limit() -> None:
+def test_queries_keep_to_their_limit() -> None:
     """Without time the smallest budget known is the unplanned peak, and nothing is proven."""
     graph = chain(24)
     peak = noremat_peak_nbytes(graph)

@@ -7,7 +7,7 @@ from typing import Any
 
 from remat_solvers.protocol import Problem
 
-NO_ORDER = "returned what is no order of ops"
+NO_ORDER = "returned an invalid order of ops"
 
 MOST_S = 86_400.0  # limit for every process, whatever its deadline
 
