@@ -170,13 +170,13 @@ class _TransferPass:
         self.other_pending_nbytes = 0
         self.order, self.swaps, self.headroom = order, swaps, headroom
         self.prefetch = reserved is not None
-        self.free = headroom - (0 if reserved is None else reserved)  # less what is on its policy back
+        self.free = headroom - (0 if reserved is None else reserved)  # less what is prefetched
         self.before = np.array([swap.interval.before for swap in swaps])
         self.out_at, self.in_at, self.copied = (self.before.tolist() for _ in range(3))
         self.clock_s = self.out_free_s = self.back_free_s = 0.0
         self.out_done_s = [0.0] * len(swaps)
         self.back_done_s = [0.0] * len(swaps)
-        self.prefetched_nbytes = 0  # on the policy back and not needed yet
+        self.prefetched_nbytes = 0  # not needed yet
         # Swaps whose value is still on the device: first copying, then idle.
         self.resident: set[int] = set()
         self.copying: list[tuple[float, int]] = []
