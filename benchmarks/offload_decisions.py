@@ -288,7 +288,7 @@ def measure(case: Case, graph: Graph, captured_s: float, seconds: float | None) 
         roofline_allowed=case.roofline,
         fastest_by_hand_s=hand_s,
         planned_s=planned_s,
-        why=Offload.explain(solution.stats),
+        why=solution.explanation,
         broken=tuple(broken),
     )
 

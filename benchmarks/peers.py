@@ -60,9 +60,8 @@ from remat_executor.errors import OverCompiled
 from remat_facade import Hiremate
 from remat_facade.planning.planner import PLANNING_S
 from remat_graph import Graph, Plan, Schedule, get_platform, simulate
-from remat_solvers import Deadline, InfeasibleBudget, Problem, get_solver
+from remat_solvers import Deadline, InfeasibleBudget, Problem, get_solver, infeasible
 from remat_solvers.bounds import tight_bound
-from remat_solvers.queries import infeasible
 
 MIB = 1 << 20
 TORCH_BUDGETS = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)

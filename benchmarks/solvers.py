@@ -21,7 +21,7 @@ from remat_graph import Graph, load_graph, noremat_peak_nbytes, simulate
 from remat_solvers import Deadline, Problem, Progress, Status, get_solver
 from remat_solvers.bounds import lower_bound, tight_bound
 from remat_solvers.bounds.floor import working_nbytes
-from remat_solvers.bounds.reachability import relatives
+from remat_solvers.bounds.reachability import reachability
 from remat_solvers.testing import mobile
 
 CORPUS = Path(__file__).parents[1] / "tests" / "data" / "graphs"
@@ -133,8 +133,8 @@ def budget_of(graph: Graph, fraction: float | None) -> tuple[int, float]:
     """Bytes, and the fraction of the unplanned peak that they are."""
     peak = noremat_peak_nbytes(graph)
     if fraction is None:
-        kin = relatives(graph)
-        nbytes = min(peak, 3 * max(working_nbytes(graph, op.first, kin) for op in graph.ops) // 2)
+        reach = reachability(graph)
+        nbytes = min(peak, 3 * max(working_nbytes(graph, op.first, reach) for op in graph.ops) // 2)
         return nbytes, nbytes / peak
     return int(fraction * peak), fraction
 

@@ -30,6 +30,7 @@ MOST = {
     "functions above 60 lines": 0,
     "duplicates of six lines": 15,
     "private words": 2061,
+    "class names defined twice": 6,
 }
 
 
@@ -334,6 +335,16 @@ def show_words() -> None:
         sys.stdout.writelines(f"         {place}\n" for place in dict.fromkeys(places))
 
 
+def classes_of_one_name() -> list[str]:
+    """Public class names that more than one file defines, with these files."""
+    places = defaultdict(list)
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module_of(path))
+    return [f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
+
+
 def numbers() -> dict[str, list[str]]:
     """What counts against each limit."""
     most_at_the_top = max(at_the_top().items(), key=lambda item: item[1])
@@ -349,6 +360,7 @@ def numbers() -> dict[str, list[str]]:
             for word, places in private_words(written()).items()
             for place in places
         ],
+        "class names defined twice": classes_of_one_name(),
     }
 
 

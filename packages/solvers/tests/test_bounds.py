@@ -12,7 +12,7 @@ from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, norema
 from remat_solvers import Problem, SolverWarning, Status, get_solver
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.bounds.coarse import CoarseBound
-from remat_solvers.bounds.reachability import in_order, relatives
+from remat_solvers.bounds.reachability import reachability, with_order
 from remat_solvers.portfolio import auto
 from remat_solvers.testing import chain, dense, mobile, random_graph, unet
 
@@ -93,18 +93,18 @@ def test_the_bound_branches_over_orders_that_no_dependency_decides() -> None:
     for seed in range(20):
         graph = leaves(seed)
         budget = (2 * budget_floor(graph).nbytes + noremat_peak_nbytes(graph)) // 3
-        least, kin = oracle.fastest_s(graph, budget), relatives(graph)
+        least, reach = oracle.fastest_s(graph, budget), reachability(graph)
         assert graph.time_s <= tight_bound(graph, budget) <= least + 1e-9
         met += lower_bound(graph, budget) < tight_bound(graph, budget) == pytest.approx(least)
         first, then = 3, 5  # the gradients of the last two weights: neither needs the other
-        orders = [in_order(kin, first, then), in_order(kin, then, first)]
-        assert [each.ancestors[then] >> first & 1 for each in (kin, *orders)] == [0, 1, 0]
-        assert [each.descendants[then] >> first & 1 for each in (kin, *orders)] == [0, 0, 1]
+        orders = [with_order(reach, first, then), with_order(reach, then, first)]
+        assert [each.ancestors[then] >> first & 1 for each in (reach, *orders)] == [0, 1, 0]
+        assert [each.descendants[then] >> first & 1 for each in (reach, *orders)] == [0, 0, 1]
     assert met >= 5
 
 
 def test_a_moment_in_the_forward_knows_no_tangent_yet() -> None:
-    """The binding moment lies before the boundary, where the tangent's 27 bytes are not there."""
+    """The binding moment lies before the boundary, where the tangent's 27 bytes are not live."""
     names = [("a0", 5), ("a1", 20), ("a2", 15), ("a3", 19), ("t", 27), ("g3", 4), ("g2", 4), ("g1", 1)]
     roles = {"a3": Role.OUTPUT, "t": Role.TANGENT, "g1": Role.GRAD}
     values = [
@@ -189,7 +189,7 @@ def test_a_repeat_that_takes_ages_breaks_nothing() -> None:
 
 @pytest.mark.parametrize("part", ["evict", "keep_only", "plan", "cheapest", "CoarseBound.round"])
 def test_a_part_that_fails_loses_its_place(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others still answer, with a warning that names it."""
+    """The other parts still give a result, with a warning that names the failed part."""
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of order")
@@ -206,18 +206,18 @@ def test_a_part_that_fails_loses_its_place(part: str, monkeypatch: pytest.Monkey
 
 
 def test_starts_that_cannot_be_carried_out_are_left_out() -> None:
-    """Ops that are not there, or in an order that is none: a warning each, and an answer."""
+    """Unknown ops, or an invalid order: one warning each, and a result."""
     graph = unet(3)
     peak = noremat_peak_nbytes(graph)
     starts = ((10**6,), (-1,), tuple(range(len(graph.ops)))[::-1])
-    with pytest.warns(SolverWarning, match="cannot be carried out") as caught:
+    with pytest.warns(SolverWarning, match="a start is not a valid order") as caught:
         solution = get_solver("auto", starts=starts, moves=1000).solve(Problem(graph, int(0.8 * peak)))
     assert len([w for w in caught if "start" in str(w.message)]) == 3
     assert solution.feasible
 
 
 def test_the_bound_of_a_program_that_claims_too_much_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schedule that is there refutes it."""
+    """A known schedule refutes the bound."""
     plain = CoarseBound.round
 
     def boast(self: CoarseBound, *args: object, **options: object) -> object:
@@ -226,7 +226,7 @@ def test_the_bound_of_a_program_that_claims_too_much_is_not_believed(monkeypatch
     monkeypatch.setattr(CoarseBound, "round", boast)
     graph = unet(4)
     peak = noremat_peak_nbytes(graph)
-    with pytest.warns(SolverWarning, match="claims a bound above a schedule"):
+    with pytest.warns(SolverWarning, match="bound above the time of a known schedule"):
         solution = get_solver("auto", moves=2000, gap=0.0).solve(Problem(graph, int(0.75 * peak)))
     assert solution.feasible
     assert solution.lower_bound_s < float("inf")

@@ -9,19 +9,18 @@ import pytest
 
 from remat_graph import Graph, Implementation, Op, Value, noremat_peak_nbytes, simulate
 from remat_graph.partition import articulation_places, at_articulations
-from remat_solvers import Problem
+from remat_solvers import Problem, TableTooLarge
 from remat_solvers.chain import table
-from remat_solvers.chain.table import Careful, ChainTable, Run, keep_all
-from remat_solvers.errors import TableTooLarge
+from remat_solvers.chain.table import ChainTable, ConservativeChain, GroupRun, keep_all
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.methods.chen import CheckpointAP, ChenGreedy, ChenGreedyLinear, ChenSqrt, ChenSqrtLinear
 from remat_solvers.methods.griewank import Griewank, advances, reversal
 from remat_solvers.methods.hilp import Hilp
-from remat_solvers.methods.hiremate import Hiremate
+from remat_solvers.methods.hiremate import HiremateSolver
 from remat_solvers.methods.mincut import MinCut
-from remat_solvers.methods.rockmate import Rockmate
+from remat_solvers.methods.rockmate import RockmateSolver
 from remat_solvers.methods.rotor import Rotor
-from remat_solvers.methods.twremat import Parts, TwRemat
+from remat_solvers.methods.twremat import TreeDecomposition, TwRemat
 from remat_solvers.testing import layer_graph, random_graph
 
 ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
@@ -77,13 +76,13 @@ def test_binomial_checkpointing_has_the_fewest_runs(snapshots: int) -> None:
         assert len(forward) - steps == least(steps, snapshots)
 
 
-def _plans(i: int, j: int) -> list[list[Run]]:
+def _plans(i: int, j: int) -> list[list[GroupRun]]:
     """Every plan of rotor's form for stages i to j - 1."""
     if i == j:
         return [[]]
     found = [[("forward", i, 0), *inner, ("backward", i, 0)] for inner in _plans(i + 1, j)]
     for k in range(i + 1, j):
-        there: list[Run] = [("forward", s, 0) for s in range(i, k)]
+        there: list[GroupRun] = [("forward", s, 0) for s in range(i, k)]
         found += [there + right + left for right in _plans(k, j) for left in _plans(i, k)]
     return found
 
@@ -92,17 +91,19 @@ def test_a_table_that_fits_no_machine_is_refused(monkeypatch: pytest.MonkeyPatch
     """Before a byte of it is taken: one line with both numbers."""
     monkeypatch.setattr(table, "MOST_TABLE_NBYTES", 10_000)
     graph = chain(0, 24)
-    with pytest.raises(TableTooLarge, match=r"^a table of 24 stages and 60 slots takes .*: ask for fewer"):
+    with pytest.raises(TableTooLarge, match=r"^a table of 24 stages and 60 slots needs .*: set fewer"):
         Rotor(slots=500).solve(Problem(graph, noremat_peak_nbytes(graph) // 2 + 1))
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_rotor_equals_brute_force_on_a_chain(seed: int) -> None:
-    """Over all plans of its form, judged by their real peaks."""
+    """Over all plans of its form, with their simulated peaks."""
     graph = chain(seed, 5)
     arrays, peak = flatten(graph), noremat_peak_nbytes(graph)
     groups = at_articulations(graph, 64)
-    table = ChainTable(Careful(groups), [[keep_all(groups, s)] for s in range(len(groups))], peak, 500)
+    table = ChainTable(
+        ConservativeChain(groups), [[keep_all(groups, s)] for s in range(len(groups))], peak, 500
+    )
     results = [evaluate(arrays, table.order(runs)) for runs in _plans(0, len(groups))]
     for fraction in (0.5, 0.6, 0.7, 0.8, 0.9):
         budget = int(fraction * peak)
@@ -114,7 +115,13 @@ def test_rotor_equals_brute_force_on_a_chain(seed: int) -> None:
     "method",
     [
         *(CheckpointAP(), ChenSqrt(), ChenSqrtLinear(), ChenGreedy(), ChenGreedyLinear(), Griewank()),
-        *(MinCut(), TwRemat(), Rotor(), Rockmate(levels=2), Hiremate(leaf=4, levels=2, moves=500)),
+        *(
+            MinCut(),
+            TwRemat(),
+            Rotor(),
+            RockmateSolver(levels=2),
+            HiremateSolver(leaf=4, levels=2, moves=500),
+        ),
         Hilp(leaf=4, levels=2, segments=3),
     ],
     ids=lambda method: method.name,
@@ -134,7 +141,7 @@ def test_every_method_keeps_the_budget_on_any_graph(method: object) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_the_bags_are_a_tree_decomposition(seed: int) -> None:
     """Every op and every dependency is in some bag."""
-    parts = Parts(random_graph(seed, ops=14))
+    parts = TreeDecomposition(random_graph(seed, ops=14))
     for op, near in enumerate(parts.around):
         for other in near:
             assert any({op, other} <= bag for bag in parts.bags)

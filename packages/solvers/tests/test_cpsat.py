@@ -111,7 +111,7 @@ def test_sizes_beyond_64_bits_of_products() -> None:
 
 @needs_ortools
 def test_a_deadline_is_kept() -> None:
-    """Too large for two seconds: the best so far or nothing, and it is said that the clock cut in."""
+    """Too large for two seconds: the best so far or nothing, and the deadline is reported as hit."""
     graph = random_graph(3, ops=150, fancy=False)
     deadline = Deadline(2.0)
     start = time.monotonic()
@@ -124,7 +124,7 @@ def test_a_deadline_is_kept() -> None:
 def test_without_ortools_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that says what to install."""
     monkeypatch.setitem(sys.modules, "ortools", None)
-    with pytest.raises(BadParameter, match=r"wants ortools.*pip install 'remat-solvers\[cpsat\]'") as caught:
+    with pytest.raises(BadParameter, match=r"needs ortools.*pip install 'remat-solvers\[cpsat\]'") as caught:
         moccasin(layers("linear4_unit"), 4)
     assert "\n" not in str(caught.value)
 
@@ -146,13 +146,13 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crashed: exit code -9"),
         ("raise MemoryError('no bytes left')", "crashed: MemoryError: no bytes left"),
-        ("import os; os._exit(0)", "returned what is no order of ops"),
+        ("import os; os._exit(0)", "returned an invalid order of ops"),
     ],
     ids=["killed", "out of memory", "silent"],
 )
-def test_a_process_that_dies_is_a_warning(fake: Path, fate: str, said: str) -> None:
+def test_a_process_that_dies_is_a_warning(fake: Path, placement: str, said: str) -> None:
     """The caller lives on, without a schedule and without a claim."""
-    fake.write_text(fate)
+    fake.write_text(placement)
     with pytest.warns(SolverWarning, match=f"CP-SAT {said}"):
         solution = moccasin(layers("linear4_unit"), 4)
     assert solution.order is None

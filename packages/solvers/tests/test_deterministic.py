@@ -56,7 +56,7 @@ def schedules(threads: int, hash_seed: int) -> dict[str, list[object]]:
 
 
 def test_threads_and_hash_seeds_change_nothing() -> None:
-    """Every registered method, in processes that differ in both; where the clock cut in, it is said."""
+    """Every registered method, in processes that differ in both; a result cut by the deadline says so."""
     one, other = schedules(1, 1), schedules(4, 2)
     assert one.keys() == other.keys()
     by_clock = {name for name, answer in (*one.items(), *other.items()) if answer[2]}

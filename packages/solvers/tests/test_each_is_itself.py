@@ -16,7 +16,7 @@ from remat_graph import Graph, Implementation, Op, Schedule, Value, simulate
 from remat_graph.partition import at_articulations, at_narrow_places, grouped
 from remat_solvers import Problem, Solution, get_solver
 from remat_solvers.evaluation.linear_order import without_useless
-from remat_solvers.methods.twremat import Parts
+from remat_solvers.methods.twremat import TreeDecomposition
 from remat_solvers.testing import random_graph
 
 Line = tuple[str, str, int, float, int]  # an op: what it makes, what it reads, bytes, seconds, scratch
@@ -232,7 +232,7 @@ def cut_and_evicted(items: Sequence[Item], excess: int) -> float:
 
 
 def relaxed(items: Sequence[Item], excess: int) -> tuple[float, float]:
-    """The stage program's relaxation, and its rounding: what is given up in part is given up whole.
+    """The stage program's relaxation, and its rounding: a value that is partly dropped is dropped.
 
     A knapsack's relaxation at half price: by running L, of one second, to a share of x / 2 as P's stage
     begins, a program in fractions frees x of a value of which only x / 2 is missing there and made again.
@@ -304,7 +304,7 @@ def test_moccasin(computations: int, extra: float | None) -> None:
 def test_twremat() -> None:
     """The paper's recursion, with the bags of one decomposition as separators."""
     graph = line(6)
-    parts = Parts(graph)
+    parts = TreeDecomposition(graph)
     before = [set(op.first.inputs) for op in graph.ops]  # op i makes value i
 
     def needed(wanted: set[int], part: set[int]) -> set[int]:
@@ -350,7 +350,7 @@ def test_twremat() -> None:
 
 @pytest.mark.parametrize("budget", [17, 18, 19])
 def test_rotor_and_interval_dp(budget: int) -> None:
-    """Whole groups; interval_dp then takes out of the fastest plan what need not run again."""
+    """Whole groups; interval_dp then removes useless repeats from the fastest plan."""
     graph = blocks(3, 5, 3.0)
     chain, narrow = at_articulations(graph, 64), at_narrow_places(graph, 36)
     kept = plan_oracle.orders(chain, plan_oracle.chain_plans(0, len(chain)), plan_oracle.whole(chain))

@@ -19,13 +19,13 @@ from remat_graph import (
 )
 from remat_graph.partition import at_articulations, cut
 from remat_solvers import Deadline, Problem, Solution, get_solver
-from remat_solvers.chain.block_options import Menus, with_turn, without_turn
+from remat_solvers.chain.block_options import OptionTable, with_turn, without_turn
 from remat_solvers.evaluation.arrays import evaluate, flatten
-from remat_solvers.local_search.repair import repaired
+from remat_solvers.local_search.repair import repair_orders
 from remat_solvers.methods.checkmate import Checkmate
 from remat_solvers.methods.hilp import Hilp
-from remat_solvers.methods.hiremate import Hiremate
-from remat_solvers.methods.rockmate import Rockmate
+from remat_solvers.methods.hiremate import HiremateSolver
+from remat_solvers.methods.rockmate import RockmateSolver
 from remat_solvers.testing import chain as network
 from remat_solvers.testing import random_graph
 
@@ -65,15 +65,17 @@ def layers(count: int) -> Graph:
 @pytest.mark.parametrize(
     "method",
     [
-        Rockmate(levels=2),
+        RockmateSolver(levels=2),
         Hilp(levels=2, segments=6, leaf=20),
         Hilp(levels=2, segments=3, leaf=8),  # two levels of groups
-        Hiremate(levels=2, leaf=20, moves=500),
-        Hiremate(levels=2, leaf=8, moves=500, segments=3),
+        HiremateSolver(levels=2, leaf=20, moves=500),
+        HiremateSolver(levels=2, leaf=8, moves=500, segments=3),
     ],
     ids=["rockmate", "hilp", "hilp-deep", "hiremate", "hiremate-deep"],
 )
-def test_nothing_is_solved_twice(method: Rockmate | Hilp | Hiremate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_solved_twice(
+    method: RockmateSolver | Hilp | HiremateSolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twelve equal layers are a few distinct groups, each asked about once at each pair of budgets."""
     asked: list[tuple[object, ...]] = []
     solve = Checkmate.solve
@@ -97,7 +99,7 @@ def test_nothing_is_solved_twice(method: Rockmate | Hilp | Hiremate, monkeypatch
 def test_one_menu_serves_all_levels() -> None:
     """Groups that are known are not solved again, neither by the same nor by another partition."""
     graph = layers(8)
-    menus = Menus(levels=2)
+    option_table = OptionTable(levels=2)
     asked: list[Graph] = []
 
     def solve(problem: Problem, deadline: Deadline) -> Solution:
@@ -105,18 +107,18 @@ def test_one_menu_serves_all_levels() -> None:
         return Checkmate().solve(problem, deadline)
 
     groups = at_articulations(graph, 100)
-    options = menus.options(groups, solve, Deadline())
+    options = option_table.options(groups, solve, Deadline())
     keys = {subgraph.key for subgraph in groups.subgraphs}
     assert len(groups) >= 8
     assert len(keys) < len(groups)
-    assert menus.distinct <= len(keys)
-    assert menus.solves == len(asked)
+    assert option_table.distinct <= len(keys)
+    assert option_table.solves == len(asked)
     assert any(len(found) > 1 for found in options)
     before = len(asked)
-    assert menus.options(groups, solve, Deadline()) == options
+    assert option_table.options(groups, solve, Deadline()) == options
     assert len(asked) == before
     halves = cut(graph, [sum(map(len, groups.forward[:4]))])
-    assert [len(found) for found in menus.options(halves, solve, Deadline(0.0))] == [1, 1]
+    assert [len(found) for found in option_table.options(halves, solve, Deadline(0.0))] == [1, 1]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -186,8 +188,8 @@ def test_repair_makes_plans_fit_or_says_that_it_cannot() -> None:
     arrays, peak = flatten(graph), noremat_peak_nbytes(graph)
     trace = np.arange(len(graph.ops), dtype=np.int64)
     for fraction in (0.8, 0.6):
-        found = repaired(arrays, [trace], int(fraction * peak), Deadline())
+        found = repair_orders(arrays, [trace], int(fraction * peak), Deadline())
         assert found is not None
         assert evaluate(arrays, found).peak_nbytes <= int(fraction * peak)
-    assert repaired(arrays, [trace], 1, Deadline(), moves=1000) is None
-    assert repaired(arrays, [], peak, Deadline()) is None
+    assert repair_orders(arrays, [trace], 1, Deadline(), moves=1000) is None
+    assert repair_orders(arrays, [], peak, Deadline()) is None

@@ -1,4 +1,4 @@
-"""Work ends where it gains nothing and when time is up: looks at a clock and rounds are counted."""
+"""Work ends where it gains nothing and when time is up: deadline checks and rounds are counted."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -10,21 +10,30 @@ import pytest
 from remat_graph import Graph, noremat_peak_nbytes
 from remat_graph.partition import at_articulations
 from remat_graph.testing.random_training import random_links, random_training
-from remat_solvers import Deadline, Problem, Progress, get_solver, min_budget, solver_names
+from remat_solvers import (
+    Deadline,
+    Problem,
+    Progress,
+    bounds_of,
+    budgets_of,
+    get_solver,
+    min_budget,
+    pareto,
+    solver_names,
+)
 from remat_solvers.bounds.coarse import CoarseBound, Round
-from remat_solvers.chain.table import Careful, ChainTable, keep_all
+from remat_solvers.chain.table import ChainTable, ConservativeChain, keep_all
 from remat_solvers.evaluation.arrays import Ints
-from remat_solvers.methods.twremat import Parts, TwRemat
+from remat_solvers.methods.twremat import TreeDecomposition, TwRemat
 from remat_solvers.offload.solver import Offload
 from remat_solvers.portfolio import auto
-from remat_solvers.queries import bounds_of, budgets_of, pareto
 from remat_solvers.testing import chain, unet
 
 PARTS = 200  # of a solver that may each find out for itself that time is up
 
 
 def looks(seconds: float) -> tuple[Deadline, Iterator[float]]:
-    """A deadline whose clock goes on by a second with each look at it."""
+    """A deadline whose clock advances by a second with each check."""
     clock = count(0.0)
     return Deadline(seconds, clock=clock.__next__), clock
 
@@ -118,10 +127,10 @@ def test_the_walk_takes_no_longer_in_larger_graphs(
     with_rounds(monkeypatch, 0)
     tried: list[int] = []
 
-    def anneal(self: auto.Walk, moves: int, *_: Any, **__: Any) -> None:
+    def anneal(self: auto.AnnealingWalk, moves: int, *_: Any, **__: Any) -> None:
         tried.append(moves)
 
-    monkeypatch.setattr(auto.Walk, "anneal", anneal)
+    monkeypatch.setattr(auto.AnnealingWalk, "anneal", anneal)
     graph = chain(length)
     get_solver("auto").solve(Problem(graph, int(0.4 * noremat_peak_nbytes(graph))))
     assert moves == tried[0]
@@ -131,7 +140,7 @@ def test_the_walk_takes_no_longer_in_larger_graphs(
 @pytest.mark.parametrize("graph", [chain(40), unet(4)], ids=lambda graph: graph.name)
 @pytest.mark.parametrize("seconds", [0.0, 40.0])
 def test_every_solver_soon_ends_when_time_is_up(name: str, graph: Graph, seconds: float) -> None:
-    """Each of its parts looks at the clock once more, and none goes on."""
+    """Each part checks the deadline once more, and none continues."""
     deadline, clock = looks(seconds)
     problem = Problem(graph, int(0.3 * noremat_peak_nbytes(graph)), random_links(graph, 0))
     get_solver(name).solve(problem, deadline)
@@ -153,22 +162,22 @@ def test_a_table_is_filled_while_there_is_time(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ChainTable, "_fill", counted)
     peak = noremat_peak_nbytes(graph)
     deadline, _ = looks(20.0)
-    assert [] == list(ChainTable(Careful(groups), options, peak, 100, deadline).orders())
+    assert [] == list(ChainTable(ConservativeChain(groups), options, peak, 100, deadline).orders())
     assert 19 == len(filled)  # the first look is for when time began
     assert deadline.hit
-    assert list(ChainTable(Careful(groups), options, peak, 100).orders())
+    assert list(ChainTable(ConservativeChain(groups), options, peak, 100).orders())
 
 
 def test_a_recursion_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No separator is looked for any more."""
     asked: list[int] = []
-    separator = Parts.separator
+    separator = TreeDecomposition.separator
 
-    def counted(self: Parts, part: set[int]) -> set[int]:
+    def counted(self: TreeDecomposition, part: set[int]) -> set[int]:
         asked.append(len(part))
         return separator(self, part)
 
-    monkeypatch.setattr(Parts, "separator", counted)
+    monkeypatch.setattr(TreeDecomposition, "separator", counted)
     graph = unet(4)
     problem = Problem(graph, int(0.3 * noremat_peak_nbytes(graph)))
     TwRemat().solve(problem)
@@ -180,7 +189,7 @@ def test_a_recursion_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> No
     assert deadline.hit
 
 
-def test_questions_keep_to_their_limit() -> None:
+def test_queries_keep_to_their_limit() -> None:
     """Without time the smallest budget known is the unplanned peak, and nothing is proven."""
     graph = chain(24)
     peak = noremat_peak_nbytes(graph)
@@ -194,18 +203,19 @@ def test_questions_keep_to_their_limit() -> None:
 
 
 def test_a_search_that_moves_ends_when_time_is_up() -> None:
-    """With no plan, too: as things are and with everything on the host, and no guess at what would do."""
+    """Even without a plan: two candidates at most, and the shortage is only an estimate."""
     graph = random_training(3, 6)
     deadline = Deadline(0.0)
     solution = Offload().solve(Problem(graph, 1, random_links(graph, 3)), deadline)
     assert not solution.feasible
     assert deadline.hit
     assert solution.stats["tried"] <= 2
-    assert not solution.stats["sufficient"]
+    assert solution.shortage is not None
+    assert not solution.shortage.sufficient
 
 
 def test_a_part_has_the_clock_of_the_whole() -> None:
-    """And tells it when time was up for it."""
+    """A part reports to the whole that its time was up."""
     deadline, clock = looks(100.0)
     part = deadline.share(0.5)
     while not part.reached():

@@ -8,13 +8,13 @@ from remat_graph.serialization.schedules import schedule_from_data, schedule_to_
 from remat_graph.testing.random_graphs import random_chain
 from remat_solvers import Problem, Status, judge, judge_schedule
 from remat_solvers.methods.rotor import Rotor
-from remat_solvers.transfers.placement import gaps, place
+from remat_solvers.transfers.placement import idle_intervals, schedule_transfers
 
 GRAPH = random_chain(3, 6)
 ORDER = range(len(GRAPH.ops))
 LINKS = Links(to_host_nbytes_per_s=32, to_device_nbytes_per_s=64)
 BUDGET = int(0.8 * noremat_peak_nbytes(GRAPH))
-MOVED = place(GRAPH, ORDER, gaps(GRAPH, ORDER), BUDGET, LINKS)
+MOVED = schedule_transfers(GRAPH, ORDER, idle_intervals(GRAPH, ORDER), BUDGET, LINKS)
 TIMELINE = simulate(GRAPH, MOVED, links=LINKS)
 PROBLEM = Problem(GRAPH, BUDGET, LINKS)
 

@@ -1,4 +1,4 @@
-"""`offload` beside the referee, beside every choice of homes, and at the ends of what it can be given."""
+"""`offload` against the referee, against every placement, and at the limits of its input."""
 
 import random
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from remat_graph.training import Optimized, accumulating, training_graph, with_p
 from remat_solvers import Deadline, Problem, Solution, Status
 from remat_solvers.methods.pofo import Pofo
 from remat_solvers.offload.parameter_groups import params_of
-from remat_solvers.offload.placement_neighbors import fates, neighbours
+from remat_solvers.offload.placement_neighbors import host_choices, placement_neighbors
 from remat_solvers.offload.solver import PERIODS, WORTH, Offload
 
 FARTHEST = 0.02  # above the best homes, as a ratio of the time; not moving is worth as much (`offload.WORTH`)
@@ -108,7 +108,7 @@ def moves(solution: Solution) -> list[Start]:
 
 def homes(graph: Graph) -> Iterator[frozenset[int]]:
     """Every fate of every parameter."""
-    for chosen in product(*(fates(param) for param in params_of(graph))):
+    for chosen in product(*(host_choices(param) for param in params_of(graph))):
         yield frozenset().union(*chosen)
 
 
@@ -165,7 +165,7 @@ def test_any_graph_in_training() -> None:
 
 @pytest.mark.parametrize("seed", [2, 10, 33, 39, 47, 51, 58, 87, 99, 106])
 def test_close_to_the_best_homes(seed: int) -> None:
-    """Beside each choice of homes, solved by itself.
+    """Compared with each placement, solved separately.
 
     Seen on 120 steps of 2 to 4 layers in every style, 104 of them solvable: every one is solved, the median
     answer is the best one, 9 of 10 are within 0.2 % of it and the worst is 1.4 % above. By the program
@@ -214,10 +214,10 @@ def test_close_to_the_chain_dp(seed: int) -> None:
         assert found.time_s <= by_table * (1 + FROM_TABLE)
 
 
-def test_neighbours_differ_in_up_to_three_parameters() -> None:
+def test_placement_neighbors_differ_in_up_to_three_parameters() -> None:
     """Each choice once, those that differ least first."""
     params = params_of(random_training(3, 4))
-    chosen = list(neighbours(params, frozenset()))
+    chosen = list(placement_neighbors(params, frozenset()))
     assert len(set(chosen)) == len(chosen)
     counts = [sum(bool(homes & {p.index, *p.states}) for p in params) for homes in chosen]
     assert sorted(counts) == counts
@@ -338,23 +338,25 @@ def test_a_shortage_names_budgets_that_work() -> None:
             short += 1
             assert Status.NOT_FOUND is refused.status
             assert (None, None) == (refused.schedule, refused.time_s)
-            assert () == Offload.explain(refused.stats)
-            assert refused.stats["sufficient"]
-            enough = attrs.evolve(given, budget_nbytes=refused.stats["least_nbytes"])
+            assert () == refused.explanation
+            assert refused.shortage is not None
+            assert refused.shortage.sufficient
+            enough = attrs.evolve(given, budget_nbytes=refused.shortage.nbytes)
             if host_fraction is not None:
-                enough = attrs.evolve(enough, host_budget_nbytes=refused.stats["least_host_nbytes"])
+                enough = attrs.evolve(enough, host_budget_nbytes=refused.shortage.host_nbytes)
             assert enough.budget_nbytes >= given.budget_nbytes
             check(enough, style, Offload(**style).solve(enough))
     assert short >= 8
 
 
-def test_settled_homes_that_do_not_fit_are_said() -> None:
-    """With what they take."""
+def test_a_fixed_placement_that_does_not_fit_is_reported() -> None:
+    """With the budget that it needs."""
     for seed in range(4):
         given = problem(seed, 4, 0.4)
         refused = Offload(on_host=frozenset()).solve(given)
         assert not refused.feasible
-        enough = attrs.evolve(given, budget_nbytes=refused.stats["least_nbytes"])
+        assert refused.shortage is not None
+        enough = attrs.evolve(given, budget_nbytes=refused.shortage.nbytes)
         assert Offload(on_host=frozenset()).solve(enough).feasible
 
 
@@ -372,7 +374,7 @@ def test_more_memory_is_no_worse(seed: int) -> None:
 
 
 def test_past_its_deadline_it_answers_with_the_first_plan() -> None:
-    """Which is valid, and said to be what the clock left."""
+    """The plan is valid, and the result says that the deadline ended the search."""
     for seed, style in enumerate(STYLES):
         given, deadline = problem(seed, 4, 1.0), Deadline(0.0)
         first, whole = Offload(**style).solve(given, deadline), Offload(**style).solve(given)
@@ -395,14 +397,14 @@ def test_better_plans_are_told_as_they_come() -> None:
 
 
 def test_why_everything_is_where_it_is() -> None:
-    """In lines that name what is there: at ease, with homes on the host, with states that stream."""
+    """The lines name placements: without offloading, with values on the host, with streamed states."""
     at_ease = Offload().solve(problem(1, 4, 3.0))
-    first, *rest = Offload.explain(at_ease.stats)
+    first, *rest = at_ease.explanation
     assert "all of it stays on the device" in first
-    assert any("activations: none moves; nothing is computed again" in line for line in rest)
+    assert any("activations: none is swapped out; nothing is recomputed" in line for line in rest)
     tight = Offload().solve(problem(0, 4, 0.7))
-    lines = Offload.explain(tight.stats)
-    assert "more than the device's" in lines[0] or "a part leaves" in lines[0]
+    lines = tight.explanation
+    assert "more than the device budget of" in lines[0] or "a part moves to the host" in lines[0]
     assert any("placed on the host" in line for line in lines)
     assert any("copies to the device" in line for line in lines)
     assert tight.stats["device_weights_nbytes"] + tight.stats["host_weights_nbytes"] == sum(

@@ -13,11 +13,11 @@ from remat_graph.partition import at_articulations
 from remat_graph.testing.random_graphs import random_chain, random_graph
 from remat_graph.testing.random_training import random_links, streamed
 from remat_solvers import Deadline, Problem, Solution, Status
-from remat_solvers.chain.offload_labels import FIELDS, best_of, held, in_both, join, pass_by, waits
+from remat_solvers.chain.offload_labels import FIELDS, drain, held, in_both_queues, join, undominated, waits
 from remat_solvers.methods.pofo import Pofo
 from remat_solvers.methods.rotor import Rotor
 from remat_solvers.testing import chain, mobile, unet
-from remat_solvers.transfers.placement import gaps, place
+from remat_solvers.transfers.placement import idle_intervals, schedule_transfers
 
 FARTHEST = 0.04  # from the optimum, as a ratio of the time; seen once on 192 chains of 3 stages
 
@@ -90,10 +90,12 @@ def test_without_a_link_it_is_rotor(links: Links | None) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_fast_link_costs_nothing(seed: int) -> None:
-    """Where a schedule with everything away that can be fits, nothing is made again."""
+    """If the schedule that swaps every movable value fits, nothing is recomputed."""
     graph = random_chain(seed, 10)
     order, links = range(len(graph.ops)), both(1e15, 1e15)
-    least = simulate(graph, place(graph, order, gaps(graph, order), 0, links), links=links).peak_nbytes
+    least = simulate(
+        graph, schedule_transfers(graph, order, idle_intervals(graph, order), 0, links), links=links
+    ).peak_nbytes
     solution = Pofo().solve(Problem(graph, least, links))
     assert solution.overhead is not None
     assert solution.overhead < 1e-6
@@ -170,7 +172,7 @@ def test_twice_the_same() -> None:
 
 
 def test_past_its_deadline_it_is_rotor() -> None:
-    """The best that is there, if time was left for rotor, whose looks at the clock are counted here."""
+    """The best plan so far, if rotor had time; its checks of the deadline are counted here."""
     given, clock = problem(1, 12, 0.6), count(0.0)
     rotor = Rotor().solve(given, Deadline(1e9, clock=clock.__next__))
     looks, clock = next(clock), count(0.0)
@@ -189,7 +191,7 @@ def test_what_fits_is_not_planned() -> None:
 
 
 def test_a_queue_goes_through_in_turn() -> None:
-    """First in, first out, each held whole until it is through; the oldest are joined where it is full."""
+    """First in, first out; a value is held whole until it is copied; a full queue merges the oldest."""
     labels = np.zeros(1, FIELDS)
     for name, nbytes in enumerate((10, 20, 30)):
         join(labels, "out", nbytes, name)
@@ -198,7 +200,7 @@ def test_a_queue_goes_through_in_turn() -> None:
     assert [10] == waits(labels["out_left"], held(labels, "out"), np.array([55.0]))
     assert [30] == waits(labels["out_left"], held(labels, "out"), np.array([30.0]))
     assert [np.inf] == waits(labels["out_left"], held(labels, "out"), np.array([-1.0]))
-    pass_by(labels, "out", 15.0)
+    drain(labels, "out", 15.0)
     assert 50 == held(labels, "out").sum()
     assert 45 == labels["out_left"].sum()
     for name in range(3, 8):
@@ -213,12 +215,12 @@ def test_a_small_value_goes_ahead_of_a_large_one_that_has_not_begun() -> None:
     for name, nbytes in enumerate((10, 30, 20)):
         join(labels, "out", nbytes, name, overtakes=True)
     assert [0, 2, 1] == labels["out_name"][0, -3:].tolist()
-    pass_by(labels, "out", 35.0)
+    drain(labels, "out", 35.0)
     join(labels, "out", 5, 3, overtakes=True)
     assert [2, 1, 3] == labels["out_name"][0, -3:].tolist()
     assert [0, 25, 5] == labels["out_left"][0, -3:].tolist()
     join(labels, "back", 30, 1)
-    assert [False, True, False] == in_both(labels, "out")[0, -3:].tolist()
+    assert [False, True, False] == in_both_queues(labels, "out")[0, -3:].tolist()
 
 
 def test_labels_that_others_beat_go() -> None:
@@ -226,9 +228,9 @@ def test_labels_that_others_beat_go() -> None:
     rng = np.random.default_rng(0)
     labels = np.zeros(400, FIELDS)
     labels["lost_s"], labels["kept"] = rng.integers(0, 50, 400), rng.integers(0, 50, 400)
-    found = best_of(labels, 50, 300, np.inf, host=False)
+    found = undominated(labels, 50, 300, np.inf, host=False)
     pairs = set(zip(labels["lost_s"], labels["kept"], strict=True))
     front = {p for p in pairs if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in pairs)}
     assert front == set(zip(found["lost_s"], found["kept"], strict=True))
     assert len(front) == len(found)
-    assert len(best_of(labels, 50, 3, np.inf, host=False)) <= 3
+    assert len(undominated(labels, 50, 3, np.inf, host=False)) <= 3

@@ -122,12 +122,12 @@ def test_an_unread_tangent_and_host_values_are_counted_as_the_referee_does() -> 
 def test_a_backend_that_cannot(backend: str) -> None:
     """One line that names those that can."""
     graph = layers("linear4_unit")
-    with pytest.raises(BadParameter, match=r"no such mixed-integer solver here; it has .*HIGHS"):
+    with pytest.raises(BadParameter, match=r"no such mixed-integer solver installed; choose from .*HIGHS"):
         Checkmate(backend=backend).solve(Problem(graph, 4))
 
 
 def test_a_program_too_large_for_its_deadline_is_given_up() -> None:
-    """Nothing is found, nothing is proven, and that the clock cut in is said."""
+    """Nothing is found, nothing is proven, and the deadline is reported as hit."""
     graph = layers("linear16_unit")
     deadline = Deadline(0.0)
     solution = Checkmate().solve(Problem(graph, 8), deadline)
@@ -145,7 +145,7 @@ def test_below_the_floor_nothing_is_branched_on(solver: Checkmate | Moccasin) ->
 
 
 def test_a_part_that_runs_out_of_time_tells_the_whole() -> None:
-    """A plan that the clock cut short somewhere says so; the whole still has time."""
+    """A plan whose part was cut short says so; the whole still has time."""
     whole = Deadline(1000.0)
     part = whole.within(0.0)
     assert part.reached()

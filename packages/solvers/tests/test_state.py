@@ -20,7 +20,7 @@ def change_and_apply(S, budget, positions, gaps, ops):
         kernels.delete(S, p)
     for i in range(len(gaps)):
         kernels.insert(S, gaps[i], ops[i])
-    possible, change, excess = kernels.trial(S, budget)
+    possible, change, excess = kernels.evaluate_change(S, budget)
     return possible, change, excess, S.pos.diff.any(), kernels.apply(S, budget)
 
 

@@ -29,13 +29,13 @@ from remat_graph import (
 from remat_graph.testing.random_graphs import random_chain, random_graph
 from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.random_training import random_links, streamed
-from remat_solvers.errors import NoGap
-from remat_solvers.transfers.placement import Gap, gaps, place
+from remat_solvers import NoIdleInterval
+from remat_solvers.transfers.placement import IdleInterval, idle_intervals, schedule_transfers
 
-Made = tuple[Graph, list[int], list[Gap], Links]
+Made = tuple[Graph, list[int], list[IdleInterval], Links]
 
 
-def naive(graph: Graph, order: list[int], moves: list[Gap]) -> Schedule:
+def naive(graph: Graph, order: list[int], moves: list[IdleInterval]) -> Schedule:
     """Every copy is made on the spot and waited for."""
     leaves, comes = defaultdict[int, list[Step]](list), defaultdict[int, list[Step]](list)
     for value, after, before in sorted((move.value, move.after, move.before) for move in moves):
@@ -71,7 +71,7 @@ def case(seed: int) -> Made:
     verify(graph)
     order = random_order(graph, seed, forget=rng.choice((0.0, 0.1, 0.3)))
     share = rng.choice((0.2, 0.6, 1.0))
-    moves = [gap for gap in gaps(graph, order) if rng.random() < share]
+    moves = [interval for interval in idle_intervals(graph, order) if rng.random() < share]
     return graph, order, moves, random_links(graph, seed)
 
 
@@ -80,9 +80,9 @@ def test_no_worse_than_waiting_for_every_copy(seed: int) -> None:
     """Within what the naive placement needs, and in its time at most; with more room never slower."""
     graph, order, moves, links = case(seed)
     before = simulate(graph, naive(graph, order, moves), links=links)
-    for room in (0, 500, 2000, 10_000):
-        budget = before.peak_nbytes + room
-        found = simulate(graph, place(graph, order, moves, budget, links), links=links)
+    for capacity in (0, 500, 2000, 10_000):
+        budget = before.peak_nbytes + capacity
+        found = simulate(graph, schedule_transfers(graph, order, moves, budget, links), links=links)
         assert found.peak_nbytes <= budget
         assert found.time_s <= before.time_s * (1 + 1e-9)
         assert found.recomputed_s == before.recomputed_s
@@ -93,15 +93,15 @@ def test_a_budget_that_cannot_be_kept_is_overstepped_no_further_than_it_must(see
     """The schedule comes back valid all the same."""
     graph, order, moves, links = case(seed)
     least = simulate(graph, naive(graph, order, moves), links=links).peak_nbytes
-    found = simulate(graph, place(graph, order, moves, least // 2, links), links=links)
+    found = simulate(graph, schedule_transfers(graph, order, moves, least // 2, links), links=links)
     assert found.peak_nbytes <= least
 
 
 def test_what_memory_never_asks_for_stays() -> None:
-    """With room for all no value leaves, and weights come once."""
+    """If everything fits no value is swapped out, and weights are fetched once."""
     for seed in range(20):
         graph, order, moves, links = case(seed)
-        schedule = place(graph, order, moves, 10**9, links)
+        schedule = schedule_transfers(graph, order, moves, 10**9, links)
         assert all(step.transfer.lane is Lane.TO_DEVICE for step in schedule.steps if isinstance(step, Start))
         weights = {v for v, value in enumerate(graph.values) if value.placement is Placement.HOST}
         read = {v for op in order for way in graph.ops[op].implementations for v in way.inputs}
@@ -116,12 +116,12 @@ def test_gaps_are_where_a_value_waits() -> None:
         for i, (reads, makes) in enumerate(ways)
     ]
     graph = Graph(name="small", values=[Value(name=f"v{i}", nbytes=8) for i in range(4)], ops=ops)
-    assert [Gap(0, 1, 3)] == gaps(graph, range(4))
-    assert [Gap(2, 2, 4)] == gaps(graph, [0, 1, 2, 0, 3])  # 0 is made anew
+    assert [IdleInterval(0, 1, 3)] == idle_intervals(graph, range(4))
+    assert [IdleInterval(2, 2, 4)] == idle_intervals(graph, [0, 1, 2, 0, 3])  # 0 is recomputed
 
 
 def line(nbytes: int = 100) -> tuple[Graph, list[int]]:
-    """`a` is made, read at the end, and six ops of 4 s and 60 bytes lie between."""
+    """`a` is computed first and read at the end, with six ops of 4 s and 60 bytes between."""
     names = ["a", *(f"b{i}" for i in range(6)), "end"]
     values = [Value(name=name, nbytes=nbytes if name == "a" else 60) for name in names]
     reads = [(), (), *((i,) for i in range(1, 6)), (0, 6)]
@@ -139,7 +139,7 @@ def test_copies_run_beside_compute() -> None:
     values[3] = Value(name="b2", nbytes=150)  # 60 + 150 and 150 + 60 have no room for `a`
     graph = Graph(name="bulge", values=values, ops=graph.ops)
     links = Links(to_host_nbytes_per_s=15, to_device_nbytes_per_s=15)
-    schedule = place(graph, order, [Gap(0, 0, 7)], 220, links)
+    schedule = schedule_transfers(graph, order, [IdleInterval(0, 0, 7)], 220, links)
     timeline = simulate(graph, schedule, links=links)
     assert 220 == timeline.peak_nbytes
     assert 32.0 == timeline.time_s
@@ -154,7 +154,9 @@ def test_a_copy_that_comes_too_late_is_waited_for() -> None:
     values[3] = Value(name="b2", nbytes=150)
     graph = Graph(name="bulge", values=values, ops=graph.ops)
     links = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=100 / 60)
-    timeline = simulate(graph, place(graph, order, [Gap(0, 0, 7)], 220, links), links=links)
+    timeline = simulate(
+        graph, schedule_transfers(graph, order, [IdleInterval(0, 0, 7)], 220, links), links=links
+    )
     assert 220 == timeline.peak_nbytes
     assert 4 + 10 + 8 + 60 + 4 == timeline.time_s
 
@@ -176,44 +178,48 @@ def test_weights_are_fetched_ahead_of_their_use() -> None:
         for i, weight in enumerate(use)
     ]
     graph = Graph(name="streamed", values=values, ops=ops)
-    moves = gaps(graph, range(8))
+    moves = idle_intervals(graph, range(8))
     links = Links(to_host_nbytes_per_s=50, to_device_nbytes_per_s=50)
-    timeline = simulate(graph, place(graph, range(8), moves, 200, links), links=links)
+    timeline = simulate(graph, schedule_transfers(graph, range(8), moves, 200, links), links=links)
     assert 200 == timeline.peak_nbytes
     assert 2 + 16 == timeline.time_s
     assert 4 * 2 + 2 * 2 == timeline.lane_s[Lane.TO_DEVICE]  # two of them are still there on the way back
     assert 0 == timeline.lane_s[Lane.TO_HOST]
-    alone = simulate(graph, place(graph, range(8), moves, 100, links), links=links)
+    alone = simulate(graph, schedule_transfers(graph, range(8), moves, 100, links), links=links)
     assert 100 == alone.peak_nbytes
     assert 7 * 2 + 16 == alone.time_s
 
 
-def swapped(gap: Gap) -> Gap:
-    return Gap(gap.value, gap.before, gap.after)
+def swapped(interval: IdleInterval) -> IdleInterval:
+    return IdleInterval(interval.value, interval.before, interval.after)
 
 
-def shorter(gap: Gap) -> Gap:
-    return Gap(gap.value, gap.after + 1, gap.before)
+def shorter(interval: IdleInterval) -> IdleInterval:
+    return IdleInterval(interval.value, interval.after + 1, interval.before)
 
 
 @pytest.mark.parametrize("change", [swapped, shorter])
-def test_a_move_that_is_no_gap_is_refused(change: Callable[[Gap], Gap]) -> None:
+def test_a_move_that_is_no_idle_interval_is_refused(change: Callable[[IdleInterval], IdleInterval]) -> None:
     """By name of the value and its place."""
     graph, order = line()
-    move = change(gaps(graph, order)[0])
-    with pytest.raises(NoGap, match=f"value 0 cannot be away between runs {move.after} and {move.before}"):
-        place(graph, order, [move], 1000, Links())
+    move = change(idle_intervals(graph, order)[0])
+    with pytest.raises(
+        NoIdleInterval, match=f"value 0 cannot be swapped out between runs {move.after} and {move.before}"
+    ):
+        schedule_transfers(graph, order, [move], 1000, Links())
 
 
 def test_an_order_that_is_not_valid_is_refused() -> None:
     """By the referee."""
     graph, order = line()
     with pytest.raises(InvalidSchedule):
-        place(graph, order[1:], [], 1000, Links())
+        schedule_transfers(graph, order[1:], [], 1000, Links())
 
 
 def test_twice_the_same() -> None:
     """Step by step, whatever order the moves come in."""
     graph, order, moves, links = case(5)
     budget = simulate(graph, naive(graph, order, moves), links=links).peak_nbytes + 500
-    assert place(graph, order, moves, budget, links) == place(graph, order, moves[::-1], budget, links)
+    assert schedule_transfers(graph, order, moves, budget, links) == schedule_transfers(
+        graph, order, moves[::-1], budget, links
+    )

@@ -1,12 +1,20 @@
-"""Solvers that plan a training step inside a memory budget, one a file, all judged by one referee."""
+"""Solvers that plan a training step inside a memory budget; one referee judges all results."""
 
 from typing import TYPE_CHECKING, Any
 
-from remat_solvers.errors import BadParameter, InfeasibleBudget, SolverWarning, UnknownSolver
+from remat_solvers.errors import (
+    BadParameter,
+    InfeasibleBudget,
+    NoIdleInterval,
+    SolverWarning,
+    TableTooLarge,
+    UnknownSolver,
+)
 from remat_solvers.protocol import (
     Deadline,
     Problem,
     Progress,
+    Shortage,
     Solution,
     Solver,
     Status,
@@ -19,35 +27,55 @@ from remat_solvers.solve import solve
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from remat_solvers.queries import MinBudget, min_budget
-
-
-def __getattr__(name: str) -> Any:
-    """Load what needs the compiled parts when it is first asked for."""
-    if name in ("MinBudget", "min_budget"):
-        from remat_solvers import queries
-
-        return getattr(queries, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from remat_solvers.queries import (
+        BudgetPoint,
+        MaxBatch,
+        MinBudget,
+        bounds_of,
+        budgets_of,
+        infeasible,
+        max_batch,
+        min_budget,
+        pareto,
+    )
 
 
 __all__ = [
     "BadParameter",
+    "BudgetPoint",
     "Deadline",
     "InfeasibleBudget",
+    "MaxBatch",
     "MinBudget",
+    "NoIdleInterval",
     "Problem",
     "Progress",
+    "Shortage",
     "Solution",
     "Solver",
     "SolverWarning",
     "Status",
+    "TableTooLarge",
     "UnknownSolver",
+    "bounds_of",
+    "budgets_of",
     "get_solver",
+    "infeasible",
     "judge",
     "judge_schedule",
+    "max_batch",
     "min_budget",
+    "pareto",
     "solve",
     "solver_names",
     "solver_parameters",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the queries, which need numpy and the compiled parts, when one is first used."""
+    if name in __all__:
+        from remat_solvers import queries
+
+        return getattr(queries, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What a caller of the solvers can get wrong: one small class a mistake."""
+"""Errors for callers of the solvers: one small class a mistake."""
 
 import difflib
 from typing import ClassVar
@@ -10,7 +10,7 @@ from remat_graph.errors import ProblemError, shown
 
 
 class SolverWarning(UserWarning):
-    """A solver of the portfolio failed; the answer comes from the others."""
+    """A solver of the portfolio failed; the result comes from the others."""
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -18,7 +18,7 @@ class UnknownSolver(RematError):
     """No solver is registered under this name.
 
     Attributes:
-        name: what was asked for.
+        name: the requested name.
         known: the registered names.
     """
 
@@ -45,12 +45,12 @@ class BadParameter(ProblemError):
 
 @attrs.frozen(kw_only=True, str=False)
 class TableTooLarge(RematError):
-    """A dynamic program over stages and memory levels would take too much memory.
+    """A dynamic program over stages and memory levels needs too much memory.
 
     Attributes:
-        stages: how many there are.
-        slots: memory levels that were asked for.
-        nbytes: what the table would take.
+        stages: number of stages.
+        slots: requested memory levels.
+        nbytes: bytes of the table.
     """
 
     stages: int
@@ -59,8 +59,8 @@ class TableTooLarge(RematError):
 
     def __str__(self) -> str:
         return (
-            f"a table of {self.stages} stages and {self.slots} slots takes {format_nbytes(self.nbytes)}: "
-            "ask for fewer slots or fewer stages"
+            f"a table of {self.stages} stages and {self.slots} slots needs {format_nbytes(self.nbytes)}: "
+            "set fewer slots or fewer stages"
         )
 
 
@@ -69,12 +69,12 @@ class InfeasibleBudget(RematError):
     """No schedule fits the budget, or none was found.
 
     Attributes:
-        budget_nbytes: the budget that came.
-        smallest_nbytes: the smallest budget for which a schedule was found; it then works.
-        cut_short: whether a time limit ended the search for it, so that less may work too.
-        floor_nbytes: below this none exists.
+        budget_nbytes: the given budget.
+        smallest_nbytes: the smallest budget for which a schedule was found.
+        cut_short: whether a time limit ended that search, so that a smaller budget may work too.
+        floor_nbytes: no schedule exists below this.
         floor_op: the op that binds there.
-        floor_op_nbytes: what that op alone needs at that moment.
+        floor_op_nbytes: bytes that this op needs alone.
     """
 
     budget_nbytes: int
@@ -99,12 +99,12 @@ class InfeasibleBudget(RematError):
 
 
 @attrs.frozen(kw_only=True, str=False)
-class NoGap(RematError):
-    """A value is to be away at a time that is no gap of the order.
+class NoIdleInterval(RematError):
+    """A value is to be absent from the device at a time that is no idle interval of the order.
 
     Attributes:
         value: index of the value.
-        after: position of the run after which it was to leave.
+        after: position of the run after which it was to be swapped out.
         before: position of the run before which it was to be back.
     """
 
@@ -114,6 +114,6 @@ class NoGap(RematError):
 
     def __str__(self) -> str:
         return (
-            f"value {self.value} cannot be away between runs {self.after} and {self.before}: these are "
-            "no neighbouring uses of one that can move; choose from `gaps(graph, order)`"
+            f"value {self.value} cannot be swapped out between runs {self.after} and {self.before}, which are"
+            " not consecutive uses of a movable value: choose from `idle_intervals(graph, order)`"
         )

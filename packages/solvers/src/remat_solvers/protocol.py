@@ -1,4 +1,4 @@
-"""What passes between a solver and its caller: a problem and a deadline in, a solution out.
+"""The interface between a solver and its caller: a problem and a deadline in, a solution out.
 
 A solver is any object with a `name` and `solve(problem, deadline) -> Solution`. That no schedule exists is a
 result and not an exception; a solver past its deadline returns its best valid schedule.
@@ -7,6 +7,7 @@ result and not an exception; a solver past its deadline returns its best valid s
 import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from operator import index
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
@@ -14,12 +15,8 @@ import attrs
 from remat_graph import Graph, InvalidSchedule, Links, Schedule, Start, Timeline, simulate
 from remat_graph.errors import shown
 
-SMALLEST = "smallest_nbytes"
-"""Key of `Solution.stats`, where nothing was found: the smallest peak that any schedule had on the way."""
-
-
 MOST_PARTS, MOST_SLOTS, MOST_PASSES = 1_000, 10_000, 10_000
-"""Of stages, levels or options, of memory levels, and of micro-batches: what drives a loop has a bound."""
+"""Upper limits of parameters: stages, levels or options; memory levels; micro-batches."""
 
 
 @attrs.frozen(eq=False)
@@ -29,8 +26,8 @@ class Problem:
     Attributes:
         graph: the training step.
         budget_nbytes: bound on the referee's `peak_nbytes`.
-        links: bandwidths to the host and back; None if nothing may move. A solver that moves nothing
-            answers the problem without them.
+        links: bandwidths to the host and back; None if nothing may be offloaded. A solver without offloading
+            ignores them.
         host_budget_nbytes: bound on the referee's `host_peak_nbytes`; None for no bound.
     """
 
@@ -57,10 +54,10 @@ class Status(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Progress:
-    """What a solver reports while it runs.
+    """A report of a running solver.
 
     Attributes:
-        solver: who reports.
+        solver: its name.
         elapsed_s: seconds since the solve began.
         time_s: the best valid schedule's compute time so far, None before the first.
         lower_bound_s: the bound known so far.
@@ -74,15 +71,15 @@ class Progress:
 
 @attrs.define(eq=False)
 class Deadline:
-    """How long a solver may take by the clock.
+    """A limit on a solver's time by the clock.
 
-    Results are deterministic unless the clock cuts in; `hit` says that it did.
+    Results are deterministic unless the deadline ends a solve early; `hit` says whether it did.
 
     Attributes:
         seconds: allowed from now on; None for no limit but the solver's own work limit.
         on_progress: called with each improvement.
         hit: whether a solver stopped because time was up.
-        clock: seconds from anywhere on; another one makes what a limit does a matter of counting.
+        clock: returns seconds; a test can replace it by a counter.
     """
 
     seconds: float | None = None
@@ -97,12 +94,12 @@ class Deadline:
         return self.clock()
 
     def within(self, seconds: float | None) -> "Deadline":
-        """A deadline for a part: so many seconds, at most what is left; where it is hit, so is the whole."""
+        """A deadline for a part, at most the remaining time; where it is hit, so is the whole."""
         left = self.remaining_s if seconds is None else min(seconds, self.remaining_s)
         return Deadline(None if left == float("inf") else left, clock=self.clock, whole=self)
 
     def share(self, part: float) -> "Deadline":
-        """A deadline for a part of the work that may take this part of the time left, between 0 and 1."""
+        """A deadline for a part that may take this share of the remaining time, between 0 and 1."""
         return self.within(None if self.seconds is None else part * self.remaining_s)
 
     @property
@@ -116,7 +113,7 @@ class Deadline:
         return float("inf") if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
 
     def reached(self) -> bool:
-        """Whether time is up. Ask only where a yes cuts work short: it is recorded in `hit`."""
+        """Whether time is up. Call only where a True ends work early: it is recorded in `hit`."""
         if self.remaining_s > 0.0:
             return False
         self.mark()
@@ -129,7 +126,7 @@ class Deadline:
             self._whole.mark()
 
     def report(self, solver: str, time_s: float | None, lower_bound_s: float) -> None:
-        """Tell the caller, if it listens."""
+        """Report progress to the caller, if it listens."""
         if self.on_progress is not None:
             progress = Progress(
                 solver=solver, elapsed_s=self.elapsed_s, time_s=time_s, lower_bound_s=lower_bound_s
@@ -137,21 +134,39 @@ class Deadline:
             self.on_progress(progress)
 
 
+@attrs.frozen(kw_only=True)
+class Shortage:
+    """Larger budgets to plan with, where none was found for the given ones.
+
+    Attributes:
+        nbytes: device budget, not below the given one.
+        host_nbytes: host budget, not below the given one; the host bytes of such a plan if none was given.
+        sufficient: whether a plan was found for these budgets; otherwise they are an estimate.
+    """
+
+    nbytes: int
+    host_nbytes: int
+    sufficient: bool
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Solution:
-    """What a solver returns.
+    """The result of a solver.
 
     Attributes:
         status: how it ended.
         schedule: the best valid schedule within the budget, or None.
-        lower_bound_s: no valid schedule's compute time (first runs included) is below this; a solver that
-            moves nothing says it of schedules that move nothing.
+        lower_bound_s: no valid schedule's compute time (first runs included) is below this; from a solver
+            without offloading, no schedule without offloading.
         base_s: compute time of the unplanned step.
-        time_s: seconds of `schedule` according to the referee, until its last lane is done: its compute time
-            where nothing moves.
+        time_s: seconds of `schedule` according to the referee, until its last lane ends: its compute time
+            without offloading.
         peak_nbytes: its peak according to the referee.
-        stats: what the solver counted.
+        stats: counters of the solver.
         on_host: indices of the values that `schedule` has placed on the host.
+        explanation: lines that say why each class of tensor is placed where it is.
+        smallest_nbytes: if nothing was found, the smallest peak of any schedule seen.
+        shortage: if nothing was found, budgets that would do.
     """
 
     status: Status
@@ -162,6 +177,9 @@ class Solution:
     peak_nbytes: int | None = None
     stats: Mapping[str, int | float | str | bool] = attrs.field(factory=dict)
     on_host: frozenset[int] = frozenset()
+    explanation: tuple[str, ...] = ()
+    smallest_nbytes: int | None = None
+    shortage: Shortage | None = None
 
     @property
     def feasible(self) -> bool:
@@ -188,7 +206,7 @@ class Solution:
 
 @runtime_checkable
 class Solver(Protocol):
-    """A method of finding schedules; its parameters are its constructor's."""
+    """A method that finds schedules; its parameters are those of its constructor."""
 
     @property
     def name(self) -> str:
@@ -205,19 +223,32 @@ class Solver(Protocol):
         ...
 
 
-def positive_or_none(_: Any, field: "attrs.Attribute[Any]", value: Any) -> None:
-    """Validate a limit in seconds; None is none.
-
-    Raises:
-        ValueError: it is zero or less.
-    """
-    if value is not None and not value > 0:
-        raise ValueError(f"{field.name} wants seconds above 0, or None for no limit, got {shown(value)}")
+def part_count(default: int, least: int = 1) -> Any:
+    """A field that counts stages, levels or options."""
+    return limited_count(default, least, MOST_PARTS)
 
 
-def between(least: int, most: int) -> Any:
-    """A validator of counts from `least` to `most`; it raises ValueError."""
-    return attrs.validators.and_(attrs.validators.ge(least), attrs.validators.le(most))
+def level_count(default: int, least: int = 2) -> Any:
+    """A field that counts memory levels."""
+    return limited_count(default, least, MOST_SLOTS)
+
+
+def limited_count(default: int, least: int, most: int) -> Any:
+    """A field with limits; other values raise ValueError."""
+    validators = attrs.validators
+    return attrs.field(default=default, validator=validators.and_(validators.ge(least), validators.le(most)))
+
+
+def time_limit(default: float | None) -> Any:
+    """A field with a limit in seconds above 0; None for no limit. Other values raise ValueError."""
+
+    def check(_: Any, field: "attrs.Attribute[Any]", value: Any) -> None:
+        if value is not None and not value > 0:
+            raise ValueError(
+                f"{field.name} must be seconds above 0, or None for no limit, got {shown(value)}"
+            )
+
+    return attrs.field(default=default, validator=check)
 
 
 def judge(
@@ -227,18 +258,18 @@ def judge(
     lower_bound_s: float = 0.0,
     stats: Mapping[str, int | float | str | bool] | None = None,
 ) -> Solution:
-    """Let the referee decide what a solver's order of ops is worth.
+    """Let the referee decide the value of a solver's order of ops.
 
     Args:
         problem: graph and budget.
         order: op indices, or None if the solver found none.
-        lower_bound_s: a valid bound, if the solver has one beyond running every op once.
+        lower_bound_s: a valid bound, if the solver has one above the time of all first runs.
         stats: passed on.
     """
     schedule = None
     if order is not None:
         try:
-            schedule = Schedule.from_order(problem.graph, order)
+            schedule = Schedule.from_order(problem.graph, map(index, order))
         except InvalidSchedule:
             schedule = None
     return judge_schedule(problem, schedule, lower_bound_s=lower_bound_s, stats=stats)
@@ -251,12 +282,12 @@ def judge_schedule(
     lower_bound_s: float = 0.0,
     stats: Mapping[str, int | float | str | bool] | None = None,
 ) -> Solution:
-    """Let the referee decide what a solver's schedule, with its moves, is worth.
+    """Let the referee decide the value of a solver's schedule with transfers.
 
     Args:
         problem: graph, budgets and links.
         schedule: the steps, or None if the solver found none.
-        lower_bound_s: a valid bound, if the solver has one beyond running every op once.
+        lower_bound_s: a valid bound, if the solver has one above the time of all first runs.
         stats: passed on.
     """
     base_s = problem.graph.time_s
@@ -266,7 +297,7 @@ def judge_schedule(
         status = Status.NOT_FOUND
     else:
         status = Status.OPTIMAL if timeline.time_s <= bound_s * (1 + 1e-12) else Status.FEASIBLE
-        bound_s = min(bound_s, timeline.time_s)  # sums of floats in another order must not put it above
+        bound_s = min(bound_s, timeline.time_s)  # rounding must not put it above
     return Solution(
         status=status,
         schedule=None if timeline is None else schedule,
@@ -279,7 +310,7 @@ def judge_schedule(
 
 
 def _timeline(problem: Problem, schedule: Schedule) -> Timeline | None:
-    """What the referee says, or None where it is not a schedule for this problem."""
+    """The referee's simulation, or None if the schedule is not valid for this problem."""
     if problem.links is None and any(isinstance(step, Start) for step in schedule.steps):
         return None
     try:

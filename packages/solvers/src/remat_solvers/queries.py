@@ -1,4 +1,4 @@
-"""Questions users ask: what is the smallest budget, what does each budget cost, how large may a batch be?"""
+"""Users' queries: the smallest budget, the curve of overhead against budget, the largest batch."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,7 +9,7 @@ from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.errors import InfeasibleBudget
 from remat_solvers.evaluation.arrays import flatten
-from remat_solvers.local_search.min_peak import descend
+from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.protocol import Deadline, Problem, Solution
 from remat_solvers.registry import get_solver, solver_parameters
 
@@ -20,12 +20,12 @@ class MinBudget:
 
     Attributes:
         nbytes: the schedule's peak.
-        schedule: a schedule that needs this much.
+        schedule: a schedule with this peak.
         floor_nbytes: no schedule needs less.
         floor_op: name of the op that binds at the floor.
         floor_reason: in words.
-        floor_op_nbytes: what that op alone holds.
-        cut_short: whether the deadline ended the search, so that less may work too.
+        floor_op_nbytes: bytes of that op alone.
+        cut_short: whether the deadline ended the search, so that a smaller budget may work too.
     """
 
     nbytes: int
@@ -46,7 +46,7 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
     """
     deadline = Deadline() if deadline is None else deadline.within(None)
     floor = budget_floor(graph)
-    order = descend(flatten(graph), floor.nbytes, floor.nbytes, deadline)
+    order = minimize_peak(flatten(graph), floor.nbytes, floor.nbytes, deadline)
     schedule = Schedule.from_order(graph, order.tolist())
     return MinBudget(
         nbytes=simulate(graph, schedule).peak_nbytes,
@@ -60,7 +60,7 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
 
 
 def infeasible(graph: Graph, budget_nbytes: int, deadline: Deadline | None = None) -> InfeasibleBudget:
-    """The error that says what would work."""
+    """The error for a budget that no schedule fits, with the smallest budget that works."""
     smallest = min_budget(graph, deadline)
     return InfeasibleBudget(
         budget_nbytes=budget_nbytes,
@@ -73,13 +73,13 @@ def infeasible(graph: Graph, budget_nbytes: int, deadline: Deadline | None = Non
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Point:
+class BudgetPoint:
     """One budget of a curve.
 
     Attributes:
         budget_nbytes: the budget.
-        solution: what the solver found for it.
-        wall_s: seconds that it took.
+        solution: the solver's result.
+        wall_s: seconds that the solver took.
     """
 
     budget_nbytes: int
@@ -92,7 +92,7 @@ def budgets_of(graph: Graph, points: int = 9, *, seconds: float | None = None) -
 
     Args:
         graph: the training step.
-        points: how many.
+        points: number of budgets.
         seconds: limit by the clock for the search for the smallest.
     """
     low, high = min_budget(graph, Deadline(seconds)).nbytes, noremat_peak_nbytes(graph)
@@ -101,12 +101,12 @@ def budgets_of(graph: Graph, points: int = 9, *, seconds: float | None = None) -
 
 
 def bounds_of(graph: Graph, budgets: Iterable[int], *, seconds: float | None = None) -> tuple[float, ...]:
-    """Per budget the least overhead, as a ratio, that any schedule has; infinite where none can exist.
+    """Per budget a lower bound on the overhead of any schedule, as a ratio; infinite if none can exist.
 
     Args:
         graph: the training step.
         budgets: in bytes.
-        seconds: limit by the clock for one budget; what is proven until then counts.
+        seconds: limit by the clock for one budget; the bound proven by then counts.
     """
     floor, bound = budget_floor(graph), CutBound(graph)
     base_s = graph.time_s
@@ -127,33 +127,33 @@ def pareto(
     solver: str = "auto",
     seconds: float | None = None,
     **parameters: object,
-) -> tuple[Point, ...]:
+) -> tuple[BudgetPoint, ...]:
     """The curve of overhead against budget.
 
     Args:
         graph: the training step.
         budgets: in bytes; None for nine from the smallest to the unplanned peak, the smallest found within
             one budget's limit.
-        solver: who plans. One with a parameter ``starts`` begins each budget with the plan of the one before,
-            which fits.
+        solver: name of the solver. One with a parameter ``starts`` begins each budget with the plan of the
+            next smaller one, which fits.
         seconds: limit by the clock for one budget.
         **parameters: of the solver.
     """
-    points: list[Point] = []
+    points: list[BudgetPoint] = []
     known: tuple[int, ...] | None = None
     takes_starts = "starts" in solver_parameters(solver)
     for budget in sorted(budgets if budgets is not None else budgets_of(graph, seconds=seconds)):
         warm = {"starts": (known,)} if takes_starts and known is not None else {}
         deadline = Deadline(seconds)
         solution = get_solver(solver, **{**parameters, **warm}).solve(Problem(graph, budget), deadline)
-        points.append(Point(budget_nbytes=budget, solution=solution, wall_s=deadline.elapsed_s))
+        points.append(BudgetPoint(budget_nbytes=budget, solution=solution, wall_s=deadline.elapsed_s))
         known = solution.order or known
     return tuple(points)
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class MaxBatch:
-    """The largest batch that trains inside a budget at a bearable cost.
+    """The largest batch that trains inside a budget with acceptable overhead.
 
     Attributes:
         batch: its size; 0 if not even one sample fits.
@@ -182,10 +182,10 @@ def max_batch(
     Args:
         graph_of: the training step for a batch size.
         budget_nbytes: bound on the peak.
-        max_overhead: extra time as a ratio of the unplanned step's that is still bearable.
-        first: the smallest size that makes sense, such as 2 for a batch norm.
-        most: not looked beyond.
-        solver: who plans.
+        max_overhead: acceptable extra time, as a ratio of the unplanned step's time.
+        first: the smallest sensible size, such as 2 for a batch norm.
+        most: the largest size to try.
+        solver: name of the solver.
         seconds: limit by the clock for one size.
         **parameters: of the solver.
     """

@@ -41,7 +41,7 @@ def get_solver(name: str, **parameters: object) -> Solver:
 
     Raises:
         UnknownSolver: no such name.
-        BadParameter: the solver does not take a parameter, or not this value.
+        BadParameter: the solver does not accept a parameter, or its value.
     """
     points = _registered()
     if name not in points:

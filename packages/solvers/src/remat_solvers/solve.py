@@ -18,13 +18,13 @@ def solve(
         graph: the training step.
         budget_nbytes: bound on the referee's peak.
         solver: a registered name.
-        deadline: limit by the clock; each solver also has its own limit of work.
+        deadline: limit by the clock; each solver also has its own work limit.
         **parameters: of the solver.
 
     Raises:
         UnknownSolver: no such solver.
-        BadParameter: it does not take such a parameter.
-        InfeasibleBudget: no schedule was found; says the smallest budget that works.
+        BadParameter: the solver does not accept a parameter.
+        InfeasibleBudget: no schedule was found; names the smallest budget that works.
     """
     solution = get_solver(solver, **parameters).solve(Problem(graph, budget_nbytes), deadline)
     if solution.feasible:

@@ -1,4 +1,4 @@
-"""Run a module of ours in a process of its own: JSON in, JSON out."""
+"""Run one of this package's modules in its own process: JSON in, JSON out."""
 
 import json
 import subprocess
@@ -7,29 +7,24 @@ from typing import Any
 
 from remat_solvers.protocol import Problem
 
-NO_ORDER = "returned what is no order of ops"
+NO_ORDER = "returned an invalid order of ops"
 
-MOST_S = 86_400.0  # no process of ours is waited for any longer, whatever its deadline
+MOST_S = 86_400.0  # limit for every process, whatever its deadline
 
-START_S = 30.0  # for a process to start and to load its compiled code, beyond the solver's own time
+START_S = 30.0  # to start a process and to load compiled code, in addition to the solver's time
 
 
-def exchange(module: str, question: object, seconds: float) -> tuple[Any, str]:
-    """Put a question to a module of ours in a process of its own, which is ended when time is up.
-
-    Args:
-        module: run as a program: JSON on stdin, JSON as the last line of stdout.
-        question: what JSON can say.
-        seconds: how long the process may take in all, a day at most; may be infinite.
+def run_json_module(module: str, request: object, seconds: float) -> tuple[Any, str]:
+    """Send a JSON request to a module's stdin in its own process, which is ended after at most a day.
 
     Returns:
-        what the module said, and what went wrong (then there is nothing said); empty if nothing did.
+        the last line of stdout, parsed, and what went wrong (then there is no reply); empty if nothing did.
     """
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-m", module],
             check=False,
-            input=json.dumps(question),
+            input=json.dumps(request),
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -46,23 +41,18 @@ def exchange(module: str, question: object, seconds: float) -> tuple[Any, str]:
         return None, NO_ORDER
 
 
-def order_of_ops(said: object, problem: Problem) -> tuple[int, ...] | None:
-    """What a process said is an order, if it is one.
+def order_of_ops(reply: object, problem: Problem) -> tuple[int, ...] | None:
+    """The reply as op indices; None if it is None.
 
     Raises:
         ValueError: it holds something else than op indices.
-        TypeError: it is no list.
+        TypeError: it is not a list.
     """
-    return None if said is None else tuple(_op(i, problem) for i in _listed(said))
-
-
-def _listed(said: object) -> list[object]:
-    if not isinstance(said, list):
-        raise TypeError(said)
-    return said
-
-
-def _op(index: object, problem: Problem) -> int:
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(problem.graph.ops):
-        raise ValueError(index)
-    return index
+    if reply is None:
+        return None
+    if not isinstance(reply, list):
+        raise TypeError(reply)
+    for index in reply:
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(problem.graph.ops):
+            raise ValueError(index)
+    return tuple(reply)

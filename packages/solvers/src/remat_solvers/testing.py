@@ -1,8 +1,8 @@
-"""Families of made-up graphs to try solvers on: seeded, plain data, with sizes and times of no real device.
+"""Families of synthetic graphs to test solvers on: seeded plain data, with sizes and times of no real device.
 
-`random_graph` knows everything that the memory rule knows (workspaces, in-place outputs, pinned values, ops
-that run only once, overwritten buffers); the others have the shapes of networks, each with a backward in
-which an op reads the gradient of its output, its input and its output.
+`random_graph` uses every feature of the memory rule (workspaces, in-place outputs, pinned values, ops that
+run only once, overwritten buffers); the others have the shapes of networks, each with a backward in which an
+op reads the gradient of its output, its input and its output.
 """
 
 import random
@@ -12,7 +12,7 @@ from typing import Any
 from remat_graph import Graph, Implementation, Op, Role, Value
 
 
-class _Builder:
+class _NetworkBuilder:
     """A forward under construction; `build` adds the backward."""
 
     def __init__(self, name: str) -> None:
@@ -21,13 +21,13 @@ class _Builder:
         self.nodes: list[tuple[list[int], int, float, bool]] = []
 
     def add(self, inputs: Sequence[int], nbytes: int, time_s: float, *, heavy: bool = False) -> int:
-        """An op; a heavy one has a parameter gradient and reads its inputs in the backward."""
+        """Add an op; a heavy one has a parameter gradient and reads its inputs in the backward."""
         self.values.append(Value(name=f"a{len(self.values)}", nbytes=nbytes))
         self.nodes.append((list(inputs), len(self.values) - 1, time_s, heavy))
         return len(self.values) - 1
 
     def build(self) -> Graph:
-        """The joint graph: gradients of values read several times are summed."""
+        """The joint graph; gradients of values that are read several times are summed."""
         values = list(self.values)
         ops = [
             Op(
@@ -69,7 +69,7 @@ class _Builder:
 def chain(length: int, *, seed: int = 0, skips: int = 0) -> Graph:
     """Convolution-like and pointwise ops in a row; residual additions every `skips` ops if that is not 0."""
     rng = random.Random(seed)
-    net = _Builder(f"chain{length}" + (f"skip{skips}" if skips else ""))
+    net = _NetworkBuilder(f"chain{length}" + (f"skip{skips}" if skips else ""))
     x = skip = net.add([0], rng.randint(20, 40), 5.0, heavy=True)
     for i in range(1, length):
         heavy = i % 2 == 0
@@ -82,7 +82,7 @@ def chain(length: int, *, seed: int = 0, skips: int = 0) -> Graph:
 def unet(depth: int, *, seed: int = 0) -> Graph:
     """An encoder and a decoder with a skip at each of `depth` resolutions."""
     rng = random.Random(seed)
-    net = _Builder(f"unet{depth}")
+    net = _NetworkBuilder(f"unet{depth}")
     x, skips = 0, []
     for level in range(depth):
         size = 1024 >> level
@@ -101,7 +101,7 @@ def unet(depth: int, *, seed: int = 0) -> Graph:
 def dense(blocks: int, *, layers: int = 6, seed: int = 0) -> Graph:
     """Dense connections: each layer of a block reads all before it."""
     rng = random.Random(seed)
-    net = _Builder(f"dense{blocks}")
+    net = _NetworkBuilder(f"dense{blocks}")
     x = net.add([0], 64, 4.0, heavy=True)
     for _ in range(blocks):
         before = [x]
@@ -116,7 +116,7 @@ def dense(blocks: int, *, layers: int = 6, seed: int = 0) -> Graph:
 def mobile(blocks: int, *, seed: int = 0) -> Graph:
     """Inverted bottlenecks with wide early layers, as in mobile networks."""
     rng = random.Random(seed)
-    net = _Builder(f"mobile{blocks}")
+    net = _NetworkBuilder(f"mobile{blocks}")
     x = net.add([0], 400, 3.0, heavy=True)
     for block in range(blocks):
         size = max(8, 400 // (1 + block))
@@ -132,13 +132,11 @@ def mobile(blocks: int, *, seed: int = 0) -> Graph:
 def transformer(layers: int, *, tokens: int = 2048, width: int = 1024) -> Graph:
     """Equal decoder layers of some 115 ops, backward included: norms, rotary attention, gated MLP.
 
-    Args:
-        layers: how many.
-        tokens: length of the one sequence; scores are tokens by tokens for each of ``width / 64`` heads.
-        width: of the residual stream; the MLP is 2.75 times as wide.
+    Scores are tokens by tokens for each of ``width / 64`` heads; the MLP is 2.75 times as wide as the
+    residual stream.
     """
     stream, scores, wide = 2 * tokens * width, 2 * tokens**2 * (width // 64), 2 * tokens * width * 11 // 4
-    net = _Builder(f"transformer{layers}")
+    net = _NetworkBuilder(f"transformer{layers}")
 
     def light(inputs: Sequence[int], nbytes: int) -> int:
         """An op that moves bytes, at 3 TB/s."""
@@ -175,7 +173,7 @@ def transformer(layers: int, *, tokens: int = 2048, width: int = 1024) -> Graph:
 
 
 def random_graph(seed: int, ops: int = 6, *, fancy: bool = True) -> Graph:
-    """A small DAG with its backward; `fancy` adds everything the memory rule knows."""
+    """A small DAG with its backward; `fancy` adds every feature of the memory rule."""
     made = _RandomGraph(seed, fancy=fancy)
     forward_count = max(1, ops // 2)
     for i in range(forward_count):
@@ -189,34 +187,34 @@ def random_graph(seed: int, ops: int = 6, *, fancy: bool = True) -> Graph:
 
 
 class _RandomGraph:
-    """A random graph under construction. What is drawn, and in which order, decides what a seed means."""
+    """A random graph under construction. The order of random draws defines the graph of a seed."""
 
     def __init__(self, seed: int, *, fancy: bool) -> None:
         self.rng, self.fancy = random.Random(seed), fancy
         self.values: list[Value] = []
         self.ops: list[Op] = []
-        self.made: list[int] = []  # by the forward
-        self.back: list[int] = []  # tangents, and what the backward made
+        self.made: list[int] = []  # values of the forward
+        self.back: list[int] = []  # tangents, and values of the backward
         self.external = self.value("x", 7, external=True)
         self.buffer: int | None = None
         if fancy:
             self.buffer = self.value("running", 3, external=True, role=Role.BUFFER)
 
     def value(self, prefix: str, nbytes: int, **kwargs: Any) -> int:
-        """A new value's number."""
+        """Add a value; returns its index."""
         self.values.append(Value(name=f"{prefix}{len(self.values)}", nbytes=nbytes, **kwargs))
         return len(self.values) - 1
 
     def size(self) -> int:
-        """Bytes of a value."""
+        """Draw the bytes of a value."""
         return self.rng.choice([0, 1, 2, 3, 5, 8, 8, 13, 600]) if self.fancy else self.rng.randint(1, 9)
 
     def happens(self, share: float) -> bool:
-        """Whether something fancy does, in so many cases."""
+        """Draw whether a fancy feature occurs, with probability `share`."""
         return self.fancy and self.rng.random() < share
 
     def reuses(self, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """The outputs that may lie where an input lay: those of its size."""
+        """Pairs of outputs and inputs of equal size, whose storage may be reused."""
         return tuple(
             (output, source)
             for output in outputs
@@ -225,7 +223,7 @@ class _RandomGraph:
         )
 
     def add_forward(self, index: int, *, last: bool) -> None:
-        """An op of the forward, of one or two implementations; it may write the buffer."""
+        """Add an op of the forward, with one or two implementations; it may write the buffer."""
         rng, pool = self.rng, [self.external, *self.made]
         inputs = sorted({rng.choice(pool[-3:]), rng.choice(pool)}) if index else [self.external]
         size = self.size()
@@ -266,7 +264,7 @@ class _RandomGraph:
         self.back += [self.value("t", self.size(), role=Role.TANGENT, of=output) for output in outputs]
 
     def add_backward(self, index: int, *, last: bool) -> None:
-        """An op of the backward, which makes a gradient or what leads to one."""
+        """Add an op of the backward, which computes a gradient or an intermediate value."""
         rng = self.rng
         read = {rng.choice(self.back[-2:]) if self.back else self.external, rng.choice(self.made)}
         if rng.random() < 0.5:
@@ -287,7 +285,7 @@ class _RandomGraph:
 
 
 def layer_graph(content: Mapping[str, Any]) -> Graph:
-    """A layer-level graph as Checkmate's papers state them: each node makes one value, edges say who reads.
+    """A layer-level graph as in Checkmate's paper: each node computes one value, edges name the readers.
 
     Args:
         content: ``name``, ``nodes`` with ``id``, ``name``, ``kind`` (fwd, loss or bwd), ``time`` and

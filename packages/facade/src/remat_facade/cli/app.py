@@ -32,8 +32,16 @@ from remat_graph import (
     save_graph,
 )
 from remat_graph.errors import shown, text_of
-from remat_solvers import Deadline, get_solver, min_budget, solver_names
-from remat_solvers.queries import bounds_of, budgets_of, max_batch, pareto
+from remat_solvers import (
+    Deadline,
+    bounds_of,
+    budgets_of,
+    get_solver,
+    max_batch,
+    min_budget,
+    pareto,
+    solver_names,
+)
 
 app = typer.Typer(
     name="remat",

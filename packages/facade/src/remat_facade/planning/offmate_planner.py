@@ -17,6 +17,9 @@ from remat_solvers.offload.solver import PERIODS, Offload
 ALIKE = 0.2
 """Largest relative difference of measured bandwidths and free host memory from those of a saved plan."""
 
+EXPLANATION = "why"
+"""Key of `Plan.solver_stats`: the lines of the plan's notes."""
+
 HOST_BUDGET = "host_budget_nbytes"
 """Key of `Plan.solver_stats`: the host budget."""
 
@@ -91,11 +94,12 @@ class OffmatePlanner(StepPlanner):
         deadline = Deadline(self.time_limit_s)
         solution = solver.solve(Problem(graph, budget_nbytes, self.links, host_nbytes), deadline)
         if solution.schedule is None:
-            least_host_nbytes = int(solution.stats["least_host_nbytes"])
+            assert solution.shortage is not None
+            least_host_nbytes = solution.shortage.host_nbytes
             raise NoRoom(
                 budget_nbytes=self._asked_nbytes(graph),
                 host_budget_nbytes=self.host_budget_nbytes,
-                least_nbytes=int(solution.stats["least_nbytes"]) + self._taken_nbytes,
+                least_nbytes=solution.shortage.nbytes + self._taken_nbytes,
                 least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
                 cut_short=deadline.hit,
             )
@@ -108,6 +112,7 @@ class OffmatePlanner(StepPlanner):
             solver=solver.name,
             solver_stats={
                 **solution.stats,
+                EXPLANATION: "\n".join(solution.explanation),
                 PLANNING_S: time.perf_counter() - began_s,
                 HOST_BUDGET: self.host_budget_nbytes,
             },
@@ -121,7 +126,7 @@ class OffmatePlanner(StepPlanner):
 
     def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
         """The plan with notes that explain its decisions."""
-        return attrs.evolve(plan, notes=Offload.explain(plan.solver_stats))
+        return attrs.evolve(plan, notes=tuple(str(plan.solver_stats.get(EXPLANATION, "")).splitlines()))
 
     def _where_most_is_held(self, graph: Graph, plan: Plan) -> Plan:
         """The plan with the larger peaks of ``.grad`` being None and being kept from an earlier step."""

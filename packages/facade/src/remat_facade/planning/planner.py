@@ -19,7 +19,6 @@ from remat_graph import BadBudget, Budget, Graph, Plan, Schedule, format_nbytes,
 from remat_graph.errors import shown
 from remat_solvers import Deadline, InfeasibleBudget, Problem, Solution, get_solver, min_budget
 from remat_solvers import Progress as SolverProgress
-from remat_solvers.protocol import SMALLEST
 
 Progress = Callable[[str], None]
 """Called with a short description when a stage begins."""
@@ -196,7 +195,7 @@ class RecomputePlanner(StepPlanner):
         if smallest.nbytes > budget_nbytes:
             raise InfeasibleBudget(
                 budget_nbytes=budget_nbytes,
-                smallest_nbytes=min(smallest.nbytes, int(solution.stats.get(SMALLEST, smallest.nbytes))),
+                smallest_nbytes=min(smallest.nbytes, solution.smallest_nbytes or smallest.nbytes),
                 floor_nbytes=smallest.floor_nbytes,
                 floor_op=smallest.floor_op,
                 floor_op_nbytes=smallest.floor_op_nbytes,

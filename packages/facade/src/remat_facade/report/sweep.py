@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from remat_facade.report.picture import Palette, new_figure
 from remat_facade.report.table import Table
 from remat_graph import Graph, format_nbytes, noremat_peak_nbytes
-from remat_solvers.queries import Point
+from remat_solvers import BudgetPoint
 
-Curves = Mapping[str, Sequence[Point]]  # by solver
+Curves = Mapping[str, Sequence[BudgetPoint]]  # by solver
 
 
 def sweep_table(graph: Graph, curves: Curves, bounds: Sequence[float]) -> Table:

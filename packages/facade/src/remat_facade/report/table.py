@@ -6,8 +6,7 @@ import attrs
 
 from remat_facade.report.trace import repeated_targets
 from remat_graph import Graph, Plan, format_nbytes, format_seconds
-from remat_solvers import MinBudget
-from remat_solvers.queries import MaxBatch
+from remat_solvers import MaxBatch, MinBudget
 
 if TYPE_CHECKING:  # the module imports torch
     from remat_facade.planning.memory_fit import Fit

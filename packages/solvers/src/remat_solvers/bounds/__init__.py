@@ -1,4 +1,4 @@
-"""Certified statements about a graph: budgets below which nothing exists, times below which nothing runs."""
+"""Certified bounds of a graph: budgets that no schedule fits, and times that no schedule beats."""
 
 from remat_solvers.bounds.coarse import tight_bound
 from remat_solvers.bounds.cut import lower_bound

@@ -1,31 +1,32 @@
 """A tighter bound from a coarse integer program: memory at a few moments, the work between them in any order.
 
-Take ops j_1, ..., j_m, the moments, in the order of their first runs: one that every schedule keeps to, each
-op an ancestor of the next, or one that some do. They cut the step into m + 1 intervals. Variables, 0 or 1:
+Take ops j_1, ..., j_m in the order of their first runs, which are the *moments*. Either every schedule keeps
+this order, because each op is an ancestor of the next, or some schedules do. The moments cut the step into m
++ 1 intervals. Variables, 0 or 1:
 
 * K[s, v]: value v is live when j_s first runs;
 * X[s, i]: op i runs in interval s, once or more often.
 
-What runs reads what is live at the beginning of its interval or made in it; what is live at a moment was live
-at the one before or was made since; K[s], what j_s makes and its workspace fit the budget; an op that must
-run for the first time in an interval does, and its runs in later intervals cost time. Every schedule
-satisfies these rows, so the program's dual bound is a lower bound on the overhead, for any order and any
-number of recomputations. With one moment it is the cut bound in whole numbers instead of its Lagrangian.
+An op reads values that are live at the beginning of its interval or computed in it; a value that is live at a
+moment was live at the one before or was computed since; K[s], the outputs of j_s and its workspace fit the
+budget; an op that must run for the first time in an interval does, and its runs in later intervals cost time.
+Every schedule satisfies these rows, so the program's dual bound is a lower bound on the overhead, for any
+order and any number of recomputations. With one moment it is the cut bound in whole numbers instead of its
+Lagrangian.
 
-Which moments: the first is where the cut bound binds, or the unplanned peak if it binds nowhere. The
-program's solution, written out as a sequence, exceeds the budget somewhere; the next first run from there on
-becomes a moment too. Where no dependency says between which of the others it stands, there is a program for
-each place, of the schedules that keep to that order: none is faster than the lowest of their bounds, and the
-program with that one is refined next (branch and bound, over orders). When nothing exceeds the budget any
-more and that program is solved to the end, the sequence is optimal; if none has a solution, there is no
-schedule. A few moments are usually enough (U-Net at 30 %: 7 of 71 raise 15.0 to 22.9 %; VGG-16 at 50 %: 6
-prove optimality; GPT-2 with its head at 40 %: whether the head's weight gradient is made before or after the
-last layers' raises 33.7 to 34.6 %), and what each round finds is a good start for a search. Checkmate (Jain
-et al. 2020) is the same program with a moment at every op, a fixed order, and rows for all that runs in
-between.
+Choice of moments: the first is where the cut bound binds, or the unplanned peak if it binds nowhere. The
+program's solution, written as a sequence, exceeds the budget somewhere; the next first run from there on
+becomes a moment too. If dependencies do not determine its place among the others, there is a program for each
+place, for the schedules that keep that order: none is faster than the lowest of their bounds, and the program
+with that bound is refined next (branch and bound over orders). When the sequence fits the budget and the
+program is solved to the end, the sequence is optimal; if no program has a solution, there is no schedule. A
+few moments are usually enough (U-Net at 30 %: 7 of 71 raise 15.0 to 22.9 %; VGG-16 at 50 %: 6 prove
+optimality; GPT-2 with its head at 40 %: the place of the head's weight gradient relative to the last layers'
+raises 33.7 to 34.6 %), and each round gives a good start for a search. Checkmate (Jain et al. 2020) is the
+same program with a moment at every op, a fixed order, and rows for all runs in between.
 
-A program has some moments * ops variables: a tenth of a second for one moment at 600 ops, and each further
-one makes it several times as long.
+A program has about moments * ops variables: a tenth of a second for one moment at 600 ops, and each further
+moment multiplies the time.
 """
 
 import heapq
@@ -34,58 +35,50 @@ import attrs
 import numpy as np
 
 from remat_graph import Graph
-from remat_solvers.bounds.coarse_program import Moments
+from remat_solvers.bounds.coarse_program import CoarseProgram
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.bounds.floor import budget_floor
-from remat_solvers.bounds.reachability import Relatives, in_order
+from remat_solvers.bounds.reachability import Reachability, with_order
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.protocol import Deadline
 
-# Of the unit of cost: by how much a program's bound may be off by rounding. At HiGHS's own tolerances one
-# ended 1.4e-6 above a schedule (a Swin transformer at 70 %), at strict ones none did by a hundredth of that.
+# Rounding error of a program's bound, in units of cost. At HiGHS's default tolerances one bound exceeded a
+# schedule by 1.4e-6 (a Swin transformer at 70 %), at strict ones none did by a hundredth of that.
 TOLERANCE, ROUGH_TOLERANCE = 1e-7, 1e-5
-UNIT = 10.0  # of cost, in extra times that are looked for: programs are solved best with costs below 1
-DEAR = 16.0  # such times: next to a schedule that is known, a repeat that costs more is none
+UNIT = 10.0  # of cost, in expected extra times: programs are solved best with costs below 1
+DEAR = 16.0  # such times: a known schedule rules out a repeat that costs more
 ROUGH = 1e-3  # relative gap at which a round ends while there are moments to add
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Round:
-    """What one program says.
+    """The result of one program."""
 
-    Attributes:
-        extra_s: no schedule within the budget recomputes for less; infinite if there is none at all.
-        order: the sequence of its solution; it may not fit the budget. None if there is no solution.
-        fits: whether it does.
-        slack_s: how far `extra_s` may lie below the program's own optimum by rounding.
-        proven: whether it was solved strictly and without a gap, so that a gap within `slack_s` is none.
-        ended: whether it was solved to the end; if not, another round will not get far either.
-        checks: the work that it took, counted as `highs` says.
-    """
-
-    extra_s: float
+    extra_s: float  # no schedule within the budget recomputes for less; infinite if there is none at all
+    # the sequence of its solution; it may not fit the budget. None if there is no solution
     order: Ints | None
-    fits: bool
-    slack_s: float
+    fits: bool  # whether it does
+    slack_s: float  # how far `extra_s` may lie below the program's own optimum by rounding
+    # whether it was solved strictly and without a gap, so that a gap within `slack_s` counts as none
     proven: bool
-    ended: bool
-    checks: int
+    ended: bool  # whether it was solved to the end; if not, another round will not succeed either
+    checks: int  # its work, counted as in `highs`
 
 
 def tight_bound(
     graph: Graph, budget_nbytes: int, deadline: Deadline | None = None, *, known_s: float = np.inf
 ) -> float:
-    """Seconds that no valid schedule within the budget stays below: `lower_bound`, raised round by round.
+    """Seconds that no valid schedule within the budget beats: `lower_bound`, raised round by round.
 
-    As there, of schedules that move nothing and whose first runs use first implementations.
+    Like `lower_bound` for schedules without transfers whose first runs use first implementations.
 
     Args:
         graph: the training step.
         budget_nbytes: bound on the peak.
-        deadline: ends it with what is proven so far; without one it goes on until nothing is left to see,
-            which can take hours where memory is tight at many moments.
-        known_s: compute time of a schedule within the budget, if one is known: the bound goes no higher, and
-            what it has to reach cuts its programs short.
+        deadline: ends the search with what is proven so far; without one it can take hours where memory is
+            tight at many moments.
+        known_s: compute time of a known schedule within the budget: the bound does not exceed it, and it cuts
+            the programs short.
     """
     if budget_nbytes < budget_floor(graph).nbytes:
         return float("inf")
@@ -102,51 +95,38 @@ def tight_bound(
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Order:
-    """An order of moments, and what is known of the schedules that keep to it.
+class _MomentOrder:
+    """An order of moments, with a bound on the schedules that keep it."""
 
-    Attributes:
-        extra_s: none of them recomputes for less.
-        moments: ops, in the order of their first runs.
-        kin: the dependencies, that order among them.
-        proving: whether the next round adds no moment, but closes the gap that the last one left.
-        finished: whether another round would add nothing.
-    """
+    extra_s: float  # none of them recomputes for less
+    moments: tuple[int, ...]  # ops, in the order of their first runs
+    reach: Reachability  # the dependencies, that order among them
+    proving: bool = False  # whether the next round adds no moment, but closes the gap that the last one left
+    finished: bool = False  # whether another round would add nothing
 
-    extra_s: float
-    moments: tuple[int, ...]
-    kin: Relatives
-    proving: bool = False
-    finished: bool = False
-
-    def with_moment(self, op: int) -> list["_Order"]:
-        """One order for each place that `op` may have among the moments."""
+    def with_moment(self, op: int) -> list["_MomentOrder"]:
+        """One order for each possible place of `op` among the moments."""
         orders = []
         for place in range(len(self.moments) + 1):
             before, after = self.moments[:place], self.moments[place:]
-            if any(self.kin.ancestors[j] >> op & 1 for j in before):
+            if any(self.reach.ancestors[j] >> op & 1 for j in before):
                 continue
-            if any(self.kin.descendants[j] >> op & 1 for j in after):
+            if any(self.reach.descendants[j] >> op & 1 for j in after):
                 continue
-            kin = self.kin
-            if before and not kin.ancestors[op] >> before[-1] & 1:
-                kin = in_order(kin, before[-1], op)
-            if after and not kin.descendants[op] >> after[0] & 1:
-                kin = in_order(kin, op, after[0])
-            orders.append(attrs.evolve(self, moments=(*before, op, *after), kin=kin, proving=False))
+            reach = self.reach
+            if before and not reach.ancestors[op] >> before[-1] & 1:
+                reach = with_order(reach, before[-1], op)
+            if after and not reach.descendants[op] >> after[0] & 1:
+                reach = with_order(reach, op, after[0])
+            orders.append(attrs.evolve(self, moments=(*before, op, *after), reach=reach, proving=False))
         return orders
 
 
 class CoarseBound:
-    """The bound of one graph at one budget, a moment more each round.
-
-    Args:
-        cut: the cut bound, with `extra_s` already asked for this budget.
-        arrays: the graph, flattened.
-        budget_nbytes: bound on the peak.
+    """The bound of one graph at one budget, for which `cut.extra_s` was computed; each round adds a moment.
 
     Attributes:
-        moments: ops at whose first run the latest program looked.
+        moments: the moments of the latest program.
     """
 
     def __init__(self, cut: CutBound, arrays: Arrays, budget_nbytes: int) -> None:
@@ -154,16 +134,16 @@ class CoarseBound:
         self.arrays = arrays
         self.budget_nbytes = budget_nbytes
         self.moments: tuple[int, ...] = ()
-        self._orders: list[tuple[float, int, _Order]] = []  # a heap, the lowest bound on top
+        self._orders: list[tuple[float, int, _MomentOrder]] = []  # a heap, the lowest bound on top
         self._count = 0
         self._least_s = max(cut.proven_s, 1e-3 * self.graph.time_s)
         if self.graph.time_s > 0:
             binding = cut.binding()
             trace = np.arange(len(self.graph.ops), dtype=np.int64)
             moment = binding[0] if binding is not None else int(evaluate(arrays, trace).profile.argmax())
-            self._push(_Order(extra_s=0.0, moments=(moment,), kin=cut.kin))
+            self._push(_MomentOrder(extra_s=0.0, moments=(moment,), reach=cut.reach))
 
-    def _push(self, order: _Order) -> None:
+    def _push(self, order: _MomentOrder) -> None:
         heapq.heappush(self._orders, (order.extra_s, self._count, order))
         self._count += 1
 
@@ -184,7 +164,7 @@ class CoarseBound:
 
     @property
     def variables(self) -> int:
-        """About how many the next round's program will have."""
+        """Approximate number of variables of the next round's program."""
         return len(self._orders[0][2].moments) * len(self.graph.ops) if self._orders else 0
 
     def round(self, deadline: Deadline, *, enough_s: float = np.inf, checks: int | None = None) -> Round:
@@ -192,9 +172,9 @@ class CoarseBound:
 
         Args:
             deadline: limit by the clock.
-            enough_s: no need to prove more than this, the extra time of a schedule that is known; it also
-                gives the unit of cost, so that rounding is small beside it.
-            checks: limit on the work of the round, counted as `highs` says; None for none.
+            enough_s: extra time of a known schedule: no higher bound is needed. It also sets the unit of
+                cost, so that rounding is small in comparison.
+            checks: limit on the work of the round, counted as in `highs`; None for none.
         """
         _, _, at = heapq.heappop(self._orders)
         self.moments = at.moments
@@ -202,19 +182,19 @@ class CoarseBound:
         unit_s = UNIT * (enough_s if known else max(at.extra_s, self._least_s))
         most_s = DEAR * enough_s if known else np.inf
         tolerance = TOLERANCE if at.proving else ROUGH_TOLERANCE
-        program = Moments(self.graph, at.kin, self.budget_nbytes, at.moments, unit_s, most_s)
-        answer = program.rows.minimize(
+        program = CoarseProgram(self.graph, at.reach, self.budget_nbytes, at.moments, unit_s, most_s)
+        solved = program.rows.minimize(
             gap=0.0 if at.proving else ROUGH,
             enough=enough_s / unit_s + tolerance - program.constant,
             deadline=deadline,
             checks=checks,
             strict=at.proving,
         )
-        at = attrs.evolve(at, extra_s=max(at.extra_s, (answer.bound + program.constant - tolerance) * unit_s))
+        at = attrs.evolve(at, extra_s=max(at.extra_s, (solved.bound + program.constant - tolerance) * unit_s))
         order, fits, moment = None, False, None
-        if answer.found is not None:
-            # What a moment keeps can be made again before it or, often for as little, only when it is read.
-            orders = [np.array(program.order(answer.found, late=late), np.int64) for late in (False, True)]
+        if solved.found is not None:
+            # Values kept at a moment are recomputed before it or, often as cheaply, when they are read.
+            orders = [np.array(program.order(solved.found, late=late), np.int64) for late in (False, True)]
             results = [evaluate(self.arrays, each) for each in orders]
             ranks = [
                 (not result.valid, max(result.peak_nbytes, self.budget_nbytes), result.time_s)
@@ -229,7 +209,7 @@ class CoarseBound:
             for each in at.with_moment(moment):
                 self._push(each)
         else:
-            # Nothing more to see: one more round closes the gap that the last one left.
+            # No moment to add: one more round closes the gap that the last one left.
             self._push(attrs.evolve(at, proving=True, finished=at.proving or order is None))
         return Round(
             extra_s=self.extra_s,
@@ -237,14 +217,15 @@ class CoarseBound:
             fits=fits,
             slack_s=2 * tolerance * unit_s,
             proven=at.proving and at.extra_s <= self.extra_s,
-            ended=answer.ended,
-            checks=answer.checks,
+            ended=solved.ended,
+            checks=solved.checks,
         )
 
-    def _next(self, at: _Order, order: Ints, profile: Ints) -> int | None:
-        """The next first run from the worst excess on, one that has its place among the moments if there is.
+    def _next(self, at: _MomentOrder, order: Ints, profile: Ints) -> int | None:
+        """The next first run from the worst excess on, preferably one with a determined place.
 
-        After a parameter's gradient, say, which nothing follows, all the rest could run: it has many places.
+        A parameter's gradient, which no op follows, has many places, because all other ops could run after
+        it.
         """
         first: dict[int, int] = {}
         for position, op in enumerate(order.tolist()):
@@ -259,6 +240,6 @@ class CoarseBound:
             if i < len(runs) and runs[i][1] not in at.moments
         ]
         for op in candidates:
-            if all((at.kin.ancestors[op] | at.kin.descendants[op]) >> j & 1 for j in at.moments):
+            if all((at.reach.ancestors[op] | at.reach.descendants[op]) >> j & 1 for j in at.moments):
                 return op
         return candidates[0] if candidates else None

@@ -1,40 +1,34 @@
-"""The integer program of the coarse bound: `coarse` says what its variables and rows mean."""
+"""The integer program of the coarse bound; `coarse` explains its variables and rows."""
 
 import numpy as np
 
 from remat_graph import Graph
 from remat_solvers.bounds.floor import unavoidable
-from remat_solvers.bounds.highs import Program
-from remat_solvers.bounds.reachability import Relatives
+from remat_solvers.bounds.highs import MixedIntegerProgram
+from remat_solvers.bounds.reachability import Reachability
 from remat_solvers.evaluation.arrays import Floats
 
-ALWAYS = -1  # in place of a variable: certainly so
+ALWAYS = -1  # in place of a variable that is certainly 1
 
 
-class Moments:
-    """The program for given moments.
+class CoarseProgram:
+    """The program for given moments, each an ancestor of the next in `reach`.
 
-    Args:
-        graph: the training step.
-        kin: its dependencies, in which each moment is an ancestor of the next.
-        budget_nbytes: bound on the peak.
-        moments: ops, in the order of their first runs.
-        unit_s: seconds that cost 1.
-        most_s: a repeat that takes longer costs as if it took this.
+    Costs are in units of `unit_s` seconds; a repeat costs at most `most_s` seconds.
     """
 
     def __init__(
         self,
         graph: Graph,
-        kin: Relatives,
+        reach: Reachability,
         budget_nbytes: int,
         moments: tuple[int, ...],
         unit_s: float,
         most_s: float,
     ) -> None:
-        self.graph, self.kin, self.moments = graph, kin, moments
+        self.graph, self.reach, self.moments = graph, reach, moments
         self.unit_s, self.most_s = unit_s, most_s
-        self.rows = Program()
+        self.rows = MixedIntegerProgram()
         self.constant = 0.0
         self.earliest, self.latest = self._windows()
         self.runs = self._add_runs()
@@ -45,15 +39,15 @@ class Moments:
             self._add_memory(s, j, budget_nbytes)
 
     def _windows(self) -> tuple[list[int], list[int]]:
-        """Per op the intervals in which it may run for the first time."""
-        ops, kin = self.graph.ops, self.kin
+        """Per op the first and the last interval of its first run."""
+        ops, reach = self.graph.ops, self.reach
         earliest, latest = [0] * len(ops), [len(self.moments)] * len(ops)
         for s, j in reversed(list(enumerate(self.moments, 1))):
-            coming, before = kin.descendants[j] | 1 << j, kin.ancestors[j]
+            coming, before = reach.descendants[j] | 1 << j, reach.ancestors[j]
             for i, op in enumerate(ops):
                 if coming >> i & 1:
                     earliest[i] = max(earliest[i], s)
-                if before >> i & 1 or (kin.after_boundary[j] and not op.backward):
+                if before >> i & 1 or (reach.after_boundary[j] and not op.backward):
                     latest[i] = s - 1
         return earliest, latest
 
@@ -79,11 +73,11 @@ class Moments:
 
     def _add_kept(self) -> dict[tuple[int, int], int]:
         kept: dict[tuple[int, int], int] = {}
-        graph, kin = self.graph, self.kin
+        graph, reach = self.graph, self.reach
         for s, j in enumerate(self.moments, 1):
-            there = unavoidable(graph, kin, j) | {v for v in graph.ops[j].first.inputs if not kin.free[v]}
+            there = unavoidable(graph, reach, j) | {v for v in graph.ops[j].first.inputs if not reach.free[v]}
             for v, maker in enumerate(graph.producer):
-                if kin.free[v] or (maker is None and v not in kin.tangent_set):
+                if reach.free[v] or (maker is None and v not in reach.tangent_set):
                     continue
                 if v in there:
                     kept[s, v] = ALWAYS
@@ -92,7 +86,7 @@ class Moments:
         return kept
 
     def _add_reads(self) -> None:
-        """What runs reads what is live when its interval begins or made in it."""
+        """An op reads values that are live when its interval begins or computed in it."""
         for (s, i), run in self.runs.items():
             op = self.graph.ops[i]
             inputs = set(op.first.inputs)
@@ -103,19 +97,19 @@ class Moments:
                 elif self.earliest[i] < self.latest[i]:
                     inputs &= again
             for v in sorted(inputs):
-                if not self.kin.free[v]:
+                if not self.reach.free[v]:
                     self._implies(run, s, v)
 
     def _add_keeping(self) -> None:
-        """What is live at a moment was live at the one before or was made since."""
+        """A value that is live at a moment was live at the one before or was computed since."""
         for (s, v), kept in self.kept.items():
             if self.graph.producer[v] is not None or s > 1:
                 self._implies(kept, s - 1, v)
 
     def _implies(self, cause: int, s: int, v: int) -> None:
-        """Where `cause` holds, value v is live at the beginning of interval s or made in it."""
+        """If `cause` holds, value v is live at the beginning of interval s or computed in it."""
         maker = self.graph.producer[v]
-        if maker is None and (s == 0 or not self.kin.after_boundary[self.moments[s - 1]]):
+        if maker is None and (s == 0 or not self.reach.after_boundary[self.moments[s - 1]]):
             return  # the tangents may come after the moment that begins the interval
         sources = [self.kept.get((s, v))]
         if maker is not None:
@@ -129,11 +123,13 @@ class Moments:
             self.rows.row([(cause, 1.0), *terms], -np.inf, 0.0)
 
     def _add_memory(self, s: int, j: int, budget_nbytes: int) -> None:
-        graph, kin = self.graph, self.kin
+        graph, reach = self.graph, self.reach
         run = graph.ops[j].first
         reusable = {output for output, _ in run.reuses}
-        fixed = kin.base_nbytes + run.workspace_nbytes
-        fixed += sum(graph.allocated_nbytes(v) for v in run.outputs if not kin.free[v] and v not in reusable)
+        fixed = reach.base_nbytes + run.workspace_nbytes
+        fixed += sum(
+            graph.allocated_nbytes(v) for v in run.outputs if not reach.free[v] and v not in reusable
+        )
         terms = []
         for (moment, v), kept in self.kept.items():
             nbytes = graph.allocated_nbytes(v)
@@ -148,9 +144,9 @@ class Moments:
     def order(self, found: Floats, *, late: bool) -> list[int]:
         """The sequence of a solution: first runs in trace order, repeats when they are needed.
 
-        What is kept at a moment is made before it; if `late`, only when it is read.
+        Values kept at a moment are computed before it; if `late`, only when they are read.
         """
-        graph, kin = self.graph, self.kin
+        graph, reach = self.graph, self.reach
 
         def holds(variable: int) -> bool:
             return variable == ALWAYS or bool(found[variable] > 0.5)
@@ -188,12 +184,12 @@ class Moments:
                     way = op.first if first or op.rerun is None else op.implementations[op.rerun]
                     for v in sorted(way.inputs, reverse=True):
                         maker = graph.producer[v]
-                        if maker is not None and maker not in done and v not in live and not kin.free[v]:
+                        if maker is not None and maker not in done and v not in live and not reach.free[v]:
                             waiting.append((maker, False))
 
             for i in sorted(i for i in runs[s] if i not in ran):
                 demand(i)
-            there = live | self.kin.tangent_set
+            there = live | self.reach.tangent_set
             for v in sorted(kept[s + 1] - live if not late else ()):
                 maker = graph.producer[v]
                 if maker is not None:

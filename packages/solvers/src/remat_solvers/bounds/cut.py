@@ -1,23 +1,23 @@
 """A lower bound on a step's compute time at a budget, valid for any order and any number of recomputations.
 
 Take a backward op j at its first run. Every ancestor of j has run by then, and, if j depends on a tangent,
-every forward op; j and its descendants have not. Let K be the values live at that moment. K, what j makes
-and its workspace fit the budget. Everything that j's descendants need from now on is in K or is made from
-K, and running an op again that has run before costs its time. So
+every forward op; j and its descendants have not. Let K be the values live at that moment. K, the outputs of j
+and its workspace fit the budget. Everything that j's descendants need from now on is in K or is computed from
+K, and running an op again costs its time. So
 
-    overhead  >=  min over K with bytes(K) <= room_j of  cost of remaking, from K, what the descendants need
+    overhead  >=  min over K with bytes(K) <= room_j of  cost of computing, from K, what the descendants need
 
-where room_j is the budget less what is certainly there (`floor.unavoidable`, j's own inputs and outputs).
-For a price per byte instead of the knapsack row this minimum is a minimum cut (keep or remake, a submodular
+where room_j is the budget less what is certainly live (`floor.unavoidable`, j's own inputs and outputs). With
+a price per byte instead of the knapsack row this minimum is a minimum cut (keep or recompute, a submodular
 choice), and every price gives a valid bound: bound_j(price) = cut_j(price) - price * room_j, concave in the
 price. The bound is the largest over j and price. Ops that are no descendants of j but may not have run yet
 cost nothing to run.
 
 All j are tried at the best price so far, and the price is then searched for the most promising ones only;
-that gives up little, since neighbouring ops agree on the price. Laying out a moment and one max-flow take
-some 0.1 ms together at 600 ops, so all of them take a tenth of a second.
+that loses little, since neighbouring ops agree on the price. Building a problem and one max-flow take some
+0.1 ms together at 600 ops, so all of them take a tenth of a second.
 
-Imperfect: it looks at one moment at a time, so peaks that interact are not seen (U-Net at 30 %: 15 of 21.5
+Imperfect: the bound considers one moment at a time and misses interacting peaks (U-Net at 30 %: 15 of 21.5
 %).
 """
 
@@ -29,36 +29,36 @@ from numpy.typing import NDArray
 
 from remat_graph import Graph
 from remat_solvers.bounds.floor import budget_floor
-from remat_solvers.bounds.reachability import Relatives, relatives
+from remat_solvers.bounds.reachability import Reachability, reachability
 from remat_solvers.evaluation.arrays import Bools, Floats, Ints, compressed, records
 from remat_solvers.protocol import Deadline
 
-# Costs are rounded down to integers, so that flows are exact and the bound stays valid: so many for all ops,
-# if each of them were a usual one, and at most so many for one.
+# Costs are rounded down to integers, so that flows are exact and the bound stays valid: TICKS for all ops if
+# each took the median time, and at most MOST_TICKS for one.
 TICKS = 10**9
 MOST_TICKS = 1 << 48
 PAIRS = 12_000_000  # (moment, op) pairs a sweep: every moment up to some 4,500 ops, a sample beyond
 FEW = 12  # moments of the first sample
-CHUNK = 32  # moments between two looks at the clock
+CHUNK = 32  # moments between two checks of the deadline
 SWEEPS = 3  # at most, over all moments
 SEARCHED = 8  # moments a sweep at which the price is searched for
 STEPS = 20  # of that search
-WIDE, NARROW = 16.0, 4.0  # how far from the price so far, as a logarithm
+WIDE, NARROW = 16.0, 4.0  # search range around the price so far, as a logarithm
 
 
 class CutGraph(NamedTuple):
-    """What the compiled cut problems read: few record arrays, which compile fast."""
+    """Input of the compiled cut problems: few record arrays, which compile fast."""
 
     op: NDArray[Any]  # per op; `reads`, `again`, `both` and `makes` begin its parts of `idx`
     value: NDArray[Any]  # per value; `readers` begins its part of `idx`
     idx: Ints
-    new: Bools  # per entry of `idx`: a value made that certainly needs storage of its own
-    sticky: Ints  # values that cannot be given up freely
+    new: Bools  # per entry of `idx`: an output that certainly needs its own storage
+    sticky: Ints  # values that cannot be freed at will
     base: int  # bytes held throughout
 
 
 class Work(NamedTuple):
-    """Room for one cut problem at a time."""
+    """Working memory for one cut problem at a time."""
 
     node: NDArray[Any]
     edge: NDArray[Any]
@@ -67,16 +67,16 @@ class Work(NamedTuple):
 
 OP = "reads reads_end again again_end both both_end makes makes_end ticks workspace backward after"
 VALUE = "readers readers_end producer size remakeable pinned tangent"
-NODE = "kin there from_source first reached queue level at path"
-META = "edges room largest"
+NODE = "relation there from_source first reached queue level at path"
+META = "edges held largest"
 EDGE = "next to fixed size capacity"  # `fixed` is capacity without price, `size` capacity per unit of price
 
 
 def lower_bound(graph: Graph, budget_nbytes: int, deadline: Deadline | None = None) -> float:
-    """Seconds that no valid schedule within the budget stays below; infinite if none can exist.
+    """Seconds that no valid schedule within the budget beats; infinite if none can exist.
 
-    Of schedules that move nothing and whose first runs use first implementations, as those of
-    `Schedule.from_order` do.
+    For schedules without transfers whose first runs use first implementations, as those of
+    `Schedule.from_order`.
 
     Args:
         graph: the training step.
@@ -91,16 +91,16 @@ def lower_bound(graph: Graph, budget_nbytes: int, deadline: Deadline | None = No
 class CutBound:
     """The bound of one graph for any number of budgets."""
 
-    def __init__(self, graph: Graph, kin: Relatives | None = None) -> None:
+    def __init__(self, graph: Graph, reach: Reachability | None = None) -> None:
         self.graph = graph
-        self.kin = kin or relatives(graph)
+        self.reach = reach or reachability(graph)
         self.tick_s = _usual_s(graph) * len(graph.ops) / TICKS
         self.candidates = np.array([i for i, op in enumerate(graph.ops) if op.backward], np.int64)
-        self.flat = _flatten(graph, self.kin, self.tick_s)
+        self.flat = _flatten(graph, self.reach, self.tick_s)
         self._work = _work(self.flat)
         self._scores: Floats = np.zeros(len(graph.ops))
         self._best, self._price, self._at = 0.0, 0.0, -1
-        self.proven_s = 0.0  # what `extra_s` said last
+        self.proven_s = 0.0  # the last result of `extra_s`
 
     def extra_s(self, budget_nbytes: int, deadline: Deadline) -> float:
         """Seconds of recomputation that no schedule within the budget avoids."""
@@ -110,7 +110,7 @@ class CutBound:
         sizes = self.flat.value["size"]
         mean = sizes.sum() / max(1, np.count_nonzero(sizes))
         self._price = TICKS / max(1, len(self.graph.ops)) / max(1.0, float(mean))
-        # Few ops give a price; then all of them, until the best one's price is the one they were tried at.
+        # A few ops give a price; then all ops are tried until the best price no longer changes.
         few = self.candidates[:: max(1, len(self.candidates) // FEW)]
         stride = -(-len(self.candidates) * len(self.graph.ops) // PAIRS)
         self._look_at(few, budget_nbytes, deadline, wide=True)
@@ -127,7 +127,7 @@ class CutBound:
         return self.proven_s
 
     def _look_at(self, ops: Ints, budget_nbytes: int, deadline: Deadline, *, wide: bool = False) -> None:
-        """Try ops at the best price so far, and search for the best price of the most promising ones."""
+        """Try ops at the best price so far, and search for the best price of promising ones."""
         from remat_solvers.kernels import cut
 
         scores = self._scores
@@ -145,7 +145,7 @@ class CutBound:
                 self._best, self._price, self._at = bound, price, i
 
     def _best_price(self, i: int, budget_nbytes: int, range_: float) -> tuple[float, float]:
-        """The best bound at op i and its price: golden sections of the logarithm, the bound being concave."""
+        """The best bound at op i and its price: golden-section search over the logarithm (it is concave)."""
         ratio = 0.618
         low, high = np.log(self._price) - range_, np.log(self._price) + range_
         left, right = high - ratio * (high - low), low + ratio * (high - low)
@@ -172,10 +172,12 @@ class CutBound:
         return float(self._scores[i])
 
     def binding(self) -> tuple[int, set[int]] | None:
-        """After `extra_s`: the op that binds and the values that its cut keeps; None if nothing binds."""
+        """After `extra_s`: the binding op and the values that its cut keeps; None if none binds."""
         if self._at < 0:
             return None
-        return self._at, self.kept(self._at, self._price * 1.001)  # rather a value less than one too many
+        return self._at, self.kept(
+            self._at, self._price * 1.001
+        )  # slightly higher, to keep rather too few values
 
     def kept(self, i: int, price: float) -> set[int]:
         """The values that the cut at the first run of op `i` keeps, at a price in ticks per byte."""
@@ -187,16 +189,16 @@ class CutBound:
 
 
 def _usual_s(graph: Graph) -> float:
-    """The median time of what takes time: one op that dwarfs all others must not round them away."""
+    """The median of the positive op times, so that one dominant op does not round all others to 0."""
     times = [op.first.time_s for op in graph.ops if op.first.time_s > 0]
     return float(np.median(times)) if times else 0.0
 
 
-def _flatten(graph: Graph, kin: Relatives, tick_s: float) -> CutGraph:
+def _flatten(graph: Graph, reach: Reachability, tick_s: float) -> CutGraph:
     values, ops = graph.values, graph.ops
 
     def paid(some: Iterable[int]) -> list[int]:
-        return [v for v in some if not kin.free[v]]
+        return [v for v in some if not reach.free[v]]
 
     again = [op.first if op.rerun is None else op.implementations[op.rerun] for op in ops]
     firsts = [paid(op.first.inputs) for op in ops]
@@ -228,25 +230,25 @@ def _flatten(graph: Graph, kin: Relatives, tick_s: float) -> CutGraph:
     op["ticks"] = [int(min(MOST_TICKS, way.time_s / tick_s)) if tick_s > 0 else 0 for way in again]
     op["workspace"] = [each.first.workspace_nbytes for each in ops]
     op["backward"] = [each.backward for each in ops]
-    op["after"] = kin.after_boundary
+    op["after"] = reach.after_boundary
     value["producer"] = [-1 if maker is None else maker for maker in graph.producer]
     value["pinned"] = [each.pinned for each in values]
     for v in range(len(values)):
-        value["size"][v] = 0 if kin.free[v] else graph.allocated_nbytes(v)
-        value["remakeable"][v] = v in kin.remakeable
-        value["tangent"][v] = v in kin.tangent_set
+        value["size"][v] = 0 if reach.free[v] else graph.allocated_nbytes(v)
+        value["remakeable"][v] = v in reach.remakeable
+        value["tangent"][v] = v in reach.tangent_set
     return CutGraph(
         op=op,
         value=value,
         idx=np.concatenate(parts),
         new=new,
-        sticky=np.array(sorted(kin.sticky), np.int64),
-        base=kin.base_nbytes,
+        sticky=np.array(sorted(reach.sticky), np.int64),
+        base=reach.base_nbytes,
     )
 
 
 def _work(flat: CutGraph) -> Work:
     ops, values = len(flat.op), len(flat.value)
-    # A value is needed once by the source and once by each reader, and has an edge of its own, as ops have.
+    # A value is needed once by the source and once by each reader; it has its own edge, as each op has.
     edges = 2 * (len(flat.idx) + 2 * values + ops) + 2
     return Work(node=records(NODE, ops + values + 2), edge=records(EDGE, edges), meta=records(META, 1)[0])

@@ -1,28 +1,28 @@
-"""The smallest budget below which no schedule exists, by looking at one op at a time.
+"""The smallest budget below which no schedule exists, from one op at a time.
 
-When an op first runs, these bytes are unavoidably there, whatever the order and however much is recomputed:
-what it reads, what it makes (less what it can make in the storage of its inputs), its workspace, every
-pinned value that must have been computed before, tangents that something still to run will read, and values
-that cannot be made again and are still to be read. The largest sum over the ops is the floor. O(ops^2) bit
-operations.
+When an op first runs, these bytes are certainly live, whatever the order and however much is recomputed: its
+inputs, its outputs (less those that can reuse the storage of its inputs), its workspace, every pinned value
+that must have been computed before, tangents that a later op reads, and values that cannot be recomputed and
+are still to be read. The largest sum over the ops is the floor. O(ops^2) bit operations.
 
-Imperfect: what several ops in a row need at once is not seen, so the true smallest budget may be higher.
+Imperfect: the joint needs of several consecutive ops are not considered, so the true smallest budget may be
+higher.
 """
 
 import attrs
 
 from remat_graph import Graph, Implementation
-from remat_solvers.bounds.reachability import Relatives, relatives
+from remat_solvers.bounds.reachability import Reachability, reachability
 
 
 @attrs.frozen(kw_only=True)
 class Floor:
-    """No schedule needs less than this.
+    """A certified lower bound on the budget.
 
     Attributes:
-        nbytes: the certified floor.
+        nbytes: no schedule needs less.
         op: name of the op that binds, or "the boundary".
-        op_nbytes: what that op reads, makes and scratches.
+        op_nbytes: inputs, outputs and workspace of that op.
         reason: in words.
     """
 
@@ -32,54 +32,54 @@ class Floor:
     reason: str
 
 
-def budget_floor(graph: Graph, kin: Relatives | None = None) -> Floor:
+def budget_floor(graph: Graph, reach: Reachability | None = None) -> Floor:
     """Compute the floor.
 
     Args:
         graph: the training step.
-        kin: its dependencies, if they are known already.
+        reach: its dependencies, if they are known already.
     """
-    kin = kin or relatives(graph)
-    base = kin.base_nbytes
+    reach = reach or reachability(graph)
+    base = reach.base_nbytes
     boundary = base + sum(map(graph.allocated_nbytes, {*graph.outputs, *graph.tangents}))
     best = Floor(
-        nbytes=boundary, op="the boundary", op_nbytes=boundary, reason="outputs and tangents are there"
+        nbytes=boundary, op="the boundary", op_nbytes=boundary, reason="outputs and tangents are live"
     )
     for index, op in enumerate(graph.ops):
-        working = working_nbytes(graph, op.first, kin)
-        must = unavoidable(graph, kin, index) - set(op.first.inputs) - set(op.first.outputs)
+        working = working_nbytes(graph, op.first, reach)
+        must = unavoidable(graph, reach, index) - set(op.first.inputs) - set(op.first.outputs)
         others = sum(map(graph.allocated_nbytes, must))
         if base + working + others > best.nbytes:
-            reason = f"{op.name} alone reads, makes and scratches {working} bytes"
+            reason = f"{op.name} alone needs {working} bytes for inputs, outputs and workspace"
             if others:
-                reason += f" while {others} bytes of outputs, gradients and tangents must be there"
+                reason += f" while {others} bytes of outputs, gradients and tangents must be live"
             best = Floor(nbytes=base + working + others, op=op.name, op_nbytes=working, reason=reason)
     return best
 
 
-def working_nbytes(graph: Graph, run: Implementation, kin: Relatives) -> int:
-    """Bytes that one run certainly needs: inputs, outputs that need storage of their own, workspace."""
+def working_nbytes(graph: Graph, run: Implementation, reach: Reachability) -> int:
+    """Bytes that one run certainly needs: inputs, outputs that need their own storage, workspace."""
     reusable = {made for made, _ in run.reuses}
     sources = {source for _, source in run.reuses}
-    charged = {v for v in run.inputs if not kin.free[v]}
-    new = [graph.allocated_nbytes(v) for v in run.outputs if not kin.free[v] and v not in reusable]
+    charged = {v for v in run.inputs if not reach.free[v]}
+    new = [graph.allocated_nbytes(v) for v in run.outputs if not reach.free[v] and v not in reusable]
     # At most one output can take over each source.
     reused = sorted((graph.allocated_nbytes(v) for v in run.outputs if v in reusable), reverse=True)
     new += reused[len(sources & charged) :]
     return sum(map(graph.allocated_nbytes, charged)) + sum(new) + run.workspace_nbytes
 
 
-def unavoidable(graph: Graph, kin: Relatives, index: int) -> set[int]:
-    """Values that are certainly live when op `index` first runs, apart from what it reads and makes."""
-    ancestors, coming = kin.ancestors[index], kin.descendants[index] | (1 << index)
+def unavoidable(graph: Graph, reach: Reachability, index: int) -> set[int]:
+    """Values that are certainly live when op `index` first runs, other than its inputs and outputs."""
+    ancestors, coming = reach.ancestors[index], reach.descendants[index] | (1 << index)
     must: set[int] = set()
-    for v, readers in kin.sticky.items():
+    for v, readers in reach.sticky.items():
         value, maker = graph.values[v], graph.producer[v]
         if maker is None:
-            done = kin.after_boundary[index] and v in kin.tangent_set
+            done = reach.after_boundary[index] and v in reach.tangent_set
         else:
             done = bool(ancestors >> maker & 1) or (
-                kin.after_boundary[index] and not graph.ops[maker].backward
+                reach.after_boundary[index] and not graph.ops[maker].backward
             )
         if done and (value.pinned or readers & coming):
             must.add(v)

@@ -1,7 +1,7 @@
-"""Integer programs straight to HiGHS, for the bound: its proven bound, and an end by counted work.
+"""Integer programs solved by HiGHS directly: with its proven bound, and with a limit on counted work.
 
-The named methods state their programs in cvxpy, which takes any solver. cvxpy hands back neither what was
-proven when a solver stopped early nor a stop that does not depend on the clock, and both matter here.
+The registered methods state their programs in cvxpy, which takes any solver. cvxpy returns neither the bound
+of a solver that stopped early nor a stop that does not depend on the clock; the coarse bound needs both.
 """
 
 import warnings
@@ -15,27 +15,21 @@ from remat_solvers.evaluation.arrays import Floats, Ints
 from remat_solvers.protocol import Deadline
 
 STRICT = 1e-9
-"""How far reduced costs and whole numbers may be off in a strict proof; 1e-7 and 1e-6 otherwise."""
+"""Tolerance of reduced costs and whole numbers in a strict proof; 1e-7 and 1e-6 otherwise."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Answer:
-    """What came of a program.
+class ProgramResult:
+    """The result of a program."""
 
-    Attributes:
-        found: values of the variables; None if there are none.
-        bound: no values cost less; minus infinity if nothing is proven, infinity if there are none.
-        ended: whether the search ended by itself, with the gap closed.
-        checks: how often HiGHS asked whether to go on.
-    """
-
-    found: Floats | None
+    found: Floats | None  # values of the variables; None if there are none
+    # no solution costs less; minus infinity if nothing is proven, infinity if there is no solution
     bound: float
-    ended: bool
-    checks: int = 0
+    ended: bool  # whether the search ended with the gap closed
+    checks: int = 0  # how often HiGHS called back
 
 
-class Program:
+class MixedIntegerProgram:
     """``minimize cost @ x  subject to  lower <= rows @ x <= upper``, every x 0 or 1; built row by row."""
 
     def __init__(self) -> None:
@@ -47,7 +41,7 @@ class Program:
         self._entries: list[float] = []
 
     def variable(self, cost: float) -> int:
-        """A new variable; returns its index."""
+        """Add a variable; returns its index."""
         self.cost.append(cost)
         return len(self.cost) - 1
 
@@ -68,30 +62,25 @@ class Program:
         deadline: Deadline,
         checks: int | None = None,
         strict: bool = False,
-    ) -> Answer:
-        """Solve.
+    ) -> ProgramResult:
+        """Minimize until the relative gap is below `gap` or the bound is proven to be at least `enough`.
 
-        Args:
-            gap: end when the relative gap is below this.
-            enough: end when the bound is proven to be at least this.
-            deadline: limit by the clock.
-            checks: how often HiGHS may ask whether to go on, which counts its work without a clock; None
-                for no limit.
-            strict: prove at tolerances that rounding hardly passes, which takes some times as long.
+        HiGHS may call back `checks` times, which counts its work without a clock. If `strict`, prove at
+        tolerances that rounding hardly exceeds, which takes several times as long.
         """
         import highspy
 
         if deadline.reached():
-            return Answer(found=None, bound=-np.inf, ended=False)
+            return ProgramResult(found=None, bound=-np.inf, ended=False)
         count = len(self.cost)
         if not count:
-            return Answer(found=np.zeros(0), bound=0.0, ended=True)
+            return ProgramResult(found=np.zeros(0), bound=0.0, ended=True)
         highs = highspy.Highs()
         highs.silent()
         highs.passModel(self._model(highspy))
-        # Off, not one thread: a process keeps the number of threads that its first program asked for.
+        # "off" instead of one thread, because a process keeps the thread count of its first program.
         options = {"parallel": "off", "mip_rel_gap": gap, "mip_abs_gap": 1e-9}
-        if deadline.seconds is not None:  # HiGHS asks rarely while it solves a linear program
+        if deadline.seconds is not None:  # HiGHS calls back rarely within a linear program
             options["time_limit"] = deadline.remaining_s
         if strict:
             options |= {"dual_feasibility_tolerance": STRICT, "mip_feasibility_tolerance": STRICT}
@@ -110,17 +99,21 @@ class Program:
         highs.run()
         status, info = highs.getModelStatus(), highs.getInfo()
         if status in (highspy.HighsModelStatus.kSolveError, highspy.HighsModelStatus.kModelError):
-            warnings.warn("HiGHS could not solve a program of the bound", SolverWarning, stacklevel=2)
-            return Answer(found=None, bound=-np.inf, ended=False, checks=asked)
+            warnings.warn(
+                "HiGHS failed to solve a program of the lower bound: the bound stays lower",
+                SolverWarning,
+                stacklevel=2,
+            )
+            return ProgramResult(found=None, bound=-np.inf, ended=False, checks=asked)
         if status == highspy.HighsModelStatus.kInfeasible:
-            return Answer(found=None, bound=np.inf, ended=True, checks=asked)
+            return ProgramResult(found=None, bound=np.inf, ended=True, checks=asked)
         if status == highspy.HighsModelStatus.kTimeLimit:
             deadline.mark()
         found = None
         if info.primal_solution_status == 2:  # feasible
             found = np.array(highs.getSolution().col_value)
         bound = float(info.mip_dual_bound)
-        return Answer(
+        return ProgramResult(
             found=found,
             bound=bound if np.isfinite(bound) else -np.inf,
             ended=status == highspy.HighsModelStatus.kOptimal,

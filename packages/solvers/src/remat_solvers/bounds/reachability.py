@@ -1,4 +1,4 @@
-"""Who depends on whom in a graph, as bit sets (Python ints): what both bounds start from."""
+"""Dependencies between the ops of a graph as bit sets (Python ints), the basis of both bounds."""
 
 import attrs
 
@@ -6,33 +6,24 @@ from remat_graph import Graph, Placement
 
 
 @attrs.frozen(kw_only=True)
-class Relatives:
-    """Dependencies of first runs.
+class Reachability:
+    """Dependencies of first runs."""
 
-    Attributes:
-        ancestors: per op, the ops that must have run before its first run.
-        descendants: per op, the ops that cannot have run before it.
-        sticky: values with bytes that cannot be given up freely (pinned, tangents, not remakeable), each with
-            the ops whose first run reads it.
-        after_boundary: per op, whether it depends on a tangent, so that every forward op has run before it.
-        free: per value, whether it costs nothing and is always there.
-        remakeable: values that a repeat of their producer makes.
-        tangent_set: indices of the tangents.
-        base_nbytes: bytes of persistent values on the device.
-    """
-
-    ancestors: list[int]
-    descendants: list[int]
+    ancestors: list[int]  # per op, the ops that must have run before its first run
+    descendants: list[int]  # per op, the ops that cannot have run before it
+    # values with bytes that cannot be freed at will (pinned, tangents, or impossible to recompute), each with
+    # the ops whose first run reads it
     sticky: dict[int, int]
+    # per op, whether it depends on a tangent, so that every forward op has run before it
     after_boundary: list[bool]
-    free: list[bool]
-    remakeable: set[int]
-    tangent_set: set[int]
-    base_nbytes: int
+    free: list[bool]  # per value, whether it costs nothing and is always live
+    remakeable: set[int]  # values that a repeat of their producer computes
+    tangent_set: set[int]  # indices of the tangents
+    base_nbytes: int  # bytes of persistent values on the device
 
 
-def relatives(graph: Graph) -> Relatives:
-    """Work the dependencies out; O(ops * edges / 64)."""
+def reachability(graph: Graph) -> Reachability:
+    """Compute the dependencies; O(ops * edges / 64)."""
     count = len(graph.ops)
     free = [value.external or value.placement is not None for value in graph.values]
     tangents = {v for v in graph.tangents if not free[v]}
@@ -42,7 +33,7 @@ def relatives(graph: Graph) -> Relatives:
         for v in op.first.inputs:
             reading[v].append(i)
             maker = graph.producer[v]
-            if v in tangents:  # one that the caller holds all the time may be read at any time
+            if v in tangents:  # external tangents may be read at any time
                 after_boundary[i] = True
             elif maker is not None and maker != i:
                 ancestors[i] |= ancestors[maker] | 1 << maker
@@ -64,7 +55,7 @@ def relatives(graph: Graph) -> Relatives:
         for v, value in enumerate(graph.values)
         if not free[v] and graph.allocated_nbytes(v) > 0 and (value.pinned or v not in remakeable)
     }
-    return Relatives(
+    return Reachability(
         ancestors=ancestors,
         descendants=descendants,
         sticky=sticky,
@@ -80,17 +71,17 @@ def relatives(graph: Graph) -> Relatives:
     )
 
 
-def in_order(kin: Relatives, first: int, then: int) -> Relatives:
-    """The dependencies of those schedules in which op `first` first runs before op `then` does."""
-    ancestors, descendants = list(kin.ancestors), list(kin.descendants)
-    after_boundary = list(kin.after_boundary)
+def with_order(reach: Reachability, first: int, then: int) -> Reachability:
+    """The dependencies of the schedules in which op `first` first runs before op `then`."""
+    ancestors, descendants = list(reach.ancestors), list(reach.descendants)
+    after_boundary = list(reach.after_boundary)
     before, after = ancestors[first] | 1 << first, descendants[then] | 1 << then
     for i in members(after):
         ancestors[i] |= before
         after_boundary[i] |= after_boundary[first]
     for i in members(before):
         descendants[i] |= after
-    return attrs.evolve(kin, ancestors=ancestors, descendants=descendants, after_boundary=after_boundary)
+    return attrs.evolve(reach, ancestors=ancestors, descendants=descendants, after_boundary=after_boundary)
 
 
 def members(mask: int) -> list[int]:

@@ -1,14 +1,15 @@
 """Options for the groups of a partition: small problems of their own, solved at several budgets.
 
 A group with its backward is a graph (`remat_graph.partition`), and a schedule of it is one way to treat the
-group: what it keeps until its backward, and what its backward runs again. Two budgets matter, as in HiRemate:
-for the peak, and for what is kept in between, while the rest of the network runs. The second becomes part of
-the first: between forward and backward stands an op, the `turn`, whose workspace is what may not be kept. So
-any solver can be asked. Several pairs of budgets give a menu (Zhao et al. 2023, "Rockmate"), and groups that
-are equal up to renaming share one: they are solved once, on whatever level of a hierarchy they are found.
+group: what it keeps until its backward, and what its backward recomputes. As in HiRemate, there are two
+budgets: for the peak, and for what is kept while the rest of the network runs. The second becomes part of the
+first: between forward and backward stands an op, the `turn`, whose workspace is the part of the peak budget
+that may not be kept. So any solver can solve these problems. Several pairs of budgets give a table of options
+(Zhao et al. 2023, "Rockmate"), and groups that are equal up to renaming share one: they are solved once, on
+whatever level of a hierarchy they are found.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import attrs
 
@@ -20,7 +21,7 @@ from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.evaluation.linear_order import without_useless
 from remat_solvers.protocol import Deadline, Problem, Solution
 
-GAP = 0.1  # of an option from its optimum: a menu wants many options, not proofs; several times faster
+GAP = 0.1  # of an option from its optimum: many options are worth more than proofs; several times faster
 
 TURN = "turn"
 
@@ -29,38 +30,33 @@ Order = tuple[int, ...]
 
 
 @attrs.define(eq=False)
-class Menus:
-    """Options of groups, each distinct group solved once.
+class OptionTable:
+    """Options of groups; each distinct group is solved once."""
 
-    Attributes:
-        levels: budgets for what a group keeps; each is tried with a loose and with a tight peak.
-        seconds: for one small problem; None for no limit.
-        solves: small problems solved so far.
-        distinct: distinct groups solved so far.
-    """
-
-    levels: int
-    seconds: float | None = None
-    solves: int = 0
-    distinct: int = 0
+    levels: int  # budgets for what a group keeps; each is tried with a loose and with a tight peak
+    seconds: float | None = None  # for one small problem; None for no limit
+    solves: int = 0  # small problems solved so far
+    distinct: int = 0  # distinct groups solved so far
     _known: dict[Hashable, tuple[Order, ...]] = attrs.field(factory=dict, init=False)
 
     def options(self, groups: Partition, solve: Solve, deadline: Deadline) -> list[list[Option]]:
-        """For every group, keeping all first.
+        """The options of every group; the first keeps everything.
 
-        Args:
-            groups: the groups.
-            solve: finds a schedule for a small problem; it may call this for groups of that problem.
-            deadline: shared out evenly among the groups to solve; those that it cuts off keep all.
+        `solve` finds a schedule for a small problem; it may call this method for groups of that problem. The
+        deadline is divided evenly among the groups to solve; groups that it cuts off keep everything.
         """
-        subgraphs = [attrs.evolve(found, graph=_open(found.graph)) for found in groups.subgraphs]
+        subgraphs = [
+            attrs.evolve(found, graph=_without_turn_limit(found.graph)) for found in groups.subgraphs
+        ]
         todo = {subgraph.key: subgraph.graph for subgraph in subgraphs if subgraph.key not in self._known}
         for left, (key, graph) in zip(range(len(todo), 0, -1), todo.items(), strict=True):
             self._known[key] = self._orders(graph, solve, deadline.share(1 / left))
-        return [
-            _menu(groups, group, subgraph, self._known[subgraph.key])
-            for group, subgraph in enumerate(subgraphs)
-        ]
+        options = []
+        for group, subgraph in enumerate(subgraphs):
+            found = (_option(groups, group, subgraph, order) for order in self._known[subgraph.key])
+            distinct = dict.fromkeys([keep_all(groups, group), *(option for option in found if option)])
+            options.append(list(distinct))
+        return options
 
     def _orders(self, graph: Graph, solve: Solve, deadline: Deadline) -> tuple[Order, ...]:
         """Schedules of a small graph, from keeping much to keeping nothing."""
@@ -69,7 +65,7 @@ class Menus:
             return ()
         self.distinct += 1
         orders: dict[Order, None] = {}
-        too_tight: set[int] = set()  # a peak that was not reached is not reached either while less is kept
+        too_tight: set[int] = set()  # peaks that were not reached; with less kept they are not either
         for i, (peak, most) in enumerate(budgets):
             if peak in too_tight or deadline.reached():
                 continue
@@ -85,7 +81,7 @@ class Menus:
 
 
 def _budgets(graph: Graph, levels: int) -> list[tuple[int, int]]:
-    """Bytes at the peak, and of them at the turn; none for a group that has no choice."""
+    """Pairs of bytes, at the peak and at the turn; none for a group that has no choice."""
     arrays = flatten(graph)
     unplanned = evaluate(arrays, range(len(graph.ops)))
     forward = [op for op in graph.ops if not op.backward]
@@ -104,14 +100,8 @@ def _budgets(graph: Graph, levels: int) -> list[tuple[int, int]]:
     return [(peak, most) for peak in peaks for most in keeps if most <= peak]
 
 
-def _menu(groups: Partition, group: int, subgraph: Subgraph, orders: Iterable[Order]) -> list[Option]:
-    """Keeping all, and what the schedules of the group's sub-graph come to."""
-    options = [_option(groups, group, subgraph, order) for order in orders]
-    return list(dict.fromkeys([keep_all(groups, group), *(option for option in options if option)]))
-
-
-def _open(graph: Graph) -> Graph:
-    """Without the limit of a turn from a level above: it is met there, by choosing among this menu."""
+def _without_turn_limit(graph: Graph) -> Graph:
+    """The graph without the limit of a turn from a higher level, which keeps it by choosing an option."""
     ways = [attrs.evolve(op.first, workspace_nbytes=0) if op.target == TURN else None for op in graph.ops]
     ops = [
         op if way is None else attrs.evolve(op, implementations=[way])
@@ -121,7 +111,7 @@ def _open(graph: Graph) -> Graph:
 
 
 def with_turn(graph: Graph, workspace_nbytes: int) -> Graph:
-    """The graph with one op more, the first of the backward: all that is held then, and a workspace."""
+    """The graph with a turn as the first op of the backward; its workspace limits what is kept."""
     place = next(i for i, op in enumerate(graph.ops) if op.backward)
     token = len(graph.values)
     turn = Op(
@@ -142,13 +132,13 @@ def with_turn(graph: Graph, workspace_nbytes: int) -> Graph:
 
 
 def without_turn(graph: Graph, order: Sequence[int]) -> Order:
-    """The way back: an order of the graph with its turn as an order of the graph."""
+    """An order of the graph with its turn as an order of the graph."""
     place = next(i for i, op in enumerate(graph.ops) if op.backward)
     return tuple(op - (op > place) for op in order if op != place)
 
 
 def _option(groups: Partition, group: int, subgraph: Subgraph, order: Sequence[int]) -> Option | None:
-    """What a schedule of a sub-graph means for the whole; None if its forward repeats an op."""
+    """What a schedule of a sub-graph means for the whole graph; None if its forward repeats an op."""
     graph = groups.graph
     there, back = subgraph.split(without_useless(subgraph.graph, order))
     if sorted(there) != sorted(groups.forward[group]):

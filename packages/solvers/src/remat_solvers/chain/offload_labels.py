@@ -1,7 +1,7 @@
-"""Labels of `offload_table` as numpy records: two queues of values for the links, which labels beat which.
+"""Labels of `offload_table` as numpy records: two queues of values for the links, and dominance of labels.
 
-A queue holds the last few values that joined it, the first to go first; one is held whole until all of its
-bytes are through.
+A queue holds the last few values that joined it; the first one leaves first. A value stays on the device
+until all of its bytes are copied.
 """
 
 from typing import Any
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from remat_solvers.evaluation.arrays import Floats
 
-QUEUE = 6  # values that a queue tells apart; what is ahead of them counts as one
-MANY = 8  # times as many as may be left: comparing all pairs of more takes too long
-FINEST = 4096  # levels of the budget at which labels are told apart, where that leaves few enough
-MIX = np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0])  # a sum of whole numbers times these tells them apart
+QUEUE = 6  # values that a queue distinguishes; those ahead of them count as one
+MANY = 8  # times `most`: comparing all pairs of more labels takes too long
+FINEST = 4096  # budget levels that distinguish labels, where that leaves few enough
+MIX = np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0])  # a sum of whole numbers times these distinguishes them
 
 Labels = NDArray[Any]
 FIELDS = np.dtype(
@@ -22,30 +22,26 @@ FIELDS = np.dtype(
         ("lost_s", "f8"),  # waits and repeats
         ("kept", "f8"),
         ("host", "f8"),
-        ("out_left", "f8", (QUEUE,)),  # per value bytes still to go, the first to go first
+        ("out_left", "f8", (QUEUE,)),  # per value bytes to copy, in the order of the copies
         ("out_size", "f8", (QUEUE,)),
         ("out_name", "i8", (QUEUE,)),
         ("back_left", "f8", (QUEUE,)),
         ("back_size", "f8", (QUEUE,)),
         ("back_name", "i8", (QUEUE,)),
-        # Where the label comes from: its segment's first stage, the label there, what was done with it.
+        # The label's origin: first stage of its segment, the label there, the choice made there.
         ("stage", "i8"),
         ("label", "i8"),
-        ("fate", "i8"),
-        ("room", "i8"),  # levels for making the segment again, or KEPT
+        ("placement", "i8"),
+        ("level", "i8"),  # memory level for recomputing the segment, or KEPT
     ]
 )
 
 
-def best_of(labels: Labels, budget_nbytes: int, most: int, worth_s: float, *, host: bool) -> Labels:
-    """Those that no other beats in everything, at the finest rounding that leaves few enough.
+def undominated(labels: Labels, budget_nbytes: int, most: int, worth_s: float, *, host: bool) -> Labels:
+    """At most `most` labels that no other dominates, at the finest rounding that leaves so few.
 
-    Args:
-        labels: that end at one stage.
-        budget_nbytes: what the levels are parts of.
-        most: how many may be left.
-        worth_s: where there are far more, those that lose more go first.
-        host: whether bytes on the host count.
+    If there are far more labels, those that lose more than `worth_s` are dropped first; `host` says whether
+    bytes on the host count.
     """
     many = MANY * most
     if len(labels) > many:
@@ -71,20 +67,15 @@ def best_of(labels: Labels, budget_nbytes: int, most: int, worth_s: float, *, ho
 
 
 def held(labels: Labels, queue: str) -> Floats:
-    """Bytes of the values in a queue; one is held whole until it is through."""
+    """Device bytes of the values in a queue."""
     found: Floats = labels[f"{queue}_size"] * (labels[f"{queue}_left"] > 0)
     return found
 
 
 def join(labels: Labels, queue: str, nbytes: int, name: int, *, overtakes: bool = False) -> None:
-    """Put a value at the end of a queue; the two at its head become one where it is full.
+    """Put a value at the end of queue "out" or "back"; in a full queue the first two values are merged.
 
-    Args:
-        labels: to change.
-        queue: "out" or "back".
-        nbytes: of the value.
-        name: what tells it from others.
-        overtakes: whether it goes ahead of the last one, where that is larger and has not begun.
+    If it `overtakes`, the value goes ahead of the last one if that is larger and not started.
     """
     size, left, names = (labels[f"{queue}_{field}"] for field in ("size", "left", "name"))
     last = (left[:, -1] == size[:, -1]) & (size[:, -1] > nbytes) & overtakes
@@ -100,7 +91,7 @@ def join(labels: Labels, queue: str, nbytes: int, name: int, *, overtakes: bool 
         labels[f"{queue}_{field}"] = moved
 
 
-def in_both(labels: Labels, queue: str) -> NDArray[np.bool_]:
+def in_both_queues(labels: Labels, queue: str) -> NDArray[np.bool_]:
     """Which values of a queue are in the other one too."""
     other = "back" if queue == "out" else "out"
     here, there = (np.where(labels[f"{q}_left"] > 0, labels[f"{q}_name"], -1) for q in (queue, other))
@@ -108,8 +99,8 @@ def in_both(labels: Labels, queue: str) -> NDArray[np.bool_]:
     return found
 
 
-def pass_by(labels: Labels, queue: str, nbytes: Floats | float) -> None:
-    """So many bytes of a queue go through."""
+def drain(labels: Labels, queue: str, nbytes: Floats | float) -> None:
+    """Copy bytes of a queue."""
     left = labels[f"{queue}_left"]
     behind = np.cumsum(left, axis=1) - np.reshape(nbytes, (-1, 1))
     labels[f"{queue}_left"] = np.clip(behind, 0.0, left)
@@ -123,9 +114,9 @@ def _beaten(measures: Floats) -> NDArray[np.bool_]:
     return np.asarray(np.triu(smaller, 1).any(axis=0), np.bool_)
 
 
-def waits(left: Floats, size: Floats, room: Floats) -> Floats:
-    """Bytes that have to go through until what is still held fits; infinite if it never does."""
+def waits(left: Floats, size: Floats, headroom: Floats) -> Floats:
+    """Bytes to copy until the values that are still held fit; infinite if they never do."""
     rest = size.sum(axis=1)[:, None] - np.cumsum(size, axis=1)
-    through = np.where(rest <= room[:, None] + 1e-9, np.cumsum(left, axis=1), np.inf).min(axis=1)
-    found: Floats = np.where(size.sum(axis=1) <= room + 1e-9, 0.0, through)
+    through = np.where(rest <= headroom[:, None] + 1e-9, np.cumsum(left, axis=1), np.inf).min(axis=1)
+    found: Floats = np.where(size.sum(axis=1) <= headroom + 1e-9, 0.0, through)
     return found

@@ -1,17 +1,17 @@
-"""The table behind `pofo`: along a chain, what is kept, what leaves for the host, and what is made again.
+"""The table of `pofo`: along a chain, what is kept, what is offloaded and what is recomputed.
 
 A plan cuts the chain into segments. A segment of one stage may be kept whole: everything that its backward
-reads stays. Any other keeps its input alone, and its backward is `table`'s best one for the bytes that are
-left. Of what a segment holds between the two, some values stay on the device and the others move to the host
-and back.
+reads stays. Any other segment keeps its input alone, and its backward is `table`'s best one for the bytes
+that are free. Of the values that a segment holds between the two, some stay on the device and the others are
+copied to the host and back.
 
-Seen from the outer ends of the step, forward and backward are alike: going on from the first stage, values
-join a queue to the host behind their forward; in the mirror, going back in time from the end of the step,
-they join a queue behind their backward. A label stands for the segments up to a stage: seconds lost so far,
-bytes that stay, and both queues, value by value; where a stage has no room beside what is in a queue, it is
-waited for. In the middle the queues meet. Of the labels that end at one stage those are kept that no other
-beats in time, bytes and queues, rounded until they are few enough. So the table is exact in what a segment
-costs and holds, and an estimate of how the two lanes run beside it. O(stages^2 * labels) numpy rows.
+Forward and backward are symmetric: from the first stage on, values join a queue to the host after their
+forward; backwards from the end of the step, values join a queue to the device after their backward. A label
+stands for the segments up to a stage: seconds lost so far, bytes that stay, and both queues, value by value;
+where a stage does not fit in addition to the values in a queue, it waits for copies. In the middle the queues
+meet. Of the labels that end at one stage only those are kept that no other dominates in time, bytes and
+queues, rounded until they are few enough. So the table is exact in the cost and memory of a segment, and an
+estimate of how the two lanes overlap with compute. O(stages^2 * labels) numpy rows.
 """
 
 from collections.abc import Iterator
@@ -21,72 +21,60 @@ import attrs
 import numpy as np
 
 from remat_graph import Links
-from remat_solvers.chain.offload_labels import FIELDS, Labels, best_of, held, in_both, join, pass_by, waits
-from remat_solvers.chain.table import ChainTable, Run
+from remat_solvers.chain.offload_labels import (
+    FIELDS,
+    Labels,
+    drain,
+    held,
+    in_both_queues,
+    join,
+    undominated,
+    waits,
+)
+from remat_solvers.chain.table import ChainTable, GroupRun
 from remat_solvers.evaluation.arrays import Floats
 from remat_solvers.protocol import Deadline, Problem
 
-PARTS = 3  # parts of what a stage keeps that move by themselves: the largest values, and the rest
-DRAINED = (0.0, 0.5, 1.0)  # parts of a queue that may be waited for before a segment is made again
+PARTS = 3  # parts of a stage's values that move separately: the largest values, and the remainder
+DRAINED = (0.0, 0.5, 1.0)  # parts of a queue that may be waited for before a segment is recomputed
 KEPT = -1
 
 
 @attrs.frozen(kw_only=True)
-class Fate:
-    """What becomes of the values that a segment holds.
+class SegmentPlacement:
+    """Which of the values that a segment holds are offloaded."""
 
-    Attributes:
-        moved: those that move.
-        kept_nbytes: of those that stay.
-        input_nbytes: what moves of its input, which is there before its forward.
-        own_nbytes: what moves of its own, part by part.
-    """
-
-    moved: frozenset[int]
-    kept_nbytes: int
-    input_nbytes: int
-    own_nbytes: tuple[int, ...]
+    moved: frozenset[int]  # values that are offloaded
+    kept_nbytes: int  # bytes of the values that stay
+    input_nbytes: int  # offloaded bytes of its input, which exists before its forward
+    own_nbytes: tuple[int, ...]  # offloaded bytes of its own values, part by part
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
-    """One plan of the table.
+class ChainPlan:
+    """One plan of the table."""
 
-    Attributes:
-        runs: what runs when, see `table`.
-        moved: values that are away between their forward and their backward.
-        lost_s: seconds of repeats and waits, by estimate.
-    """
+    runs: tuple[GroupRun, ...]  # runs of groups, see `table`
+    moved: frozenset[int]  # values that are on the host between their forward and their backward
+    lost_s: float  # seconds of repeats and waits, by estimate
 
-    runs: tuple[Run, ...]
-    moved: frozenset[int]
-    lost_s: float
-
-    def adds_nothing_to(self, other: "Plan") -> bool:
-        """Whether it moves more than another one to the same effect."""
+    def moves_more_than(self, other: "ChainPlan") -> bool:
+        """Whether it offloads more than another plan to the same effect."""
         return (self.runs, self.lost_s) == (other.runs, other.lost_s) and self.moved >= other.moved
 
 
 class PofoTable:
-    """Labels per cut, and the plans behind those at the end.
+    """Labels per cut, at most `most` a stage, and the plans of the labels at the end.
+
+    Plans that lose more than `worth_s` seconds are of no interest; past the deadline there are no plans.
 
     Attributes:
-        labels: per cut, what is left of its labels.
+        labels: per cut, the remaining labels.
     """
 
     def __init__(
         self, table: ChainTable, problem: Problem, links: Links, most: int, worth_s: float, deadline: Deadline
     ) -> None:
-        """Fill the table.
-
-        Args:
-            table: rotor's.
-            problem: its budgets count.
-            links: bandwidths above 0.
-            most: labels per stage.
-            worth_s: seconds that a plan should lose at most to be of interest.
-            deadline: past it there are no plans.
-        """
         self.table, self.chain, self.groups = table, table.chain, table.groups
         self.budget, self.host_budget = problem.budget_nbytes, problem.host_budget_nbytes
         self.out_rate, self.back_rate = links.to_host_nbytes_per_s, links.to_device_nbytes_per_s
@@ -97,44 +85,44 @@ class PofoTable:
         self.passing = [n + chain.forward_peak(i, frozenset()) for i, n in enumerate(over)]
         self.turning = [n + chain.backward_peak(i, table.options[i][0]) for i, n in enumerate(self.input)]
         self.back_s = [sum(chain.graph.ops[op].first.time_s for op in run) for run in self.groups.backward]
-        self.fates = [self._fates(i) for i in range(count)]
+        self.placements = [self._placements(i) for i in range(count)]
         self.arrived: list[list[Labels]] = [[] for _ in range(count + 1)]
         self.arrived[0].append(np.zeros(1, FIELDS))
         self.labels: list[Labels] = []
         for i in range(count):
-            labels = best_of(self._arrivals(i), self.budget, most, worth_s, host=self.host_budget is not None)
+            labels = undominated(
+                self._arrivals(i), self.budget, most, worth_s, host=self.host_budget is not None
+            )
             self.labels.append(labels)
             if len(labels) and not deadline.reached():
                 self._keep(i, labels)
                 self._drop(i, labels)
-        self.labels.append(self._met(self._arrivals(count)))
+        self.labels.append(self._join_queues(self._arrivals(count)))
 
     def _arrivals(self, i: int) -> Labels:
         found = np.concatenate([np.zeros(0, FIELDS), *self.arrived[i]])
         self.arrived[i].clear()
         return found
 
-    def plans(self) -> Iterator[Plan]:
-        """The plans at the end, the fastest by estimate first, and of these the one that moves least."""
+    def plans(self) -> Iterator[ChainPlan]:
+        """The plans at the end, fastest by estimate first, then with the fewest bytes on the host."""
         for number in range(len(self.labels[-1])):
-            runs: list[Run] = [("forward", s, 0) for s in range(len(self.groups))]
+            runs: list[GroupRun] = [("forward", s, 0) for s in range(len(self.groups))]
             moved: set[int] = set()
             stage, chosen = len(self.groups), number
             lost_s = float(self.labels[stage][number]["lost_s"])
             while stage > 0:
                 label = self.labels[stage][chosen]
                 end, stage, chosen = stage, int(label["stage"]), int(label["label"])
-                moved |= self.fates[stage][label["fate"]].moved
-                if label["room"] == KEPT:
+                moved |= self.placements[stage][label["placement"]].moved
+                if label["level"] == KEPT:
                     runs.append(("backward", stage, 0))
                 else:
-                    runs += self.table.runs(stage, end, int(label["room"]))
-            yield Plan(runs=tuple(runs), moved=frozenset(moved), lost_s=lost_s)
+                    runs += self.table.runs(stage, end, int(label["level"]))
+            yield ChainPlan(runs=tuple(runs), moved=frozenset(moved), lost_s=lost_s)
 
-    # -- segments
-
-    def _fates(self, i: int) -> list[Fate]:
-        """What a segment from stage i on may do with its values; a dropped one holds its input alone."""
+    def _placements(self, i: int) -> list[SegmentPlacement]:
+        """The placements for a segment that starts at stage i; a recomputed segment holds its input alone."""
         chain = self.chain
         inputs = chain.crossing(i)
         own = self.groups.saved[i] - inputs - chain.crossing(i + 1)
@@ -142,21 +130,21 @@ class PofoTable:
         parts = [[v] for v in loose[: PARTS - 1]] + ([loose[PARTS - 1 :]] if len(loose) >= PARTS else [])
         total = chain.total(inputs) + chain.total(own)
         found = []
-        for going in dict.fromkeys((frozenset[int](), frozenset(filter(self._movable, inputs)))):
+        for moved_inputs in dict.fromkeys((frozenset[int](), frozenset(filter(self._movable, inputs)))):
             for number in range(len(parts) + 1):
                 for chosen in combinations(parts, number):
                     sizes = tuple(chain.total(part) for part in chosen)
-                    fate = Fate(
-                        moved=going.union(*chosen),
-                        kept_nbytes=total - chain.total(going) - sum(sizes),
-                        input_nbytes=chain.total(going),
+                    placement = SegmentPlacement(
+                        moved=moved_inputs.union(*chosen),
+                        kept_nbytes=total - chain.total(moved_inputs) - sum(sizes),
+                        input_nbytes=chain.total(moved_inputs),
                         own_nbytes=sizes,
                     )
-                    found.append(fate)
+                    found.append(placement)
         return found
 
     def _names(self, i: int) -> range:
-        """Names in a queue of a stage's input and of the parts of its own."""
+        """Names of a stage's input and of its own parts in a queue."""
         return range(i * (PARTS + 1), (i + 1) * (PARTS + 1))
 
     def _movable(self, value: int) -> bool:
@@ -164,87 +152,83 @@ class PofoTable:
         return self.chain.size[value] > 0 and not stored.pinned and stored.placement is None
 
     def _keep(self, i: int, labels: Labels) -> None:
-        """Stage i is kept whole."""
+        """Add labels that keep stage i whole."""
         labels = labels.copy()
         self._wait_out(labels, self.keeping[i])
         self._wait_back(labels, self.turning[i])
-        pass_by(labels, "back", self.back_s[i] * self.back_rate)
-        for number, fate in enumerate(self.fates[i]):
+        drain(labels, "back", self.back_s[i] * self.back_rate)
+        for number, placement in enumerate(self.placements[i]):
             after = labels.copy()
-            own = sorted(zip(fate.own_nbytes, self._names(i)[1:], strict=False))
-            if fate.input_nbytes:
-                join(after, "out", fate.input_nbytes, self._names(i)[0], overtakes=True)
-            pass_by(after, "out", self.chain.first_s[i] * self.out_rate)
+            own = sorted(zip(placement.own_nbytes, self._names(i)[1:], strict=False))
+            if placement.input_nbytes:
+                join(after, "out", placement.input_nbytes, self._names(i)[0], overtakes=True)
+            drain(after, "out", self.chain.first_s[i] * self.out_rate)
             for nbytes, name in own:
                 join(after, "out", nbytes, name)
-            for nbytes, name in sorted([*own, (fate.input_nbytes, self._names(i)[0])]):
-                if nbytes:  # what one run needs comes back with the largest first
+            for nbytes, name in sorted([*own, (placement.input_nbytes, self._names(i)[0])]):
+                if nbytes:  # of the values that one run needs the largest comes back first
                     join(after, "back", nbytes, name)
-            after["kept"] += fate.kept_nbytes
-            after["room"] = KEPT
-            self._arrive(i, i + 1, number, fate, after)
+            after["kept"] += placement.kept_nbytes
+            after["level"] = KEPT
+            self._arrive(i, i + 1, number, placement, after)
 
     def _drop(self, i: int, labels: Labels) -> None:
-        """Stages i to k - 1 are made again, for every k."""
+        """Add labels that recompute stages i to k - 1, for every k."""
         own = self.chain.total(self.groups.saved[i] - self.chain.crossing(i) - self.chain.crossing(i + 1))
-        for number, fate in enumerate(self.fates[i]):
-            if fate.own_nbytes:
+        for number, placement in enumerate(self.placements[i]):
+            if placement.own_nbytes:
                 continue
             ahead, back_s = labels.copy(), 0.0
             for k in range(i + 1, len(self.groups) + 1):
                 self._wait_out(ahead, self.passing[k - 1])
                 if k == i + 1:
-                    if fate.input_nbytes:
-                        join(ahead, "out", fate.input_nbytes, self._names(i)[0], overtakes=True)
-                    ahead["kept"] += fate.kept_nbytes - own
-                pass_by(ahead, "out", self.chain.first_s[k - 1] * self.out_rate)
+                    if placement.input_nbytes:
+                        join(ahead, "out", placement.input_nbytes, self._names(i)[0], overtakes=True)
+                    ahead["kept"] += placement.kept_nbytes - own
+                drain(ahead, "out", self.chain.first_s[k - 1] * self.out_rate)
                 back_s += self.back_s[k - 1]
                 for drained in DRAINED:
                     after = ahead.copy()
-                    self._make_again(i, k, labels["kept"], back_s, drained, after)
-                    if fate.input_nbytes:
-                        join(after, "back", fate.input_nbytes, self._names(i)[0])
-                    self._arrive(i, k, number, fate, after)
+                    self._recompute(i, k, labels["kept"], back_s, drained, after)
+                    if placement.input_nbytes:
+                        join(after, "back", placement.input_nbytes, self._names(i)[0])
+                    self._arrive(i, k, number, placement, after)
 
-    def _make_again(
-        self, i: int, k: int, kept: Floats, back_s: float, drained: float, labels: Labels
-    ) -> None:
-        """The backward of a dropped segment, beside what is still in the queue back."""
+    def _recompute(self, i: int, k: int, kept: Floats, back_s: float, drained: float, labels: Labels) -> None:
+        """The backward of a recomputed segment, concurrent with the queue back."""
         wait = drained * labels["back_left"].sum(axis=1)
-        pass_by(labels, "back", wait)
-        room = self.budget - kept - self.input[i] - held(labels, "back").sum(axis=1)
-        level = np.minimum(np.floor(room / self.table.slot_nbytes + 1e-9), self.table.slots - 1)
-        labels["room"] = np.maximum(level, 0.0)
-        again_s = np.where(level < 0, np.inf, self.table.cost[i, k][labels["room"]])
+        drain(labels, "back", wait)
+        headroom = self.budget - kept - self.input[i] - held(labels, "back").sum(axis=1)
+        level = np.minimum(np.floor(headroom / self.table.slot_nbytes + 1e-9), self.table.slots - 1)
+        labels["level"] = np.maximum(level, 0.0)
+        again_s = np.where(level < 0, np.inf, self.table.cost[i, k][labels["level"]])
         labels["lost_s"] += wait / self.back_rate + again_s
-        pass_by(labels, "back", (np.where(np.isfinite(again_s), again_s, 0.0) + back_s) * self.back_rate)
-
-    # -- labels
+        drain(labels, "back", (np.where(np.isfinite(again_s), again_s, 0.0) + back_s) * self.back_rate)
 
     def _wait_out(self, labels: Labels, nbytes: int) -> None:
-        """Before a forward that needs so much, wait for values that leave."""
+        """Wait for copies to the host before a forward that needs this much."""
         wait = waits(labels["out_left"], held(labels, "out"), self.budget - nbytes - labels["kept"])
         labels["lost_s"] += wait / self.out_rate
-        pass_by(labels, "out", np.where(np.isfinite(wait), wait, 0.0))
+        drain(labels, "out", np.where(np.isfinite(wait), wait, 0.0))
 
     def _wait_back(self, labels: Labels, nbytes: int) -> None:
-        """The mirror: behind a backward that needs so much, wait for values that come."""
+        """The mirror image: wait for copies to the device after a backward that needs this much."""
         wait = waits(labels["back_left"], held(labels, "back"), self.budget - nbytes - labels["kept"])
         labels["lost_s"] += wait / self.back_rate
-        pass_by(labels, "back", np.where(np.isfinite(wait), wait, 0.0))
+        drain(labels, "back", np.where(np.isfinite(wait), wait, 0.0))
 
-    def _arrive(self, i: int, k: int, number: int, fate: Fate, labels: Labels) -> None:
-        labels["stage"], labels["label"], labels["fate"] = i, np.arange(len(labels)), number
-        labels["host"] += fate.input_nbytes + sum(fate.own_nbytes)
+    def _arrive(self, i: int, k: int, number: int, placement: SegmentPlacement, labels: Labels) -> None:
+        labels["stage"], labels["label"], labels["placement"] = i, np.arange(len(labels)), number
+        labels["host"] += placement.input_nbytes + sum(placement.own_nbytes)
         usable = np.isfinite(labels["lost_s"])
         if self.host_budget is not None:
             usable &= labels["host"] <= self.host_budget
         self.arrived[k].append(labels[usable])
 
-    def _met(self, labels: Labels) -> Labels:
-        """Where both queues meet: what is in both never leaves, what is in one is in the other's way."""
+    def _join_queues(self, labels: Labels) -> Labels:
+        """Where the queues meet: values in both stay on the device, those in one delay the other queue."""
         free = self.budget - labels["kept"]
-        lone = {queue: ~in_both(labels, queue) for queue in ("out", "back")}
+        lone = {queue: ~in_both_queues(labels, queue) for queue in ("out", "back")}
         left = {queue: labels[f"{queue}_left"] * lone[queue] for queue in lone}
         room_out = free - self.turning[-1] - held(labels, "back").sum(axis=1)
         room_back = free - self.passing[-1] - held(labels, "out").sum(axis=1)

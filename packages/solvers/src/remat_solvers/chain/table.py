@@ -1,19 +1,19 @@
-"""Dynamic programming over a chain of groups, each with several ways to be carried out.
+"""Dynamic programming over a chain of groups with several options each.
 
 Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019, "Optimal checkpointing for heterogeneous chains: how to
-train deep neural networks with limited memory" (rotor), with the menu of options per stage of Zhao et al.
-2023 (Rockmate). ``cost(i, j, m)`` is the least forward time that runs groups i to j - 1 and their backward
-within m bytes beyond what crosses cut i:
+train deep neural networks with limited memory" (rotor), with several options per stage as in Zhao et al. 2023
+(Rockmate). ``cost(i, j, m)`` is the least forward time that runs groups i to j - 1 and their backward within
+m bytes beyond the values that cross cut i:
 
 * keep: run group i, keep what one of its options keeps, then ``cost(i + 1, j, less)``, then its backward by
   that option;
-* drop: run groups i to k - 1 keeping only what crosses cut k, then ``cost(k, j, less)``, then
-  ``cost(i, k, m)``, which makes them again.
+* drop: run groups i to k - 1 keeping only what crosses cut k, then ``cost(k, j, less)``, then ``cost(i, k,
+  m)``, which recomputes them.
 
-What crosses a cut is a set of values, counted once, so that the graph need not be a chain. Memory is cut into
-`slots` levels; where the sizes share a divisor that is coarse enough, the levels are exact. How much a group
-holds while it runs can be seen in two ways, see `Careful` and `Lenient`. O(groups^3 * slots), vectorized over
-the slots.
+The values that cross a cut are a set and counted once, so that the graph need not be a chain. Memory is
+divided into `slots` levels; where the sizes share a divisor that is coarse enough, the levels are exact. The
+memory of a running group has two estimates, see `ConservativeChain` and `OptimisticChain`. O(groups^3 *
+slots), vectorized over the slots.
 """
 
 import math
@@ -33,34 +33,28 @@ from remat_solvers.protocol import Deadline
 MOST_TABLE_NBYTES = 2**32
 LEVELS = 24  # memory levels at which a table is read
 
-Run = tuple[str, int, int]  # ("forward", group, 0) or ("backward", group, option)
+GroupRun = tuple[str, int, int]  # ("forward", group, 0) or ("backward", group, option)
 
 
 @attrs.frozen(kw_only=True)
 class Option:
-    """One way to treat a group between its last forward and its backward.
+    """One way to treat a group between its last forward and its backward."""
 
-    Attributes:
-        saved: values made in it that stay until its backward.
-        backward: op indices of its backward, repeats of its forward ops among them.
-        extra_s: seconds of these repeats.
-    """
-
-    saved: frozenset[int]
-    backward: tuple[int, ...]
-    extra_s: float
+    saved: frozenset[int]  # values computed in the group that stay until its backward
+    backward: tuple[int, ...]  # op indices of its backward, repeats of its forward ops among them
+    extra_s: float  # seconds of these repeats
 
 
 def keep_all(groups: Partition, group: int) -> Option:
-    """Keep everything that the backward reads."""
+    """The option that keeps everything that the backward reads."""
     return Option(saved=groups.saved[group], backward=groups.backward[group], extra_s=0.0)
 
 
 class Chain(ABC):
-    """A partition seen as a chain: what crosses its cuts, and what each group holds at most.
+    """A partition seen as a chain: what crosses its cuts, and the peak memory of each group.
 
     Attributes:
-        behind: per cut, bytes that the backward behind it has handed on when the forward ahead of it runs.
+        behind: per cut, bytes that later groups have computed for the backward of the groups before it.
     """
 
     behind: list[int]
@@ -76,7 +70,7 @@ class Chain(ABC):
         return sum(self.size[v] for v in values)
 
     def crossing(self, place: int) -> frozenset[int]:
-        """What crosses a cut; nothing behind the last one."""
+        """The values that cross a cut; none after the last one."""
         return self.groups.crossing[place] if place < len(self.groups) else frozenset()
 
     @abstractmethod
@@ -89,11 +83,11 @@ class Chain(ABC):
 
     @abstractmethod
     def passing_peak(self, i: int, held_nbytes: int) -> int:
-        """Bytes while group i runs forward and keeps nothing, where so much crosses its cut."""
+        """Bytes while group i runs forward and keeps nothing, with `held_nbytes` across its cut."""
 
 
-class Careful(Chain):
-    """Peaks by simulation, with everything at a group's cuts held: exact on a chain, else from above."""
+class ConservativeChain(Chain):
+    """Peaks by simulation with all values at a group's cuts held: exact on a chain, else upper bounds."""
 
     def __init__(self, groups: Partition) -> None:
         super().__init__(groups)
@@ -101,12 +95,12 @@ class Careful(Chain):
         self._passing = [self.forward_peak(i, frozenset()) for i in range(len(groups))]
 
     def _look_behind(self) -> None:
-        """Per cut, what the backward behind it hands on: values that the rest reads, and pinned bytes."""
+        """Per cut, what the backward after it passes on: values read by earlier groups, and pinned bytes."""
         graph, groups = self.graph, self.groups
         count = len(groups)
         forward = {v for run in groups.forward for op in run for v in graph.ops[op].first.outputs}
         reads = [{v for op in run for v in graph.ops[op].first.inputs} - forward for run in groups.backward]
-        before = [set[int]() for _ in range(count + 1)]  # what groups ahead of a cut read
+        before = [set[int]() for _ in range(count + 1)]  # what groups before a cut read
         for s in range(count):
             before[s + 1] = before[s] | reads[s]
         made = set(graph.tangents)
@@ -131,9 +125,10 @@ class Careful(Chain):
     def peak(
         self, ops: Iterable[int], start: frozenset[int], stays: frozenset[int], free: frozenset[int]
     ) -> int:
-        """Most bytes beyond those of `free` while these ops run.
+        """Peak bytes beyond those of `free` while these ops run.
 
-        `start` is live when they begin; what is in `stays` outlives them, all else goes after its last use.
+        `start` is live when they begin; values in `stays` outlive them, all others are freed after their last
+        use.
         """
         graph = self.graph
         sequence = list(ops)
@@ -172,8 +167,8 @@ class Careful(Chain):
         return self._passing[i] + held_nbytes
 
 
-class Lenient(Chain):
-    """Peaks from below: what is kept, and the largest single op. Plans at falling levels make up for it."""
+class OptimisticChain(Chain):
+    """Lower bounds on the peaks: what is kept, and the largest op. Tables are read at several levels."""
 
     def __init__(self, groups: Partition) -> None:
         super().__init__(groups)
@@ -181,7 +176,7 @@ class Lenient(Chain):
         self._working = [self.working_nbytes(run) for run in groups.forward]
 
     def working_nbytes(self, run: Iterable[int]) -> int:
-        """Largest bytes that one op makes and scratches."""
+        """Largest outputs and workspace of one op."""
         ways = [self.graph.ops[op].first for op in run]
         return max((self.total(way.outputs) + way.workspace_nbytes for way in ways), default=0)
 
@@ -199,7 +194,13 @@ class Lenient(Chain):
 
 
 class ChainTable:
-    """``cost[i, j][m]`` and the choice behind it: -1 - o keeps group i by option o, k drops i to k - 1."""
+    """``cost[i, j][m]`` and the choice that attains it: -1 - o keeps group i by option o, k drops i to k - 1.
+
+    Past the deadline the table holds no plan of the whole chain.
+
+    Raises:
+        TableTooLarge: the stages and slots need more memory than a plan is worth.
+    """
 
     def __init__(
         self,
@@ -209,11 +210,6 @@ class ChainTable:
         slots: int,
         deadline: Deadline | None = None,
     ) -> None:
-        """Fill the table; past the deadline it holds no plan of the whole.
-
-        Raises:
-            TableTooLarge: so many stages and slots take more memory than a plan is worth.
-        """
         deadline = deadline or Deadline()
         self.chain, self.options = chain, options
         self.groups = chain.groups
@@ -221,7 +217,9 @@ class ChainTable:
         self.cost: dict[tuple[int, int], Floats] = {}
         self.choice: dict[tuple[int, int], Ints] = {}
         count = len(self.groups)
-        self._check_size(count)
+        nbytes = 8 * (count + 1) * (count + 2) * self.slots  # a float and an integer per cell and slot
+        if nbytes > MOST_TABLE_NBYTES:
+            raise TableTooLarge(stages=count, slots=self.slots, nbytes=nbytes)
         cuts = [chain.crossing(i) for i in range(count + 1)]
         self.held = {
             (i, k): chain.total(cuts[k] - cuts[i]) for i in range(count) for k in range(i, count + 1)
@@ -250,12 +248,6 @@ class ChainTable:
         self.slots = exact if exact <= slots else slots
         self.slot_nbytes = max(1.0, float(divisor) if exact <= slots else budget_nbytes / (slots - 1))
 
-    def _check_size(self, count: int) -> None:
-        cells = (count + 1) * (count + 2) // 2
-        nbytes = 16 * cells * self.slots  # a float and a whole number a slot
-        if nbytes > MOST_TABLE_NBYTES:
-            raise TableTooLarge(stages=count, slots=self.slots, nbytes=nbytes)
-
     def _fill(self, i: int, j: int) -> None:
         """Compute one entry from shorter ones."""
         chain = self.chain
@@ -275,20 +267,20 @@ class ChainTable:
             take(best, choice, cost, k)
         self.cost[i, j], self.choice[i, j] = best, choice
 
-    def runs(self, i: int, j: int, room: int) -> list[Run]:
-        """What runs when, for groups i to j - 1 and `room` slots."""
+    def runs(self, i: int, j: int, level: int) -> list[GroupRun]:
+        """The runs of groups i to j - 1 with their backward, for a memory level."""
         if i == j:
             return []
-        k = int(self.choice[i, j][room])
+        k = int(self.choice[i, j][level])
         if k < 0:
             kept = self.kept[i][-1 - k]
-            return [("forward", i, 0), *self.runs(i + 1, j, room - kept), ("backward", i, -1 - k)]
+            return [("forward", i, 0), *self.runs(i + 1, j, level - kept), ("backward", i, -1 - k)]
         held = self.in_slots(self.held[i, k])
-        there: list[Run] = [("forward", s, 0) for s in range(i, k)]
-        return there + self.runs(k, j, room - held) + self.runs(i, k, room)
+        there: list[GroupRun] = [("forward", s, 0) for s in range(i, k)]
+        return there + self.runs(k, j, level - held) + self.runs(i, k, level)
 
-    def order(self, runs: Iterable[Run]) -> list[int]:
-        """The ops of a plan; a group's repeats leave out what may not run again."""
+    def order(self, runs: Iterable[GroupRun]) -> list[int]:
+        """The ops of a plan; repeats of a group leave out ops that may not run again."""
         order: list[int] = []
         seen: set[int] = set()
         for kind, s, option in runs:
@@ -299,41 +291,41 @@ class ChainTable:
                 seen.add(s)
         return without_useless(self.chain.graph, order)
 
-    def rooms(self, count: int) -> list[int]:
+    def memory_levels(self, count: int) -> list[int]:
         """Memory levels to read the table at, from the whole budget down."""
         whole = self.slots - 1
-        rooms = [whole - round(level * whole / count) for level in range(count)]
+        memory_levels = [whole - round(level * whole / count) for level in range(count)]
         found = self.cost[0, len(self.groups)]
-        return [a for a, b in pairwise([*rooms, -1]) if a != b and np.isfinite(found[a])]
+        return [a for a, b in pairwise([*memory_levels, -1]) if a != b and np.isfinite(found[a])]
 
     def orders(self, count: int = LEVELS) -> Iterator[Ints]:
-        """The distinct plans at so many memory levels, from the whole budget down."""
-        seen: set[tuple[Run, ...]] = set()
-        for room in self.rooms(count):
-            runs = tuple(self.runs(0, len(self.groups), room))
+        """The distinct plans at `count` memory levels, from the whole budget down."""
+        seen: set[tuple[GroupRun, ...]] = set()
+        for level in self.memory_levels(count):
+            runs = tuple(self.runs(0, len(self.groups), level))
             if runs not in seen:
                 seen.add(runs)
                 yield np.array(self.order(runs), np.int64)
 
     def in_slots(self, nbytes: float) -> int:
-        """Levels that this many bytes take."""
+        """Slots that hold this many bytes."""
         return min(self.slots, math.ceil(nbytes / self.slot_nbytes - 1e-9))
 
 
-def plans_of(
+def chain_orders(
     groups: Partition,
     options: Sequence[Sequence[Option]],
     budget_nbytes: int,
     slots: int,
     deadline: Deadline,
 ) -> Iterator[Ints]:
-    """The plans of both ways to see a group, at several memory levels: around the budget on both sides."""
-    for chain in (Careful(groups), Lenient(groups)):
+    """The plans of both memory estimates at several levels; their peaks lie around the budget."""
+    for chain in (ConservativeChain(groups), OptimisticChain(groups)):
         yield from ChainTable(chain, options, budget_nbytes, slots, deadline).orders()
 
 
 def shifted(cost: Floats, slots: int) -> Floats:
-    """A row of the table for so many slots less."""
+    """A row of the table for `slots` fewer slots."""
     moved = np.full(len(cost), np.inf)
     if slots < len(cost):
         moved[slots:] = cost[: len(cost) - slots]
@@ -341,14 +333,14 @@ def shifted(cost: Floats, slots: int) -> Floats:
 
 
 def take(best: Floats, choice: Ints, cost: Floats, mark: int) -> None:
-    """Where it costs less, take it."""
+    """Replace costs and choices where the new cost is lower."""
     better = cost < best
     best[better] = cost[better]
     choice[better] = mark
 
 
-def fastest_that_fits(arrays: Arrays, orders: Iterable[Ints], budget_nbytes: int) -> Ints | None:
-    """The fastest sequence within the budget: a table's figures are estimates, so several levels are read."""
+def fastest_within_budget(arrays: Arrays, orders: Iterable[Ints], budget_nbytes: int) -> Ints | None:
+    """The fastest sequence within the budget."""
     best, best_s = None, float("inf")
     for order in orders:
         result = evaluate(arrays, order)

@@ -1,1 +1,1 @@
-"""A graph and an order as arrays, for solvers that look at thousands of orders."""
+"""A graph and an order as arrays, for solvers that evaluate thousands of orders."""

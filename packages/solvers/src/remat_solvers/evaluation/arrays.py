@@ -1,12 +1,11 @@
-"""A graph as flat arrays, and the compiled evaluation of op sequences that every solver's inner loop uses.
+"""A graph as flat arrays, and the compiled evaluation of op sequences for the inner loops of solvers.
 
-`evaluate(arrays, order)` says what `simulate(graph, Schedule.from_order(graph, order))` says: the same
-memory rule, written a second time, for speed; a fuzz test holds the two together. It takes about 10 us at
-600 ops.
+`evaluate(arrays, order)` agrees with `simulate(graph, Schedule.from_order(graph, order))`. It implements the
+same memory rule a second time, for speed (10 us at 600 ops); a fuzz test compares the two.
 
 Each op has two variants: index ``2 * op`` is its first run, ``2 * op + 1`` its repeat. Values that are
-external or placed on the device all the time cost nothing and never die, so they are left out of the input
-and output lists.
+external or persistent on the device cost nothing and are never freed, so they are left out of the input and
+output lists.
 """
 
 from collections.abc import Iterable
@@ -50,19 +49,12 @@ class Arrays(NamedTuple):
 
 @attrs.frozen
 class Evaluation:
-    """What a sequence is worth.
+    """The cost of a sequence."""
 
-    Attributes:
-        valid: whether it can run.
-        peak_nbytes: its peak, if valid.
-        time_s: its compute time, if valid.
-        profile: per position, bytes held while it runs.
-    """
-
-    valid: bool
-    peak_nbytes: int
-    time_s: float
-    profile: Ints
+    valid: bool  # whether it can run
+    peak_nbytes: int  # its peak, if valid
+    time_s: float  # its compute time, if valid
+    profile: Ints  # per position, bytes held while it runs
 
 
 def compressed(rows: list[list[int]]) -> tuple[Ints, Ints]:
@@ -79,9 +71,9 @@ def records(fields: str, length: int) -> NDArray[Any]:
 
 
 def flatten(graph: Graph) -> Arrays:
-    """Lay a graph out as arrays."""
+    """Convert a graph to arrays."""
     values = graph.values
-    # A buffer's next version is external too, but has to be made before it is read: pinned, of 0 bytes.
+    # A buffer's next version is external too, but computed before it is read: pinned, of 0 bytes.
     free = [
         (value.external and graph.producer[i] is None) or value.placement is not None
         for i, value in enumerate(values)
@@ -142,14 +134,14 @@ def flatten(graph: Graph) -> Arrays:
 
 
 def _can_rerun(graph: Graph, op: Op) -> bool:
-    """A buffer's version is written once, so what writes one in its repeat has none."""
+    """Whether an op may run again; not if its repeat writes a buffer, whose versions are written once."""
     if op.rerun is None:
         return False
     return not any(graph.values[v].external for v in op.implementations[op.rerun].outputs)
 
 
 def evaluate(arrays: Arrays, order: Iterable[int] | Ints) -> Evaluation:
-    """Peak and time of a sequence of op indices, as the referee would say."""
+    """Peak and time of a sequence of op indices, as the referee computes them."""
     from remat_solvers.kernels import evaluate
 
     sequence = np.ascontiguousarray(
@@ -159,7 +151,7 @@ def evaluate(arrays: Arrays, order: Iterable[int] | Ints) -> Evaluation:
     if len(sequence) and not 0 <= sequence.min() <= sequence.max() < len(arrays.backward):
         return Evaluation(False, 0, 0.0, profile)
     degree = int(max(np.diff(arrays.in_ptr).max(initial=0), np.diff(arrays.out_ptr).max(initial=0)))
-    room = max(len(sequence) * max(1, degree), len(arrays.size), len(arrays.backward))
-    work = np.zeros((9, room), np.int64)
+    length = max(len(sequence) * max(1, degree), len(arrays.size), len(arrays.backward))
+    work = np.zeros((9, length), np.int64)
     code, _, peak, seconds = evaluate.evaluate(arrays, sequence, profile, work)
     return Evaluation(code == evaluate.VALID, int(peak), float(seconds), profile)

@@ -1,8 +1,8 @@
-"""The linear order of a graph: from runs of groups to sequences of op runs.
+"""Orders of op runs from runs of groups.
 
-Any order made of first runs in trace order and of repeats inserted later is valid, so a method that plans on
-the simplified picture of a chain of groups (`remat_graph.partition`) always yields a valid sequence; only its
-peak has to be checked.
+First runs in trace order with repeats inserted later are always valid. So a method that plans on the
+simplified picture of a chain of groups (`remat_graph.partition`) yields a valid sequence; only its peak must
+be checked.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ def expand(groups: Partition, runs: Iterable[tuple[str, int]]) -> list[int]:
 
 
 def without_useless(graph: Graph, order: Sequence[int]) -> list[int]:
-    """Drop every repeat whose outputs nothing reads before they are made anew; one backward sweep."""
+    """Drop every repeat whose outputs are not read before they are recomputed; one backward pass."""
     first: dict[int, int] = {}
     for position, index in enumerate(order):
         first.setdefault(index, position)

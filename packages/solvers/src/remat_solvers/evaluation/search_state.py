@@ -1,7 +1,6 @@
-"""The working state of sequence search: arrays that the compiled loops share, made once a run.
+"""The working state of sequence search: arrays that the compiled loops share, allocated once per search.
 
-Everything with one entry a position, value, op or variant is one record array: few arrays to hand from
-function to function keep both compiling and calling cheap.
+All data per position, value, op or variant is one record array: few arrays compile and pass quickly.
 """
 
 from typing import Any, NamedTuple
@@ -42,17 +41,10 @@ class State(NamedTuple):
     events: Ints  # per value, 2 * position + (1 if made there)
 
 
-def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
-    """Lay out the state for a sequence.
-
-    Args:
-        arrays: the graph.
-        order: the first sequence.
-        seed: of the random numbers.
-        room: longest sequence to allow; at least 4 times the graph plus 1,000.
-    """
+def make_state(arrays: Arrays, order: Ints, seed: int) -> State:
+    """Create the state for a sequence, with space for 4 times the graph and 1,000 runs."""
     ops, values = len(arrays.backward), len(arrays.size)
-    cap = max(4 * ops + 1000, 2 * len(order) + 200, room)
+    cap = max(4 * ops + 1000, 2 * len(order) + 200)
     degree = (len(arrays.in_idx) + len(arrays.out_idx)) / max(1, 2 * ops)
     events = int(cap * (degree + 4)) + 1000
     val = records(VALUE, values)
@@ -75,7 +67,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int, room: int = 0) -> State:
         var["credit_ptr"][variant] = len(idx)
         idx += _credits(arrays, variant)
         var["credit_end"][variant] = len(idx)
-        # A repeat that reads what is overwritten later would be valid only for a while: such ops run once.
+        # A repeat that reads a value overwritten later would not always be valid: such ops run once.
         if variant % 2 == 1 and arrays.can_rerun[variant // 2] and not guarded[variant]:
             val["remake"][outputs] = 1
     op = records(OP, ops)
@@ -106,7 +98,7 @@ def set_order(state: State, order: Ints) -> None:
 
 
 def _credits(arrays: Arrays, variant: int) -> list[int]:
-    """Inputs whose storage an output takes over if they die there, one for one."""
+    """Inputs whose storage an output reuses if they die there, one for one."""
     taken: set[int] = set()
     sources: list[int] = []
     for k in range(arrays.reuse_ptr[variant], arrays.reuse_ptr[variant + 1]):

@@ -1,8 +1,8 @@
-"""Compiled annealing of a sequence in chunks; `methods.annealing` says what it minimizes."""
+"""Compiled annealing of a sequence in chunks; `methods.annealing` explains the objective."""
 
 import numpy as np
 
-from remat_solvers.kernels.incremental import apply, begin, rebuild, trial, uniform
+from remat_solvers.kernels.incremental import apply, begin, evaluate_change, rebuild, uniform
 from remat_solvers.kernels.jit import njit_in_place as njit
 from remat_solvers.kernels.jit import njit_inner as inner
 from remat_solvers.kernels.moves import (
@@ -19,7 +19,7 @@ from remat_solvers.kernels.moves import (
 
 @inner
 def keep_best(S):  # type: ignore[no-untyped-def]
-    """Remember the sequence if it fits and is faster than any before."""
+    """Store the sequence if it fits and is the fastest so far."""
     meta = S.meta
     if meta.excess <= 0.0 and meta.seconds < meta.best_seconds:
         meta.best_seconds = meta.seconds
@@ -39,7 +39,7 @@ def anneal(S, budget, moves, hot, cold, weights, adapt):  # type: ignore[no-unty
     for i in range(moves):
         temperature *= cool
         if i % 256 == 255:
-            # Lean on the budget harder while it is broken, less while it holds: the walk stays at the border.
+            # The price rises while the budget is exceeded, else it falls, so the walk stays at the border.
             meta.price *= adapt if meta.excess > 0 else 1.0 / adapt
             meta.price = max(meta.price, meta.price_low)
         begin(S)
@@ -67,7 +67,7 @@ def anneal(S, budget, moves, hot, cold, weights, adapt):  # type: ignore[no-unty
             good = shift_first(S)
         if not good:
             continue
-        good, change, excess = trial(S, budget)
+        good, change, excess = evaluate_change(S, budget)
         meta.tried += 1
         if not good:
             continue

@@ -1,7 +1,7 @@
-"""Compiled cut problems of the cut bound: who can still be missing at an op's first run, and the least cut.
+"""Compiled cut problems of the cut bound: values that are missing at an op's first run, and the least cut.
 
-Nodes are the ops, the values, a source and a sink. Edge e and e ^ 1 are a pair, one for each direction;
-`bounds.cut` says what the cut means. A record is looked up once, as in `incremental`.
+Nodes are the ops, the values, a source and a sink. Edges e and e ^ 1 are a pair, one for each direction;
+`bounds.cut` explains the cut. A record is looked up once, as in `incremental`.
 """
 
 import numpy as np
@@ -11,16 +11,16 @@ from remat_solvers.kernels.jit import njit_inner as inner
 from remat_solvers.kernels.max_flow import max_flow
 
 INFINITE = 1 << 60
-# Marks of `Work.node.kin`: an op has run before, or cannot have run.
+# Values of `Work.node.relation`: an op has run before, or cannot have run.
 BEFORE, COMING = 1, 2
 
 
 @inner
-def mark_kin(G, W, i):  # type: ignore[no-untyped-def]
-    """Mark the ops that have run before the first run of op `i`, and those that cannot have."""
+def mark_relations(G, W, i):  # type: ignore[no-untyped-def]
+    """Mark the ops that have run before the first run of op `i`, and those that cannot have run."""
     for x in range(G.op.shape[0]):
-        W.node[x].kin = 0
-    W.node[i].kin = COMING
+        W.node[x].relation = 0
+    W.node[i].relation = COMING
     W.node[0].queue = i
     head, tail = 0, 1
     while head < tail:
@@ -30,8 +30,8 @@ def mark_kin(G, W, i):  # type: ignore[no-untyped-def]
             value = G.value[G.idx[k]]
             for r in range(value.readers, value.readers_end):
                 y = G.idx[r]
-                if W.node[y].kin == 0:
-                    W.node[y].kin = COMING
+                if W.node[y].relation == 0:
+                    W.node[y].relation = COMING
                     W.node[tail].queue = y
                     tail += 1
     W.node[0].queue = i
@@ -41,15 +41,15 @@ def mark_kin(G, W, i):  # type: ignore[no-untyped-def]
         head += 1
         for k in range(op.reads, op.reads_end):
             y = G.value[G.idx[k]].producer
-            if y >= 0 and W.node[y].kin == 0:
-                W.node[y].kin = BEFORE
+            if y >= 0 and W.node[y].relation == 0:
+                W.node[y].relation = BEFORE
                 W.node[tail].queue = y
                 tail += 1
 
 
 @inner
 def mark_there(G, W, i):  # type: ignore[no-untyped-def]
-    """Mark the values that are certainly there at that moment; returns the bytes that leave no room."""
+    """Mark the values that are certainly live at that moment; returns the bytes that they and the op hold."""
     for v in range(G.value.shape[0]):
         W.node[v].there = 0
     op = G.op[i]
@@ -59,12 +59,14 @@ def mark_there(G, W, i):  # type: ignore[no-untyped-def]
         if value.producer < 0:
             done = op.after and value.tangent
         else:
-            done = W.node[value.producer].kin == BEFORE or (op.after and not G.op[value.producer].backward)
+            done = W.node[value.producer].relation == BEFORE or (
+                op.after and not G.op[value.producer].backward
+            )
         if not done:
             continue
         needed = value.pinned == 1
         for r in range(value.readers, value.readers_end):
-            needed = needed or W.node[G.idx[r]].kin == COMING
+            needed = needed or W.node[G.idx[r]].relation == COMING
         if needed:
             W.node[v].there = 1
             nbytes += value.size
@@ -98,16 +100,16 @@ def add_edge(W, start, end, fixed, size):  # type: ignore[no-untyped-def]
 
 @inner
 def may_not_have_run(G, W, i, x):  # type: ignore[no-untyped-def]
-    """Whether it is open if op `x` ran before the first run of op `i`."""
-    return W.node[x].kin != BEFORE and (G.op[x].backward == 1 or not G.op[i].after)
+    """Whether op `x` may or may not have run before the first run of op `i`."""
+    return W.node[x].relation != BEFORE and (G.op[x].backward == 1 or not G.op[i].after)
 
 
 @inner
 def need(G, W, i, node, v, waiting):  # type: ignore[no-untyped-def]
-    """`node` needs value v: from what is kept, or from its maker; returns how many ops wait now."""
+    """Connect `node` to value v, kept or computed by its producer; returns the number of waiting ops."""
     value, mark = G.value[v], W.node[v]
     maker = value.producer
-    if mark.there == 1 or maker < 0 or W.node[maker].kin == COMING:
+    if mark.there == 1 or maker < 0 or W.node[maker].relation == COMING:
         return waiting
     ops = G.op.shape[0]
     source = ops + G.value.shape[0]
@@ -133,11 +135,11 @@ def need(G, W, i, node, v, waiting):  # type: ignore[no-untyped-def]
 
 @inner
 def build(G, W, i):  # type: ignore[no-untyped-def]
-    """Lay out the cut problem at the first run of op `i`."""
-    mark_kin(G, W, i)
+    """Build the cut problem at the first run of op `i`."""
+    mark_relations(G, W, i)
     W.meta.edges = 0
     W.meta.largest = 0
-    W.meta.room = mark_there(G, W, i)
+    W.meta.held = mark_there(G, W, i)
     ops = G.op.shape[0]
     source = ops + G.value.shape[0]
     for x in range(source + 2):
@@ -147,7 +149,7 @@ def build(G, W, i):  # type: ignore[no-untyped-def]
         node.from_source = 0
     waiting = 0
     for x in range(ops):
-        if W.node[x].kin == COMING and x != i:
+        if W.node[x].relation == COMING and x != i:
             op = G.op[x]
             for k in range(op.reads, op.reads_end):
                 waiting = need(G, W, i, source, G.idx[k], waiting)
@@ -167,21 +169,21 @@ def build(G, W, i):  # type: ignore[no-untyped-def]
 
 @inner
 def flow(W, nodes, budget, price):  # type: ignore[no-untyped-def]
-    """The bound in ticks that the problem laid out last gives at a price per byte."""
+    """The bound in ticks of the problem built last, at a price per byte."""
     if W.meta.largest * price > 1e17:
         return 0.0
     for e in range(W.meta.edges):
         edge = W.edge[e]
         edge.capacity = edge.fixed + np.int64(np.floor(edge.size * price))
     cut = max_flow(W, nodes, nodes - 2, nodes - 1)
-    return cut - np.ceil(price * (budget - W.meta.room))
+    return cut - np.ceil(price * (budget - W.meta.held))
 
 
 @njit
 def sweep(G, W, ops, budget, price, scores):  # type: ignore[no-untyped-def]
     """Put the bound in ticks at each of the ops into `scores`, all at one price in ticks per byte.
 
-    The only function that lays out and solves, since each one that does takes seconds to compile.
+    The only function that builds and solves, since each such function takes seconds to compile.
     """
     for i in ops:
         build(G, W, i)
@@ -190,7 +192,7 @@ def sweep(G, W, ops, budget, price, scores):  # type: ignore[no-untyped-def]
 
 @njit
 def mark_kept(G, W):  # type: ignore[no-untyped-def]
-    """Mark in `there` the values that the last cut of a sweep keeps, beside those that are there anyway."""
+    """Mark in `there` the values that the last cut of a sweep keeps, next to those live anyway."""
     ops = G.op.shape[0]
     source = ops + G.value.shape[0]
     for x in range(source + 2):

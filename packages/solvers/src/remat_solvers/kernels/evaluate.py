@@ -1,4 +1,4 @@
-"""Compiled evaluation of an op sequence; `evaluate` explains it. Nothing but numba functions lives here."""
+"""Compiled evaluation of an op sequence; `evaluation.arrays` explains it."""
 
 from remat_solvers.kernels.jit import njit_in_place as njit
 
@@ -9,12 +9,8 @@ VALID, DEAD_INPUT, RUNS_AGAIN, OVERWRITTEN, MISSING = 0, 1, 2, 3, 4
 def evaluate(A, order, profile, work):  # type: ignore[no-untyped-def]
     """Whether a sequence is valid, the position at fault, its peak in bytes and its seconds.
 
-    Args:
-        A (Arrays): the graph.
-        order (numpy.ndarray): op indices.
-        profile (numpy.ndarray): filled with the bytes held while each position runs.
-        work (numpy.ndarray): nine rows of zeros, as long as there are ops, values, positions, inputs and
-            outputs run.
+    `profile` is filled with the bytes held while each position runs; `work` has nine rows of zeros, as long
+    as there are ops, values, positions, inputs and outputs run.
     """
     count = order.shape[0]
     ops = A.time.shape[0] // 2

@@ -2,17 +2,17 @@
 
 import numpy as np
 
-from remat_solvers.kernels.incremental import apply, begin, next_event, rebuild, spans, trial
+from remat_solvers.kernels.incremental import apply, begin, evaluate_change, next_event, rebuild, spans
 from remat_solvers.kernels.jit import njit_in_place as njit
 from remat_solvers.kernels.jit import njit_inner as inner
 from remat_solvers.kernels.moves import close_over
 
-LOOKED_AT = 64  # values tried a step; more are sampled by a stride
+LOOKED_AT = 64  # values evaluated per step; more are sampled by a stride
 
 
 @inner
 def describe(S, v, gap):  # type: ignore[no-untyped-def]
-    """The change that gives `v` up until `gap` and rebuilds it there."""
+    """The change that evicts `v` until `gap` and recomputes it there."""
     begin(S)
     S.val[v].value_stamp = S.meta.stamp
     return close_over(S, v, gap, 0.0, 50)
@@ -20,7 +20,7 @@ def describe(S, v, gap):  # type: ignore[no-untyped-def]
 
 @inner
 def worst_position(S):  # type: ignore[no-untyped-def]
-    """Where the sequence holds most."""
+    """Position of the peak."""
     worst, most = 0, -1
     for p in range(S.meta.count):
         at = S.pos[p]
@@ -31,7 +31,7 @@ def worst_position(S):  # type: ignore[no-untyped-def]
 
 @inner
 def gap_over(S, v, p):  # type: ignore[no-untyped-def]
-    """The next use of a value that is held over position `p` without being used there; -1 if it is not."""
+    """The next use of a value that is held over position `p` but not used there; -1 if there is none."""
     value = S.val[v]
     if value.pinned or value.size == 0 or not value.remake or not spans(S, v, p):
         return -1
@@ -41,9 +41,9 @@ def gap_over(S, v, p):  # type: ignore[no-untyped-def]
 
 @inner
 def evict_latest(S, p, keep):  # type: ignore[no-untyped-def]
-    """Of what is held over `p` and not marked in `keep`, evict what is used last; False if there is none.
+    """Evict the value over `p`, not marked in `keep`, that is used last; False if there is none.
 
-    The latest use first: its rebuilding may need others, whose next use then moves before it.
+    The latest use comes first because its recomputation may use other values before their next use.
     """
     while S.meta.count + 100 <= S.pos.shape[0]:
         found, found_gap = -1, -1
@@ -64,9 +64,9 @@ def evict_latest(S, p, keep):  # type: ignore[no-untyped-def]
 def greedy(S, budget, steps, op, keep):  # type: ignore[no-untyped-def]
     """Evict until there is no more to do or `steps` are done; returns whether there is more.
 
-    With `op` at -1 what costs least per byte of excess removed, until the budget holds or nothing helps; else
-    all that `keep` does not mark over the first run of `op`. One function for both, since each one that
-    evaluates changes takes half a second to compile.
+    With `op` at -1 evict what costs least per byte of excess removed, until the budget holds or nothing
+    helps; else evict everything that `keep` does not mark over the first run of `op`. One function for both,
+    since each function that evaluates changes takes half a second to compile.
     """
     _, excess = rebuild(S, budget)
     values = S.val.shape[0]
@@ -92,7 +92,7 @@ def greedy(S, budget, steps, op, keep):  # type: ignore[no-untyped-def]
                 seen += 1
                 if seen % stride or not describe(S, v, gap):
                     continue
-                good, change, new_excess = trial(S, budget)
+                good, change, new_excess = evaluate_change(S, budget)
                 if good and new_excess < excess:
                     score = change / (excess - new_excess)
                     if score < best_score:

@@ -1,20 +1,19 @@
-"""Compiled incremental evaluation: what a change does to a sequence's time and excess over the budget.
+"""Compiled incremental evaluation: the effect of a change on a sequence's time and excess over the budget.
 
 A sequence is a list of op runs. Its *excess* is the sum over positions of the bytes above the budget. A
 change is a set of deleted positions and of inserted runs. Inserting a repeat of an op already run and
-deleting any repeat keep a sequence valid, and only the lifetimes of the values that those runs touch
-change, so `trial` re-derives these few lifetimes and adds the difference to the stored memory profile:
-about 1 us at 600 ops, where a full evaluation takes 10. `apply` carries a change out and rebuilds
-everything.
+deleting any repeat keep a sequence valid, and only the lifetimes of the values that those runs touch change,
+so `evaluate_change` derives these few lifetimes again and adds the difference to the stored memory profile:
+about 1 us at 600 ops, where a full evaluation takes 10. `apply` carries a change out and rebuilds everything.
 
 Moments are ints: the run at old position p has key ``64 p + 63``, the k-th run inserted before it ``64 p +
 k``.
 
-One simplification keeps this an upper bound of the referee's memory: an output takes over only the one
-input that `State.idx` names, never a second choice.
+One simplification keeps this an upper bound of the referee's memory: an output reuses only the one input that
+`State.idx` names, never a second choice.
 
-A record is looked up once and then used by name: numba takes some ten times as long to compile a look-up as
-a field.
+A record is looked up once and then used by name: numba takes about ten times as long to compile a look-up as
+a field access.
 """
 
 import numpy as np
@@ -27,7 +26,7 @@ NEVER = -9
 
 
 @inner
-def settle(S, v):  # type: ignore[no-untyped-def]
+def add_copy(S, v):  # type: ignore[no-untyped-def]
     """Account for the copy of a value that lives from `born` to `dies`; for `rebuild`."""
     value = S.val[v]
     if value.dies <= value.born:
@@ -84,7 +83,7 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
         value = S.val[v]
         value.ev_ptr = events
         events += value.ev_end
-        value.ev_end = value.ev_ptr  # the row ends where the events begin that are yet to be entered
+        value.ev_end = value.ev_ptr  # grows while events are entered
         value.born = boundary - 1 if value.is_tangent else NEVER
         value.dies = value.born
     meta.events = events
@@ -103,7 +102,7 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
             if value.born != NEVER:
                 if value.pinned:
                     continue
-                settle(S, v)
+                add_copy(S, v)
             value.born = p
             value.dies = p
     for v in range(values):
@@ -111,7 +110,7 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
         if value.born != NEVER:
             if value.pinned or (value.is_tangent and value.dies == value.born):
                 value.dies = count
-            settle(S, v)
+            add_copy(S, v)
     held = meta.base
     excess = 0.0
     for p in range(count + 1):
@@ -172,7 +171,7 @@ def close_copy(S, v, born, dies, sign):  # type: ignore[no-untyped-def]
 
 @inner
 def copies(S, v, sign, changed):  # type: ignore[no-untyped-def]
-    """Walk a value's events, old or changed, and account for each of its copies."""
+    """Account for each copy of a value, by its old or its changed events."""
     value, meta = S.val[v], S.meta
     i, j = value.ev_ptr, -1
     if changed and value.head_stamp == meta.stamp:
@@ -219,7 +218,7 @@ def copies(S, v, sign, changed):  # type: ignore[no-untyped-def]
 
 @inner
 def affect(S, v):  # type: ignore[no-untyped-def]
-    """Note that a change touches a value."""
+    """Record that a change touches a value."""
     value = S.val[v]
     if value.affected_stamp != S.meta.stamp:
         value.affected_stamp = S.meta.stamp
@@ -229,7 +228,7 @@ def affect(S, v):  # type: ignore[no-untyped-def]
 
 @inner
 def add_extra(S, v, key, made):  # type: ignore[no-untyped-def]
-    """Note an event of an inserted run; called in the order of keys."""
+    """Record an event of an inserted run; called in the order of keys."""
     affect(S, v)
     value, meta = S.val[v], S.meta
     e = meta.extra
@@ -288,8 +287,8 @@ def insert(S, gap, op):  # type: ignore[no-untyped-def]
 
 
 @inner
-def trial(S, budget):  # type: ignore[no-untyped-def]
-    """Evaluate the change; returns (whether it can be carried out, change in seconds, new excess)."""
+def evaluate_change(S, budget):  # type: ignore[no-untyped-def]
+    """Evaluate the change; returns (whether it is valid, change in seconds, new excess)."""
     meta = S.meta
     count = meta.count
     seconds = 0.0

@@ -1,8 +1,8 @@
-"""Compiled moves of the sequence search: each describes one change to the state; `trial` then evaluates it.
+"""Compiled moves of the sequence search; each describes a change, which `evaluate_change` then evaluates.
 
-Dropping or adding single repeats has no gradient where rebuilt values pile up, so a move brings along what
-it implies: an evicted value comes back together with the producers of its dead inputs, a dropped repeat
-takes the repeats with it that only it needed, and whole runs of neighbours are given up or kept at once.
+Single deletions and insertions have no gradient where recomputed values accumulate, so a move includes its
+consequences: an evicted value comes back together with the producers of its dead inputs, a dropped repeat
+removes the repeats that only it needed, and whole sequences of neighbouring ops are evicted or kept at once.
 """
 
 from remat_solvers.kernels.incremental import below, delete, insert, next_event, spans, uniform
@@ -14,7 +14,7 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
     """Insert the producer of `value` before `gap`, after the producers of its inputs that are dead there.
 
     Values whose `value_stamp` is current count as dead. With chance `hold` a dead input is kept from its last
-    use instead. False if that takes more than `most` runs or cannot be done.
+    use instead. False if that needs over `most` runs or is impossible.
     """
     stamp = S.meta.stamp
     i = S.val[value].producer
@@ -59,7 +59,7 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
 
 @inner
 def useless(S, p):  # type: ignore[no-untyped-def]
-    """Whether nothing reads what the repeat at `p` makes, once the deletions are done."""
+    """Whether no op reads the outputs of the repeat at `p`, after the deletions."""
     run = S.var[S.pos[p].variant]
     for k in range(run.out_ptr, run.out_end):
         v = S.idx[k]
@@ -76,7 +76,7 @@ def useless(S, p):  # type: ignore[no-untyped-def]
 
 @inner
 def made_before(S, v, p):  # type: ignore[no-untyped-def]
-    """Position of the last run before `p` that makes a value; -1 if none."""
+    """Position of the last run before `p` that computes a value; -1 if none."""
     start = S.val[v].ev_ptr
     e = next_event(S, v, p) - 1
     while e >= start and S.events[e] & 1 == 0:
@@ -86,7 +86,7 @@ def made_before(S, v, p):  # type: ignore[no-untyped-def]
 
 @inner
 def read_after(S, run, p):  # type: ignore[no-untyped-def]
-    """Position of the first event after `p` of what a run makes; the sequence's length if none."""
+    """Position of the first event after `p` of a run's outputs; the sequence's length if none."""
     first = S.meta.count
     for k in range(run.out_ptr, run.out_end):
         e = next_event(S, S.idx[k], p + 1)
@@ -97,7 +97,7 @@ def read_after(S, run, p):  # type: ignore[no-untyped-def]
 
 @inner
 def drop(S, p, cascade):  # type: ignore[no-untyped-def]
-    """Delete the repeat at `p` and, if asked, the repeats that become useless."""
+    """Delete the repeat at `p` and, if `cascade`, the repeats that become useless."""
     done = S.meta.deleted
     delete(S, p)
     while cascade and done < S.meta.deleted:
@@ -115,7 +115,7 @@ def drop(S, p, cascade):  # type: ignore[no-untyped-def]
 
 @inner
 def pick_gap(S, budget):  # type: ignore[no-untyped-def]
-    """A random (value, gap, last event before it): the value is next read at the gap, some way after that."""
+    """A random (value, gap, last event before it): the value is next read at the gap, not directly after."""
     count = S.meta.count
     for _ in range(20):
         q = below(S, count)
@@ -134,7 +134,7 @@ def pick_gap(S, budget):  # type: ignore[no-untyped-def]
         before = S.events[e - 1] >> 1
         if q - before < 2:
             continue
-        # Where the sequence is over the budget, look only at what is held there.
+        # Where the sequence exceeds the budget, choose only among values held there.
         if S.pos[count].excess > 0 and uniform(S) < 0.8 and at.excess <= S.pos[before + 1].excess:
             continue
         return v, q, before
@@ -143,7 +143,7 @@ def pick_gap(S, budget):  # type: ignore[no-untyped-def]
 
 @inner
 def evict(S, budget, hold):  # type: ignore[no-untyped-def]
-    """Give a value up between two uses and rebuild it for the second."""
+    """Evict a value between two uses and recompute it for the second."""
     v, q, before = pick_gap(S, budget)
     if v < 0:
         return False
@@ -158,7 +158,7 @@ def evict(S, budget, hold):  # type: ignore[no-untyped-def]
 
 @inner
 def evict_run(S, budget, hold):  # type: ignore[no-untyped-def]
-    """Give up what a stretch of consecutive ops made and rebuild it together."""
+    """Evict the outputs of several consecutive ops and recompute them together."""
     v, q, _ = pick_gap(S, budget)
     if v < 0:
         return False
@@ -198,7 +198,7 @@ def pick_repeat(S):  # type: ignore[no-untyped-def]
 
 @inner
 def drop_run(S):  # type: ignore[no-untyped-def]
-    """Delete a stretch of consecutive repeats and what only they needed."""
+    """Delete several consecutive repeats and what only they needed."""
     repeats = S.meta.repeats
     if repeats == 0:
         return False
@@ -210,7 +210,7 @@ def drop_run(S):  # type: ignore[no-untyped-def]
 
 @inner
 def move(S, p, gap):  # type: ignore[no-untyped-def]
-    """Run again what runs at `p` before position `gap` instead; False if that is where it is."""
+    """Run the op at `p` before position `gap` instead; False if it is there already."""
     if gap == p or gap == p + 1:
         return False
     delete(S, p)
@@ -262,14 +262,14 @@ def shift_first(S):  # type: ignore[no-untyped-def]
 
 @inner
 def exchange(S, budget, hold):  # type: ignore[no-untyped-def]
-    """Keep what a repeat made and give up something else, near to it if chance says so."""
+    """Keep the outputs of a repeat and evict another value, with some chance a near one."""
     p = pick_repeat(S)
     if p < 0:
         return False
     drop(S, p, uniform(S) < 0.8)
     if uniform(S) < 0.5:
         return evict(S, budget, hold)
-    # A value made near the dropped op: the neighbour that could be the checkpoint instead.
+    # A value computed near the dropped op: a neighbour that could be the checkpoint instead.
     op = S.pos[p].order
     for _ in range(8):
         other = op + below(S, 17) - 8

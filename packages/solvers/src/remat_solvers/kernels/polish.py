@@ -1,6 +1,6 @@
-"""Compiled polishing; `polish` explains it."""
+"""Compiled polishing; `local_search.polish` explains it."""
 
-from remat_solvers.kernels.incremental import apply, begin, rebuild, trial
+from remat_solvers.kernels.incremental import apply, begin, evaluate_change, rebuild
 from remat_solvers.kernels.jit import njit_in_place as njit
 from remat_solvers.kernels.jit import njit_inner as inner
 from remat_solvers.kernels.moves import drop, move, read_after
@@ -16,11 +16,11 @@ def delay(S, r):  # type: ignore[no-untyped-def]
 
 @njit
 def polish_pass(S, budget, bar, delaying):  # type: ignore[no-untyped-def]
-    """Try to delay each repeat or else to delete it, with what only it needed, from the last to the first.
+    """Delay each repeat, or delete it with the repeats that only it needed, from the last to the first.
 
-    What is delayed without loss stays so; what saves `bar` seconds or more by going goes at once. Returns
-    whether anything changed, and the most seconds that any repeat that was left would save; -1 if none can
-    go. One function for both, since each one that evaluates changes takes half a second to compile.
+    A delay without loss is kept; a deletion that saves `bar` seconds or more is carried out. Returns whether
+    anything changed, and the most seconds that deleting a remaining repeat would save; -1 if none can go. One
+    function for both, since each function that evaluates changes takes half a second to compile.
     """
     rebuild(S, budget)
     most, changed = -1.0, False
@@ -33,7 +33,7 @@ def polish_pass(S, budget, bar, delaying):  # type: ignore[no-untyped-def]
         else:
             drop(S, S.pos[r].repeats, True)
         if described:
-            good, change, excess = trial(S, budget)
+            good, change, excess = evaluate_change(S, budget)
             if good and excess <= S.pos[S.meta.count].excess:
                 if delaying or -change >= bar:
                     apply(S, budget)

@@ -5,29 +5,25 @@ import numpy as np
 from remat_solvers.evaluation.arrays import Arrays, Ints
 from remat_solvers.protocol import Deadline
 
-CHUNK = 4_000  # moves between two looks at the clock: Ctrl-C waits no longer than that
+CHUNK = 4_000  # moves between two checks of the deadline, and the longest that Ctrl-C waits
 
 # Shares of evict, drop, shift, exchange, evict a run, drop a run, shift a first run.
 WEIGHTS = np.cumsum(np.array([0.32, 0.24, 0.08, 0.19, 0.09, 0.05, 0.03]))
 
 
 def default_moves(ops: int) -> int:
-    """Work that takes some 5 s at 600 ops and 20 s from 2,700 on: a move costs more on a longer sequence."""
+    """Work that takes about 5 s at 600 ops and 20 s from 2,700 on: a move costs more on a longer sequence."""
     return min(1_000_000, 500_000 + 1_000 * ops, 7_300_000_000_000 // max(1, ops * ops))
 
 
 def shares(rounds: int) -> list[float]:
-    """Growing parts of 1: later rounds start from something better."""
+    """Increasing parts of 1, so that later rounds, which start from better sequences, get more work."""
     weights = [1.0 + i for i in range(rounds)]
     return [weight / sum(weights) for weight in weights]
 
 
-class Walk:
-    """One annealing walk over the sequences of a graph; keeps the best that fits.
-
-    Attributes:
-        tried: changes evaluated so far.
-    """
+class AnnealingWalk:
+    """One annealing walk over the sequences of a graph, which keeps the best that fits."""
 
     def __init__(
         self, arrays: Arrays, order: Ints, budget_nbytes: int, seed: int, price: float = 0.3
@@ -61,20 +57,15 @@ class Walk:
         return best
 
     def reach(self, moves: int, hot: float, cold: float, deadline: Deadline) -> Ints | None:
-        """As `anneal`, but end soon after the first sequence that fits."""
+        """Like `anneal`, but end soon after the first sequence that fits."""
         return self.anneal(moves, hot, cold, deadline, enough=True)
 
     def anneal(
         self, moves: int, hot: float, cold: float, deadline: Deadline, *, enough: bool = False
     ) -> Ints | None:
-        """Let the temperature fall once.
+        """Try `moves` changes while the temperature falls from `hot` to `cold`, in mean op times.
 
-        Args:
-            moves: changes to try.
-            hot: first temperature in mean op times.
-            cold: last one.
-            deadline: looked at between chunks.
-            enough: whether any sequence that fits is enough.
+        If `enough`, any sequence that fits ends the walk.
         """
         chunks = max(1, -(-moves // CHUNK))
         for i in range(chunks):

@@ -1,4 +1,4 @@
-"""Evict values from an order of ops until it fits a budget; `methods.greedy` says by which rule."""
+"""Evict values from an order of ops until it fits a budget; `methods.greedy` explains the rule."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ import numpy as np
 from remat_solvers.evaluation.arrays import Arrays, Ints
 from remat_solvers.protocol import Deadline
 
-CHUNK = 20  # evictions between two looks at the clock
+CHUNK = 20  # evictions between two checks of the deadline
 
 
 def evict(
@@ -19,9 +19,9 @@ def evict(
     op: int = -1,
     kept: Iterable[int] = (),
 ) -> Ints:
-    """Evict from a sequence (trace order by default) until it fits or nothing helps any more.
+    """Evict from a sequence (trace order by default) until it fits or no eviction helps.
 
-    With an `op`, evict all values but `kept` over its first run instead, whether it fits or not.
+    With an `op`, evict all values except `kept` over its first run instead, whether it fits or not.
     """
     from remat_solvers.evaluation.search_state import get_order, make_state
     from remat_solvers.kernels.evict import greedy
@@ -38,5 +38,5 @@ def evict(
 
 
 def keep_only(arrays: Arrays, budget_nbytes: int, op: int, kept: Iterable[int], deadline: Deadline) -> Ints:
-    """Trace order with all but `kept` given up over the first run of `op`, then evicted until it fits."""
+    """Evict all values except `kept` over the first run of `op`, then evict until trace order fits."""
     return evict(arrays, budget_nbytes, deadline, evict(arrays, budget_nbytes, deadline, op=op, kept=kept))

@@ -1,19 +1,19 @@
-"""The smallest peak that can be reached: sequence search with memory as the objective.
+"""Minimize the peak: sequence search with memory as the objective.
 
 Greedy eviction towards the floor first; then walks at falling targets, each from the sequence with the
-smallest peak so far and ended as soon as its target holds. Time hardly counts here, so sequences may grow
-to several times the graph. A target that is missed is moved halfway back; the search ends when steps are
-under half a percent, at the goal, or when the moves are used up. Deterministic for a seed and a number of
-moves; reaching for a goal passes through the same sequences as reaching for the floor, so a budget that was
-once reached is reached again.
+smallest peak so far and ended as soon as its target holds. Time hardly matters here, so sequences may grow to
+several times the graph. A missed target is moved halfway back; the search ends when steps are under half a
+percent, at the goal, or when the moves are used up. Deterministic for a seed and a number of moves. A search
+with a goal passes through the same sequences as a search for the floor, so a budget that was once reached is
+reached again.
 
-Imperfect: nothing is proven; the floor may lie below what any schedule reaches.
+Imperfect: nothing is proven; the floor may lie below the peak of every schedule.
 """
 
 import numpy as np
 
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate
-from remat_solvers.local_search.anneal import Walk
+from remat_solvers.local_search.anneal import AnnealingWalk
 from remat_solvers.local_search.evict import evict
 from remat_solvers.protocol import Deadline
 
@@ -21,32 +21,24 @@ FIRST_STEP = 0.85
 LAST_STEP = 0.995
 
 
-def descend(
+def minimize_peak(
     arrays: Arrays,
     goal_nbytes: int,
     floor_nbytes: int,
     deadline: Deadline,
     *,
     moves: int | None = None,
-    seed: int = 0,
     start: Ints | None = None,
 ) -> Ints:
-    """Find a sequence with a small peak.
+    """Find a sequence with a small peak, from `start` or trace order, with at most `moves` changes.
 
-    Args:
-        arrays: the graph.
-        goal_nbytes: stop at a peak of this or less.
-        floor_nbytes: no sequence needs less.
-        deadline: limit by the clock.
-        moves: changes to try in all.
-        seed: of the random numbers.
-        start: a valid sequence to begin with; trace order if None.
+    The search stops at a peak of `goal_nbytes`; no sequence needs less than `floor_nbytes`.
     """
     ops = len(arrays.backward)
-    left = default_descent(ops) if moves is None else moves
+    left = default_peak_moves(ops) if moves is None else moves
     best: Ints = np.arange(ops, dtype=np.int64) if start is None else start
     peak = evaluate(arrays, best).peak_nbytes
-    # Evicting to a far target piles rebuilt values up; evicting in steps finds what each level still allows.
+    # Evicting straight to a far target accumulates recomputed values; evicting in steps avoids that.
     step = FIRST_STEP
     while peak > goal_nbytes and not deadline.reached():
         order = evict(arrays, max(floor_nbytes, int(peak * step)), deadline, best)
@@ -61,8 +53,8 @@ def descend(
     round_ = 0
     while peak > max(goal_nbytes, floor_nbytes) and step < LAST_STEP and left > 0 and not deadline.reached():
         target = max(floor_nbytes, int(peak * step))
-        walk = Walk(arrays, best, target, seed + round_, price=30.0)
-        share = min(left, default_descent(ops) // 12)
+        walk = AnnealingWalk(arrays, best, target, round_, price=30.0)
+        share = min(left, default_peak_moves(ops) // 12)
         found = walk.reach(share, 1.0, 0.1, deadline)
         left -= max(1, walk.tried)
         round_ += 1
@@ -73,6 +65,6 @@ def descend(
     return best
 
 
-def default_descent(ops: int) -> int:
+def default_peak_moves(ops: int) -> int:
     """Work that takes about 6 s at 600 ops and 30 s at 2,700: a move costs more on a longer sequence."""
     return 300_000 + min(750_000, 450_000_000 // max(1, ops))

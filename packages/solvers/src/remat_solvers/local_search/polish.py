@@ -2,10 +2,10 @@
 
 Takes any valid sequence that fits and never makes it slower: repeats are deleted (with the repeats that only
 they needed), those that save much first, at a bar that is halved from pass to pass; when none can go, repeats
-move to right before their first reader, which may make room for the next deletion. Some 15 passes of one
-trial a repeat, a few microseconds each.
+move to right before their first reader, which may allow further deletions. Some 15 passes of one evaluation
+per repeat, a few microseconds each.
 
-Imperfect: a local optimum of single deletions; `search` climbs out of it.
+Imperfect: a local optimum of single deletions; `search` can leave it.
 """
 
 from math import inf
@@ -18,14 +18,7 @@ LOWEST = 1e-3  # the last bar above zero, as a share of the first
 
 
 def polish(arrays: Arrays, order: Ints, budget_nbytes: int, deadline: Deadline) -> Ints:
-    """Make a sequence that fits the budget faster, or return it as it is.
-
-    Args:
-        arrays: the graph.
-        order: a valid sequence within the budget.
-        budget_nbytes: the budget.
-        deadline: limit by the clock.
-    """
+    """Make a valid sequence that fits the budget faster, or return it unchanged."""
     from remat_solvers.evaluation.search_state import get_order, make_state
     from remat_solvers.kernels import polish
 
@@ -38,7 +31,7 @@ def polish(arrays: Arrays, order: Ints, budget_nbytes: int, deadline: Deadline) 
 
 
 def _drop(state: State, budget_nbytes: int, deadline: Deadline) -> bool:
-    """Delete until nothing can go; whether anything went."""
+    """Delete repeats until none can go; whether any went."""
     from remat_solvers.kernels import polish
 
     _, first = polish.polish_pass(state, budget_nbytes, inf, False)

@@ -1,37 +1,32 @@
-"""Repair: make the plans of a method that sees a simplified picture fit the budget, then trim them.
+"""Repair: make the plans of a method with a simplified model fit the budget, then polish them.
 
-A table or a program over whole groups estimates what is held inside a group, so the plans it yields at
-falling memory levels lie around the budget on both sides. What is over it evicts, as `greedy` does, until
-it fits. Where none comes to fit, the nearest one goes down in steps until it does, see `min_peak`. The
-fastest is polished. What is kept and what is dropped remains the method's choice: repair only adds what the
-budget asks for and takes away what it does not.
+A table or a program over whole groups estimates the memory inside a group, so the peaks of its plans at
+falling memory levels lie on both sides of the budget. Plans above it lose values by eviction, as in `greedy`,
+until they fit. If none fits, the nearest one is reduced in steps until it does, see `min_peak`. The fastest
+are polished. The method's choice of kept and dropped values remains: repair only adds what the budget demands
+and removes what it does not.
 
-Deterministic; a few milliseconds for each plan, some seconds for a descent.
+Deterministic; a few milliseconds for each plan, some seconds for the search for the smallest peak.
 """
 
 from collections.abc import Iterable
 
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate
 from remat_solvers.local_search.evict import evict
-from remat_solvers.local_search.min_peak import descend
+from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.local_search.polish import polish
 from remat_solvers.protocol import Deadline
 
-POLISHED = 4  # of the plans that fit, the fastest so many
-MOVES = 400_000  # that a descent may try: some seconds at 500 ops
+POLISHED = 4  # number of plans that are polished, the fastest ones that fit
+MOVES = 400_000  # of the search for the smallest peak: some seconds at 500 ops
 
 
-def repaired(
+def repair_orders(
     arrays: Arrays, orders: Iterable[Ints], budget_nbytes: int, deadline: Deadline, moves: int = MOVES
 ) -> Ints | None:
-    """The fastest sequence within the budget that the given ones lead to; None if none does.
+    """The fastest sequence within the budget that the given valid ones lead to; None if none does.
 
-    Args:
-        arrays: the graph.
-        orders: valid sequences; others are left out.
-        budget_nbytes: the budget.
-        deadline: limit by the clock.
-        moves: that a descent may try; 0 for none.
+    The search for the smallest peak tries at most `moves` changes.
     """
     fitting: list[tuple[float, int, Ints]] = []
     over: list[tuple[int, int, Ints]] = []
@@ -45,7 +40,7 @@ def repaired(
         else:
             over.append((result.peak_nbytes, place, order))
     if not fitting and over and moves and not deadline.reached():
-        order = descend(arrays, budget_nbytes, budget_nbytes, deadline, moves=moves, start=min(over)[2])
+        order = minimize_peak(arrays, budget_nbytes, budget_nbytes, deadline, moves=moves, start=min(over)[2])
         result = evaluate(arrays, order)
         if result.peak_nbytes <= budget_nbytes:
             fitting.append((result.time_s, 0, order))

@@ -3,19 +3,19 @@
 Idea: with first runs in a valid order, inserting any repeat of an op already run and deleting any repeat
 keeps a schedule valid, and the best frees follow from liveness; so a schedule is a list of op ids and the
 moves are insert, delete and shift (as in simulated annealing, Kirkpatrick et al. 1983). Single moves get
-stuck where rebuilt values pile up, so a move brings its closure along (`kernels.moves`): an evicted value
-comes back with the producers of its dead inputs, a dropped repeat takes the repeats that only it needed
-with it, stretches of ops are given up together, one checkpoint is exchanged for another.
+stuck where recomputed values accumulate, so a move includes its closure (`kernels.moves`): an evicted value
+comes back with the producers of its dead inputs, a dropped repeat removes the repeats that only it needed,
+sequences of ops are evicted together, one checkpoint is exchanged for another.
 
 The walk minimizes ``seconds + price * excess``, excess being the sum over positions of the bytes above the
-budget. The price rises while the budget is broken and falls while it holds, so the walk stays near the
-border and may pass through sequences that do not fit. The temperature falls from about one mean op time to
-a hundredth of it, several times over from the best sequence found; the rounds grow.
+budget. The price rises while the budget is exceeded and falls while it holds, so the walk stays near the
+border and may pass through sequences that do not fit. The temperature falls from about one mean op time to a
+hundredth of it, several times, each time from the best sequence so far; later rounds are longer.
 
 Work is counted in moves, each 3 to 10 us at 600 ops since only the lifetimes that a change touches are
-derived again (`kernels.incremental`). Deterministic for a seed and a number of moves.
+recomputed (`kernels.incremental`). Deterministic for a seed and a number of moves.
 
-Imperfect: forward first runs keep the trace order; a carried-out move rebuilds the state in full.
+Imperfect: first runs of the forward keep the trace order; an accepted move rebuilds the state in full.
 """
 
 from typing import ClassVar
@@ -24,8 +24,8 @@ import attrs
 import numpy as np
 
 from remat_solvers.evaluation.arrays import Ints, evaluate, flatten
-from remat_solvers.local_search.anneal import Walk, default_moves, shares
-from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, judge
+from remat_solvers.local_search.anneal import AnnealingWalk, default_moves, shares
+from remat_solvers.protocol import Deadline, Problem, Solution, judge, part_count
 
 
 @attrs.frozen(kw_only=True)
@@ -43,7 +43,7 @@ class Search:
     name: ClassVar[str] = "search"
     seed: int = 0
     moves: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
-    rounds: int = attrs.field(default=4, validator=between(1, MOST_PARTS))
+    rounds: int = part_count(4)
     hot: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
     cold: float = attrs.field(default=0.01, validator=attrs.validators.gt(0))
 
@@ -60,12 +60,12 @@ class Search:
         best: Ints | None = None
         done = 0
         for i, share in enumerate(shares(self.rounds)):
-            walk = Walk(arrays, order if best is None else best, problem.budget_nbytes, self.seed + i)
+            walk = AnnealingWalk(
+                arrays, order if best is None else best, problem.budget_nbytes, self.seed + i
+            )
             found = walk.anneal(round(moves * share), self.hot / 2**i, self.cold, deadline)
             done += walk.tried
             if found is not None:
                 best = found
                 deadline.report(self.name, evaluate(arrays, best).time_s, problem.graph.time_s)
-        return judge(
-            problem, None if best is None else best.tolist(), stats={"moves": done, "deadline": deadline.hit}
-        )
+        return judge(problem, best, stats={"moves": done, "deadline": deadline.hit})

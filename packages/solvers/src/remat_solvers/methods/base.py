@@ -1,4 +1,4 @@
-"""What methods that recompute have in common."""
+"""The common base of methods that recompute."""
 
 from abc import ABC, abstractmethod
 
@@ -7,13 +7,13 @@ from remat_solvers.protocol import Deadline, Problem, Solution
 
 
 class Rematerializer(ABC):
-    """A method for budgets that saving everything does not keep."""
+    """A method for budgets below the peak of the step that saves everything."""
 
     def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
-        """Save everything where that fits, else `recompute`."""
+        """Save everything if that fits, else `recompute`."""
         unplanned = NoRemat().solve(problem)
         return unplanned if unplanned.feasible else self.recompute(problem, deadline or Deadline())
 
     @abstractmethod
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
-        """Find a schedule that runs some ops again."""
+        """Find a schedule that recomputes some values."""

@@ -1,15 +1,15 @@
 """`checkmate`: the integer program of the stage form, solved to proven optimality where time allows.
 
 Jain et al. 2020, "Checkmate: breaking the memory wall with optimal tensor rematerialization". See
-`mip.stage_program` for the program. Exact in its own space (trace order, frontier-advancing stages, an op
-at most once a stage); with HiGHS some 30 s at 90 ops, hopeless from some 200.
+`mip.stage_program` for the program. Exact in its own space (trace order, frontier-advancing stages, an op at
+most once a stage); with HiGHS some 30 s at 90 ops, hopeless from some 200.
 
-Memory is counted as the referee does: the paper's rule (an op's output comes live, what is not needed again
-goes) with scratch, tangents and several outputs an op beside it. With ``accounting="paper"`` it is counted as
-the paper does, which is how its figures are reproduced: see `paper_graph`. The budget then bounds the paper's
-U. What comes back is judged by the referee all the same: a schedule that the referee sees above the budget is
-not returned, and what the paper would say of it is in `Solution.stats` (``paper_time_s``,
-``paper_peak_nbytes``). On layer-level graphs, for which the paper's rule was made, both countings agree.
+Memory is counted as the referee does: the paper's rule (an op's output comes live, values no longer needed
+are freed), plus workspace, tangents and several outputs per op. With ``accounting="paper"`` memory is counted
+as in the paper, to reproduce its figures: see `paper_graph`. The budget then bounds the paper's U. The
+referee judges the result in either case: a schedule above the budget is not returned, and its time and peak
+in the paper's terms are in `Solution.stats` (``paper_time_s``, ``paper_peak_nbytes``). On layer-level graphs,
+for which the paper's rule was made, both countings agree.
 """
 
 from typing import ClassVar
@@ -31,8 +31,8 @@ class Checkmate(Rematerializer):
 
     Attributes:
         backend: name of a mixed-integer solver that cvxpy has installed.
-        accounting: who says what is held and what it costs: "referee", or "paper".
-        gap: how far from the fewest repeats is near enough, as a ratio of their seconds.
+        accounting: how memory and time are counted: "referee", or "paper".
+        gap: ratio of the repeats' seconds at which the solver may stop.
     """
 
     name: ClassVar[str] = "checkmate"
@@ -56,20 +56,17 @@ class Checkmate(Rematerializer):
 
 
 def paper_graph(graph: Graph) -> Graph:
-    """A graph as the paper counts it: the same ops, each making one value of all that it makes.
+    """The graph as the paper counts it: the same ops, each with one value for all its outputs.
 
-    So the outputs of an op come and go together, nothing has to stay, and a repeat costs what the first run
-    does. Left out is what the paper does not know (scratch, tangents, storages taken over, the allocator's
-    rounding) and what it takes off the budget beforehand (its constant for inputs, parameters and their
+    So the outputs of an op come and go together, no value has to stay, and a repeat costs as much as the
+    first run. Omitted is what the paper does not model (workspace, tangents, storage reuse, the allocator's
+    rounding) and what it subtracts from the budget beforehand (its constant for inputs, parameters and their
     gradients): gradients count 0 bytes.
-
-    Args:
-        graph: a graph in the project's terms.
     """
     again = frozenset(repeatable(graph, range(len(graph.ops))))
     ops, values = [], []
     for i, op in enumerate(graph.ops):
-        # A repeat may read a generator's state that the first run did not: both need what either reads.
+        # A repeat may read a generator's state that the first run did not: both get the inputs of both.
         ways = (op.first, op.implementations[op.rerun]) if op.rerun is not None else (op.first,)
         read = {graph.producer[v] for way in ways for v in way.inputs if not graph.values[v].external}
         ops.append(

@@ -1,10 +1,9 @@
 """`checkmate_lp`: the linear relaxation of the stage form, rounded in two phases and repaired.
 
-Jain et al. 2020, section 5: solve the program of `mip.stage_program` without integrality, round what is
-*kept* (S) at a threshold, and then compute the least that must run (R) for that. A rounded plan need not
-fit the budget: here every threshold is tried, each plan's peak is checked, and the best one that fits is
-taken; where none fits, values are evicted from the closest one until it does. One LP, then O(n^2) a
-threshold.
+Jain et al. 2020, section 5: solve the program of `mip.stage_program` without integrality, round the *kept*
+values (S) at a threshold, and compute the fewest runs (R) for them. A rounded plan may exceed the budget:
+here every threshold is tried, each plan's peak is checked, and the best one that fits is taken; if none fits,
+values are evicted from the closest one until it does. One LP, then O(n^2) a threshold.
 """
 
 from typing import ClassVar
@@ -15,8 +14,8 @@ import numpy as np
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.local_search.evict import evict
 from remat_solvers.methods.base import Rematerializer
-from remat_solvers.mip.cvxpy_backend import minimize, order_of
-from remat_solvers.mip.stage_program import TimeIsUp, stage_program, work_of
+from remat_solvers.mip.cvxpy_backend import minimize_with_cvxpy, order_of
+from remat_solvers.mip.stage_program import DeadlineReached, stage_program, staged_step
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
 THRESHOLDS = (0.5, 0.3, 0.7, 0.1, 0.9, 0.99)
@@ -36,12 +35,14 @@ class CheckmateLP(Rematerializer):
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
         graph, budget = problem.graph, problem.budget_nbytes
-        work = work_of(graph)
+        work = staged_step(graph)
         try:
             program = stage_program(work, budget, deadline)
-        except TimeIsUp:
+        except DeadlineReached:
             return judge(problem, None)
-        found, bound_s, proven = minimize(program, whole=False, solver=self.backend, deadline=deadline)
+        found, bound_s, proven = minimize_with_cvxpy(
+            program, whole=False, solver=self.backend, deadline=deadline
+        )
         stats: dict[str, int | float | str | bool] = {"variables": len(program.cost), "proven": proven}
         if found is None:
             return judge(problem, None, stats=stats)

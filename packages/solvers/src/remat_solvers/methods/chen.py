@@ -1,4 +1,4 @@
-"""The heuristics of Chen et al.: keep what crosses a few cuts, run each segment again for its backward.
+"""The heuristics of Chen et al.: keep what crosses a few cuts, recompute each segment before its backward.
 
 Chen, Xu, Zhang, Guestrin 2016, "Training deep nets with sublinear memory cost", in the variants that
 Checkmate (Jain et al. 2020) compares: cuts at articulation points only (AP), where one value crosses, or
@@ -9,9 +9,9 @@ anywhere in the linear order.
 * `chen_greedy`, `chen_greedy_linear`: a segment ends at the first cut at which it holds more than b bytes
   (algorithm 3 of the paper), for several b; the fastest plan that fits is taken.
 
-The paper speaks of chains; here what crosses a cut is a set of values, skips included, which makes the
-methods valid for any graph. One extra forward at most; O(n) a plan. The plans of all but the greedy ones do
-not depend on the budget: they fit or they do not.
+The paper treats chains; here the values that cross a cut are a set, skips included, so the methods are valid
+for any graph. One extra forward at most; O(n) a plan. Only the greedy variants adapt their plans to the
+budget.
 """
 
 import math
@@ -34,7 +34,13 @@ SIZES = 40  # values of b that the greedy variants try
 
 
 class _Chen(Rematerializer):
-    """Shared by the variants: from cuts to a solution."""
+    """The part that the variants share: from cuts to a solution.
+
+    Attributes:
+        anywhere: whether cuts may be at any place of the linear order, not only at articulation points.
+    """
+
+    anywhere: ClassVar[bool] = False
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """The fastest of the method's plans that fits."""
@@ -55,18 +61,22 @@ class _Chen(Rematerializer):
             return judge(problem, None)
         return judge(problem, best[1], stats={"segments": best[2] + 1})
 
+    def places(self, graph: Graph) -> list[int]:
+        """The places where a cut may be."""
+        return list(range(1, len(forward_ops(graph)))) if self.anywhere else articulation_places(graph)
+
     @abstractmethod
     def choices(self, graph: Graph) -> Iterator[Sequence[int]]:
         """Sets of cuts to try."""
 
 
 def segmented(graph: Graph, cuts: Sequence[int]) -> list[int]:
-    """Run each segment of the forward again before its backward, but for the last and for what is kept."""
+    """Recompute each segment of the forward before its backward, except the last one and the kept values."""
     groups = cut(graph, cuts)
     kept = frozenset[int]().union(*groups.crossing)
     order = [op for run in groups.forward for op in run]
     for s in range(len(groups) - 1, -1, -1):
-        if s < len(groups) - 1:  # the backward begins while the last segment is still there
+        if s < len(groups) - 1:  # the last segment is still live when the backward begins
             order += [op for op in groups.repeats[s] if not kept.issuperset(graph.ops[op].first.outputs)]
         order += groups.backward[s]
     return without_useless(graph, order)
@@ -85,15 +95,6 @@ def _filled(graph: Graph, places: Sequence[int], limit: float) -> list[int]:
     return cuts
 
 
-def _limits(graph: Graph) -> list[float]:
-    total = sum(graph.allocated_nbytes(v) for op in forward_ops(graph) for v in graph.ops[op].first.outputs)
-    return [float(limit) for limit in np.geomspace(max(1.0, total / 1000), max(2.0, total), SIZES)]
-
-
-def _anywhere(graph: Graph) -> list[int]:
-    return list(range(1, len(forward_ops(graph))))
-
-
 @attrs.frozen(kw_only=True)
 class CheckpointAP(_Chen):
     """Keep what crosses every articulation point."""
@@ -101,7 +102,7 @@ class CheckpointAP(_Chen):
     name: ClassVar[str] = "checkpoint_ap"
 
     def choices(self, graph: Graph) -> Iterator[Sequence[int]]:
-        """All of them."""
+        """All articulation points."""
         yield articulation_places(graph)
 
 
@@ -110,18 +111,14 @@ class ChenSqrt(_Chen):
     """Every sqrt(n)-th articulation point.
 
     Attributes:
-        every: how many places from cut to cut; None for the square root of their number.
+        every: number of places from cut to cut; None for the square root of their number.
     """
 
     name: ClassVar[str] = "chen_sqrt"
     every: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(1)))
 
-    def places(self, graph: Graph) -> list[int]:
-        """Where a cut may be."""
-        return articulation_places(graph)
-
     def choices(self, graph: Graph) -> Iterator[Sequence[int]]:
-        """One."""
+        """One set of evenly spaced cuts."""
         places = self.places(graph)
         every = self.every or math.isqrt(len(places)) or 1
         yield places[every - 1 :: every]
@@ -132,10 +129,7 @@ class ChenSqrtLinear(ChenSqrt):
     """Every sqrt(n)-th place of all."""
 
     name: ClassVar[str] = "chen_sqrt_linear"
-
-    def places(self, graph: Graph) -> list[int]:
-        """Anywhere."""
-        return _anywhere(graph)
+    anywhere: ClassVar[bool] = True
 
 
 @attrs.frozen(kw_only=True)
@@ -144,15 +138,14 @@ class ChenGreedy(_Chen):
 
     name: ClassVar[str] = "chen_greedy"
 
-    def places(self, graph: Graph) -> list[int]:
-        """Where a cut may be."""
-        return articulation_places(graph)
-
     def choices(self, graph: Graph) -> Iterator[Sequence[int]]:
-        """One for each b."""
+        """One set of cuts for each b."""
         places = self.places(graph)
-        for limit in _limits(graph):
-            yield _filled(graph, places, limit)
+        total = sum(
+            graph.allocated_nbytes(v) for op in forward_ops(graph) for v in graph.ops[op].first.outputs
+        )
+        for limit in np.geomspace(max(1.0, total / 1000), max(2.0, total), SIZES):
+            yield _filled(graph, places, float(limit))
 
 
 @attrs.frozen(kw_only=True)
@@ -160,7 +153,4 @@ class ChenGreedyLinear(ChenGreedy):
     """Segments of about b bytes, cut anywhere, for several b."""
 
     name: ClassVar[str] = "chen_greedy_linear"
-
-    def places(self, graph: Graph) -> list[int]:
-        """Anywhere."""
-        return _anywhere(graph)
+    anywhere: ClassVar[bool] = True

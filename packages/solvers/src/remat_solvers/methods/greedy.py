@@ -1,13 +1,13 @@
-"""Greedy eviction: at the worst moment, give up what costs least to rebuild per byte of excess removed.
+"""Greedy eviction: at the peak, evict what is cheapest to recompute per byte of excess removed.
 
-The unit is a (value, use-gap) pair: a value held from one use to the next over the moment at which the
-sequence holds most. Evicting it inserts its producer before the next use, together with the producers of
-whatever is dead there, and is scored by seconds added per byte of excess (summed over all positions above
-the budget) removed, so what piles up when values are rebuilt counts as well. In the spirit of DTR's
-eviction heuristic (Kirisame et al. 2021), planned ahead. At most 64 candidates are looked at a step:
-O(evictions * (ops + 64 trials)).
+The unit is a value between two consecutive uses: a value held across the position where the sequence holds
+most. Evicting it inserts its producer before the next use, together with the producers of inputs that are
+dead there. The score is the added seconds per byte of excess removed, where excess is summed over all
+positions above the budget; so it includes the memory of values that are recomputed along the way. In the
+spirit of DTR's eviction heuristic (Kirisame et al. 2021), planned ahead. At most 64 candidates are evaluated
+a step: O(evictions * (ops + 64 evaluations)).
 
-Imperfect: never takes an eviction back; `polish` and `search` do.
+Imperfect: an eviction is never undone; `polish` and `search` undo some.
 """
 
 from typing import ClassVar

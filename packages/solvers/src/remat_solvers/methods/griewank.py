@@ -1,13 +1,13 @@
 """`griewank`: binomial checkpointing (revolve, treeverse) on the linearized graph.
 
 Griewank & Walther 2000, "Algorithm 799: revolve". A chain of l equal steps whose backward needs each step's
-input is reversed with s snapshots: advance from the last snapshot to a place chosen by binomial coefficients,
-take a snapshot, reverse what lies behind it with one snapshot less, then what lies before it. With s
-snapshots and at most r runs of a step, chains up to binomial(s + r, s) steps long can be reversed, and the
-split makes the number of runs least.
+input is reversed with s snapshots: advance from the last snapshot to a place given by binomial coefficients,
+take a snapshot, reverse the part after it with one snapshot less, then the part before it. With s snapshots
+and at most r runs of a step, chains up to binomial(s + r, s) steps long can be reversed, and this split
+minimizes the number of runs.
 
 A graph becomes a chain by cutting its forward where little crosses; a snapshot is the set of values that
-crosses. The budget says how many snapshots there may be only after the fact: every number is tried, from
+crosses. The number of snapshots that the budget allows is not known in advance: every number is tried, from
 many to few, and the fastest plan that fits is taken. O(chain length) plans of O(n log n).
 """
 
@@ -20,7 +20,7 @@ from remat_graph.partition import at_narrow_places
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.evaluation.linear_order import expand, without_useless
 from remat_solvers.methods.base import Rematerializer
-from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, judge
+from remat_solvers.protocol import Deadline, Problem, Solution, judge, part_count
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +32,7 @@ class Griewank(Rematerializer):
     """
 
     name: ClassVar[str] = "griewank"
-    stages: int = attrs.field(default=64, validator=between(1, MOST_PARTS))
+    stages: int = part_count(64)
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
@@ -49,17 +49,17 @@ class Griewank(Rematerializer):
                 if result.valid and result.peak_nbytes <= problem.budget_nbytes:
                     found = (result.time_s, order, snapshots, len(groups))
                     best = min(best or found, found)
-                    break  # fewer snapshots run more
+                    break  # fewer snapshots need more runs
         if best is None:
             return judge(problem, None)
         return judge(problem, best[1], stats={"snapshots": best[2], "steps": best[3]})
 
 
 def reversal(steps: int, snapshots: int) -> tuple[tuple[str, int], ...]:
-    """What runs when: ("forward", step) and ("backward", step), for a chain of `steps`.
+    """The runs of a chain of `steps`, as ("forward", step) and ("backward", step).
 
-    The input of the chain is there always and is no snapshot; the step right before a backward keeps what
-    that backward reads.
+    The input of the chain is always live and is no snapshot; the step right before a backward keeps what that
+    backward reads.
     """
     runs: list[tuple[str, int]] = []
 
@@ -82,13 +82,13 @@ def reversal(steps: int, snapshots: int) -> tuple[tuple[str, int], ...]:
 
 
 def split(steps: int, snapshots: int) -> int:
-    """How far to advance before the next snapshot: the split with the fewest runs."""
+    """The distance to the next snapshot that leads to the fewest runs."""
     return min(range(1, steps), key=lambda m: m + advances(steps - m, snapshots - 1) + advances(m, snapshots))
 
 
 @cache
 def advances(steps: int, snapshots: int) -> int:
-    """Fewest runs of steps that are not followed by their backward at once, in closed form.
+    """The fewest runs of steps that are not directly followed by their backward, in closed form.
 
     Griewank & Walther 2000, proposition 1: r * l - binomial(s + r, r - 1), with the least r for which
     binomial(s + r, s) >= l. Here s counts the input of the chain as the first snapshot.

@@ -1,14 +1,13 @@
 """`hiremate`: a hierarchy of groups, each planned by the method that suits it.
 
-After HiRemate (hierarchical rematerialization): a graph that is too large for the good solvers is grouped,
-each distinct group becomes a graph of its own and is solved at several budgets for its peak and for what it
-keeps, again by grouping it if it is still too large, and `chain.table` chooses among what comes
-back. A level whose articulation points leave only small pieces is a chain and cut there, which makes its
-table rotor's; any other is grouped from bottom to top. Small graphs go to the integer program of `checkmate`
-and to the sequence search, and the better answer counts. Equal groups are solved once, on all levels
-together.
+After HiRemate (hierarchical rematerialization): a graph that is too large for the good solvers is grouped.
+Each distinct group becomes its own graph and is solved at several budgets for its peak and for what it keeps,
+by grouping it again if it is still too large, and `chain.table` chooses among the results. A level whose
+articulation points leave only small pieces is a chain and is cut there, as in `rotor`; any other is grouped
+from bottom to top. Small graphs are solved by the integer program of `checkmate` and by the sequence search,
+and the better result counts. Equal groups are solved once, on all levels together.
 
-What a table yields is repaired where it oversteps the budget, and polished; see `repair`.
+Plans of a table that exceed the budget are repaired, and plans are polished; see `repair`.
 """
 
 from math import inf
@@ -19,33 +18,24 @@ import numpy as np
 
 from remat_graph import Graph
 from remat_graph.partition import Partition, at_articulations, grouped
-from remat_solvers.chain.block_options import GAP, Menus
-from remat_solvers.chain.table import plans_of
+from remat_solvers.chain.block_options import GAP, OptionTable
+from remat_solvers.chain.table import chain_orders
 from remat_solvers.evaluation.arrays import Ints, flatten
-from remat_solvers.local_search.repair import repaired
+from remat_solvers.local_search.repair import repair_orders
 from remat_solvers.methods.annealing import Search
 from remat_solvers.methods.checkmate import Checkmate
 from remat_solvers.methods.hierarchy import Hierarchical
-from remat_solvers.protocol import (
-    MOST_PARTS,
-    MOST_SLOTS,
-    Deadline,
-    Problem,
-    Solution,
-    between,
-    judge,
-    positive_or_none,
-)
+from remat_solvers.protocol import Deadline, Problem, Solution, judge, level_count, part_count, time_limit
 
 
 @attrs.frozen(kw_only=True)
-class Hiremate(Hierarchical):
-    """Groups of groups, chosen from menus.
+class HiremateSolver(Hierarchical):
+    """Groups of groups, with options for each group.
 
     Attributes:
         segments: most groups of one level.
-        leaf: a graph of at most so many ops is not cut.
-        exact: a graph of at most so many ops is also given to the integer program.
+        leaf: a graph with at most this many ops is not cut.
+        exact: a graph with at most this many ops is also solved by the integer program.
         slots: memory levels of a table.
         levels: budgets for what each distinct group keeps.
         leaf_seconds: limit by the clock for the integer program of one leaf at one budget; None for none.
@@ -55,44 +45,44 @@ class Hiremate(Hierarchical):
     """
 
     name: ClassVar[str] = "hiremate"
-    segments: int = attrs.field(default=16, validator=between(2, MOST_PARTS))
+    segments: int = part_count(16, 2)
     leaf: int = attrs.field(default=80, validator=attrs.validators.ge(2))
     exact: int = attrs.field(default=40, validator=attrs.validators.ge(0))
-    slots: int = attrs.field(default=400, validator=between(2, MOST_SLOTS))
-    levels: int = attrs.field(default=6, validator=between(1, MOST_PARTS))
-    leaf_seconds: float | None = attrs.field(default=1.0, validator=positive_or_none)
+    slots: int = level_count(400)
+    levels: int = part_count(6)
+    leaf_seconds: float | None = time_limit(1.0)
     moves: int = attrs.field(default=20_000, validator=attrs.validators.ge(0))
     seed: int = 0
     backend: str = "HIGHS"
 
     def plan(
-        self, problem: Problem, deadline: Deadline, menus: Menus, moves: int
+        self, problem: Problem, deadline: Deadline, option_table: OptionTable, moves: int
     ) -> tuple[Ints | None, dict[str, int | float | str | bool]]:
         """Plan one level; see `Hierarchical.plan`."""
         graph, budget = problem.graph, problem.budget_nbytes
         groups = self.cut(graph)
-        options = menus.options(groups, self.group_solver(problem, menus), deadline.share(0.75))
-        plans = plans_of(groups, options, budget, self.slots, deadline)
-        order = repaired(flatten(graph), plans, budget, deadline, moves)
+        options = option_table.options(groups, self.group_solver(problem, option_table), deadline.share(0.75))
+        plans = chain_orders(groups, options, budget, self.slots, deadline)
+        order = repair_orders(flatten(graph), plans, budget, deadline, moves)
         return order, {"segments": len(groups), "options": sum(map(len, options))}
 
     def cut(self, graph: Graph) -> Partition:
-        """At articulation points where the graph is a chain of small pieces, else by grouping."""
+        """Cut at articulation points if the graph is a chain of small pieces, else group it."""
         stages = at_articulations(graph, len(graph.ops))
         if all(len(subgraph.ops) <= self.leaf for subgraph in stages.subgraphs):
             return stages if len(stages) <= 2 * self.segments else at_articulations(graph, 2 * self.segments)
         return grouped(graph, self.segments)
 
     def solve_small(self, problem: Problem, deadline: Deadline) -> Solution:
-        """As exactly as its size allows."""
+        """Solve as exactly as the size allows."""
         return self.better(problem, deadline, gap=0.0)
 
     def solve_leaf(self, problem: Problem, deadline: Deadline) -> Solution:
-        """The same, within a gap of the optimum."""
+        """Solve within a gap of the optimum."""
         return self.better(problem, deadline, gap=GAP)
 
     def better(self, problem: Problem, deadline: Deadline, *, gap: float) -> Solution:
-        """The better of the exact program and the search; where neither finds any, what eviction leads to."""
+        """The better result of the exact program and the search; if neither finds any, repaired evictions."""
         found = [Search(moves=self.moves, seed=self.seed).solve(problem, deadline)]
         if len(problem.graph.ops) <= self.exact:
             program = Checkmate(backend=self.backend, gap=gap)
@@ -100,6 +90,6 @@ class Hiremate(Hierarchical):
         if not any(solution.feasible for solution in found):
             arrays = flatten(problem.graph)
             trace = np.arange(len(problem.graph.ops), dtype=np.int64)
-            order = repaired(arrays, [trace], problem.budget_nbytes, deadline, self.moves)
-            found.append(judge(problem, None if order is None else order.tolist()))
+            order = repair_orders(arrays, [trace], problem.budget_nbytes, deadline, self.moves)
+            found.append(judge(problem, order))
         return min(found, key=lambda solution: inf if solution.time_s is None else solution.time_s)

@@ -1,13 +1,12 @@
 """Dynamic programming over intervals of the linear order, with sets of values as interfaces, then polish.
 
 Idea: rotor (Beaumont et al. 2019, "Optimal checkpointing for heterogeneous chains") on a graph that is no
-chain. The forward is cut into up to `stages` groups where little crosses; `chain.table` keeps all
-that the backward reads of a group, or drops it and runs it again. What is held inside a group is estimated
-from below (`chain_dp.Lenient`), so the table is read at several memory levels, repeats that nothing needs are
-dropped, and the fastest sequence that really fits is polished. O(stages^3 * slots) vectorized over the slots:
-about 0.2 s.
+chain. The forward is cut into up to `stages` groups where little crosses; `chain.table` keeps everything that
+the backward reads of a group, or drops it and recomputes it. The memory inside a group is a lower estimate
+(`OptimisticChain`), so the table is read at several memory levels, useless repeats are dropped, and the
+fastest sequence that really fits is polished. O(stages^3 * slots) vectorized over the slots: about 0.2 s.
 
-Imperfect: inside a group it is all or nothing; the polish and the search repair that.
+Imperfect: a group is kept entirely or not at all; the polish and the search improve on that.
 """
 
 from typing import ClassVar
@@ -16,11 +15,11 @@ import attrs
 
 from remat_graph import Graph
 from remat_graph.partition import at_narrow_places
-from remat_solvers.chain.table import ChainTable, Lenient, fastest_that_fits, keep_all
+from remat_solvers.chain.table import ChainTable, OptimisticChain, fastest_within_budget, keep_all
 from remat_solvers.evaluation.arrays import Arrays, Ints, flatten
 from remat_solvers.local_search.polish import polish
 from remat_solvers.methods.base import Rematerializer
-from remat_solvers.protocol import MOST_PARTS, MOST_SLOTS, Deadline, Problem, Solution, between, judge
+from remat_solvers.protocol import Deadline, Problem, Solution, judge, level_count, part_count
 
 
 @attrs.frozen(kw_only=True)
@@ -33,8 +32,8 @@ class IntervalDP(Rematerializer):
     """
 
     name: ClassVar[str] = "interval_dp"
-    stages: int = attrs.field(default=36, validator=between(1, MOST_PARTS))
-    slots: int = attrs.field(default=160, validator=between(2, MOST_SLOTS))
+    stages: int = part_count(36)
+    slots: int = level_count(160)
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
@@ -42,7 +41,7 @@ class IntervalDP(Rematerializer):
         order = plan(problem.graph, arrays, problem.budget_nbytes, deadline, self.stages, self.slots)
         if order is not None:
             order = polish(arrays, order, problem.budget_nbytes, deadline)
-        return judge(problem, None if order is None else order.tolist())
+        return judge(problem, order)
 
 
 def plan(
@@ -51,5 +50,5 @@ def plan(
     """The fastest sequence that the table yields within the budget, not polished; None if none fits."""
     groups = at_narrow_places(graph, stages)
     options = [[keep_all(groups, s)] for s in range(len(groups))]
-    table = ChainTable(Lenient(groups), options, budget_nbytes, slots, deadline)
-    return fastest_that_fits(arrays, table.orders(), budget_nbytes)
+    table = ChainTable(OptimisticChain(groups), options, budget_nbytes, slots, deadline)
+    return fastest_within_budget(arrays, table.orders(), budget_nbytes)

@@ -1,12 +1,12 @@
 """`mincut`: a minimum cut between forward and backward decides what is saved, at a price per byte.
 
 The idea of torch's partitioner (and of AOTAutograd's before it): every value is either saved, which costs its
-bytes, or made again, which costs its op's time, and the cheapest choice is a minimum cut. Here the price of a
-byte is a Lagrange multiplier: it is raised from nothing until the step fits, and what counts is the simulated
-peak and not the sum of what is saved. A plan that does not fit is repaired by evicting more.
+bytes, or recomputed, which costs its op's time, and the cheapest choice is a minimum cut. Here the price of a
+byte is a Lagrange multiplier: it rises from zero until the step fits, and the simulated peak decides, not the
+sum of the saved bytes. A plan that does not fit is repaired by further evictions.
 
 One maximum flow a price, some 1 ms at 600 ops; the repair is `greedy`'s. Imperfect: one cut, at the boundary,
-says nothing of what piles up when values are made again.
+ignores the memory of values that are recomputed in the backward.
 """
 
 from typing import ClassVar
@@ -18,7 +18,7 @@ from remat_solvers.bounds.cut import TICKS, CutBound
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.local_search.evict import keep_only
 from remat_solvers.methods.base import Rematerializer
-from remat_solvers.protocol import MOST_PARTS, Deadline, Problem, Solution, between, judge
+from remat_solvers.protocol import Deadline, Problem, Solution, judge, part_count
 
 
 @attrs.frozen(kw_only=True)
@@ -26,23 +26,23 @@ class MinCut(Rematerializer):
     """The parametric cut at the boundary.
 
     Attributes:
-        prices: how many prices to try, from the value of time at the largest byte count to that at the least.
+        prices: how many prices to try, geometrically spaced around the mean time per byte.
     """
 
     name: ClassVar[str] = "mincut"
-    prices: int = attrs.field(default=24, validator=between(1, MOST_PARTS))
+    prices: int = part_count(24)
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
         arrays, bound = flatten(problem.graph), CutBound(problem.graph)
         best, cuts = cheapest(arrays, bound, problem.budget_nbytes, self.prices, deadline)
-        return judge(problem, None if best is None else best.tolist(), stats={"cuts": cuts})
+        return judge(problem, best, stats={"cuts": cuts})
 
 
 def cheapest(
     arrays: Arrays, bound: CutBound, budget_nbytes: int, prices: int, deadline: Deadline
 ) -> tuple[Ints | None, int]:
-    """The fastest order that cuts at the boundary give within the budget, and how many cuts there were."""
+    """The fastest order within the budget from cuts at the boundary, and the number of distinct cuts."""
     backward = np.flatnonzero(arrays.backward)
     if not len(backward) or not bound.tick_s > 0:
         return None, 0

@@ -1,6 +1,6 @@
 """Save everything: every op runs once, in trace order.
 
-The fastest schedule there is, and the largest peak: budgets in percent refer to it. One evaluation.
+The fastest schedule with the largest peak; budgets in percent refer to it. One evaluation.
 """
 
 from typing import ClassVar

@@ -1,20 +1,19 @@
-"""`pofo`: keep, make again or move to the host, on a chain of heterogeneous stages.
+"""`pofo`: keep, recompute or offload, on a chain of heterogeneous stages.
 
-Beaumont, Eyraud-Dubois, Shilova 2021, "Efficient combination of rematerialization and offloading for
-training DNNs". The forward is cut as `rotor` cuts it. Each stage is kept whole, or lies in a segment that
-keeps its input alone and is made again by rotor's table; what a stage or a segment holds between its
-forward and its backward stays on the device or moves to the host, part by part. Nothing moves inside a
-segment that is made again. `chain.offload_table` finds plans of this form, `transfers.placement` places the
-copies of the most promising ones, and the referee's time on all lanes decides between them and rotor's
-plan.
+Beaumont, Eyraud-Dubois, Shilova 2021, "Efficient combination of rematerialization and offloading for training
+DNNs". The forward is cut as in `rotor`. Each stage is kept whole, or lies in a segment that keeps its input
+alone and is recomputed by rotor's table; the values that a stage or a segment holds between its forward and
+its backward stay on the device or are offloaded, part by part. Nothing is offloaded inside a segment that is
+recomputed. `chain.offload_table` finds plans of this form, `transfers.placement` schedules the copies of the
+most promising ones, and the referee's time over all lanes decides between them and rotor's plan.
 
-Exact are the budgets, the repeats and the time of each plan. The choice is not: the table rounds its labels
-and sees the two lanes as queues, so the best plan may be missing among those that are placed, and a placement
-may not be the best one. Beside brute force over rotor's orders with any copies at any time, 352 of 357
-answers on random chains of 3 to 5 stages are optimal and the others 1 to 3.3 % of the time above; on 8 to 30
-stages more labels and plans save up to 1 % of it. Schedules that keep a stage in part may be faster than any
-of this form. Without links the answer is rotor's. O(stages^3 * slots) for rotor's table, O(stages^2 * labels)
-numpy rows for the other; about 1 s for 10 stages, 6 s for 50 and 40 s for 100 on one core.
+Budgets, repeats and the time of each plan are exact. The choice is not: the table rounds its labels and
+models the two lanes as queues, so the best plan may be missing, and the schedule of its copies may not be
+optimal. Compared with brute force over rotor's orders with any copies at any time, 352 of 357 results on
+random chains of 3 to 5 stages are optimal and the others 1 to 3.3 % slower; on 8 to 30 stages more labels and
+plans save up to 1 %. Schedules that keep a stage in part may be faster than any of this form. Without links
+the result is rotor's. O(stages^3 * slots) for rotor's table, O(stages^2 * labels) numpy rows for the other;
+about 1 s for 10 stages, 6 s for 50 and 40 s for 100 on one core.
 """
 
 from typing import ClassVar
@@ -23,39 +22,38 @@ import attrs
 
 from remat_graph import Links, Schedule
 from remat_graph.partition import at_articulations
-from remat_solvers.chain.offload_table import Plan, PofoTable
-from remat_solvers.chain.table import Careful, ChainTable, keep_all
+from remat_solvers.chain.offload_table import ChainPlan, PofoTable
+from remat_solvers.chain.table import ChainTable, ConservativeChain, keep_all
 from remat_solvers.methods.base import Rematerializer
 from remat_solvers.methods.rotor import Rotor
 from remat_solvers.protocol import (
-    MOST_PARTS,
-    MOST_SLOTS,
     Deadline,
     Problem,
     Solution,
     Status,
-    between,
     judge_schedule,
+    level_count,
+    part_count,
 )
-from remat_solvers.transfers.placement import gaps, place
+from remat_solvers.transfers.placement import idle_intervals, schedule_transfers
 
 
 @attrs.frozen(kw_only=True)
 class Pofo(Rematerializer):
-    """Rotor's plans with activations that move.
+    """Rotor's plans with offloaded activations.
 
     Attributes:
-        stages: most stages; neighbouring ones are joined where there are more.
+        stages: most stages; neighbouring ones are joined beyond.
         slots: memory levels of rotor's table.
         labels: most labels that the table keeps per stage.
-        plans: how many of its plans are placed and judged.
+        plans: how many of its plans are scheduled and judged.
     """
 
     name: ClassVar[str] = "pofo"
-    stages: int = attrs.field(default=64, validator=between(1, MOST_PARTS))
-    slots: int = attrs.field(default=500, validator=between(2, MOST_SLOTS))
-    labels: int = attrs.field(default=300, validator=between(1, MOST_SLOTS))
-    plans: int = attrs.field(default=100, validator=between(1, MOST_SLOTS))
+    stages: int = part_count(64)
+    slots: int = level_count(500)
+    labels: int = level_count(300, 1)
+    plans: int = level_count(100, 1)
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
@@ -65,14 +63,14 @@ class Pofo(Rematerializer):
             return best
         groups = at_articulations(problem.graph, self.stages)
         options = [[keep_all(groups, s)] for s in range(len(groups))]
-        chain = ChainTable(Careful(groups), options, problem.budget_nbytes, self.slots, deadline)
+        chain = ChainTable(ConservativeChain(groups), options, problem.budget_nbytes, self.slots, deadline)
         worth_s = float("inf") if best.time_s is None else best.time_s - best.base_s
         table = PofoTable(chain, problem, links, self.labels, worth_s, deadline)
-        tried: list[Plan] = []
+        tried: list[ChainPlan] = []
         for plan in table.plans():
             if len(tried) == self.plans or best.status is Status.OPTIMAL or deadline.reached():
                 break
-            if any(plan.adds_nothing_to(other) for other in tried):
+            if any(plan.moves_more_than(other) for other in tried):
                 continue
             tried.append(plan)
             found = judge_schedule(problem, _placed(problem, links, chain, plan))
@@ -82,10 +80,14 @@ class Pofo(Rematerializer):
         return attrs.evolve(best, stats={"stages": len(groups), "plans": len(tried)})
 
 
-def _placed(problem: Problem, links: Links, chain: ChainTable, plan: Plan) -> Schedule:
-    """The schedule of a plan: what moves is away between its last use in the forward and its next."""
+def _placed(problem: Problem, links: Links, chain: ChainTable, plan: ChainPlan) -> Schedule:
+    """The schedule of a plan; offloaded values are on the host between their uses in forward and backward."""
     graph = problem.graph
     order = chain.order(plan.runs)
     turn = sum(not op.backward for op in graph.ops)
-    moves = [gap for gap in gaps(graph, order) if gap.value in plan.moved and gap.after < turn <= gap.before]
-    return place(graph, order, moves, problem.budget_nbytes, links)
+    moves = [
+        idle
+        for idle in idle_intervals(graph, order)
+        if idle.value in plan.moved and idle.after < turn <= idle.before
+    ]
+    return schedule_transfers(graph, order, moves, problem.budget_nbytes, links)

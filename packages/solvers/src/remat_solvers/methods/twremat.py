@@ -1,17 +1,17 @@
 """`twremat`: divide and conquer on a tree decomposition.
 
-Kumar, Purohit, Svitkina, Vee, Wang 2019, "Efficient rematerialization for deep networks". If removing a few
-ops (a separator) splits a graph into parts of at most half its size, compute the separator's ops one after
-the other, each with what it needs from the parts computed recursively and thrown away, then compute what is
-wanted of each part recursively, with the separator's values at hand. A graph of treewidth k and n ops is
-computed with O(k log n) values at once and n^O(log k) runs at worst.
+Kumar, Purohit, Svitkina, Vee, Wang 2019, "Efficient rematerialization for deep networks". A few ops (a
+separator) split a graph into parts of at most half its size. The method computes the separator's ops one
+after the other, each with the inputs that it needs from the parts, computed recursively and freed again; then
+it computes recursively what is wanted of each part, with the separator's values live. A graph of treewidth k
+and n ops is computed with O(k log n) live values and n^O(log k) runs at worst.
 
 Separators are the bags of a tree decomposition, made by eliminating an op of least degree at a time, that
-split a part most evenly. Parts of at most `leaf` ops are computed straight through: a small leaf needs
-least memory and runs most. The budget says nothing about the leaf, so several are tried, from large to
-small, and the fastest plan that fits is taken.
+split a part most evenly. Parts of at most `leaf` ops are computed directly: a small leaf needs the least
+memory and the most runs. The best leaf size for a budget is not known in advance, so several are tried, from
+large to small, and the fastest plan that fits is taken.
 
-The forward runs once as it is first, since the tangents come only then.
+The forward first runs once in trace order, since the tangents come live only after it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,8 +27,8 @@ from remat_solvers.evaluation.linear_order import without_useless
 from remat_solvers.methods.base import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
-TRIED = 16  # bags looked at for one separator
-LONGEST = 40  # runs an op on average, where a plan is given up
+TRIED = 16  # bags evaluated for one separator
+LONGEST = 40  # mean runs per op, beyond which a plan is given up
 
 
 @attrs.frozen(kw_only=True)
@@ -36,8 +36,8 @@ class TwRemat(Rematerializer):
     """The tree-decomposition method.
 
     Attributes:
-        leaves: sizes of the parts that are computed straight through, tried one after the other; None for
-            the number of ops, halved down to 4.
+        leaves: sizes of the parts that are computed directly, tried one after the other; None for the number
+            of ops, halved down to 4.
     """
 
     name: ClassVar[str] = "twremat"
@@ -46,7 +46,7 @@ class TwRemat(Rematerializer):
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
         graph, arrays = problem.graph, flatten(problem.graph)
-        parts = Parts(graph)
+        parts = TreeDecomposition(graph)
         count = len(graph.ops)
         leaves = self.leaves or [count >> i for i in range(1, count.bit_length()) if count >> i >= 4]
         best, best_s, leaf_of_best = None, float("inf"), 0
@@ -55,7 +55,7 @@ class TwRemat(Rematerializer):
                 break
             order = parts.order(leaf, deadline)
             if order is None:
-                break  # smaller leaves run still more, or time is up
+                break  # smaller leaves need even more runs, or time is up
             cleaned = np.array(without_useless(graph, order), np.int64)
             result = evaluate(arrays, cleaned)
             fits = result.valid and result.peak_nbytes <= problem.budget_nbytes
@@ -63,13 +63,13 @@ class TwRemat(Rematerializer):
                 best, best_s, leaf_of_best = cleaned, result.time_s, leaf
         return judge(
             problem,
-            None if best is None else best.tolist(),
+            best,
             stats={"width": parts.width, "leaf": leaf_of_best},
         )
 
 
-class Parts:
-    """A graph's ops with a tree decomposition, for recursion."""
+class TreeDecomposition:
+    """A graph's ops with a tree decomposition."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -79,13 +79,13 @@ class Parts:
         for i, op in enumerate(graph.ops):
             made_by = {producer[v] for way in op.implementations for v in way.inputs}
             self.before.append({p for p in made_by if p is not None and p != i})
-        self.around: list[set[int]] = [set(found) for found in self.before]
-        for i, near in enumerate(self.before):
-            for p in near:
-                self.around[p].add(i)
-        self.again = set(repeatable(graph, range(count)))
+        self.neighbors: list[set[int]] = [set(found) for found in self.before]
+        for i, adjacent in enumerate(self.before):
+            for p in adjacent:
+                self.neighbors[p].add(i)
+        self.repeatable_ops = set(repeatable(graph, range(count)))
         self.ran: set[int] = set()
-        self.bags = decompose(self.around)
+        self.bags = decompose(self.neighbors)
         self.width = max((len(bag) for bag in self.bags), default=1) - 1
         self.bags_of: list[list[int]] = [[] for _ in range(count)]
         for b, bag in enumerate(self.bags):
@@ -93,7 +93,7 @@ class Parts:
                 self.bags_of[member].append(b)
 
     def order(self, leaf: int, deadline: Deadline) -> list[int] | None:
-        """All ops, repeats included; None if it gets too long, or takes it."""
+        """All ops, repeats included; None if the order gets too long or the deadline is reached."""
         ops = self.graph.ops
         forward = [i for i, op in enumerate(ops) if not op.backward]
         order = list(forward)
@@ -105,8 +105,8 @@ class Parts:
         ]
         wanted = set(pinned) or {i for i, op in enumerate(ops) if op.backward}
         most = LONGEST * len(ops)
-        # What may run only once has run, or runs now: its values are at hand throughout.
-        fixed = {i for i in forward if i not in self.again}
+        # Ops that may run only once have run: their values are live throughout.
+        fixed = {i for i in forward if i not in self.repeatable_ops}
         if not self.emit(set(range(len(ops))) - fixed, wanted - fixed, leaf, order, most, deadline):
             return None
         seen = set(order)
@@ -114,14 +114,14 @@ class Parts:
         return self.with_late(order, late)
 
     def with_late(self, order: list[int], late: Sequence[int]) -> list[int]:
-        """Ops that nothing wanted come at the end, with what they read made again."""
+        """The order with the remaining ops at its end, after recomputation of their inputs."""
         for op in late:
             needed = self.ancestors(op, set(range(len(self.before))))
             order += [*self.runs(sorted(needed)), *self.runs([op])]
         return order
 
     def ancestors(self, op: int, inside: set[int]) -> set[int]:
-        """What an op needs, directly or not, within a part."""
+        """All direct and indirect inputs of an op within a part."""
         found: set[int] = set()
         waiting = [p for p in self.before[op] if p in inside]
         while waiting:
@@ -134,7 +134,7 @@ class Parts:
     def emit(
         self, part: set[int], wanted: set[int], leaf: int, order: list[int], most: int, deadline: Deadline
     ) -> bool:
-        """Append runs that make the wanted ops' values; whether there was room and time."""
+        """Append runs that compute the wanted ops' values; whether length and time allowed it."""
         needed = set(wanted)
         for op in wanted:
             needed |= self.ancestors(op, part)
@@ -163,8 +163,8 @@ class Parts:
         return True
 
     def runs(self, ops: Iterable[int]) -> list[int]:
-        """Those that may run now: again, or for the first time."""
-        chosen = [op for op in ops if op in self.again or op not in self.ran]
+        """The ops that may run now: repeatable ones, and those that have not run."""
+        chosen = [op for op in ops if op in self.repeatable_ops or op not in self.ran]
         self.ran.update(chosen)
         return chosen
 
@@ -180,41 +180,41 @@ class Parts:
         return max(map(len, self.components(ops)), default=0)
 
     def components(self, ops: set[int]) -> list[frozenset[int]]:
-        """Connected pieces, whichever way the dependencies point."""
+        """Connected pieces, regardless of the direction of dependencies."""
         left, found = set(ops), []
         while left:
             waiting = [left.pop()]
             piece = set(waiting)
             while waiting:
-                near = self.around[waiting.pop()] & left
-                left -= near
-                piece |= near
-                waiting += near
+                adjacent = self.neighbors[waiting.pop()] & left
+                left -= adjacent
+                piece |= adjacent
+                waiting += adjacent
             found.append(frozenset(piece))
         return found
 
 
-def decompose(around: Sequence[set[int]]) -> list[frozenset[int]]:
-    """Bags of a tree decomposition: eliminate a node of least degree, join its neighbours, repeat."""
-    near = [set(found) for found in around]
-    left = set(range(len(near)))
-    buckets: list[set[int]] = [set() for _ in range(len(near) + 1)]
+def decompose(neighbors: Sequence[set[int]]) -> list[frozenset[int]]:
+    """Bags of a tree decomposition: eliminate a node of least degree, connect its neighbours, repeat."""
+    adjacent = [set(found) for found in neighbors]
+    left = set(range(len(adjacent)))
+    buckets: list[set[int]] = [set() for _ in range(len(adjacent) + 1)]
     for x in left:
-        buckets[len(near[x])].add(x)
+        buckets[len(adjacent[x])].add(x)
     bags = []
     degree = 0
     while left:
         while not buckets[degree]:
             degree += 1
         x = min(buckets[degree])
-        bag = frozenset(near[x] | {x})
+        bag = frozenset(adjacent[x] | {x})
         bags.append(bag)
         buckets[degree].discard(x)
         left.discard(x)
-        for y in near[x]:
-            buckets[len(near[y])].discard(y)
-            near[y] |= near[x]
-            near[y] -= {x, y}
-            buckets[len(near[y])].add(y)
-        degree = max(0, min((len(near[y]) for y in near[x]), default=degree) - 1)
+        for y in adjacent[x]:
+            buckets[len(adjacent[y])].discard(y)
+            adjacent[y] |= adjacent[x]
+            adjacent[y] -= {x, y}
+            buckets[len(adjacent[y])].add(y)
+        degree = max(0, min((len(adjacent[y]) for y in adjacent[x]), default=degree) - 1)
     return bags

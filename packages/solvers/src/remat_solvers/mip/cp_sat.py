@@ -3,14 +3,13 @@
 Bartan et al. 2023, "Moccasin: efficient tensor rematerialization for neural networks". Time is a row of
 events, as the paper numbers them: stage t ends with the first run of op t and has one event for each op up to
 t, in trace order, so that events count as (0, 0), (1, 0), (1, 1), (2, 0), ... Op i runs for the first time at
-event (i, i) and at most C - 1 times more, at events (t, i) with t > i. Each run opens an interval for each
-value that it makes; the intervals of a value do not overlap, and every run that reads a value lies inside one
-of them. A cumulative constraint keeps the intervals, and what ops hold only while they run, within the budget
-at every event. O(C * n) intervals and O(C^2) choices a read, against O(n^2) variables of the stage program.
+event (i, i) and at most C - 1 times more, at events (t, i) with t > i. Each run opens an interval for each of
+its outputs; the intervals of a value do not overlap, and every run that reads a value lies inside one of
+them. A cumulative constraint keeps the intervals, and what ops hold only while they run, within the budget at
+every event. O(C * n) intervals and O(C^2) choices a read, against O(n^2) variables of the stage program.
 
-A restriction of the project's space, and the same one as the program of `stage_program`: first runs in
-trace order, an op at most once a stage and C times in all, no reuse in place. Times count in billionths of
-the step's.
+The space is restricted in the same way as in `stage_program`: first runs in trace order, an op at most once a
+stage and C times in all, no reuse in place. Times are rounded to billionths of the step's.
 
 ortools and HiGHS do not share a process (their symbols clash), and CP-SAT can run out of memory, so the model
 is written and solved by ``python -m remat_solvers.mip.cp_sat``: a problem as JSON on stdin, an order as JSON
@@ -30,23 +29,20 @@ import attrs
 from remat_graph.serialization.graphs import graph_from_data, graph_to_data
 from remat_solvers.bounds import budget_floor
 from remat_solvers.errors import BadParameter, SolverWarning
-from remat_solvers.mip.stage_program import Work, work_of
+from remat_solvers.mip.stage_program import StagedStep, staged_step
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
-from remat_solvers.subprocess_json import NO_ORDER, exchange, order_of_ops
+from remat_solvers.subprocess_json import NO_ORDER, order_of_ops, run_json_module
 
-WORK = 600.0  # most that CP-SAT may do, in its deterministic units: about a second each
-GRACE_S = 5.0  # beyond the deadline, for the process to start and to say what it has found
+WORK = 600.0  # work limit in CP-SAT's deterministic units: about a second each
+GRACE_S = 5.0  # beyond the deadline, to start the process and to read its result
 TICKS = 10**9  # of the time of all ops: CP-SAT counts in whole numbers
-LARGEST = 2**40  # memory in units of at least this part of the budget, which keeps products in 64 bits
+LARGEST = 2**40  # memory units are at least the budget divided by this, which keeps products in 64 bits
 
 
 def solve_intervals(problem: Problem, deadline: Deadline, computations: int) -> Solution:
-    """Let CP-SAT solve a problem in its process, and the referee judge what comes back.
+    """Let CP-SAT solve a problem in its process, with at most `computations` runs of an op.
 
-    Args:
-        problem: graph and budget.
-        deadline: kept even by a process that hangs: it is ended soon after.
-        computations: most runs of an op, the first included.
+    The referee judges the result; a process that hangs is ended soon after the deadline.
 
     Raises:
         BadParameter: ortools is not installed.
@@ -54,44 +50,44 @@ def solve_intervals(problem: Problem, deadline: Deadline, computations: int) -> 
     if find_spec("ortools") is None:
         raise BadParameter(
             solver="moccasin",
-            problem="backend 'CP-SAT' wants ortools, which is not here: pip install 'remat-solvers[cpsat]'",
+            problem="backend 'CP-SAT' needs ortools: run pip install 'remat-solvers[cpsat]'",
         )
     if problem.budget_nbytes < budget_floor(problem.graph).nbytes:
         return judge(problem, None, stats={"proven": True})
     if deadline.reached():
         return judge(problem, None, stats={"proven": False})
     limited = deadline.seconds is not None
-    question = {
+    request = {
         "graph": graph_to_data(problem.graph),
         "budget_nbytes": problem.budget_nbytes,
         "computations": computations,
         "seconds": deadline.remaining_s if limited else None,
     }
-    said, trouble = exchange("remat_solvers.mip.cp_sat", question, deadline.remaining_s + GRACE_S)
+    reply, failure = run_json_module("remat_solvers.mip.cp_sat", request, deadline.remaining_s + GRACE_S)
     order, proven = None, False
-    if not trouble:
+    if not failure:
         try:
-            order, proven = order_of_ops(said["order"], problem), bool(said["proven"])
+            order, proven = order_of_ops(reply["order"], problem), bool(reply["proven"])
         except (ValueError, KeyError, TypeError):
-            trouble = NO_ORDER
-    if trouble and not deadline.reached():
-        warnings.warn(f"CP-SAT {trouble}", SolverWarning, stacklevel=2)
+            failure = NO_ORDER
+    if failure and not deadline.reached():
+        warnings.warn(f"CP-SAT {failure}", SolverWarning, stacklevel=2)
     if limited and not proven:
         deadline.reached()
     return judge(problem, order, stats={"proven": proven})
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Run:
-    """One run of an op: the event at which it is, and whether it takes place; variables of the model."""
+class _RunVariables:
+    """Variables of one run of an op: its event, and whether it takes place."""
 
     start: Any
     active: Any
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Interval:
-    """A value is held from `start` to before `end`, if at all; variables of the model."""
+class _IntervalVariables:
+    """Variables of one interval: the value is held from `start` to before `end` if `active`."""
 
     start: Any
     end: Any
@@ -103,9 +99,9 @@ def _event(stage: int, op: int) -> int:
 
 
 class _Model:
-    """The model of a step, a budget and a number of computations."""
+    """The model for a step, a budget and a number of computations."""
 
-    def __init__(self, work: Work, budget_nbytes: int, computations: int) -> None:
+    def __init__(self, work: StagedStep, budget_nbytes: int, computations: int) -> None:
         from ortools.sat.python import cp_model
 
         self.work, self.computations = work, computations
@@ -118,16 +114,18 @@ class _Model:
         self.intervals = {v: self._intervals(v) for v in work.size}
         for op, runs in enumerate(self.runs):
             for run in runs:
-                self._hold(run.start, 1, run.start + 1, run.active, work.scratch[op])
+                self._hold(run.start, 1, run.start + 1, run.active, work.workspace[op])
                 for v in work.reads[op]:
                     if v not in work.pinned:
                         self._be_held(run, v)
-        self._hold_from_boundary(work.late_nbytes)
+        boundary = _event(work.boundary, 0)
+        if boundary < self.horizon:
+            self._hold(boundary, self.horizon - boundary, self.horizon, self.always, work.late_nbytes)
         self.exact = self._limit_memory(budget_nbytes)
         self._minimize_time()
 
     def _last_stages(self) -> list[int]:
-        """Per op the last stage in which a run of it can be of use."""
+        """Per op the last stage in which a run of it is useful."""
         work = self.work
         last = list(range(len(work.reads)))
         for op in reversed(last):
@@ -136,70 +134,65 @@ class _Model:
                 last[op] = max((last[r] for r in readers), default=op)
         return last
 
-    def _runs(self, op: int) -> list[_Run]:
-        """The first run, where it has to be, and others, each after the one before."""
+    def _runs(self, op: int) -> list[_RunVariables]:
+        """The first run at its fixed event, and others, each after the one before."""
         from ortools.sat.python import cp_model
 
-        runs = [_Run(start=self.model.new_constant(_event(op, op)), active=self.always)]
+        runs = [_RunVariables(start=self.model.new_constant(_event(op, op)), active=self.always)]
         events = [_event(t, op) for t in range(op + 1, self.last[op] + 1)]
         for c in range(min(self.computations - 1, len(events))):
             start = self.model.new_int_var_from_domain(cp_model.Domain.from_values(events), f"start {op} {c}")
             active = self.model.new_bool_var(f"active {op} {c}")
             self.model.add(runs[-1].start < start).only_enforce_if(active)
             self.model.add_implication(active, runs[-1].active)
-            runs.append(_Run(start=start, active=active))
+            runs.append(_RunVariables(start=start, active=active))
         return runs
 
-    def _intervals(self, v: int) -> list[_Interval]:
-        """One for each run of the op that makes the value."""
+    def _intervals(self, v: int) -> list[_IntervalVariables]:
+        """One interval for each run of the op that computes the value."""
         work = self.work
         if v in work.arriving:
-            runs = [_Run(start=self.model.new_constant(_event(work.boundary, 0)), active=self.always)]
+            runs = [
+                _RunVariables(start=self.model.new_constant(_event(work.boundary, 0)), active=self.always)
+            ]
         else:
             runs = self.runs[work.makers[v][0]]
-        if v in work.pinned:  # there from the first run on; another makes a second copy, dropped at once
+        if v in work.pinned:  # held from the first run on; a repeat makes a second copy, freed at once
             for run in runs:
                 end = self.horizon if run is runs[0] else run.start + 1
                 self._hold(run.start, end - run.start, end, run.active, work.size[v])
             return []
-        found: list[_Interval] = []
+        found: list[_IntervalVariables] = []
         for run in runs:
             end = self.model.new_int_var(0, self.horizon, f"end {v}")
             size = self.model.new_int_var(1, self.horizon if work.readers[v] else 1, f"size {v}")
             if found:
                 self.model.add(found[-1].end <= run.start).only_enforce_if(run.active)
             self._hold(run.start, size, end, run.active, work.size[v])
-            found.append(_Interval(start=run.start, end=end, active=run.active))
+            found.append(_IntervalVariables(start=run.start, end=end, active=run.active))
         return found
 
-    def _be_held(self, run: _Run, v: int) -> None:
-        """The value is held in one of its intervals while this takes place."""
+    def _be_held(self, run: _RunVariables, v: int) -> None:
+        """Require that the value is held in one of its intervals while the run takes place."""
         inside = []
         for interval in self.intervals[v]:
             chosen = self.model.new_bool_var("")
             self.model.add_implication(chosen, interval.active)
-            self.model.add(interval.start < run.start + self._arrived(v)).only_enforce_if(chosen)
+            # An arriving value is live at the event itself, the output of an op from the next event on.
+            arrived = int(v in self.work.arriving)
+            self.model.add(interval.start < run.start + arrived).only_enforce_if(chosen)
             self.model.add(run.start < interval.end).only_enforce_if(chosen)
             inside.append(chosen)
         self.model.add_exactly_one([run.active.negated(), *inside])
 
-    def _arrived(self, v: int) -> int:
-        """What arrives is there at the event itself; what an op makes from the next on."""
-        return int(v in self.work.arriving)
-
     def _hold(self, start: Any, size: Any, end: Any, active: Any, nbytes: int) -> None:
-        """So many bytes are held in an interval, which is part of the model also where it costs nothing."""
+        """Hold bytes in an interval, which is part of the model even if it is empty."""
         interval = self.model.new_optional_interval_var(start, size, end, active, "")
         if nbytes:
             self.held.append((interval, nbytes))
 
-    def _hold_from_boundary(self, nbytes: int) -> None:
-        start = _event(self.work.boundary, 0)
-        if start < self.horizon:
-            self._hold(start, self.horizon - start, self.horizon, self.always, nbytes)
-
     def _limit_memory(self, budget_nbytes: int) -> bool:
-        """Bytes in common units, rounded against us where they are many; whether nothing was rounded."""
+        """Limit memory in common units, rounded up where bytes are many; whether nothing was rounded."""
         common = gcd(*(nbytes for _, nbytes in self.held)) or 1
         unit = max(common, -(-budget_nbytes // LARGEST))
         self.model.add_cumulative(
@@ -211,7 +204,7 @@ class _Model:
 
     def _minimize_time(self) -> None:
         unit_s = sum(self.work.time_s) / TICKS or 1.0
-        self.model.minimize(
+        self.model.minimize_with_cvxpy(
             sum(
                 round(self.work.time_s[op] / unit_s) * run.active
                 for op, runs in enumerate(self.runs)
@@ -220,7 +213,7 @@ class _Model:
         )
 
     def solve(self, deadline: Deadline) -> dict[str, Any]:
-        """The ops in order, or None, and whether nothing of this form is better."""
+        """The ops in order, or None, and whether no order of this form is better."""
         from ortools.sat.python import cp_model
 
         solver = cp_model.CpSolver()
@@ -243,11 +236,11 @@ class _Model:
 
 
 def main() -> None:
-    """The process: a question on stdin, an answer as the last line of stdout."""
-    question = json.load(sys.stdin)
-    deadline = Deadline(question["seconds"])
-    work = work_of(graph_from_data(question["graph"]))
-    found = _Model(work, question["budget_nbytes"], question["computations"]).solve(deadline)
+    """Read a request from stdin and write the result as the last line of stdout."""
+    request = json.load(sys.stdin)
+    deadline = Deadline(request["seconds"])
+    work = staged_step(graph_from_data(request["graph"]))
+    found = _Model(work, request["budget_nbytes"], request["computations"]).solve(deadline)
     sys.stdout.write("\n" + json.dumps(found) + "\n")
 
 

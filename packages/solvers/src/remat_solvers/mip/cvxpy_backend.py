@@ -1,4 +1,4 @@
-"""Handing a stage program to a solver through cvxpy, and reading the schedule out of its answer."""
+"""Solve a stage program with a solver that cvxpy knows, and read the schedule from its solution."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -9,15 +9,18 @@ import numpy as np
 from remat_solvers.bounds import budget_floor
 from remat_solvers.errors import BadParameter
 from remat_solvers.evaluation.arrays import Floats
-from remat_solvers.mip.stage_program import StageProgram, TimeIsUp, Work, stage_program, work_of
+from remat_solvers.mip.stage_program import (
+    DeadlineReached,
+    StagedStep,
+    StageProgram,
+    stage_program,
+    staged_step,
+)
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
 
-def order_of(work: Work, kept: Iterable[tuple[int, int]]) -> list[int]:
-    """The ops that run, stage by stage, when just these (stage, value) pairs are kept: the least it takes.
-
-    For work without alternatives.
-    """
+def order_of(work: StagedStep, kept: Iterable[tuple[int, int]]) -> list[int]:
+    """The fewest runs, stage by stage, that keep exactly these (stage, value) pairs; without alternatives."""
     stages = len(work.groups)
     live: list[set[int]] = [set() for _ in range(stages + 1)]
     for t, v in kept:
@@ -41,24 +44,17 @@ def order_of(work: Work, kept: Iterable[tuple[int, int]]) -> list[int]:
     return order
 
 
-def minimize(
+def minimize_with_cvxpy(
     program: StageProgram, *, whole: bool, solver: str, deadline: Deadline, gap: float = 0.0
 ) -> tuple[Floats | None, float, bool]:
-    """Solve the program with a solver that cvxpy knows by name.
-
-    Args:
-        program: what to solve.
-        whole: whether R and S must be whole; otherwise the relaxation is solved.
-        solver: its name.
-        deadline: limit by the clock.
-        gap: stop when the cost is proven to within this ratio of it, where the solver can (HIGHS).
+    """Solve the program, or its relaxation if not `whole`, with a solver that cvxpy knows by name.
 
     Returns:
-        the variables (None if none were found), the cost that the solver says they have in seconds, and
-        whether it proved that nothing is better, or that there is nothing.
+        the variables (None if none were found), their cost in seconds according to the solver, and whether it
+        proved optimality or infeasibility.
 
     Raises:
-        BadParameter: cvxpy has no such solver here, or it is none for integers.
+        BadParameter: cvxpy has no such solver installed, or the solver is not for integers.
     """
     import cvxpy
     from cvxpy.reductions.solvers.defines import INSTALLED_MI_SOLVERS
@@ -66,7 +62,9 @@ def minimize(
     able = INSTALLED_MI_SOLVERS if whole else cvxpy.installed_solvers()
     if solver not in able:
         what = "mixed-integer solver" if whole else "solver"
-        raise BadParameter(solver=solver, problem=f"cvxpy has no such {what} here; it has {', '.join(able)}")
+        raise BadParameter(
+            solver=solver, problem=f"cvxpy has no such {what} installed; choose from {', '.join(able)}"
+        )
     count = len(program.cost)
     others = np.setdiff1d(np.arange(count), program.integral)
     if not count:
@@ -89,9 +87,9 @@ def minimize(
         return None, 0.0, False
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that a time limit cut in is in the result
+            warnings.simplefilter("ignore", UserWarning)  # the result says whether a time limit cut in
             problem.solve(solver=solver, **_options(solver, whole, deadline, gap))
-    except (cvxpy.SolverError, ValueError):  # the latter where a solver leaves a state that cvxpy cannot read
+    except (cvxpy.SolverError, ValueError):  # ValueError: cvxpy cannot read the solver's state
         return None, 0.0, False
     if rest.value is None:
         return None, (np.inf if problem.status == "infeasible" else 0.0), problem.status == "infeasible"
@@ -103,7 +101,7 @@ def minimize(
 
 
 def _options(solver: str, whole: bool, deadline: Deadline, gap: float) -> dict[str, Any]:
-    """What a solver is told: until when, and how near the optimum is near enough."""
+    """Time limit and gap in the terms of a solver."""
     left = None if deadline.seconds is None else max(0.01, deadline.remaining_s)
     if solver == "HIGHS":
         exact: dict[str, Any] = {"mip_rel_gap": gap, "mip_abs_gap": 1e-6} if whole else {}
@@ -116,22 +114,24 @@ def _options(solver: str, whole: bool, deadline: Deadline, gap: float) -> dict[s
 def solve_whole(
     problem: Problem, deadline: Deadline, solver: str, *, computations: int | None = None, gap: float = 0.0
 ) -> Solution:
-    """Solve a problem's program in whole numbers and let the referee judge what comes back."""
-    work = work_of(problem.graph)
+    """Solve a problem's program in whole numbers and let the referee judge the result."""
+    work = staged_step(problem.graph)
     budget = problem.budget_nbytes
     stats: dict[str, int | float | str | bool] = {}
-    if budget < budget_floor(problem.graph).nbytes:  # which branching can take minutes to find out
+    if budget < budget_floor(problem.graph).nbytes:  # branching can take minutes to prove it
         return judge(problem, None, stats={"proven": True})
-    # A solver keeps rows to some 1e-6 of the budget; a plan that oversteps by that is asked for with less.
-    for room in (budget, budget - budget // 100_000 - 1):
+    # Solvers keep rows to about 1e-6 of the budget; if a plan exceeds it by that, retry with a margin.
+    for limit in (budget, budget - budget // 100_000 - 1):
         try:
-            program = stage_program(work, room, deadline, computations=computations)
-            found, cost_s, proven = minimize(program, whole=True, solver=solver, deadline=deadline, gap=gap)
-        except TimeIsUp:
+            program = stage_program(work, limit, deadline, computations=computations)
+            found, cost_s, proven = minimize_with_cvxpy(
+                program, whole=True, solver=solver, deadline=deadline, gap=gap
+            )
+        except DeadlineReached:
             found, cost_s, proven, program = None, 0.0, False, None
         if program is not None:
             stats["variables"] = len(program.cost)
-        stats["proven"] = proven and room == budget
+        stats["proven"] = proven and limit == budget
         if found is None or program is None:
             break
         kept = [pair for pair, column in program.kept.items() if found[column] > 0.5]

@@ -6,16 +6,16 @@ advancing"), and within a stage an op runs at most once, in trace order. Variabl
 
 * R[t, i]: op i runs in stage t (for i < t a repeat; R[t, t] = 1);
 * S[t, v]: value v is live when stage t begins;
-* FREE[t, k, v]: v is dropped right after op k in stage t;
+* FREE[t, k, v]: v is freed right after op k in stage t;
 * U[t, k]: bytes held while op k runs in stage t.
 
 FREE is written pairwise (at most R[t, k], at most 1 - S[t + 1, v], at most 1 - R[t, j] for each later reader
 j): its LP is tighter than the paper's counting form, and it needs no integrality of its own. O(n^2) variables
 for n ops: about 30,000 at 90 ops.
 
-Wider than the paper: memory is per value and not per op, an op may have several outputs, scratch is counted
-while an op runs, values that cannot be dropped are constants. Narrower than the project's space: an op cannot
-run twice in a stage, and in-place reuse is not used.
+More general than the paper: memory is per value and not per op, an op may have several outputs, workspace
+counts while an op runs, values that cannot be freed are constants. More restricted than the project's
+schedules: an op cannot run twice in a stage, and there is no in-place reuse.
 """
 
 from collections.abc import Iterable
@@ -33,66 +33,42 @@ from remat_solvers.protocol import Deadline
 
 @attrs.frozen(kw_only=True, eq=False)
 class StageProgram:
-    """``minimize cost @ x  subject to  rows @ x <= limits, 0 <= x <= upper``.
+    """``minimize cost @ x  subject to  rows @ x <= limits, 0 <= x <= upper``."""
 
-    Attributes:
-        cost: per variable, in units of `unit_s`.
-        rows: scipy sparse matrix.
-        limits: right sides.
-        upper: upper bounds.
-        integral: indices of the variables that must be whole: R and S.
-        runs: (stage, op) -> variable, for repeats and for frontiers with alternatives.
-        kept: (stage, value) -> variable.
-        unit_s: seconds of one unit of cost.
-    """
-
-    cost: Floats
-    rows: Any
-    limits: Floats
-    upper: Floats
-    integral: Ints
+    cost: Floats  # per variable, in units of `unit_s`
+    rows: Any  # scipy sparse matrix
+    limits: Floats  # right sides
+    upper: Floats  # upper bounds
+    integral: Ints  # indices of the variables that must be whole: R and S
+    # (stage, op) -> variable, for repeats and for frontiers with alternatives
     runs: dict[tuple[int, int], int]
-    kept: dict[tuple[int, int], int]
-    unit_s: float
+    kept: dict[tuple[int, int], int]  # (stage, value) -> variable
+    unit_s: float  # seconds of one unit of cost
 
 
-class TimeIsUp(Exception):
-    """The deadline came while a program was being written."""
+class DeadlineReached(Exception):
+    """The deadline came while a program was being built."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Work:
-    """What the program knows of a step: ops in order, in groups of alternatives.
+class StagedStep:
+    """The step as the program sees it: ops in order, in groups of alternatives."""
 
-    Attributes:
-        groups: per stage the ops that may be its frontier: exactly one of them runs there first.
-        reads: per op the values it reads.
-        makes: per op the values it makes.
-        time_s: per op, seconds of a repeat.
-        first_s: per op, seconds of its first run.
-        scratch: per op, bytes while it runs beyond what it reads and makes.
-        repeats: ops that may run again.
-        size: bytes of each value that some op makes or that comes live at the boundary.
-        pinned: values that stay from their first run on.
-        arriving: values that nobody makes: live from the stage `boundary` on, until they are dropped.
-        boundary: number of forward groups.
-        base_nbytes: bytes held throughout.
-        late_nbytes: bytes held from the stage `boundary` on: tangents that nothing reads.
-    """
-
+    # per stage the ops that may be its frontier: exactly one of them runs there first
     groups: tuple[tuple[int, ...], ...]
-    reads: tuple[tuple[int, ...], ...]
-    makes: tuple[tuple[int, ...], ...]
-    time_s: tuple[float, ...]
-    first_s: tuple[float, ...]
-    scratch: tuple[int, ...]
-    repeats: frozenset[int]
-    size: dict[int, int]
-    pinned: frozenset[int]
+    reads: tuple[tuple[int, ...], ...]  # per op the values it reads
+    makes: tuple[tuple[int, ...], ...]  # per op the values it computes
+    time_s: tuple[float, ...]  # per op, seconds of a repeat
+    first_s: tuple[float, ...]  # per op, seconds of its first run
+    workspace: tuple[int, ...]  # per op, bytes that it needs while it runs
+    repeats: frozenset[int]  # ops that may run again
+    size: dict[int, int]  # bytes of each value that an op computes or that comes live at the boundary
+    pinned: frozenset[int]  # values that stay from their first run on
+    # values that no op computes: live from the stage `boundary` on, until they are freed
     arriving: frozenset[int]
-    boundary: int
-    base_nbytes: int = 0
-    late_nbytes: int = 0
+    boundary: int  # number of forward groups
+    base_nbytes: int = 0  # bytes held throughout
+    late_nbytes: int = 0  # bytes held from the stage `boundary` on: tangents that no op reads
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
@@ -105,7 +81,7 @@ class Work:
 
     @cached_property
     def makers(self) -> dict[int, list[int]]:
-        """Per value the ops that make it."""
+        """Per value the ops that compute it."""
         found: dict[int, list[int]] = {}
         for op, values in enumerate(self.makes):
             for v in values:
@@ -122,12 +98,12 @@ class Work:
         return found
 
     def born(self, v: int) -> int:
-        """The stage in which a value can first be there."""
+        """The first stage that can compute a value."""
         return min((self.group_of[op] for op in self.makers.get(v, ())), default=self.boundary - 1)
 
 
-def work_of(graph: Graph) -> Work:
-    """A graph as it is: one op a stage."""
+def staged_step(graph: Graph) -> StagedStep:
+    """A graph with one op a stage."""
     ops, values = graph.ops, graph.values
     made = {
         v for op in ops for v in op.first.outputs if not values[v].external and values[v].placement is None
@@ -137,9 +113,9 @@ def work_of(graph: Graph) -> Work:
     arriving = frozenset(v for v in tangents if v in read)
     known = made | arriving
     again = [op.implementations[op.rerun] if op.rerun is not None else op.first for op in ops]
-    return Work(
+    return StagedStep(
         groups=tuple((i,) for i in range(len(ops))),
-        # A run is charged for what either of its ways reads: they differ by generator states at most.
+        # A run is charged for the inputs of both implementations: they differ at most by generator states.
         reads=tuple(
             tuple(sorted({v for way in (op.first, more) for v in way.inputs if v in known}))
             for op, more in zip(ops, again, strict=True)
@@ -147,7 +123,7 @@ def work_of(graph: Graph) -> Work:
         makes=tuple(tuple(v for v in op.first.outputs if v in made) for op in ops),
         time_s=tuple(way.time_s for way in again),
         first_s=tuple(0.0 for _ in ops),
-        scratch=tuple(
+        workspace=tuple(
             max(op.first.workspace_nbytes, way.workspace_nbytes) for op, way in zip(ops, again, strict=True)
         ),
         repeats=frozenset(repeatable(graph, range(len(ops)))),
@@ -163,22 +139,16 @@ def work_of(graph: Graph) -> Work:
 
 
 def stage_program(
-    work: Work, budget_nbytes: int, deadline: Deadline, *, computations: int | None = None
+    work: StagedStep, budget_nbytes: int, deadline: Deadline, *, computations: int | None = None
 ) -> StageProgram:
-    """Write the program for a step and a budget.
-
-    Args:
-        work: the step.
-        budget_nbytes: bound on U.
-        deadline: a program that would take longer to write is given up.
-        computations: most runs of an op, the first included; None for no limit.
+    """Build the program for a budget; `computations` limits the runs of an op, the first included.
 
     Raises:
-        TimeIsUp: the deadline came first.
+        DeadlineReached: the deadline came first.
     """
     from scipy.sparse import coo_matrix
 
-    build = _Builder(work, budget_nbytes, deadline)
+    build = _ProgramBuilder(work, budget_nbytes, deadline)
     build.add_choices()
     build.add_dependencies()
     build.add_memory()
@@ -199,10 +169,10 @@ def stage_program(
     )
 
 
-class _Builder:
-    def __init__(self, work: Work, budget_nbytes: int, deadline: Deadline) -> None:
+class _ProgramBuilder:
+    def __init__(self, work: StagedStep, budget_nbytes: int, deadline: Deadline) -> None:
         self.work, self.budget, self.deadline = work, budget_nbytes, deadline
-        self.unit = max(1.0, budget_nbytes / 1000)  # keeps the coefficients near one another
+        self.unit = max(1.0, budget_nbytes / 1000)  # keeps coefficients of similar size
         self.unit_s = sum(work.time_s) / 10_000 or 1.0  # a solver's tolerances are absolute
         self.cost: list[float] = []
         self.upper: list[float] = []
@@ -213,7 +183,7 @@ class _Builder:
         self.runs: dict[tuple[int, int], int] = {}
         self.kept: dict[tuple[int, int], int] = {}
         for t, frontier in enumerate(work.groups):
-            self.look_at_the_clock()
+            self.check_deadline()
             for op in (op for earlier in work.groups[:t] for op in earlier if op in work.repeats):
                 self.runs[t, op] = self.variable(work.time_s[op] / self.unit_s, 1.0)
             if len(frontier) > 1:
@@ -223,9 +193,9 @@ class _Builder:
                 if work.born(v) < t and v not in work.pinned:
                     self.kept[t, v] = self.variable(0.0, 1.0)
 
-    def look_at_the_clock(self) -> None:
+    def check_deadline(self) -> None:
         if self.deadline.reached():
-            raise TimeIsUp
+            raise DeadlineReached
 
     def variable(self, cost: float, upper: float) -> int:
         self.cost.append(cost)
@@ -259,7 +229,7 @@ class _Builder:
         return [*earlier, *self.work.groups[t]]
 
     def add_choices(self) -> None:
-        """One alternative is the frontier; a repeat takes at most one."""
+        """One alternative is the frontier; at most one is repeated."""
         for t, frontier in enumerate(self.work.groups):
             for group in self.work.groups[: t + 1]:
                 columns = [self.runs[t, op] for op in group if (t, op) in self.runs]
@@ -269,10 +239,10 @@ class _Builder:
                         self.row([(column, -1.0) for column in columns], -1.0)
 
     def add_dependencies(self) -> None:
-        """What is read is made in this stage or was live at its beginning; what is live was so before."""
+        """Inputs are computed in this stage or live before it; live values were computed or live before."""
         work = self.work
         for t in range(len(work.groups)):
-            self.look_at_the_clock()
+            self.check_deadline()
             for op in self.running(t):
                 needs, constant = self.run_terms(t, [op], 1.0)
                 for v in work.reads[op]:
@@ -291,7 +261,7 @@ class _Builder:
             self.row([(column, 1.0), *made, *before], -constant)
 
     def limit_runs(self, repeats: int) -> None:
-        """No op is repeated more often."""
+        """Limit the repeats of each op."""
         columns: dict[int, list[int]] = {}
         for (_, op), column in self.runs.items():
             columns.setdefault(op, []).append(column)
@@ -304,7 +274,7 @@ class _Builder:
         work = self.work
         fixed = float(work.base_nbytes)
         for t, frontier in enumerate(work.groups):
-            self.look_at_the_clock()
+            self.check_deadline()
             held = [(self.kept[t, v], work.size[v] / self.unit) for v in work.size if (t, v) in self.kept]
             before: int | None = None
             freed: list[tuple[int, float]] = []
@@ -315,14 +285,14 @@ class _Builder:
                 runs, constant = self.run_terms(t, [k], sum(work.size[v] for v in moves) / self.unit)
                 level = self.variable(0.0, np.inf)
                 earlier = held if before is None else [(before, 1.0)]
-                # U[t, k] >= what was held, less what was freed, plus what op k makes.
+                # U[t, k] >= held bytes - freed bytes + outputs of op k.
                 self.row([*earlier, *freed, *runs, (level, -1.0)], -constant)
-                # What stays is there once; a repeat that makes it again holds a second copy while it runs.
+                # A pinned value exists once; a repeat that recomputes it holds a second copy while it runs.
                 pinned = sum(work.size[v] for v in work.makes[k] if v in work.pinned)
                 own, twice = (pinned, 0) if k in frontier else (0, pinned)
-                scratch, more = self.run_terms(t, [k], (work.scratch[k] + twice) / self.unit)
+                workspace, more = self.run_terms(t, [k], (work.workspace[k] + twice) / self.unit)
                 limit = (self.budget - fixed - late - own) / self.unit
-                self.row([(level, 1.0), *scratch], limit - more)
+                self.row([(level, 1.0), *workspace], limit - more)
                 freed = [
                     (self.free(t, k, v), -work.size[v] / self.unit)
                     for v in dict.fromkeys([*work.reads[k], *moves])

@@ -1,4 +1,4 @@
-"""One choice of homes and one order of ops as a whole schedule, with the referee's word on it."""
+"""Evaluate one choice of placement and order: write the whole schedule and simulate it."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,49 +6,33 @@ import attrs
 
 from remat_graph import Grads, Graph, Links, Schedule, Timeline, simulate
 from remat_graph.training import with_placement
-from remat_solvers.offload.schedule_writer import hand_over, judged
-from remat_solvers.offload.training_problem import Style, ready
+from remat_solvers.offload.schedule_writer import simulate_accumulating, write_schedule
+from remat_solvers.offload.training_problem import TrainingProblem, UpdateMode
 from remat_solvers.protocol import Problem
-from remat_solvers.transfers.idle_intervals import Gap, Line
-from remat_solvers.transfers.placement import WAYS, Way, place_on
+from remat_solvers.transfers.idle_intervals import IdleInterval, OrderTimeline
+from remat_solvers.transfers.placement import TRANSFER_POLICIES, TransferPolicy, fastest_transfers
 
-PERIODS = 3  # steps of training after each other, of which the last is timed
-SMALL = 20_000  # what is smaller than the device's budget by this factor stays where it is
+PERIODS = 3  # consecutive training steps, of which the last is timed
+SMALL_FRACTION = 20_000  # values smaller than the device budget divided by this stay where they are
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Attempt:
-    """A schedule and what it takes.
+class Candidate:
+    """A schedule with its cost."""
 
-    Attributes:
-        graph: the training step, everything at its home.
-        on_host: values placed on the host.
-        schedule: the steps.
-        timeline: the referee's, over several steps of training.
-        nbytes: device bytes in the state of ``.grad`` that needs most.
-        host_nbytes: host bytes likewise.
-        activation_nbytes: what its order was asked to need at most.
-        order: the ops, repeats included.
-        moves: gaps in which a value may be away.
-        stay: gaps in which none is to be.
-        way: in which its copies were placed; None if each is waited for on the spot.
-        over_nbytes: how far it is above the device's budget; below 0 there is room.
-        over_host_nbytes: how far it is above the host's.
-    """
-
-    graph: Graph
-    on_host: frozenset[int]
-    schedule: Schedule
-    timeline: Timeline
-    nbytes: int
-    host_nbytes: int
-    activation_nbytes: int
-    order: tuple[int, ...]
-    moves: frozenset[Gap]
-    stay: frozenset[Gap]
-    way: Way | None
-    over_nbytes: int
-    over_host_nbytes: int
+    graph: Graph  # the training step with the placement of all values
+    on_host: frozenset[int]  # values placed on the host
+    schedule: Schedule  # the steps
+    timeline: Timeline  # the referee's simulation of several consecutive training steps
+    nbytes: int  # device bytes in the state of ``.grad`` that needs most
+    host_nbytes: int  # host bytes likewise
+    activation_nbytes: int  # the activation memory for which the order was requested
+    order: tuple[int, ...]  # the ops, repeats included
+    moves: frozenset[IdleInterval]  # idle intervals in which a value may be on the host
+    pinned_intervals: frozenset[IdleInterval]  # idle intervals in which the value must stay on the device
+    policy: TransferPolicy | None  # how its copies were scheduled; None if each is waited for on the spot
+    over_nbytes: int  # device bytes above the budget; negative if some are free
+    over_host_nbytes: int  # host bytes likewise
 
     @property
     def fits(self) -> bool:
@@ -56,56 +40,55 @@ class Attempt:
         return self.over_nbytes <= 0 and self.over_host_nbytes <= 0
 
 
-def attempt(
+def evaluate_candidate(
     problem: Problem,
-    style: Style,
+    mode: UpdateMode,
     on_host: frozenset[int],
     order: tuple[int, ...],
     activation_nbytes: int,
-    ways: Sequence[Way] = WAYS,
-    stay: Collection[Gap] = (),
-) -> Attempt:
-    """Place the copies of one choice.
+    policies: Sequence[TransferPolicy] = TRANSFER_POLICIES,
+    pinned_intervals: Collection[IdleInterval] = (),
+) -> Candidate:
+    """Schedule the transfers of one placement and order with the best policy, and simulate the result.
 
-    Args:
-        problem: the training step and its budgets.
-        style: how it is trained.
-        on_host: values placed on the host.
-        order: op indices, repeats included.
-        activation_nbytes: noted with the result.
-        ways: in which copies are placed, of which the fastest is taken.
-        stay: gaps in which nothing is to be away, though it may be.
+    In pinned intervals the value stays on the device; `activation_nbytes` is noted with the result.
     """
     graph = with_placement(problem.graph, on_host)
     links = problem.links or Links()
-    stepping = ready(graph, style)
-    line = Line(stepping.graph, stepping.with_updates(order))
-    values = stepping.graph.values
+    training = TrainingProblem.prepare(graph, mode)
+    order_timeline = OrderTimeline(training.graph, training.with_updates(order))
+    values = training.graph.values
     moves = []
     if problem.links is not None:
-        small = problem.budget_nbytes // SMALL
-        moves = [gap for gap, _ in line.gaps if values[gap.value].nbytes > small and gap not in stay]
-    placed = place_on(line, moves, problem.budget_nbytes, links, stepping.departing, ways)
-    schedule = hand_over(stepping, placed, problem.budget_nbytes, links)
-    if style.micro_batches == 1:
+        small = problem.budget_nbytes // SMALL_FRACTION
+        moves = [
+            interval
+            for interval, _ in order_timeline.idle_intervals
+            if values[interval.value].nbytes > small and interval not in pinned_intervals
+        ]
+    placed = fastest_transfers(
+        order_timeline, moves, problem.budget_nbytes, links, training.copied_when_freed, policies
+    )
+    schedule = write_schedule(training, placed, problem.budget_nbytes, links)
+    if mode.micro_batches == 1:
         timeline = simulate(graph, schedule, links=links, periods=PERIODS)
         readings = [timeline]
-        if style.adds:
-            readings.append(judged(stepping, schedule, links))
+        if mode.adds_gradients:
+            readings.append(simulate_accumulating(training, schedule, links))
     else:
         timeline = simulate(
-            stepping.whole,
+            training.full_graph,
             schedule,
             grads=Grads.ACCUMULATE,
             links=links,
             periods=PERIODS,
-            passes=style.micro_batches,
+            passes=mode.micro_batches,
         )
         readings = [timeline]
     nbytes = max(reading.peak_nbytes for reading in readings)
     host_nbytes = max(reading.host_peak_nbytes for reading in readings)
     host_limit = problem.host_budget_nbytes
-    return Attempt(
+    return Candidate(
         graph=graph,
         on_host=on_host,
         schedule=schedule,
@@ -115,8 +98,8 @@ def attempt(
         activation_nbytes=activation_nbytes,
         order=order,
         moves=frozenset(moves),
-        stay=frozenset(stay),
-        way=placed.way,
+        pinned_intervals=frozenset(pinned_intervals),
+        policy=placed.policy,
         over_nbytes=nbytes - problem.budget_nbytes,
         over_host_nbytes=0 if host_limit is None else host_nbytes - host_limit,
     )

@@ -1,70 +1,70 @@
-"""What was tried of one search for a plan that moves, and the best of it: orders of ops at given homes.
+"""Search over orders of ops for a given placement, with a record of all candidates evaluated so far.
 
-For a choice of homes, orders by the budget that they leave to activations (`order_frontier`), in either
-direction while that is faster. Where attempts are cheap, orders all over the range, and of the best ones
-single repeats and single moves left out.
+For each placement the search tries orders by the activation memory that they may use (`order_frontier`), in
+either direction while the time falls. For short graphs it also tries orders all over the range, and from the
+best of them single repeats and single swaps are removed.
 """
 
 from collections.abc import Sequence
 
-from remat_solvers.offload.candidate import Attempt, attempt
-from remat_solvers.offload.order_frontier import Ladder, repeats
-from remat_solvers.offload.training_problem import Style
+from remat_solvers.offload.candidate import Candidate, evaluate_candidate
+from remat_solvers.offload.order_frontier import OrderFrontier, repeats
+from remat_solvers.offload.training_problem import UpdateMode
 from remat_solvers.protocol import Deadline, Problem
-from remat_solvers.transfers.idle_intervals import Gap
-from remat_solvers.transfers.placement import WAYS, Way
+from remat_solvers.transfers.idle_intervals import IdleInterval
+from remat_solvers.transfers.placement import TRANSFER_POLICIES, TransferPolicy
 
-WORTH = 0.02  # of a step's time, for which parameters and states leave a device that has room for them all
-TRIALS = 200_000  # attempts times squared ops, for what is only worth it on short orders
-RUNGS = 40  # orders all over the range, of these
-STARTS = 10  # orders whose moves are thinned
+WORTH = 0.02  # of the step time: offloading must save this much if everything fits on the device
+CANDIDATE_WORK = 200_000  # candidates times squared ops, for searches that only pay on short orders
+ORDER_LEVELS = 40  # orders all over the range
+STARTS = 10  # candidates whose repeats and swaps are removed one by one
 
 
-class Trials:
-    """Attempts and the best of them.
+class CandidateSearch:
+    """The candidates evaluated so far, and the best of them.
 
     Args:
         problem: the training step and its budgets.
-        style: how it is trained.
-        ladder: its orders.
+        mode: how the step is trained.
+        frontier: its orders.
         deadline: limit by the clock.
-        most: attempts, unless more are allowed later.
-        any_will_do: whether the first one that keeps both budgets ends the search.
+        most: candidates to evaluate, unless `extend_limit` allows more.
+        first_fit: whether the first candidate that keeps both budgets ends the search.
 
     Attributes:
-        best: the fastest attempt that keeps both budgets.
+        best: the fastest candidate that keeps both budgets.
     """
 
     def __init__(
         self,
         problem: Problem,
-        style: Style,
-        ladder: Ladder,
+        mode: UpdateMode,
+        frontier: OrderFrontier,
         deadline: Deadline,
         most: int,
         *,
-        any_will_do: bool = False,
+        first_fit: bool = False,
     ) -> None:
-        self.any_will_do = any_will_do
-        self.problem, self.style, self.ladder, self.deadline = problem, style, ladder, deadline
-        self.tried: dict[tuple[frozenset[int], tuple[int, ...], frozenset[Gap]], Attempt] = {}
-        self.best: Attempt | None = None
+        self.first_fit = first_fit
+        self.problem, self.mode, self.frontier, self.deadline = problem, mode, frontier, deadline
+        self.evaluated: dict[tuple[frozenset[int], tuple[int, ...], frozenset[IdleInterval]], Candidate] = {}
+        self.best: Candidate | None = None
         self.limit = most
-        self.base_s = problem.graph.time_s * style.micro_batches
+        self.base_s = problem.graph.time_s * mode.micro_batches
 
-    def over(self) -> bool:
-        """Whether the search must end; never before the first attempt."""
-        return bool(self.tried) and (len(self.tried) >= self.limit or self.done())
+    def exhausted(self) -> bool:
+        """Whether the search must end; never before the first candidate."""
+        return bool(self.evaluated) and (len(self.evaluated) >= self.limit or self.must_stop())
 
-    def done(self) -> bool:
-        """Whether no more is to be tried, however little was."""
-        return (self.any_will_do and self.best is not None) or self.deadline.reached()
+    def must_stop(self) -> bool:
+        """Whether the search must end even if nothing was evaluated."""
+        return (self.first_fit and self.best is not None) or self.deadline.reached()
 
-    def allow_more(self) -> None:
-        """Let more be tried, the more the fewer ops there are: both attempts and choices grow with them."""
-        self.limit = len(self.tried) + TRIALS // max(1, len(self.problem.graph.ops)) ** 2
+    def extend_limit(self) -> None:
+        """Allow more candidates, the more the fewer ops there are: cost and number grow with the ops."""
+        self.limit = len(self.evaluated) + CANDIDATE_WORK // max(1, len(self.problem.graph.ops)) ** 2
 
-    def lost_s(self, one: Attempt) -> float:
+    def overhead_s(self, one: Candidate) -> float:
         """Seconds of repeats and waits."""
         return one.timeline.recomputed_s + sum(one.timeline.waited_s.values())
 
@@ -75,100 +75,109 @@ class Trials:
 
     def explore(
         self, on_host: frozenset[int], activation_nbytes: int | None, steps: tuple[int, ...]
-    ) -> Attempt:
-        """The best attempt found at these homes."""
-        span = self.ladder.top.nbytes - self.ladder.least.nbytes
+    ) -> Candidate:
+        """The best candidate found for this placement."""
+        span = self.frontier.top.nbytes - self.frontier.least.nbytes
         if activation_nbytes is None:
             activation_nbytes = self.problem.budget_nbytes - self.held_nbytes(on_host)
-        here = self.attempt(on_host, activation_nbytes)
-        ways = WAYS if here.way is None else (here.way,)  # which is best goes with what is away
+        here = self.evaluate(on_host, activation_nbytes)
+        policies = TRANSFER_POLICIES if here.policy is None else (here.policy,)
         for parts in steps:
             for side in (-1, 1):
-                while not self.over() and (here.fits or side < 0):
+                while not self.exhausted() and (here.fits or side < 0):
                     there_nbytes = here.activation_nbytes + side * max(1, span // parts)
-                    there = self.attempt(on_host, there_nbytes, ways)
+                    there = self.evaluate(on_host, there_nbytes, policies)
                     if not self.better(there, here):
                         break
                     here = there
         return here
 
-    def attempt(self, on_host: frozenset[int], activation_nbytes: int, ways: Sequence[Way] = WAYS) -> Attempt:
-        """Try one order."""
-        low, high = self.ladder.least.nbytes, self.ladder.top.nbytes
+    def evaluate(
+        self,
+        on_host: frozenset[int],
+        activation_nbytes: int,
+        policies: Sequence[TransferPolicy] = TRANSFER_POLICIES,
+    ) -> Candidate:
+        """Evaluate the frontier's order for an amount of activation memory."""
+        low, high = self.frontier.least.nbytes, self.frontier.top.nbytes
         activation_nbytes = min(high, max(low, activation_nbytes))
-        order = self.ladder.at(activation_nbytes).order
-        return self.attempt_order(on_host, order, activation_nbytes, ways)
+        order = self.frontier.at(activation_nbytes).order
+        return self.evaluate_order(on_host, order, activation_nbytes, policies)
 
-    def attempt_order(
+    def evaluate_order(
         self,
         on_host: frozenset[int],
         order: tuple[int, ...],
         activation_nbytes: int,
-        ways: Sequence[Way] = WAYS,
-        stay: frozenset[Gap] = frozenset(),
-    ) -> Attempt:
-        """Try an order, nothing being away in some of its gaps."""
-        known = self.tried.get((on_host, order, stay))
+        policies: Sequence[TransferPolicy] = TRANSFER_POLICIES,
+        pinned_intervals: frozenset[IdleInterval] = frozenset(),
+    ) -> Candidate:
+        """Evaluate an order with values that stay on the device in the pinned intervals."""
+        known = self.evaluated.get((on_host, order, pinned_intervals))
         if known is not None:
             return known
-        found = attempt(self.problem, self.style, on_host, order, activation_nbytes, ways, stay)
-        self.tried[on_host, order, stay] = found
+        found = evaluate_candidate(
+            self.problem, self.mode, on_host, order, activation_nbytes, policies, pinned_intervals
+        )
+        self.evaluated[on_host, order, pinned_intervals] = found
         if found.fits and (self.best is None or self.better(found, self.best)):
             self.best = found
             self.deadline.report("offload", found.timeline.time_s, self.problem.graph.time_s)
         return found
 
-    def leaders(self, most: int) -> list[Attempt]:
-        """The best attempts of the best choices of homes, one of each."""
-        found: dict[frozenset[int], Attempt] = {}
-        for one in sorted(self.tried.values(), key=self.rank):
+    def best_per_placement(self, most: int) -> list[Candidate]:
+        """The best candidate of each placement, of the best placements at most `most`."""
+        found: dict[frozenset[int], Candidate] = {}
+        for one in sorted(self.evaluated.values(), key=self.sort_key):
             found.setdefault(one.on_host, one)
         return list(found.values())[:most]
 
-    def deepen(self, on_host: frozenset[int]) -> None:
-        """Try orders all over the range, and go on from the best of them; for steps of few ops."""
-        low, high = self.ladder.least.nbytes, self.ladder.top.nbytes
-        self.allow_more()
-        for part in range(RUNGS, -1, -1):
-            if not self.over():
-                self.attempt(on_host, low + (high - low) * part // RUNGS)
-        starts = [one for one in self.tried.values() if one.fits and one.on_host == on_host]
-        self.allow_more()
-        for start in sorted(starts, key=self.rank)[:STARTS]:
-            self.thin(self.repeat_less(start))
+    def search_orders(self, on_host: frozenset[int]) -> None:
+        """Try orders all over the range and improve the best of them; for graphs of few ops."""
+        low, high = self.frontier.least.nbytes, self.frontier.top.nbytes
+        self.extend_limit()
+        for part in range(ORDER_LEVELS, -1, -1):
+            if not self.exhausted():
+                self.evaluate(on_host, low + (high - low) * part // ORDER_LEVELS)
+        starts = [one for one in self.evaluated.values() if one.fits and one.on_host == on_host]
+        self.extend_limit()
+        for start in sorted(starts, key=self.sort_key)[:STARTS]:
+            self.cancel_swaps(self.drop_repeats(start))
 
-    def repeat_less(self, here: Attempt) -> Attempt:
-        """Leave out one repeat after the other, as long as that is better: what it made is kept or moved."""
+    def drop_repeats(self, here: Candidate) -> Candidate:
+        """Greedily remove repeats, one at a time, while the candidate improves."""
         before = None
         while here is not before:
             before = here
             for position in repeats(before.order):
-                if self.over():
+                if self.exhausted():
                     return here
                 order = before.order[:position] + before.order[position + 1 :]
                 here = min(
-                    here, self.attempt_order(here.on_host, order, here.activation_nbytes), key=self.rank
+                    here, self.evaluate_order(here.on_host, order, here.activation_nbytes), key=self.sort_key
                 )
         return here
 
-    def thin(self, here: Attempt) -> None:
-        """Let one value after the other stay where it may be away, as long as that is better."""
+    def cancel_swaps(self, here: Candidate) -> None:
+        """Greedily cancel swaps, one value at a time, while the candidate improves."""
         before = None
         while here is not before:
             before = here
-            for gap in sorted(before.moves):
-                if self.over():
+            for interval in sorted(before.moves):
+                if self.exhausted():
                     return
-                stay = here.stay | {gap}
-                there = self.attempt_order(here.on_host, here.order, here.activation_nbytes, stay=stay)
-                here = min(here, there, key=self.rank)
+                pinned_intervals = here.pinned_intervals | {interval}
+                there = self.evaluate_order(
+                    here.on_host, here.order, here.activation_nbytes, pinned_intervals=pinned_intervals
+                )
+                here = min(here, there, key=self.sort_key)
 
-    def better(self, one: Attempt, other: Attempt) -> bool:
-        """Whether an attempt beats another: by what it is above the budgets, then by time."""
-        return self.rank(one) < self.rank(other)
+    def better(self, one: Candidate, other: Candidate) -> bool:
+        """Whether a candidate beats another."""
+        return self.sort_key(one) < self.sort_key(other)
 
-    def rank(self, one: Attempt) -> tuple[int, float, int]:
-        """What is to be small; what is above a budget, in steps of a hundredth of the device's."""
+    def sort_key(self, one: Candidate) -> tuple[int, float, int]:
+        """Lower is better: budget excess in units of 1 % of the device budget, then time, then host bytes."""
         over = max(0, one.over_nbytes) + max(0, one.over_host_nbytes)
         over = -(-over * 100 // max(1, self.problem.budget_nbytes))
         worth = (WORTH if one.on_host else 0.0) * self.base_s

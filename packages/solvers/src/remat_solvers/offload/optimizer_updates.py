@@ -1,14 +1,14 @@
-"""When the optimizer steps: the CPU's queue beside the backward, and the optimizer's own call.
+"""Schedule optimizer updates: the CPU's queue during the backward, and the optimizer's own call.
 
-**Beside the backward** the CPU takes, whenever it is free, the gradient that has arrived and whose parameter
-the next forward reads first. The last layers' gradients come first and are needed last, so what the CPU has
-not reached when the backward ends is spread over the model, and the next forward begins while the CPU still
-works: with gradients taken as they come it would wait for all of them. All jobs' windows lie within each
-other, and for such the rule is the best there is but for jobs that cannot be interrupted.
+**During the backward** the CPU, whenever it is free, takes the arrived gradient whose parameter the next
+forward reads first. The last layers' gradients arrive first and are needed last. So the updates that are
+pending when the backward ends are spread over the model, and the next forward begins while the CPU still
+works; in arrival order the forward would wait for all of them. The time windows of the updates are nested,
+and for nested windows this rule is optimal except that a running update cannot be interrupted.
 
-**In the optimizer's call** the updates on the CPU are queued first, by the order of the next forward. States
-placed on the host come to the device, are changed there and go back, as many at a time as there is room for,
-so that both directions are busy. O(updates * log(updates)).
+**In the optimizer's call** the updates on the CPU are queued first, in the order of the next forward. States
+placed on the host are fetched, updated on the device and copied back, as many at a time as fit, so that both
+directions are busy. O(updates * log(updates)).
 """
 
 import heapq
@@ -29,46 +29,41 @@ from remat_graph import (
     Update,
     Wait,
 )
-from remat_solvers.offload.training_problem import by_forward, first_reads, streamed
+from remat_solvers.offload.training_problem import first_reads, in_forward_order, streamed_states
 
-DOUBT = 0.15  # of the time that the CPU is at work, by which its clock may be late
+DOUBT = 0.15  # relative error of the predicted CPU time
 
 
 class CpuQueue:
-    """Updates on the CPU in the order in which they should be done.
-
-    Args:
-        graph: the training step.
-        speed: of the CPU beside the copies that it is expected to have, 1 being as alone.
-    """
+    """Updates on the CPU in the order in which they should run; its speed is 1 without concurrent copies."""
 
     def __init__(self, graph: Graph, speed: float) -> None:
         self.speed, self.first = speed, first_reads(graph)
         self.free_s = 0.0
         self.arriving: list[tuple[float, int]] = []
-        self.here: list[tuple[int, int]] = []
+        self.arrived: list[tuple[int, int]] = []
         self.updates: dict[int, Update] = {}
         self.running: deque[tuple[float, int]] = deque()
         self.began_s: float | None = None
         self.longest_s = 0.0
 
-    def offer(self, update: Update, ready_s: float) -> None:
-        """Let an update be done from some time on."""
+    def add(self, update: Update, ready_s: float) -> None:
+        """Queue an update that is ready from some time on."""
         self.updates[update.param] = update
         heapq.heappush(self.arriving, (ready_s, update.param))
 
     def steps(self, until_s: float) -> Iterator[Step]:
-        """What must be queued now so that the CPU does not fall idle before some time."""
+        """The steps to issue now so that the CPU does not fall idle before some time."""
         while self.free_s < until_s:
             while self.arriving and (self.arriving[0][0] <= self.free_s):
                 _, param = heapq.heappop(self.arriving)
-                heapq.heappush(self.here, (self.first.get(param, len(self.first)), param))
-            if not self.here:
+                heapq.heappush(self.arrived, (self.first.get(param, len(self.first)), param))
+            if not self.arrived:
                 if not self.arriving or self.arriving[0][0] >= until_s:
                     return
                 self.free_s = self.arriving[0][0]
                 continue
-            _, param = heapq.heappop(self.here)
+            _, param = heapq.heappop(self.arrived)
             update = self.updates[param]
             if self.began_s is None:
                 self.began_s = self.free_s
@@ -78,9 +73,9 @@ class CpuQueue:
             self.running.append((self.free_s, update.grad))
 
     def drop(self, now_s: float) -> Iterator[Step]:
-        """Gradients on the host that were read long enough ago for a clock that may be wrong.
+        """Free gradients on the host whose update ended, with a margin for errors of the predicted clock.
 
-        Computing waits where it is.
+        Compute waits at this position.
         """
         began_s = self.began_s or 0.0
         while self.running:
@@ -91,21 +86,15 @@ class CpuQueue:
             yield FreeHost(grad)
 
 
-def optimizers_call(graph: Graph, room_nbytes: int, links: Links) -> list[Step]:
-    """The steps of the optimizer's call.
-
-    Args:
-        graph: the training step.
-        room_nbytes: bytes on the device beside parameters, gradients and the states that are at home there.
-        links: bandwidths.
-    """
-    updates = by_forward(graph, graph.updates)
+def optimizer_call_steps(graph: Graph, headroom_nbytes: int, links: Links) -> list[Step]:
+    """The steps of the optimizer's call, for which the device has this much headroom."""
+    updates = in_forward_order(graph, graph.updates)
     on_host = [u for u in updates if graph.values[u.param].placement is Placement.HOST]
     on_device = [u for u in updates if graph.values[u.param].placement is Placement.DEVICE]
     steps: list[Step] = [OptimizerStep(update.param, Lane.CPU_OPTIMIZER) for update in on_host]
-    stream = _Stream(graph, room_nbytes, links)
-    for update in sorted(on_device, key=lambda u: not streamed(graph, u)):
-        if streamed(graph, update):
+    stream = _StateStream(graph, headroom_nbytes, links)
+    for update in sorted(on_device, key=lambda u: not streamed_states(graph, u)):
+        if streamed_states(graph, update):
             stream.fetch(update)
         else:
             stream.steps.append(OptimizerStep(update.param, Lane.COMPUTE))
@@ -113,19 +102,19 @@ def optimizers_call(graph: Graph, room_nbytes: int, links: Links) -> list[Step]:
     return steps + stream.steps
 
 
-class _Stream:
-    """States that pass through the device, with a clock for either direction."""
+class _StateStream:
+    """States that pass through the device, with a clock for each direction."""
 
-    def __init__(self, graph: Graph, room_nbytes: int, links: Links) -> None:
-        self.graph, self.free_nbytes, self.links = graph, room_nbytes, links
+    def __init__(self, graph: Graph, headroom_nbytes: int, links: Links) -> None:
+        self.graph, self.free_nbytes, self.links = graph, headroom_nbytes, links
         self.steps: list[Step] = []
         self.inward: deque[tuple[float, Update]] = deque()
         self.outward: deque[tuple[float, int]] = deque()
         self.now_s = self.in_free_s = self.out_free_s = 0.0
 
     def fetch(self, update: Update) -> None:
-        """Let an update's states come as soon as there is room for them."""
-        states = streamed(self.graph, update)
+        """Fetch an update's states as soon as they fit."""
+        states = streamed_states(self.graph, update)
         needed = sum(self.graph.allocated_nbytes(v) for v in states) + update.workspace_nbytes
         while self.free_nbytes < needed and (self.inward or self.outward):
             self._end_one()
@@ -137,16 +126,16 @@ class _Stream:
         self.inward.append((self.in_free_s, update))
 
     def finish(self) -> None:
-        """Wait for everything."""
+        """Wait for all copies."""
         while self.inward or self.outward:
             self._end_one()
 
     def _end_one(self) -> None:
-        """Wait for the copy that is done first, in or out."""
+        """Wait for the copy that ends first, in either direction."""
         if self.inward and (not self.outward or self.inward[0][0] <= self.outward[0][0]):
             done_s, update = self.inward.popleft()
             self.now_s = max(self.now_s, done_s) + update.device_time_s
-            states = streamed(self.graph, update)
+            states = streamed_states(self.graph, update)
             self.steps += [Wait(Transfer(value, Lane.TO_DEVICE)) for value in states]
             self.steps.append(OptimizerStep(update.param, Lane.COMPUTE))
             self.out_free_s = max(self.out_free_s, self.now_s)

@@ -1,4 +1,4 @@
-"""The parameters of a training step in runs of the forward, with what the choice of homes depends on."""
+"""Group the parameters of a training step in the order of the forward, with the data that placement needs."""
 
 from collections.abc import Sequence
 
@@ -10,37 +10,26 @@ from remat_solvers.offload.training_problem import first_reads
 
 @attrs.frozen(kw_only=True)
 class Param:
-    """A parameter that can be placed on the host.
+    """A parameter that can be placed on the host."""
 
-    Attributes:
-        index: of its value.
-        nbytes: its bytes.
-        grad_nbytes: those of its gradient; 0 if it is frozen.
-        states: indices of its optimizer states.
-        states_nbytes: their bytes.
-        update: its update, None if it has none.
-        read_s: seconds of the unplanned forward before it is read.
-        made_s: seconds of the unplanned backward until its gradient is made.
-    """
-
-    index: int
-    nbytes: int
-    grad_nbytes: int
-    states: tuple[int, ...]
-    states_nbytes: int
-    update: Update | None
-    read_s: float
-    made_s: float
+    index: int  # of its value
+    nbytes: int  # its bytes
+    grad_nbytes: int  # bytes of its gradient; 0 if it is frozen
+    states: tuple[int, ...]  # indices of its optimizer states
+    states_nbytes: int  # their bytes
+    update: Update | None  # its update, None if it has none
+    read_s: float  # seconds of the unplanned forward before it is read
+    made_s: float  # seconds of the unplanned backward until its gradient is computed
 
     @property
     def charge_nbytes(self) -> int:
-        """What leaves the device for good if it is placed on the host."""
+        """Device bytes that placing it on the host saves throughout the step."""
         return self.nbytes + self.states_nbytes
 
 
 @attrs.frozen(kw_only=True)
-class Run:
-    """Parameters that the forward reads after each other, taken together: sums, and the worst times."""
+class ParameterGroup:
+    """Parameters that the forward reads one after the other, treated as one: sums, and the worst times."""
 
     params: tuple[Param, ...]
     nbytes: int
@@ -85,20 +74,20 @@ def params_of(graph: Graph) -> list[Param]:
     return sorted(found, key=lambda param: (first.get(param.index, len(graph.ops)), param.index))
 
 
-def runs_of(params: Sequence[Param], most: int) -> list[Run]:
-    """Neighbours taken together until there are at most so many runs of about equal bytes."""
+def parameter_groups(params: Sequence[Param], most: int) -> list[ParameterGroup]:
+    """At most `most` groups of consecutive parameters with about equal bytes."""
     whole = sum(param.charge_nbytes for param in params)
     parts: dict[int, list[Param]] = {}
     passed = 0
     for param in params:
         parts.setdefault(passed * most // max(1, whole), []).append(param)
         passed += param.charge_nbytes
-    return [_run(part) for part in parts.values()]
+    return [_group(part) for part in parts.values()]
 
 
-def _run(params: Sequence[Param]) -> Run:
+def _group(params: Sequence[Param]) -> ParameterGroup:
     updates = [param.update for param in params if param.update is not None]
-    return Run(
+    return ParameterGroup(
         params=tuple(params),
         nbytes=sum(param.nbytes for param in params),
         grad_nbytes=sum(param.grad_nbytes for param in params),
@@ -111,7 +100,7 @@ def _run(params: Sequence[Param]) -> Run:
 
 
 def _starts_s(graph: Graph) -> list[float]:
-    """When each op of the unplanned step starts; one more for its end."""
+    """Start time of each op of the unplanned step, and its end."""
     starts = [0.0]
     for op in graph.ops:
         starts.append(starts[-1] + op.first.time_s)

@@ -1,8 +1,8 @@
-"""Choices of homes next to one that is known: those that differ in the fate of one parameter, or of two.
+"""Placements that differ from a known one in up to three parameters.
 
-The program of `placement_lp` shares parameters out as if they could be cut at will. Where there are few of
-them, or unlike ones, whole parameters are far from its shares, and which of them leave matters more than
-how many. Trying is what helps there. O(parameters^2) choices.
+The program of `placement_lp` divides parameters as if they were continuous. Where there are few of them, or
+their sizes differ, whole parameters are far from its shares, and which of them move matters more than how
+many. There only trying helps. O(parameters^3) placements.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,30 +10,25 @@ from itertools import combinations
 
 from remat_solvers.offload.parameter_groups import Param
 
-Homes = frozenset[int]
+OnHost = frozenset[int]
 
-MOST = 3  # parameters that change their fates together
+MOST = 3  # parameters that change together
 
 
-def fates(param: Param) -> list[Homes]:
-    """What may be placed on the host of a parameter: nothing, all it has, or its states alone."""
-    found = [Homes(), Homes((param.index, *param.states))]
+def host_choices(param: Param) -> list[OnHost]:
+    """Which values of a parameter may be placed on the host: none, all, or its states alone."""
+    found = [OnHost(), OnHost((param.index, *param.states))]
     if param.update is not None and param.states_nbytes:
-        found.append(Homes(param.states))
+        found.append(OnHost(param.states))
     return found
 
 
-def neighbours(params: Sequence[Param], on_host: Homes) -> Iterator[Homes]:
-    """Choices of homes that differ in one parameter, then those that differ in two.
-
-    Args:
-        params: all parameters that can move.
-        on_host: values placed on the host.
-    """
-    changes: list[tuple[Homes, Homes]] = []  # all values of a parameter, and what of them is on the host
+def placement_neighbors(params: Sequence[Param], on_host: OnHost) -> Iterator[OnHost]:
+    """Placements that differ in one parameter, then those that differ in two, then in three."""
+    changes: list[tuple[OnHost, OnHost]] = []  # all values of a parameter, and those on the host
     for param in params:
-        whole = Homes((param.index, *param.states))
-        changes += [(whole, fate) for fate in fates(param) if fate != on_host & whole]
+        whole = OnHost((param.index, *param.states))
+        changes += [(whole, fate) for fate in host_choices(param) if fate != on_host & whole]
     for count in range(1, MOST + 1):
         for chosen in combinations(changes, count):
             wholes, fates_then = zip(*chosen, strict=True)

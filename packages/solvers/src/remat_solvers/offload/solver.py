@@ -1,300 +1,280 @@
-"""Recompute and move: who is placed on the host, in which order to compute, and when to copy.
+"""Plan recomputation and offloading together: placement on the host, order of ops, and copies.
 
-A plan has three choices. Where parameters, gradients and optimizer states are at home: on the device, on
-the host, or split, the states passing through the device (`placement_lp`, a linear program). In which order
-to compute, with which repeats (`order_frontier`). And which activations go to the host and back instead of
-being made again: `transfers.place` moves what an order does not have the room to keep. Each combination is
-timed by the referee over several steps after each other (`candidate`), and the fastest that keeps both
-budgets is taken.
+A plan makes three choices. Placement: parameters, gradients and optimizer states are on the device, on the
+host, or divided, with states that pass through the device (`placement_lp`, a linear program). Order: which
+ops run when, with which repeats (`order_frontier`). Swaps: which activations are copied to the host and back
+instead of being recomputed (`transfers.placement`). The referee times each combination over several
+consecutive steps (`candidate`), and the fastest that keeps both budgets is taken.
 
-The search: everything placed on the device, if that fits; what the program says, its budgets lowered by
-what the referee finds above them until it fits; then a little more and a little less on the host, each with
-the order that the program would take; from the best ones on, orders in either direction while that is faster.
-Where attempts are cheap, up to three parameters at a time then change their homes while that is better, and
-more orders are tried (`candidates`).
-What is not moved is worth a little: homes on the host must bring `WORTH` of the step against none at all.
-Some 15 attempts of 0.5 to 1 s each at 4,000 ops, most of it `transfers.place` and the referee.
+The search starts with everything on the device, if that fits. Next comes the program's placement, its budgets
+lowered by the excess that the referee finds until the plan fits; then a little more and a little less on the
+host, each with the order that the program chooses; from the best candidates on, orders in either direction
+while the time falls. For short graphs up to three parameters at a time then change their placement while that
+helps, and more orders are tried (`candidates`). A plan without offloading is preferred unless offloading
+saves at least `WORTH` of the step time. Some 15 candidates of 0.5 to 1 s each at 4,000 ops, most of it for
+copies and the referee.
 
-Imperfect: nothing is proven but that the plan keeps its budgets; steps of the search are coarse.
+Imperfect: nothing is proven except that the plan keeps its budgets; steps of the search are coarse.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
 
 from remat_graph import Links
-from remat_solvers.offload.candidate import PERIODS, Attempt
-from remat_solvers.offload.candidates import WORTH, Trials
+from remat_solvers.offload.candidate import PERIODS, Candidate
+from remat_solvers.offload.candidates import WORTH, CandidateSearch
 from remat_solvers.offload.explain import explain, statistics
-from remat_solvers.offload.order_frontier import Ladder
-from remat_solvers.offload.parameter_groups import params_of, runs_of
-from remat_solvers.offload.placement_lp import Program, Terms, whole_params
-from remat_solvers.offload.placement_neighbors import neighbours
-from remat_solvers.offload.training_problem import Style
-from remat_solvers.protocol import MOST_PASSES, Deadline, Problem, Solution, Status, between
+from remat_solvers.offload.order_frontier import OrderFrontier
+from remat_solvers.offload.parameter_groups import parameter_groups, params_of
+from remat_solvers.offload.placement_lp import PlacementLimits, PlacementProgram, whole_params
+from remat_solvers.offload.placement_neighbors import placement_neighbors
+from remat_solvers.offload.training_problem import UpdateMode
+from remat_solvers.protocol import MOST_PASSES, Deadline, Problem, Shortage, Solution, Status, limited_count
 
 __all__ = ["PERIODS", "WORTH", "Offload"]
 
-RUNS = 32  # of parameters, for the program
+GROUPS = 32  # most groups of parameters in the program
 REPAIRS = 5  # programs with lowered budgets
-STREAMS_IN_BACKWARD = 0.97  # of the time without, that streaming beside the backward must promise to be tried
-MARGIN = 0.002  # of a budget, by which a repair asks for more than was missing
-GRID = 40  # shares on the host that the search tells apart
-LEADERS = 3  # choices of homes around whose best order others are tried at the end
-SHORT = 500  # ops, up to which orders are tried around every choice of homes
-STEPS = (8, 24, 48)  # parts of the range of orders by which the search goes on
+STREAMS_IN_BACKWARD = 0.97  # streaming in the backward is tried if it promises this part of the time without
+MARGIN = 0.002  # of a budget: a repair lowers the budget by this much more than the excess
+GRID = 40  # host shares that the search distinguishes
+BEST_PLACEMENTS = 3  # placements around whose best order others are tried at the end
+SHORT = 500  # ops, up to which orders are tried for every placement
+STEPS = (8, 24, 48)  # step sizes of the search over orders, as parts of their range
 
 
 @attrs.frozen(kw_only=True)
 class Offload:
-    """Plans of a training step that recompute and move.
+    """Plan a training step with recomputation and offloading.
 
     Attributes:
         in_backward: whether the optimizer steps during the backward.
-        accumulate: whether the plan must hold where gradients are there already; without effect for
+        accumulate: whether the plan must hold where gradients exist already; without effect for
             `in_backward`, where none stays.
-        micro_batches: forwards and backwards to a step of the optimizer; within the backward, the last one's.
-        on_host: values placed on the host, if that is settled already.
-        attempts: schedules to try, at most; on short orders more are allowed (`candidates`).
+        micro_batches: forwards and backwards per optimizer step; with `in_backward` it steps in the last one.
+        on_host: values placed on the host, if the placement is fixed already.
+        candidates: most schedules to evaluate; short orders allow more (`candidates.CandidateSearch`).
     """
 
     name: ClassVar[str] = "offload"
 
     in_backward: bool = False
     accumulate: bool = True
-    micro_batches: int = attrs.field(default=1, validator=between(1, MOST_PASSES))
+    micro_batches: int = limited_count(1, 1, MOST_PASSES)
     on_host: frozenset[int] | None = None
-    attempts: int = attrs.field(default=40, validator=attrs.validators.ge(1))
+    candidates: int = attrs.field(default=40, validator=attrs.validators.ge(1))
 
     @property
-    def style(self) -> Style:
+    def mode(self) -> UpdateMode:
         """How the step is trained."""
-        return Style(
+        return UpdateMode(
             in_backward=self.in_backward, accumulate=self.accumulate, micro_batches=self.micro_batches
         )
 
     def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
         """Find the fastest plan of a training graph (`remat_graph.training`) that keeps both budgets.
 
-        The result's `time_s` is that of a whole step with its updates, the one before it still under way.
-
-        Where nothing is found, `least_nbytes` and `least_host_nbytes` are budgets for which something is,
-        neither below the problem's; where `sufficient` is false, the best guess at them.
+        The result's `time_s` is that of a whole step with its updates, while the step before is pending.
         """
         deadline = deadline or Deadline()
-        ladder = Ladder(problem.graph, self.style, deadline)
-        found = _Search(self, problem, deadline, ladder).run()
-        return found if found.feasible else self._shortage(problem, found, ladder)
+        frontier = OrderFrontier(problem.graph, self.mode, deadline)
+        found = _PlacementSearch(self, problem, deadline, frontier).run()
+        if found.shortage is None:
+            return found
+        return attrs.evolve(found, shortage=self._shortage(problem, found.shortage, frontier))
 
-    def _shortage(self, problem: Problem, found: Solution, ladder: Ladder) -> Solution:
-        """Say which budgets would do: with others the search goes other ways, so they are tried."""
-        enough, seen = problem, found
+    def _shortage(self, problem: Problem, closest: Shortage, frontier: OrderFrontier) -> Shortage:
+        """Try the budgets of the closest candidates, since other budgets lead the search to other paths."""
+        nbytes, host_nbytes = problem.budget_nbytes, problem.host_budget_nbytes
+        short: Shortage | None = closest
         for _ in range(REPAIRS):
-            enough = _with_room(enough, seen.stats)
-            if ladder.deadline.reached():
+            if short is None:
                 break
-            seen = _Search(self, enough, ladder.deadline, ladder, any_will_do=True).run()
-            if seen.feasible:
+            nbytes = max(nbytes, short.nbytes)
+            host_nbytes = None if host_nbytes is None else max(host_nbytes, short.host_nbytes)
+            if frontier.deadline.reached():
                 break
-        least = {"least_nbytes": enough.budget_nbytes, "sufficient": seen.feasible}
-        if enough.host_budget_nbytes is not None:
-            least["least_host_nbytes"] = enough.host_budget_nbytes
-        return attrs.evolve(found, stats={**found.stats, **least})
-
-    @staticmethod
-    def explain(stats: Mapping[str, Any]) -> tuple[str, ...]:
-        """Why each class of tensor is where it is, in a few lines; nothing where nothing was found.
-
-        Args:
-            stats: of a solution, or of the plan that was made of it.
-        """
-        return tuple(str(stats.get("why", "")).splitlines())
+            larger = attrs.evolve(problem, budget_nbytes=nbytes, host_budget_nbytes=host_nbytes)
+            short = _PlacementSearch(self, larger, frontier.deadline, frontier, first_fit=True).run().shortage
+        return Shortage(
+            nbytes=nbytes,
+            host_nbytes=closest.host_nbytes if host_nbytes is None else host_nbytes,
+            sufficient=short is None,
+        )
 
 
-def _with_room(problem: Problem, stats: Mapping[str, Any]) -> Problem:
-    """The same with budgets for what came closest to them."""
-    host_nbytes = problem.host_budget_nbytes
-    if host_nbytes is not None:
-        host_nbytes = max(host_nbytes, stats["least_host_nbytes"])
-    device_nbytes = max(problem.budget_nbytes, stats["least_nbytes"])
-    return attrs.evolve(problem, budget_nbytes=device_nbytes, host_budget_nbytes=host_nbytes)
-
-
-class _Search:
-    """One search: what was tried, and the best of it."""
+class _PlacementSearch:
+    """One search over placements, for one pair of budgets."""
 
     def __init__(
         self,
         solver: Offload,
         problem: Problem,
         deadline: Deadline,
-        ladder: Ladder,
+        frontier: OrderFrontier,
         *,
-        any_will_do: bool = False,
+        first_fit: bool = False,
     ) -> None:
-        self.solver, self.problem, self.deadline, self.ladder = solver, problem, deadline, ladder
+        self.solver, self.problem, self.deadline, self.frontier = solver, problem, deadline, frontier
         self.params = params_of(problem.graph)
-        self.trials = Trials(
-            problem, solver.style, ladder, deadline, solver.attempts, any_will_do=any_will_do
+        self.search = CandidateSearch(
+            problem, solver.mode, frontier, deadline, solver.candidates, first_fit=first_fit
         )
-        self.closely = len(problem.graph.ops) <= SHORT
+        self.thorough = len(problem.graph.ops) <= SHORT
 
     @property
-    def best(self) -> Attempt | None:
-        """The best of what was tried."""
-        return self.trials.best
+    def best(self) -> Candidate | None:
+        """The best candidate so far."""
+        return self.search.best
 
     def run(self) -> Solution:
         """Search."""
         if self.solver.on_host is not None:
-            self.trials.explore(self.solver.on_host, None, STEPS)
+            self.search.explore(self.solver.on_host, None, STEPS)
         else:
-            if self.may_fit(frozenset()):
-                self.trials.explore(frozenset(), None, STEPS)
-            if self.problem.links is not None and self.params and not self.at_ease():
-                if not self.trials.done() or not self.trials.tried:
-                    self.move()
-                if self.best is None:  # so that it can be said what would do
-                    self.trials.attempt(self.everything(), 0)
-                if not self.trials.done():
-                    self.refine()
+            held = self.search.held_nbytes(frozenset())
+            if held + self.frontier.floor_nbytes <= self.problem.budget_nbytes:
+                self.search.explore(frozenset(), None, STEPS)
+            if self.problem.links is not None and self.params and not self.worth_no_offloading():
+                if not self.search.must_stop() or not self.search.evaluated:
+                    self.search_placements()
+                if self.best is None:  # to find out which budgets would do
+                    everything = frozenset(v for param in self.params for v in (param.index, *param.states))
+                    self.search.evaluate(everything, 0)
+                if not self.search.must_stop():
+                    self.try_neighbors()
         best = self.best
-        loses = best is not None and self.trials.lost_s(best) > 0.0
-        if best is not None and loses and self.problem.links is not None and not self.trials.done():
-            self.trials.deepen(best.on_host)
+        loses = best is not None and self.search.overhead_s(best) > 0.0
+        if best is not None and loses and self.problem.links is not None and not self.search.must_stop():
+            self.search.search_orders(best.on_host)
         return self.solution()
 
-    def at_ease(self) -> bool:
-        """Whether a plan without homes on the host costs nothing: then nothing need move."""
-        return self.best is not None and self.trials.lost_s(self.best) <= WORTH * self.trials.base_s
+    def worth_no_offloading(self) -> bool:
+        """Whether a plan without offloading costs so little that offloading cannot pay."""
+        return self.best is not None and self.search.overhead_s(self.best) <= WORTH * self.search.base_s
 
-    def everything(self) -> frozenset[int]:
-        """All that can be placed on the host."""
-        return frozenset(v for param in self.params for v in (param.index, *param.states))
-
-    # -- homes
-
-    def move(self) -> None:
-        """Let parameters and states have their home on the host."""
-        terms = Terms(
+    def search_placements(self) -> None:
+        """Search placements with parameters and states on the host."""
+        limits = PlacementLimits(
             device_nbytes=self.problem.budget_nbytes,
             host_nbytes=self.problem.host_budget_nbytes,
             links=self.problem.links or Links(),
-            style=self.solver.style,
-            curve=self.ladder.curve(),
-            floor_nbytes=self.ladder.floor_nbytes,
+            mode=self.solver.mode,
+            curve=self.frontier.curve(),
+            floor_nbytes=self.frontier.floor_nbytes,
         )
-        program = Program(self.problem.graph, runs_of(self.params, RUNS), terms)
-        plain = attrs.evolve(terms, streams=False)
-        without, streamed = program.share_out(plain), program.share_out(terms)
-        enough = STREAMS_IN_BACKWARD if self.solver.style.in_backward else 1.0
+        program = PlacementProgram(self.problem.graph, parameter_groups(self.params, GROUPS), limits)
+        plain = attrs.evolve(limits, streams=False)
+        without, streamed = program.solve(plain), program.solve(limits)
+        enough = STREAMS_IN_BACKWARD if self.solver.mode.in_backward else 1.0
         if streamed is not None and without is not None and streamed.time_s < enough * without.time_s:
-            self.repair(program, terms)
+            self.repair(program, limits)
         if without is not None or streamed is None:
-            terms = plain
-        self.repair(program, terms)
+            limits = plain
+        self.repair(program, limits)
         if self.best is None:
             for share in (1.0, 0.75, 0.5, 0.25):
-                if self.trials.over():
+                if self.search.exhausted():
                     return
-                self.by_program(program, terms, share, STEPS[:1])
-        self.climb(program, terms)
-        for leader in self.trials.leaders(LEADERS):
-            if self.best is not None and not self.trials.over():
-                self.trials.explore(leader.on_host, leader.activation_nbytes, STEPS[1:])
+                self.explore_program(program, limits, share, STEPS[:1])
+        self.vary_host_share(program, limits)
+        for candidate in self.search.best_per_placement(BEST_PLACEMENTS):
+            if self.best is not None and not self.search.exhausted():
+                self.search.explore(candidate.on_host, candidate.activation_nbytes, STEPS[1:])
 
-    def climb(self, program: Program, terms: Terms) -> None:
-        """A little more and a little less on the host, in finer and finer steps."""
-        near = STEPS[1:2] if self.closely else ()
+    def vary_host_share(self, program: PlacementProgram, limits: PlacementLimits) -> None:
+        """Try a little more and a little less on the host, in finer and finer steps."""
+        near = STEPS[1:2] if self.thorough else ()
         seen: set[int] = set()
         for step in (4, 2, 1):
             before = None
             while self.best is not None and self.best.on_host and before is not self.best:
                 before = self.best
-                here = round(self.moved(before.on_host) * GRID)
+                here = round(self.host_share(before.on_host) * GRID)
                 for share in (here + step, here - step):
-                    if 0 < share <= GRID and share not in seen and not self.trials.over():
+                    if 0 < share <= GRID and share not in seen and not self.search.exhausted():
                         seen.add(share)
-                        self.by_program(program, terms, share / GRID, near)
+                        self.explore_program(program, limits, share / GRID, near)
 
-    def refine(self) -> None:
-        """Give one parameter or two another fate, as long as that is better; for steps of few ops."""
-        self.trials.allow_more()
-        here, before = min(self.trials.tried.values(), key=self.trials.rank), None
+    def try_neighbors(self) -> None:
+        """Change the placement of up to three parameters while that helps; for graphs of few ops."""
+        self.search.extend_limit()
+        here, before = min(self.search.evaluated.values(), key=self.search.sort_key), None
         while here is not before:
             before = here
-            for homes in neighbours(self.params, before.on_host):
-                if self.trials.over():
+            for on_host in placement_neighbors(self.params, before.on_host):
+                if self.search.exhausted():
                     return
                 found = [
-                    self.trials.attempt(homes, before.activation_nbytes),
-                    self.trials.explore(homes, None, STEPS[:1]),
+                    self.search.evaluate(on_host, before.activation_nbytes),
+                    self.search.explore(on_host, None, STEPS[:1]),
                 ]
-                here = min((before, *found), key=self.trials.rank)
+                here = min((before, *found), key=self.search.sort_key)
                 if here is not before:
                     break
         if here.fits:
-            self.trials.explore(here.on_host, here.activation_nbytes, STEPS)
+            self.search.explore(here.on_host, here.activation_nbytes, STEPS)
 
-    def repair(self, program: Program, terms: Terms) -> None:
-        """Explore what the program says, its budgets lowered until it holds."""
+    def repair(self, program: PlacementProgram, limits: PlacementLimits) -> None:
+        """Explore the program's placement, with budgets lowered until the referee agrees."""
         device_cut = host_cut = 0.0
         for _ in range(REPAIRS):
-            host_nbytes = None if terms.host_nbytes is None else int(terms.host_nbytes * (1 - host_cut))
-            device_nbytes = int(terms.device_nbytes * (1 - device_cut))
-            lowered = attrs.evolve(terms, device_nbytes=device_nbytes, host_nbytes=host_nbytes)
-            found = self.by_program(program, lowered, None, STEPS[:2] if self.closely else ())
-            if found is not None and found.over_nbytes <= 0 and not self.closely:
-                found = self.trials.explore(found.on_host, found.activation_nbytes, STEPS[1:2])
-            if self.trials.over() or (found is not None and found.fits):
+            host_nbytes = None if limits.host_nbytes is None else int(limits.host_nbytes * (1 - host_cut))
+            device_nbytes = int(limits.device_nbytes * (1 - device_cut))
+            lowered = attrs.evolve(limits, device_nbytes=device_nbytes, host_nbytes=host_nbytes)
+            found = self.explore_program(program, lowered, None, STEPS[:2] if self.thorough else ())
+            if found is not None and found.over_nbytes <= 0 and not self.thorough:
+                found = self.search.explore(found.on_host, found.activation_nbytes, STEPS[1:2])
+            if self.search.exhausted() or (found is not None and found.fits):
                 return
-            if found is None:  # too much asked for: what was found above the budgets is not all to blame
+            if found is None:  # infeasible: the excess found before overestimates what is missing
                 device_cut, host_cut = device_cut / 2, host_cut / 2
                 continue
             if found.over_nbytes > 0:
-                device_cut += found.over_nbytes / terms.device_nbytes + MARGIN
-            if found.over_host_nbytes > 0 and terms.host_nbytes is not None:
-                host_cut += found.over_host_nbytes / terms.host_nbytes + MARGIN
+                device_cut += found.over_nbytes / limits.device_nbytes + MARGIN
+            if found.over_host_nbytes > 0 and limits.host_nbytes is not None:
+                host_cut += found.over_host_nbytes / limits.host_nbytes + MARGIN
 
-    def moved(self, on_host: frozenset[int]) -> float:
-        """Which part of the bytes that can be placed on the host is."""
+    def host_share(self, on_host: frozenset[int]) -> float:
+        """The share of the movable bytes that is placed on the host."""
         whole = sum(param.charge_nbytes for param in self.params)
         return sum(self.problem.graph.values[v].nbytes for v in on_host) / max(1, whole)
 
-    def by_program(
-        self, program: Program, terms: Terms, moved: float | None, steps: tuple[int, ...]
-    ) -> Attempt | None:
-        """Explore the homes that the program says."""
-        shared = program.share_out(terms, moved)
+    def explore_program(
+        self,
+        program: PlacementProgram,
+        limits: PlacementLimits,
+        host_share: float | None,
+        steps: tuple[int, ...],
+    ) -> Candidate | None:
+        """Explore the placement that the program chooses."""
+        shared = program.solve(limits, host_share)
         if shared is None:
             return None
-        params, streamed = whole_params(program.runs, shared.shares)
+        params, streamed = whole_params(program.groups, shared.shares)
         states = {v for param in self.params if param.index in params | streamed for v in param.states}
-        return self.trials.explore(params | states, shared.activation_nbytes, steps)
-
-    def may_fit(self, on_host: frozenset[int]) -> bool:
-        """Whether the op that needs most has room beside what is placed on the device."""
-        held = self.trials.held_nbytes(on_host)
-        return held + self.ladder.floor_nbytes <= self.problem.budget_nbytes
-
-    # -- the answer
+        return self.search.explore(params | states, shared.activation_nbytes, steps)
 
     def solution(self) -> Solution:
-        """What a caller gets."""
-        base_s, best = self.trials.base_s, self.best
-        stats: dict[str, Any] = {"tried": len(self.trials.tried), "deadline": self.deadline.hit}
-        if self.trials.tried:
-            closest = min(self.trials.tried.values(), key=lambda one: self.trials.rank(one)[0])
-            stats |= {"least_nbytes": closest.nbytes, "least_host_nbytes": closest.host_nbytes}
+        """The result of the search."""
+        base_s, best = self.search.base_s, self.best
+        stats: dict[str, Any] = {"tried": len(self.search.evaluated), "deadline": self.deadline.hit}
+        if self.search.evaluated:
+            closest = min(self.search.evaluated.values(), key=lambda one: self.search.sort_key(one)[0])
+            nbytes, host_nbytes = closest.nbytes, closest.host_nbytes
         else:
-            held = self.trials.held_nbytes(frozenset())
-            stats |= {"least_nbytes": held + self.ladder.floor_nbytes, "least_host_nbytes": 0}
+            nbytes, host_nbytes = self.search.held_nbytes(frozenset()) + self.frontier.floor_nbytes, 0
         if best is None:
             return Solution(
-                status=Status.NOT_FOUND, schedule=None, lower_bound_s=base_s, base_s=base_s, stats=stats
+                status=Status.NOT_FOUND,
+                schedule=None,
+                lower_bound_s=base_s,
+                base_s=base_s,
+                stats=stats,
+                shortage=Shortage(nbytes=nbytes, host_nbytes=host_nbytes, sufficient=False),
             )
-        notes = explain(best, self.problem.budget_nbytes, self.ladder.floor_nbytes)
+        stats |= {"least_nbytes": nbytes, "least_host_nbytes": host_nbytes}
         return Solution(
             status=Status.FEASIBLE,
             schedule=best.schedule,
@@ -302,6 +282,7 @@ class _Search:
             base_s=base_s,
             time_s=best.timeline.time_s,
             peak_nbytes=best.nbytes,
-            stats=stats | statistics(best) | {"why": "\n".join(notes)},
+            stats=stats | statistics(best),
             on_host=best.on_host,
+            explanation=explain(best, self.problem.budget_nbytes, self.frontier.floor_nbytes),
         )

@@ -1,14 +1,13 @@
-"""`auto`, the portfolio: what a user gets.
+"""`auto`, the portfolio: several methods one after the other.
 
-In this order, each step only if the gap to the lower bound is still open: save everything; the floor, which
-may prove that nothing fits; greedy eviction, which gives a first valid schedule soon; the cut bound, whose
-cut is a start of its own; other packages' solvers, if asked for; a short walk, if nothing fits yet; the
-coarse program, moment by moment as long as that gains, whose solutions are starts as well and often optimal;
-interval DP; cuts at the boundary (`mincut`); each start polished. Then rounds of sequence annealing: short
-walks from every start and from the unplanned sequence, cold and warm, then walks from the best. Where no
-start fits, the search for the smallest peak steps in. Where a wide gap is left, the coarse program gets more
-work, and the search goes on from what it found. A candidate counts only with the referee's word, and no
-schedule over the budget is returned.
+Each step runs only if the gap to the lower bound is still open: save everything; the floor, which may prove
+that nothing fits; greedy eviction for a first valid schedule; the cut bound, whose cut is also a start;
+solvers of other packages, if requested; a short walk, if nothing fits yet; the coarse program, round by round
+while it gains, whose solutions are also starts and often optimal; interval DP; cuts at the boundary
+(`mincut`). Each start is polished. Rounds of sequence annealing follow: short walks from every start and from
+the unplanned sequence, cold and warm, then walks from the best. If no start fits, the search for the smallest
+peak runs. If a wide gap remains, the coarse program gets more work, and the search continues from what it
+found. A candidate counts only if the referee accepts it, and no schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
@@ -25,31 +24,31 @@ from remat_graph.errors import text_of
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.coarse import CoarseBound, Round
 from remat_solvers.bounds.cut import CutBound
-from remat_solvers.bounds.reachability import Relatives, relatives
+from remat_solvers.bounds.reachability import Reachability, reachability
 from remat_solvers.errors import SolverWarning
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
-from remat_solvers.local_search.anneal import Walk, default_moves
+from remat_solvers.local_search.anneal import AnnealingWalk, default_moves
 from remat_solvers.local_search.evict import evict, keep_only
-from remat_solvers.local_search.min_peak import descend
+from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.local_search.polish import polish
 from remat_solvers.methods.interval_dp import plan
 from remat_solvers.methods.mincut import cheapest
 from remat_solvers.methods.noremat import NoRemat
-from remat_solvers.portfolio.isolated import ask
-from remat_solvers.protocol import SMALLEST, Deadline, Problem, Solution, Status, judge
+from remat_solvers.portfolio.isolated import solve_in_subprocess
+from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
 
 Stats = dict[str, int | float | str | bool]
 
-CUTS = 12  # prices at which the cut between forward and backward is tried
-WIDE = 0.01  # a gap, as a ratio of base time, that is worth a second effort
-NARROW = 0.003  # one that is worth a full effort: below it the search gets less work in proportion
+CUTS = 12  # prices for the cut between forward and backward
+WIDE = 0.01  # a gap, as a ratio of base time, that justifies a second effort
+NARROW = 0.003  # a gap that justifies a full effort: below it the search gets less work in proportion
 CHECKS, MORE_CHECKS = 150, 600  # work of one round of the coarse program
-# Rounds, and work of them, that move neither bound nor best by a share of base time: then no more follow. On
-# the corpus three such rounds came before one that did.
+# Rounds end after this many, with this much work, that improve neither bound nor best time by a share of base
+# time. On the corpus at most three such rounds preceded one that improved them.
 IDLE_ROUNDS, IDLE_CHECKS, MOVED = 5, 150, 1e-4
-FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops, and
-FIRST_OPS = 600  # no more in larger graphs, where a move takes longer
-VARIABLES = 3000  # of the coarse program: a first effort takes no larger one
+FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
+FIRST_OPS = 600  # larger graphs get fewer moves in proportion, because a move takes longer
+VARIABLES = 3000  # limit for the coarse program in a first effort
 
 
 @attrs.frozen(kw_only=True)
@@ -63,9 +62,9 @@ class Auto:
         gap: stop when the overhead is within this ratio of base time from the lower bound; walks, which take
             the most time, stop at twice that.
         starts: valid orders to begin with, such as the plan of a smaller budget.
-        guests: names of other registered solvers whose answers count too; each runs in a process of its own,
-            and one that crashes, hangs or answers nonsense loses its place with a warning.
-        guest_seconds: what each of them may take.
+        guests: names of other registered solvers whose results count too; each runs in its own process, and
+            one that crashes, hangs or returns nonsense is skipped with a warning.
+        guest_seconds: time limit of each guest.
     """
 
     name: ClassVar[str] = "auto"
@@ -83,22 +82,22 @@ class Auto:
         if unplanned.feasible:
             return attrs.evolve(unplanned, stats={"method": "noremat"})
         graph, budget = problem.graph, problem.budget_nbytes
-        kin = relatives(graph)
-        floor = budget_floor(graph, kin)
+        reach = reachability(graph)
+        floor = budget_floor(graph, reach)
         if budget < floor.nbytes:
             stats: Stats = {"method": "floor", "floor_nbytes": floor.nbytes, "floor_op": floor.op}
             return _infeasible(problem, stats)
-        return _Run(self, problem, deadline, flatten(graph), floor.nbytes, kin).solve()
+        return _Portfolio(self, problem, deadline, flatten(graph), floor.nbytes, reach).solve()
 
 
 def _infeasible(problem: Problem, stats: Stats) -> Solution:
-    """Nothing fits, and `stats` says which certificate there is."""
+    """No schedule fits; `stats` names the certificate."""
     nothing = judge(problem, None, stats=stats)
     return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=float("inf"))
 
 
-class _Run:
-    """One solve: the best order so far and how it came about."""
+class _Portfolio:
+    """One solve: the best order so far and the method that found it."""
 
     def __init__(
         self,
@@ -107,10 +106,10 @@ class _Run:
         deadline: Deadline,
         arrays: Arrays,
         floor_nbytes: int,
-        kin: Relatives,
+        reach: Reachability,
     ) -> None:
         self.settings, self.problem, self.deadline, self.arrays = settings, problem, deadline, arrays
-        self.floor_nbytes, self.kin = floor_nbytes, kin
+        self.floor_nbytes, self.reach = floor_nbytes, reach
         self.base_s = problem.graph.time_s
         self.bound_s = self.cut_s = self.base_s
         self.best: Ints | None = None
@@ -126,25 +125,27 @@ class _Run:
             self.problem.budget_nbytes,
             self.deadline,
         )
-        starts = self.given()
+        starts = self.caller_starts()
         starts += self.attempt("greedy", lambda: evict(arrays, budget, deadline))
-        bound = CutBound(graph, self.kin)
+        bound = CutBound(graph, self.reach)
         self.bound_s = self.cut_s = self.base_s + bound.extra_s(budget, deadline)
         binding = bound.binding()
         if binding is not None and not self.closed():
             starts = self.attempt("cut", lambda: keep_only(arrays, budget, *binding, deadline)) + starts
-        starts += self.invited()
+        starts += self.run_guests()
         if self.best is None and starts and self.settings.moves != 0:
             self.attempt("walk", lambda: self.first(starts))  # no start: walks from others find more
         coarse = CoarseBound(bound, arrays, budget)
-        # Without a schedule, the search for the smallest peak wants its part of the time.
+        # Without a schedule, the search for the smallest peak needs its share of the time.
         starts += self.refine(coarse, CHECKS, deadline if self.best is not None else deadline.share(0.5))
         if not self.closed():
             starts += self.attempt("interval_dp", lambda: plan(graph, arrays, budget, deadline))
         if not self.closed():
             starts += self.attempt("mincut", lambda: cheapest(arrays, bound, budget, CUTS, deadline)[0])
         if self.best is None and not deadline.reached():
-            starts += self.attempt("descend", lambda: descend(arrays, budget, self.floor_nbytes, deadline))
+            starts += self.attempt(
+                "descend", lambda: minimize_peak(arrays, budget, self.floor_nbytes, deadline)
+            )
         if self.best is None and self.bound_s == float("inf"):
             moments = ", ".join(graph.ops[i].name for i in coarse.moments)
             return _infeasible(self.problem, {"method": "coarse", "moments": moments})
@@ -153,42 +154,40 @@ class _Run:
             if not self.closed(WIDE):
                 refined = self.refine(coarse, MORE_CHECKS, deadline)
                 self.search([*refined, self.best], self.settings.seed + 1000)
-        order = None if self.best is None else self.best.tolist()
         stats: Stats = {"method": self.method, "moves": self.moves, "rounds": self.rounds}
         stats["deadline"] = deadline.hit
-        if order is None and self.smallest_nbytes is not None:
-            stats[SMALLEST] = self.smallest_nbytes
-        return judge(self.problem, order, lower_bound_s=self.bound_s, stats=stats)
+        solution = judge(self.problem, self.best, lower_bound_s=self.bound_s, stats=stats)
+        return solution if solution.feasible else attrs.evolve(solution, smallest_nbytes=self.smallest_nbytes)
 
     def closed(self, gap: float | None = None) -> bool:
         gap = self.settings.gap if gap is None else max(gap, self.settings.gap)
         return self.best_s - self.bound_s <= gap * self.base_s
 
-    def given(self) -> list[Ints]:
-        """The caller's starts, those of them that can be carried out."""
+    def caller_starts(self) -> list[Ints]:
+        """The caller's starts, as far as they are valid."""
         found = []
         for start in self.settings.starts:
             order = np.array(start, np.int64)
             if evaluate(self.arrays, order).valid:
-                found.append(self.offer(order, "start"))
+                found.append(self.add_start(order, "start"))
             else:
-                self.warn("a start that was given cannot be carried out")
+                self.warn("a start is not a valid order")
         return found
 
     def attempt(self, method: str, find: Callable[[], Ints | None]) -> list[Ints]:
-        """What a part of the portfolio finds; one that fails loses its place."""
+        """The result of one part of the portfolio; a part that fails is skipped with a warning."""
         try:
             order = find()
         except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
             self.warn(f"{method} failed ({type(error).__name__}: {text_of(error)})")
             return []
-        return [] if order is None else [self.offer(order, method)]
+        return [] if order is None else [self.add_start(order, method)]
 
     def warn(self, problem: str) -> None:
-        warnings.warn(f"{problem}: the others go on", SolverWarning, stacklevel=3)
+        warnings.warn(f"{problem}: the other methods continue", SolverWarning, stacklevel=3)
 
     def fitting(self, result: Round) -> Ints | None:
-        """The sequence of a round, with more given up where it does not fit."""
+        """The sequence of a round, with more evictions if it does not fit."""
         if result.fits or result.order is None:
             return result.order
         return evict(self.arrays, self.problem.budget_nbytes, self.deadline, result.order)
@@ -199,7 +198,7 @@ class _Run:
         if self.settings.moves is not None:
             moves = min(moves, self.settings.moves)
         order = min(starts, key=lambda start: evaluate(self.arrays, start).peak_nbytes)
-        walk = Walk(self.arrays, order, self.problem.budget_nbytes, self.settings.seed, FIRST_PRICE)
+        walk = AnnealingWalk(self.arrays, order, self.problem.budget_nbytes, self.settings.seed, FIRST_PRICE)
         found = walk.anneal(moves, 1.0, 0.1, self.deadline)
         self.moves += walk.tried
         return found
@@ -209,7 +208,7 @@ class _Run:
         return self.idle_rounds >= IDLE_ROUNDS and self.idle_checks >= IDLE_CHECKS
 
     def refine(self, coarse: CoarseBound, checks: int, deadline: Deadline) -> list[Ints]:
-        """Rounds of the coarse program while they end, are small, and gain; what they found."""
+        """Solve rounds of the coarse program while they finish, are small, and gain; return the sequences."""
         found: list[Ints] = []
         while not (coarse.finished or self.idle() or deadline.reached()):
             if coarse.variables > VARIABLES * checks // CHECKS or (self.closed() and not coarse.proving):
@@ -221,7 +220,7 @@ class _Run:
                 self.warn(f"the coarse program failed ({type(error).__name__}: {text_of(error)})")
                 break
             if self.base_s + result.extra_s > self.best_s + result.slack_s:
-                self.warn("the coarse program claims a bound above a schedule that is there")
+                self.warn("the coarse program returned a bound above the time of a known schedule")
                 self.bound_s = self.cut_s
                 break
             self.bound_s = max(self.bound_s, self.base_s + result.extra_s)
@@ -240,7 +239,7 @@ class _Run:
                 break
         return found
 
-    def offer(self, order: Ints, method: str) -> Ints:
+    def add_start(self, order: Ints, method: str) -> Ints:
         """Polish an order that fits, and take it if it is the fastest so far."""
         result = evaluate(self.arrays, order)
         if result.valid:
@@ -258,24 +257,26 @@ class _Run:
                 self.deadline.report(method, self.best_s, self.bound_s)
         return order
 
-    def invited(self) -> list[Ints]:
+    def run_guests(self) -> list[Ints]:
         """What the guests found, where it is valid and fits."""
         found: list[Ints] = []
         for name in self.settings.guests:
             if self.closed() or self.deadline.reached():
                 break
             seconds = min(self.settings.guest_seconds, self.deadline.remaining_s)
-            answer = ask(name, self.problem, seconds, most_s=max(1.0, self.deadline.remaining_s))
-            problem = answer.problem
-            if answer.order is not None:
-                order = np.array(answer.order, np.int64)
+            reply = solve_in_subprocess(
+                name, self.problem, seconds, most_s=max(1.0, self.deadline.remaining_s)
+            )
+            problem = reply.problem
+            if reply.order is not None:
+                order = np.array(reply.order, np.int64)
                 result = evaluate(self.arrays, order)
                 if not result.valid:
-                    problem = "returned an order that cannot be carried out"
+                    problem = "returned an invalid order"
                 elif result.peak_nbytes > self.problem.budget_nbytes:
                     problem = "returned a schedule above the budget"
                 else:
-                    found.append(self.offer(order, name))
+                    found.append(self.add_start(order, name))
             if problem:
                 self.warn(f"solver {name!r} {problem}")
         return found
@@ -297,9 +298,9 @@ class _Run:
                 return
             order: Ints | None = start if start is not None else self.best
             assert order is not None
-            walk = Walk(self.arrays, order, self.problem.budget_nbytes, seed + i, price)
+            walk = AnnealingWalk(self.arrays, order, self.problem.budget_nbytes, seed + i, price)
             worth = min(1.0, (self.best_s - self.bound_s) / (NARROW * self.base_s))
             found = walk.anneal(round(moves * share * worth), hot, 0.01, self.deadline)
             self.moves += walk.tried
             if found is not None:
-                self.offer(found, "search")
+                self.add_start(found, "search")

@@ -1,75 +1,63 @@
-"""Running a solver that may crash, hang or lie: in a process of its own, with a deadline that is kept.
+"""Run a solver that may crash, hang or return nonsense in its own process, with an enforced deadline.
 
-The problem goes over as JSON, an order of ops comes back, and the caller lets the referee judge it. A process
-can be ended where a thread could not; nothing it does to its own memory reaches ours.
+The problem is sent as JSON, an order of ops comes back, and the caller lets the referee judge it. A process
+can be ended where a thread cannot, and it cannot corrupt this process's memory.
 """
 
 import json
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 import attrs
 
 from remat_graph.serialization.graphs import graph_from_data, graph_to_data
 from remat_solvers.protocol import Deadline, Problem
-from remat_solvers.subprocess_json import NO_ORDER, START_S, exchange, order_of_ops
+from remat_solvers.subprocess_json import NO_ORDER, START_S, order_of_ops, run_json_module
 
 
 @attrs.frozen
-class Answer:
-    """What a guest said.
+class SubprocessResult:
+    """The result of a solver in its own process."""
 
-    Attributes:
-        order: op indices, or None.
-        problem: why there is no order worth judging; empty if there is one or the solver found none.
-    """
-
-    order: tuple[int, ...] | None
-    problem: str = ""
+    order: tuple[int, ...] | None  # op indices, or None
+    problem: str = ""  # why there is no usable order; empty if there is one or the solver found none
 
 
-def ask(
+def solve_in_subprocess(
     name: str,
     problem: Problem,
     seconds: float,
-    parameters: Mapping[str, Any] | None = None,
     *,
     most_s: float = float("inf"),
-) -> Answer:
-    """Let a registered solver work on a problem in its own process.
+) -> SubprocessResult:
+    """Let a registered solver work on a problem for this many seconds in its own process.
 
-    Args:
-        name: as registered.
-        problem: graph and budget.
-        seconds: its deadline; ended some time after it.
-        parameters: of the solver, as JSON can say them.
-        most_s: ended after this in any case.
+    A process that does not end is killed some time after that, or after `most_s` seconds.
     """
-    question = {
+    request = {
         "graph": graph_to_data(problem.graph),
         "budget_nbytes": problem.budget_nbytes,
         "solver": name,
         "seconds": seconds,
-        "parameters": dict(parameters or {}),
     }
-    said, trouble = exchange("remat_solvers.portfolio.isolated", question, min(seconds + START_S, most_s))
-    if trouble:
-        return Answer(None, trouble)
+    reply, failure = run_json_module(
+        "remat_solvers.portfolio.isolated", request, min(seconds + START_S, most_s)
+    )
+    if failure:
+        return SubprocessResult(None, failure)
     try:
-        return Answer(order_of_ops(said["order"], problem))
+        return SubprocessResult(order_of_ops(reply["order"], problem))
     except (ValueError, KeyError, TypeError):
-        return Answer(None, NO_ORDER)
+        return SubprocessResult(None, NO_ORDER)
 
 
 def main() -> None:
-    """The process: a question on stdin, an answer as the last line of stdout."""
+    """Read a request from stdin and write the result as the last line of stdout."""
     from remat_solvers.registry import get_solver
 
-    question = json.load(sys.stdin)
-    graph = graph_from_data(question["graph"])
-    solver = get_solver(question["solver"], **question["parameters"])
-    solution = solver.solve(Problem(graph, question["budget_nbytes"]), Deadline(question["seconds"]))
+    request = json.load(sys.stdin)
+    graph = graph_from_data(request["graph"])
+    solver = get_solver(request["solver"])
+    solution = solver.solve(Problem(graph, request["budget_nbytes"]), Deadline(request["seconds"]))
     order = None if solution.order is None else [int(op) for op in solution.order]
     sys.stdout.write("\n" + json.dumps({"order": order}) + "\n")
 

@@ -1,9 +1,10 @@
-"""When a value may be away from the device in an order of ops, and the schedule once that is chosen.
+"""Idle intervals of values in an order of ops, and the schedule once it is chosen which of them are used.
 
-A *gap* lies between two neighbouring uses of one computation of a value. What is placed on the host (weights
-that are streamed in) is away before its first use and after its last as well; it is never copied out, since
-nothing changes it. Each time away is a `Trip`; when it begins and ends is for `placement` to choose, and
-`Line.schedule` writes the steps. O(uses).
+An *idle interval* lies between two consecutive uses of one computation of a value; meanwhile the value may
+be on the host. A value that is placed on the host (a weight that is fetched for each use) is also absent from
+the device before its first use and after its last; nothing changes it, so it is never copied out. Each
+absence is a `Swap`. `placement` chooses when a swap begins and ends, and `OrderTimeline.schedule` writes the
+steps. O(uses).
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,14 +26,14 @@ from remat_graph import (
     Transfer,
     Wait,
 )
-from remat_solvers.errors import NoGap
+from remat_solvers.errors import NoIdleInterval
 
 START = -1  # before the first run
 
 
 @attrs.frozen(order=True)
-class Gap:
-    """A time in which a value may be away from the device; positions count the runs of an order.
+class IdleInterval:
+    """A time in which a value may be absent from the device; positions count the runs of an order.
 
     Attributes:
         value: index of the value.
@@ -45,10 +46,10 @@ class Gap:
     before: int
 
 
-def gaps(graph: Graph, order: Iterable[int]) -> list[Gap]:
-    """Every gap of an order of ops, by position.
+def idle_intervals(graph: Graph, order: Iterable[int]) -> list[IdleInterval]:
+    """Every idle interval of an order of ops, by position.
 
-    Outputs, gradients, what the caller lends and what is placed on the device have none.
+    Outputs, gradients, external values and values placed on the device have none.
 
     Args:
         graph: the graph.
@@ -57,35 +58,27 @@ def gaps(graph: Graph, order: Iterable[int]) -> list[Gap]:
     Raises:
         InvalidSchedule: an op that may run only once comes twice.
     """
-    return [gap for gap, _ in Line(graph, order).gaps]
+    return [interval for interval, _ in OrderTimeline(graph, order).idle_intervals]
 
 
 @attrs.frozen(kw_only=True)
-class Trip:
-    """A gap in which a value may be away, or its way in from home.
+class Swap:
+    """An idle interval of a value that may be swapped, or the fetch of a value placed on the host."""
 
-    Attributes:
-        gap: when; `after` is START for what is on the host when the step begins.
-        nbytes: what it holds on the device.
-        out_s: seconds of its copy to the host.
-        back_s: seconds of its copy to the device.
-        start: position behind which its copy to the host starts; START if it needs none.
-    """
-
-    gap: Gap
-    nbytes: int
-    out_s: float
-    back_s: float
-    start: int
+    interval: IdleInterval  # when; `after` is START for a value that is on the host when the step begins
+    nbytes: int  # bytes of the value on the device
+    swap_out_s: float  # seconds of the copy to the host
+    swap_in_s: float  # seconds of the copy to the device
+    start: int  # position after which the copy to the host starts; START if the swap needs none
 
     @property
     def earliest(self) -> int:
-        """Position before which its value may leave."""
-        return START if self.gap.after == START else self.gap.after + 1
+        """Position before which the device's copy may be freed."""
+        return START if self.interval.after == START else self.interval.after + 1
 
 
-class Line:
-    """An order with what `Schedule.from_order` says of it: the runs, and the frees that follow each."""
+class OrderTimeline:
+    """The runs of an order, and the frees that follow each of them, as `Schedule.from_order` gives them."""
 
     def __init__(self, graph: Graph, order: Iterable[int]) -> None:
         plain = Schedule.from_order(graph, order)
@@ -101,41 +94,63 @@ class Line:
                 self.frees.append([])
             else:
                 self.frees[-1].append(step)
-        self.ways = [graph.ops[run.op].implementations[run.implementation] for run in self.runs]
-        uses = ((v, p) for p, way in enumerate(self.ways) for v in way.inputs)
+        self.implementations = [graph.ops[run.op].implementations[run.implementation] for run in self.runs]
+        uses = (
+            (v, p) for p, implementation in enumerate(self.implementations) for v in implementation.inputs
+        )
         for v, position in dict(
             use for use in uses if graph.values[use[0]].placement is Placement.HOST
         ).items():
             self.frees[position].append(Free(v))
 
     @cached_property
-    def gaps(self) -> list[tuple[Gap, int]]:
-        """Every gap, and the position of the run that made its value or used it first."""
-        return _gaps(self.graph, self)
+    def idle_intervals(self) -> list[tuple[IdleInterval, int]]:
+        """Every idle interval, and the position of the run that computed its value or used it first."""
+        made: dict[int, int] = {}
+        last: dict[int, int] = {}
+        found: list[tuple[IdleInterval, int]] = []
+        for position, implementation in enumerate(self.implementations):
+            for v in implementation.inputs:
+                if v in last and position - last[v] > 1 and not self._overwritten_if_freed(v, last[v]):
+                    found.append((IdleInterval(v, last[v], position), made[v]))
+                last[v] = position
+                made.setdefault(v, position)
+            for v in implementation.outputs:
+                made[v] = last[v] = position
+        movable = [
+            not (value.external or value.pinned or value.placement is Placement.DEVICE)
+            for value in self.graph.values
+        ]
+        return [(interval, begin) for interval, begin in found if movable[interval.value]]
 
-    def schedule(self, trips: Sequence[Trip], away: Sequence[int], back: Sequence[int]) -> Schedule:
-        """The steps, where trip i leaves the device before run `away[i]` and starts back before `back[i]`.
+    def _overwritten_if_freed(self, value: int, position: int) -> bool:
+        """Whether the run would reuse the storage of the value, and so need less memory than planned."""
+        reused = {source for _, source in self.implementations[position].reuses}
+        return self.graph.values[value].placement is Placement.HOST and value in reused
 
-        A trip that would leave no earlier than it ends does not take place.
+    def schedule(self, swaps: Sequence[Swap], swap_out: Sequence[int], swap_in: Sequence[int]) -> Schedule:
+        """The schedule in which swap i begins before run `swap_out[i]` and its copy back before `swap_in[i]`.
+
+        A swap whose free would come no earlier than its next use does not take place.
         """
         ahead: list[list[Step]] = [[] for _ in self.runs]
         behind: list[list[Step]] = [[] for _ in self.runs]
-        taken = [i for i, trip in enumerate(trips) if away[i] < trip.gap.before]
+        taken = [i for i, swap in enumerate(swaps) if swap_out[i] < swap.interval.before]
         for i in taken:
-            out = Transfer(trips[i].gap.value, Lane.TO_HOST)
-            if trips[i].start != START:
-                behind[trips[i].start].append(Start(out))
-                ahead[away[i]].append(Wait(out))
-            if trips[i].gap.after != START:
-                ahead[away[i]].append(Free(out.value))
-        taken.sort(key=lambda i: trips[i].gap.before)
+            out = Transfer(swaps[i].interval.value, Lane.TO_HOST)
+            if swaps[i].start != START:
+                behind[swaps[i].start].append(Start(out))
+                ahead[swap_out[i]].append(Wait(out))
+            if swaps[i].interval.after != START:
+                ahead[swap_out[i]].append(Free(out.value))
+        taken.sort(key=lambda i: swaps[i].interval.before)
         for i in taken:
-            ahead[back[i]].append(Start(Transfer(trips[i].gap.value, Lane.TO_DEVICE)))
+            ahead[swap_in[i]].append(Start(Transfer(swaps[i].interval.value, Lane.TO_DEVICE)))
         for i in taken:
-            gap = trips[i].gap
-            ahead[gap.before].append(Wait(Transfer(gap.value, Lane.TO_DEVICE)))
-            if trips[i].start != START:
-                ahead[gap.before].append(FreeHost(gap.value))
+            interval = swaps[i].interval
+            ahead[interval.before].append(Wait(Transfer(interval.value, Lane.TO_DEVICE)))
+            if swaps[i].start != START:
+                ahead[interval.before].append(FreeHost(interval.value))
         steps: list[Step] = []
         boundary = None
         for position, run in enumerate(self.runs):
@@ -146,70 +161,45 @@ class Line:
         return Schedule(steps, len(steps) if boundary is None else boundary)
 
 
-def _gaps(graph: Graph, line: Line) -> list[tuple[Gap, int]]:
-    made: dict[int, int] = {}
-    last: dict[int, int] = {}
-    found: list[tuple[Gap, int]] = []
-    for position, way in enumerate(line.ways):
-        for v in way.inputs:
-            if v in last and position - last[v] > 1 and not _kept_by(graph, line, v, last[v]):
-                found.append((Gap(v, last[v], position), made[v]))
-            last[v] = position
-            made.setdefault(v, position)
-        for v in way.outputs:
-            made[v] = last[v] = position
-    movable = [
-        not (value.external or value.pinned or value.placement is Placement.DEVICE) for value in graph.values
-    ]
-    return [(gap, begin) for gap, begin in found if movable[gap.value]]
+def swaps_of(
+    order: OrderTimeline, moves: Iterable[IdleInterval], links: Links, *, small_first: bool = False
+) -> list[Swap]:
+    """The swaps of the chosen intervals by their copies to the host, after fetches of values placed there.
 
-
-def _kept_by(graph: Graph, line: Line, value: int, position: int) -> bool:
-    """Whether the run would write over it if it were freed right behind, and so need less than planned."""
-    reused = {source for _, source in line.ways[position].reuses}
-    return graph.values[value].placement is Placement.HOST and value in reused
-
-
-def trips_of(line: Line, moves: Iterable[Gap], links: Links, *, small_first: bool = False) -> list[Trip]:
-    """The moves in the order of their copies to the host, behind what has to come in from there.
-
-    Args:
-        line: the order.
-        moves: some of its gaps.
-        links: bandwidths.
-        small_first: of values made together copy the smallest first; else those first that fall idle first.
+    Of values computed together the smallest is copied first if `small_first`, else the one that is idle
+    first.
 
     Raises:
-        NoGap: a move is not one of the order's gaps.
+        NoIdleInterval: a move is not one of the order's idle intervals.
     """
-    graph, made = line.graph, dict(line.gaps)
-    back: dict[int, int] = {}
-    chosen: list[tuple[Gap, int]] = []  # with the position from which its value can be copied
-    for gap in sorted(set(moves), key=lambda gap: (gap.after, gap)):
-        if gap not in made:
-            raise NoGap(value=gap.value, after=gap.after, before=gap.before)
-        chosen.append((gap, max(made[gap], back.get(gap.value, 0))))
-        back[gap.value] = gap.before
+    graph, made = order.graph, dict(order.idle_intervals)
+    swap_in: dict[int, int] = {}
+    chosen: list[tuple[IdleInterval, int]] = []  # with the position from which its value can be copied
+    for interval in sorted(set(moves), key=lambda interval: (interval.after, interval)):
+        if interval not in made:
+            raise NoIdleInterval(value=interval.value, after=interval.after, before=interval.before)
+        chosen.append((interval, max(made[interval], swap_in.get(interval.value, 0))))
+        swap_in[interval.value] = interval.before
     if small_first:
         chosen.sort(key=lambda move: (move[1], graph.values[move[0].value].nbytes, move[0]))
-    inbound: dict[int, Gap] = {}
-    for position, way in enumerate(line.ways):
-        for v in way.inputs:
+    inbound: dict[int, IdleInterval] = {}
+    for position, implementation in enumerate(order.implementations):
+        for v in implementation.inputs:
             if graph.values[v].placement is Placement.HOST:
-                inbound.setdefault(v, Gap(v, START, position))
-    trips, start = [], 0
-    for gap, ready in (*((gap, START) for gap in inbound.values()), *chosen):
-        stored = graph.values[gap.value]
+                inbound.setdefault(v, IdleInterval(v, START, position))
+    swaps, start = [], 0
+    for interval, ready in (*((interval, START) for interval in inbound.values()), *chosen):
+        stored = graph.values[interval.value]
         copied = stored.placement is None
         if copied:
             start = max(start, ready)  # a copy does not overtake those before it
-        trips.append(
-            Trip(
-                gap=gap,
-                nbytes=graph.allocated_nbytes(gap.value),
-                out_s=stored.nbytes / links.to_host_nbytes_per_s if copied else 0.0,
-                back_s=stored.nbytes / links.to_device_nbytes_per_s,
+        swaps.append(
+            Swap(
+                interval=interval,
+                nbytes=graph.allocated_nbytes(interval.value),
+                swap_out_s=stored.nbytes / links.to_host_nbytes_per_s if copied else 0.0,
+                swap_in_s=stored.nbytes / links.to_device_nbytes_per_s,
                 start=start if copied else START,
             )
         )
-    return trips
+    return swaps

@@ -1,23 +1,23 @@
-"""Where copies to the host and back go in a schedule, once it is known what may be away when.
+"""Schedule copies to the host and back, once it is known which values may be on the host when.
 
-`place` walks along an order of ops with a clock for each lane and does what a cache with an eager look ahead
-does.
+`schedule_transfers` makes one pass over an order of ops with a clock for each lane, like a cache that knows
+future accesses and prefetches.
 
-* A copy to the host starts as soon as its value is made and the copies before it have started. Two orders are
-  tried, and the referee says which is faster: what falls idle first, or of what is made together the smallest
-  first. Until memory asks for the room, the value stays: whoever is needed again last goes first, if its copy
-  is done, and if none is, the walk waits for the next one. A value that memory never asks for stays, and its
-  copy is left out.
-* A copy back starts as soon as there is room for it until its value is needed and its lane has time for it:
-  the first needed first, and the largest of those that one run needs. Room means: within the budget beside
-  everything that cannot leave, and beside the copies to the host that were under way in a first walk without
-  copies back; to leave none free for these is tried as well.
+* A copy to the host starts as soon as its value is computed and the copies before it have started. Two orders
+  are tried, and the referee says which is faster: values in the order in which they fall idle, or, of values
+  computed together, the smallest first. A value stays resident until the budget is exceeded; then the value
+  with the latest next use is evicted first (Belady), if its copy is done. If no copy is done, the pass waits
+  for the next one. The copy of a value that is never evicted is left out.
+* A copy back starts as soon as its value fits until its next use and the lane is free in time, in the order
+  of their next uses, and of the values that one run needs the largest first. A value fits if the budget holds
+  it in addition to everything that cannot be evicted and to the copies to the host that were pending in a
+  first pass without prefetching. Ignoring these pending copies is tried as well.
 
-What each run needs is the referee's word on the schedule in which every copy is waited for on the spot. So
-the peak is within the budget wherever that schedule's is. Not optimal: the copies to the host go in a fixed
-order, and those back wherever they have room. O(runs * longest gap) in numpy for the look ahead,
-O(moves * log(moves)) for the rest; 1 s for 8,000 runs and 1,600 moves on one core of a server, most of it the
-referee's.
+The bytes of each run are those that the referee finds in the schedule that waits for every copy on the spot.
+So the peak is within the budget wherever that schedule's is. Not optimal: copies to the host keep a fixed
+order, and a copy back starts at the first position where it fits. O(runs * longest interval) in numpy for the
+look-ahead, O(moves * log(moves)) otherwise; 1 s for 8,000 runs and 1,600 moves on one core of a server, most
+of it in the referee.
 """
 
 import heapq
@@ -31,284 +31,293 @@ import numpy as np
 
 from remat_graph import Compute, Free, Graph, Lane, Links, Schedule, Timeline, simulate
 from remat_solvers.evaluation.arrays import Ints
-from remat_solvers.transfers.idle_intervals import START, Gap, Line, Trip, gaps, trips_of
+from remat_solvers.transfers.idle_intervals import (
+    START,
+    IdleInterval,
+    OrderTimeline,
+    Swap,
+    idle_intervals,
+    swaps_of,
+)
 
-__all__ = ["WAYS", "Gap", "Placed", "Way", "gaps", "place", "place_on"]
+__all__ = [
+    "TRANSFER_POLICIES",
+    "IdleInterval",
+    "TransferPolicy",
+    "TransferSchedule",
+    "fastest_transfers",
+    "idle_intervals",
+    "schedule_transfers",
+]
 
 
-def place(
+def schedule_transfers(
     graph: Graph,
     order: Iterable[int],
-    moves: Iterable[Gap],
+    moves: Iterable[IdleInterval],
     budget_nbytes: int,
     links: Links,
-    leaving: Collection[int] = (),
 ) -> Schedule:
-    """The schedule that runs an order and moves values away in some of its gaps.
+    """The schedule that runs an order and swaps values out in some of its idle intervals.
 
     Args:
         graph: the graph.
         order: op indices, repeats included.
-        moves: gaps of this order. A move that the budget does not ask for is left out.
-        budget_nbytes: what the peak should stay within; where even moves that are waited for go above it, so
-            does the schedule.
+        moves: idle intervals of this order. A move that the budget does not need is left out.
+        budget_nbytes: bound on the peak; exceeded only where the schedule that waits for every copy exceeds
+            it.
         links: bandwidths.
-        leaving: values that are to be copied to the host where the schedule frees them. Their copies are for
-            the caller to write; here they keep the lane busy and their bytes on the device for as long.
 
     Raises:
         InvalidSchedule: the order is not valid.
-        NoGap: a move is not one of the order's gaps.
+        NoIdleInterval: a move is not one of the order's idle intervals.
     """
-    return place_on(Line(graph, order), moves, budget_nbytes, links, leaving).schedule
+    return fastest_transfers(OrderTimeline(graph, order), moves, budget_nbytes, links).schedule
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Placed:
-    """A schedule with its copies.
+class TransferSchedule:
+    """A schedule with its copies."""
 
-    Attributes:
-        schedule: the steps.
-        timeline: what the referee says of them.
-        way: which of `WAYS` it was made in; None if every copy is waited for on the spot.
-    """
-
-    schedule: Schedule
-    timeline: Timeline
-    way: "Way | None"
+    schedule: Schedule  # the steps
+    timeline: Timeline  # their simulation by the referee
+    # the one of `TRANSFER_POLICIES` that was used; None if every copy is waited for on the spot
+    policy: "TransferPolicy | None"
 
 
-class Way(NamedTuple):
-    """In which order copies leave, and whether copies back leave room for those under way."""
+class TransferPolicy(NamedTuple):
+    """The order of copies to the host, and whether prefetches reserve headroom for pending copies."""
 
     small_first: bool
-    heed: bool
+    reserve: bool
 
 
-WAYS = (Way(False, True), Way(False, False), Way(True, True))
+TRANSFER_POLICIES = (TransferPolicy(False, True), TransferPolicy(False, False), TransferPolicy(True, True))
 
 
-def place_on(
-    line: Line,
-    moves: Iterable[Gap],
+def fastest_transfers(
+    order: OrderTimeline,
+    moves: Iterable[IdleInterval],
     budget_nbytes: int,
     links: Links,
-    leaving: Collection[int] = (),
-    ways: Sequence[Way] = WAYS,
-) -> Placed:
-    """See `place`; of the ways that are tried, the fastest."""
-    graph, moves = line.graph, tuple(moves)
-    trips = trips_of(line, moves, links)
-    waiting = line.schedule(trips, [t.earliest for t in trips], [t.gap.before for t in trips])
-    best = Placed(schedule=waiting, timeline=simulate(graph, waiting, links=links), way=None)
-    if not trips:
+    copied_when_freed: Collection[int] = (),
+    policies: Sequence[TransferPolicy] = TRANSFER_POLICIES,
+) -> TransferSchedule:
+    """Try each policy of `schedule_transfers` for an order that is prepared already, and keep the fastest.
+
+    Values in `copied_when_freed` are copied to the host where the schedule frees them. The caller writes
+    these copies; here they occupy the lane, and the values stay on the device until then.
+    """
+    graph, moves = order.graph, tuple(moves)
+    swaps = swaps_of(order, moves, links)
+    waiting = order.schedule(swaps, [t.earliest for t in swaps], [t.interval.before for t in swaps])
+    best = TransferSchedule(schedule=waiting, timeline=simulate(graph, waiting, links=links), policy=None)
+    if not swaps:
         return best
     steps = zip(best.timeline.during_nbytes, waiting.steps, strict=True)
-    room = budget_nbytes - np.array([n for n, step in steps if isinstance(step, Compute)], np.int64)
-    departures = [
+    headroom = budget_nbytes - np.array([n for n, step in steps if isinstance(step, Compute)], np.int64)
+    other_copies = [
         [
             (graph.allocated_nbytes(step.value), links.alone_s(Lane.TO_HOST, graph.values[step.value].nbytes))
             for step in frees
-            if isinstance(step, Free) and step.value in leaving
+            if isinstance(step, Free) and step.value in copied_when_freed
         ]
-        for frees in line.frees
+        for frees in order.frees
     ]
-    compute_s = sum(way.time_s for way in line.ways)
-    for way in ways:
-        trips = trips_of(line, moves, links, small_first=way.small_first)
-        outward = _Walk(line, trips, room, None, departures)
-        outward.run()
-        kept_free = outward.lingering() if way.heed else np.zeros_like(room)
-        walk = _Walk(line, trips, room, kept_free, departures)
-        walk.run()
-        schedule = line.schedule(trips, walk.away, walk.back)
+    compute_s = sum(each.time_s for each in order.implementations)
+    for policy in policies:
+        swaps = swaps_of(order, moves, links, small_first=policy.small_first)
+        without_prefetch = _TransferPass(order, swaps, headroom, None, other_copies)
+        without_prefetch.run()
+        reserved = without_prefetch.copying_profile() if policy.reserve else np.zeros_like(headroom)
+        chosen = _TransferPass(order, swaps, headroom, reserved, other_copies)
+        chosen.run()
+        schedule = order.schedule(swaps, chosen.out_at, chosen.in_at)
         timeline = simulate(graph, schedule, links=links)
         if timeline.time_s <= best.timeline.time_s:
-            best = Placed(schedule=schedule, timeline=timeline, way=way)
+            best = TransferSchedule(schedule=schedule, timeline=timeline, policy=policy)
         if best.timeline.time_s <= compute_s * (1 + 1e-9):
-            break  # everything hides
+            break  # all copies overlap with compute
     return best
 
 
-class _Walk:
-    """One pass along the order with a clock: which trip leaves when, and starts back when.
+class _TransferPass:
+    """One pass over the order with a clock: when each swap frees its value, and when it starts back.
+
+    Args:
+        order: the order.
+        swaps: what may be swapped out.
+        headroom: per position, bytes that are free in addition to what cannot be swapped out.
+        reserved: bytes of the headroom that prefetches leave free; None for no prefetches, whose copies back
+            then take no time.
+        other_copies: per position, bytes and seconds of other copies to the host that start after its run.
 
     Attributes:
-        away: per trip the position before which its value leaves; where its gap ends if it never does.
-        back: per trip the position before which its copy back starts.
+        out_at: per swap the position before which its value is freed, or the end of the interval.
+        in_at: per swap the position before which its copy back starts.
     """
 
     def __init__(
         self,
-        line: Line,
-        trips: Sequence[Trip],
-        room: Ints,
-        kept_free: Ints | None,
-        departures: Sequence[Sequence[tuple[int, float]]],
+        order: OrderTimeline,
+        swaps: Sequence[Swap],
+        headroom: Ints,
+        reserved: Ints | None,
+        other_copies: Sequence[Sequence[tuple[int, float]]],
     ) -> None:
-        """Start.
-
-        Args:
-            line: the order.
-            trips: what may be away.
-            room: per position, bytes beside what cannot be away.
-            kept_free: how much of it copies back leave free; None to start none before it is needed, and to
-                count no time for it.
-            departures: per position, bytes and seconds of copies to the host that start behind its run.
-        """
-        self.departures = departures
-        self.departing: deque[tuple[float, int]] = deque()
-        self.departing_nbytes = 0
-        self.line, self.trips, self.room = line, trips, room
-        self.early = kept_free is not None
-        self.free = room - (0 if kept_free is None else kept_free)  # less what is on its way back
-        self.before = np.array([trip.gap.before for trip in trips])
-        self.away, self.back, self.settled = (self.before.tolist() for _ in range(3))
+        self.other_copies = other_copies
+        self.other_pending: deque[tuple[float, int]] = deque()
+        self.other_pending_nbytes = 0
+        self.order, self.swaps, self.headroom = order, swaps, headroom
+        self.prefetch = reserved is not None
+        self.free = headroom - (0 if reserved is None else reserved)  # less what is prefetched
+        self.before = np.array([swap.interval.before for swap in swaps])
+        self.out_at, self.in_at, self.copied = (self.before.tolist() for _ in range(3))
         self.clock_s = self.out_free_s = self.back_free_s = 0.0
-        self.out_done_s = [0.0] * len(trips)
-        self.back_done_s = [0.0] * len(trips)
-        self.coming_nbytes = 0  # on the way back and not needed yet
-        # Trips whose value is still here: first those that are being copied, then idle.
-        self.here: set[int] = set()
+        self.out_done_s = [0.0] * len(swaps)
+        self.back_done_s = [0.0] * len(swaps)
+        self.prefetched_nbytes = 0  # not needed yet
+        # Swaps whose value is still on the device: first copying, then idle.
+        self.resident: set[int] = set()
         self.copying: list[tuple[float, int]] = []
         self.copying_nbytes = 0
         self.idle: list[tuple[int, int]] = []
-        self.idle_nbytes = np.zeros(len(trips), np.int64)  # per trip
+        self.idle_nbytes = np.zeros(len(swaps), np.int64)  # per swap
         self.idle_sum_nbytes = 0
-        self.outside: list[tuple[int, int, int]] = []  # first needed first, of these the largest
-        self.starting: list[list[int]] = [[] for _ in line.ways]
-        self.leaving: list[list[int]] = [[] for _ in line.ways]
-        self.due: list[list[int]] = [[] for _ in line.ways]
-        for i, trip in enumerate(trips):
-            self.due[trip.gap.before].append(i)
-            if trip.gap.after == START:
-                self._leave(i, START)
+        self.swapped_out: list[tuple[int, int, int]] = []  # first needed first, of these the largest
+        self.copies_starting: list[list[int]] = [[] for _ in order.implementations]
+        self.becoming_idle: list[list[int]] = [[] for _ in order.implementations]
+        self.needed_by: list[list[int]] = [[] for _ in order.implementations]
+        for i, swap in enumerate(swaps):
+            self.needed_by[swap.interval.before].append(i)
+            if swap.interval.after == START:
+                self._swap_out(i, START)
             else:
-                self.leaving[trip.gap.after].append(i)
-            if trip.start != START:
-                self.starting[trip.start].append(i)
+                self.becoming_idle[swap.interval.after].append(i)
+            if swap.start != START:
+                self.copies_starting[swap.start].append(i)
 
     def run(self) -> None:
-        """Walk."""
-        for position, way in enumerate(self.line.ways):
-            for i in self.due[position]:
-                self._end(i)
-            self._settle(position)
-            self._make_room(position)
-            self._fetch(position)
-            self.clock_s += way.time_s
-            for i in self.starting[position]:
-                self.out_free_s = max(self.clock_s, self.out_free_s) + self.trips[i].out_s
+        """Schedule all swaps."""
+        for position, implementation in enumerate(self.order.implementations):
+            for i in self.needed_by[position]:
+                self._needed(i)
+            self._finish_copies(position)
+            self._make_headroom(position)
+            self._swap_in(position)
+            self.clock_s += implementation.time_s
+            for i in self.copies_starting[position]:
+                self.out_free_s = max(self.clock_s, self.out_free_s) + self.swaps[i].swap_out_s
                 self.out_done_s[i] = self.out_free_s
-            for nbytes, out_s in self.departures[position]:
-                self.out_free_s = max(self.clock_s, self.out_free_s) + out_s
-                self.departing.append((self.out_free_s, nbytes))
-                self.departing_nbytes += nbytes
-            for i in self.leaving[position]:
-                self.here.add(i)
-                self.copying_nbytes += self.trips[i].nbytes
+            for nbytes, swap_out_s in self.other_copies[position]:
+                self.out_free_s = max(self.clock_s, self.out_free_s) + swap_out_s
+                self.other_pending.append((self.out_free_s, nbytes))
+                self.other_pending_nbytes += nbytes
+            for i in self.becoming_idle[position]:
+                self.resident.add(i)
+                self.copying_nbytes += self.swaps[i].nbytes
                 heapq.heappush(self.copying, (self.out_done_s[i], i))
 
-    def lingering(self) -> Ints:
-        """Per position, bytes of values that may be away and are still being copied to the host."""
-        change = np.zeros(len(self.room) + 1, np.int64)
-        for trip, settled in zip(self.trips, self.settled, strict=True):
-            if trip.gap.after != START:
-                change[trip.earliest] += trip.nbytes
-                change[settled] -= trip.nbytes
+    def copying_profile(self) -> Ints:
+        """Per position, bytes of values that may be swapped out and are still being copied to the host."""
+        change = np.zeros(len(self.headroom) + 1, np.int64)
+        for swap, copied in zip(self.swaps, self.copied, strict=True):
+            if swap.interval.after != START:
+                change[swap.earliest] += swap.nbytes
+                change[copied] -= swap.nbytes
         return np.cumsum(change)[:-1]
 
-    def _end(self, i: int) -> None:
-        """A value is needed: from here on it counts among what cannot be away."""
-        nbytes = self.trips[i].nbytes
-        if i in self.here:
-            self.here.discard(i)
+    def _needed(self, i: int) -> None:
+        """The next run reads the value: from here on it counts among what cannot be swapped out."""
+        nbytes = self.swaps[i].nbytes
+        if i in self.resident:
+            self.resident.discard(i)
             self._no_longer_idle(i)
-            self.copying_nbytes -= nbytes if self.settled[i] == self.trips[i].gap.before else 0
-        elif self.back[i] < self.before[i]:
-            self.coming_nbytes -= nbytes
+            self.copying_nbytes -= nbytes if self.copied[i] == self.swaps[i].interval.before else 0
+        elif self.in_at[i] < self.before[i]:
+            self.prefetched_nbytes -= nbytes
 
     def _no_longer_idle(self, i: int) -> None:
         self.idle_sum_nbytes -= int(self.idle_nbytes[i])
         self.idle_nbytes[i] = 0
 
-    def _settle(self, position: int) -> None:
-        """Copies to the host that are done by now."""
-        while self.departing and self.departing[0][0] <= self.clock_s:
-            self.departing_nbytes -= self.departing.popleft()[1]
+    def _finish_copies(self, position: int) -> None:
+        """Record the copies to the host that are done by now."""
+        while self.other_pending and self.other_pending[0][0] <= self.clock_s:
+            self.other_pending_nbytes -= self.other_pending.popleft()[1]
         while self.copying and self.copying[0][0] <= self.clock_s:
             _, i = heapq.heappop(self.copying)
-            if i in self.here:
-                self.settled[i] = position
-                self.copying_nbytes -= self.trips[i].nbytes
-                self.idle_nbytes[i] = self.trips[i].nbytes
-                self.idle_sum_nbytes += self.trips[i].nbytes
-                heapq.heappush(self.idle, (-self.trips[i].gap.before, i))
+            if i in self.resident:
+                self.copied[i] = position
+                self.copying_nbytes -= self.swaps[i].nbytes
+                self.idle_nbytes[i] = self.swaps[i].nbytes
+                self.idle_sum_nbytes += self.swaps[i].nbytes
+                heapq.heappush(self.idle, (-self.swaps[i].interval.before, i))
 
-    def _make_room(self, position: int) -> None:
-        """Let values go until the next run fits, and wait for copies if nothing idle is left."""
-        room = int(self.room[position]) - self.coming_nbytes
-        while (self.here or self.departing) and (
-            self.copying_nbytes + self.idle_sum_nbytes + self.departing_nbytes > room
+    def _make_headroom(self, position: int) -> None:
+        """Free values until the next run fits; wait for copies if no idle value is left."""
+        headroom = int(self.headroom[position]) - self.prefetched_nbytes
+        while (self.resident or self.other_pending) and (
+            self.copying_nbytes + self.idle_sum_nbytes + self.other_pending_nbytes > headroom
         ):
             if self.idle:
                 _, i = heapq.heappop(self.idle)
-                if i in self.here:
-                    self.here.discard(i)
+                if i in self.resident:
+                    self.resident.discard(i)
                     self._no_longer_idle(i)
-                    self._leave(i, position)
-            elif self.departing and not (self.copying and self.copying[0][0] < self.departing[0][0]):
-                self.clock_s = max(self.clock_s, self.departing[0][0])
-                self._settle(position)
+                    self._swap_out(i, position)
+            elif self.other_pending and not (self.copying and self.copying[0][0] < self.other_pending[0][0]):
+                self.clock_s = max(self.clock_s, self.other_pending[0][0])
+                self._finish_copies(position)
             else:
                 done_s, i = self.copying[0]
-                if i in self.here:
+                if i in self.resident:
                     self.clock_s = max(self.clock_s, done_s)
                 else:
                     heapq.heappop(self.copying)
-                self._settle(position)
+                self._finish_copies(position)
 
-    def _leave(self, i: int, position: int) -> None:
-        self.away[i] = position
-        insort(self.outside, (self.trips[i].gap.before, -self.trips[i].nbytes, i))
+    def _swap_out(self, i: int, position: int) -> None:
+        self.out_at[i] = position
+        insort(self.swapped_out, (self.swaps[i].interval.before, -self.swaps[i].nbytes, i))
 
-    def _fetch(self, position: int) -> None:
-        """Start copies back, and wait for what the next run reads."""
+    def _swap_in(self, position: int) -> None:
+        """Start copies back, and wait for those that the next run reads."""
         place, blocked = 0, None
-        while place < len(self.outside):
-            before, _, i = self.outside[place]
+        while place < len(self.swapped_out):
+            before, _, i = self.swapped_out[place]
             if blocked is not None and before > blocked:
                 break
             if before > position:
-                # No sooner than the lane has time for it: what is needed sooner may find room until then.
-                ready_s = max([self.clock_s, *(self.back_done_s[j] for j in self.due[position])])
-                if self.back_free_s >= ready_s + self.line.ways[position].time_s:
+                # Not before the lane is free: until then a value that is needed sooner may fit.
+                ready_s = max([self.clock_s, *(self.back_done_s[j] for j in self.needed_by[position])])
+                if self.back_free_s >= ready_s + self.order.implementations[position].time_s:
                     break
                 if not self._fits(i, position):
                     blocked, place = before, place + 1
                     continue
-            self.outside.pop(place)
-            self.back[i] = position
+            self.swapped_out.pop(place)
+            self.in_at[i] = position
             self.back_free_s = max(self.clock_s, self.back_free_s)
-            self.back_free_s += self.trips[i].back_s if self.early else 0.0
+            self.back_free_s += self.swaps[i].swap_in_s if self.prefetch else 0.0
             self.back_done_s[i] = self.back_free_s
             if before > position:
-                self.coming_nbytes += self.trips[i].nbytes
-                self.free[position:before] -= self.trips[i].nbytes
-                self._make_room(position)
-        for i in self.due[position]:
-            if self.away[i] < position:
+                self.prefetched_nbytes += self.swaps[i].nbytes
+                self.free[position:before] -= self.swaps[i].nbytes
+                self._make_headroom(position)
+        for i in self.needed_by[position]:
+            if self.out_at[i] < position:
                 self.clock_s = max(self.clock_s, self.back_done_s[i])
 
     def _fits(self, i: int, position: int) -> bool:
-        """Whether a value may come back so early: nothing that is needed before it has to go for it."""
-        trip = self.trips[i]
-        if not self.early or self.free[position] < trip.nbytes:
+        """Whether a value may come back so early: no value that is needed before it is evicted for it."""
+        swap = self.swaps[i]
+        if not self.prefetch or self.free[position] < swap.nbytes:
             return False
-        if self.free[position : trip.gap.before].min() < trip.nbytes:
+        if self.free[position : swap.interval.before].min() < swap.nbytes:
             return False
-        here = self.copying_nbytes + self.departing_nbytes + self.coming_nbytes
-        there = self.room[position] - here - trip.nbytes
+        resident = self.copying_nbytes + self.other_pending_nbytes + self.prefetched_nbytes
+        there = self.headroom[position] - resident - swap.nbytes
         if there < 0:
             return False
-        return bool(self.idle_nbytes[self.before < trip.gap.before].sum() <= there)
+        return bool(self.idle_nbytes[self.before < swap.interval.before].sum() <= there)

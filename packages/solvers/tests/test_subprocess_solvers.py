@@ -1,4 +1,4 @@
-"""Solvers of other packages: found by name, asked by the portfolio, and harmless when they fail."""
+"""Solvers of other packages: found by name, run by the portfolio, and harmless when they fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import time
 from remat_solvers import judge
 
 class Saves:
-    """Saves all it can: greedy's own answer under another name."""
+    """Returns greedy's result under another name."""
     name = "saves"
     def solve(self, problem, deadline=None):
         from remat_solvers.methods.greedy import Greedy
@@ -101,7 +101,7 @@ def run(package: Path, guests: str, start_s: float = 20.0) -> dict[str, object]:
 
 
 def test_a_solver_of_another_package(package: Path) -> None:
-    """It has a name, and the portfolio's answer is no worse than its own."""
+    """It has a name, and the portfolio's result is no worse than its own."""
     found = run(package, "saves")
     assert "saves" in found["names"]  # type: ignore[operator]
     assert found["warnings"] == []
@@ -115,11 +115,11 @@ def test_a_solver_of_another_package(package: Path) -> None:
         ("crashes", "'crashes' crashed: RuntimeError: out of order", 20.0),
         ("hangs", "'hangs' did not end within", 2.0),
         ("lies", "'lies' returned a schedule above the budget", 20.0),
-        ("babbles", "'babbles' returned what is no order of ops", 20.0),
+        ("babbles", "'babbles' returned an invalid order of ops", 20.0),
     ],
 )
-def test_a_guest_that_fails_loses_its_place(package: Path, guest: str, text: str, start_s: float) -> None:
-    """With a warning that says how; the answer still comes."""
+def test_a_solver_that_fails_is_skipped(package: Path, guest: str, text: str, start_s: float) -> None:
+    """A warning names the failure, and the portfolio still returns a result."""
     found = run(package, guest, start_s)
     assert found["fits"]
     (warning,) = found["warnings"]  # type: ignore[misc]
