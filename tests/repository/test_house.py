@@ -1,5 +1,7 @@
 """The sources keep to the limits of the house."""
 
+import pytest
+
 from tests.repository.house import MOST, main, numbers
 
 
@@ -8,7 +10,7 @@ def test_every_number_is_within_its_limit() -> None:
     assert {} == {name: found for name, found in numbers().items() if len(found) > MOST[name]}
 
 
-def test_the_numbers_are_printed(capsys) -> None:
+def test_the_numbers_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """One line each, and the exit status of a house in order."""
     assert 0 == main()
     out = capsys.readouterr().out

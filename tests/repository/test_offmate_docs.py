@@ -3,10 +3,14 @@
 import re
 from pathlib import Path
 
+import pytest
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "offmate.md"
 
 
-def test_the_page_runs(tmp_path, monkeypatch, capsys):
+def test_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In an empty folder, with a cache of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))

@@ -4,7 +4,10 @@ import copy
 import json
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -68,7 +71,7 @@ GOOD = {"graph": graph_to_data(GRAPH), "plan": plan_to_data(PLAN), "order": [0, 
         (b"[" + b"9" * 10_000 + b"]", "cannot be used"),
     ],
 )
-def test_what_is_no_json_is_refused(tmp_path, kind, content, problem):
+def test_what_is_no_json_is_refused(tmp_path: Path, kind: str, content: bytes | None, problem: str) -> None:
     """Missing, empty, binary, cut off, and JSON that only Python speaks."""
     path = tmp_path / "file.json"
     if content is not None:
@@ -79,14 +82,14 @@ def test_what_is_no_json_is_refused(tmp_path, kind, content, problem):
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
     """The system's own reason is passed on."""
     with pytest.raises(BadFile, match="cannot be read"):
         load_graph(tmp_path)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_file_is_refused(tmp_path):
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     """Permissions, too."""
     path = tmp_path / "secret.json"
     path.write_text("[]")
@@ -97,7 +100,7 @@ def test_an_unreadable_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", READERS)
 @pytest.mark.parametrize("length", [1, 0.2, 0.5, 0.9, 0.999])
-def test_a_truncated_file_is_refused(tmp_path, kind, length):
+def test_a_truncated_file_is_refused(tmp_path: Path, kind: str, length: float) -> None:
     """Wherever it ends."""
     text = json.dumps(GOOD[kind])
     path = tmp_path / "file.json"
@@ -117,7 +120,9 @@ def test_a_truncated_file_is_refused(tmp_path, kind, length):
         ({"surprise": 1}, "unknown key 'surprise'"),
     ],
 )
-def test_another_version_or_kind_is_refused(tmp_path, kind, change, problem):
+def test_another_version_or_kind_is_refused(
+    tmp_path: Path, kind: str, change: dict[str, Any], problem: str
+) -> None:
     """A newer file is refused by saying so."""
     path = tmp_path / "file.json"
     path.write_text(json.dumps(GOOD[kind] | change))
@@ -125,7 +130,7 @@ def test_another_version_or_kind_is_refused(tmp_path, kind, change, problem):
         READERS[kind](path)
 
 
-def test_kinds_are_not_mixed_up(tmp_path):
+def test_kinds_are_not_mixed_up(tmp_path: Path) -> None:
     """A plan is no graph, a graph no order."""
     for kind in READERS:
         path = tmp_path / f"{kind}.json"
@@ -136,7 +141,7 @@ def test_kinds_are_not_mixed_up(tmp_path):
                     read(path)
 
 
-def put(data, place, content):
+def put(data: dict[str, Any], place: list[Any] | tuple[Any, ...], content: Any) -> dict[str, Any]:
     """A deep copy with the content at a place, or without it."""
     data = copy.deepcopy(data)
     *way, last = place
@@ -191,7 +196,7 @@ def put(data, place, content):
         (["updates"], [{"param": 0, "grad": 0}], "is no gradient"),
     ],
 )
-def test_wrong_graph_content_is_named_with_its_place(place, content, problem):
+def test_wrong_graph_content_is_named_with_its_place(place: list[Any], content: Any, problem: str) -> None:
     """Types, ranges, references."""
     with pytest.raises(BadFile, match=problem) as caught:
         graph_from_data(put(GOOD["graph"], place, content), source="g.json")
@@ -214,7 +219,7 @@ def test_wrong_graph_content_is_named_with_its_place(place, content, problem):
         (["ops"], [], "there is no value|there is no op"),
     ],
 )
-def test_wrong_corpus_content_is_named_with_its_place(place, content, problem):
+def test_wrong_corpus_content_is_named_with_its_place(place: list[Any], content: Any, problem: str) -> None:
     """The other format is read with the same suspicion."""
     graph_from_data(CORPUS)
     with pytest.raises(BadFile, match=problem):
@@ -246,17 +251,17 @@ def test_wrong_corpus_content_is_named_with_its_place(place, content, problem):
         (["schedule", "steps"], [["optimizer_step", 0, "to_host"]], "cannot be on lane to_host"),
     ],
 )
-def test_wrong_plan_content_is_named_with_its_place(place, content, problem):
+def test_wrong_plan_content_is_named_with_its_place(place: list[str], content: Any, problem: str) -> None:
     """Without any graph at hand."""
     with pytest.raises(BadFile, match=problem):
         plan_from_data(put(GOOD["plan"], place, content))
 
 
 @contextmanager
-def within(seconds):
+def within(seconds: Any) -> Iterator[Any]:
     """Raise where the block takes longer: a loop that has no end ends the test."""
 
-    def stop(*_):
+    def stop(*_: Any) -> None:
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, stop)
@@ -268,7 +273,7 @@ def within(seconds):
         signal.signal(signal.SIGALRM, before)
 
 
-def test_statistics_may_not_be_nested_without_end(tmp_path):
+def test_statistics_may_not_be_nested_without_end(tmp_path: Path) -> None:
     """Deeper than our own code goes, though the parser follows."""
     path = tmp_path / "plan.json"
     plan = {name: part for name, part in GOOD["plan"].items() if name != "solver_stats"}
@@ -278,7 +283,7 @@ def test_statistics_may_not_be_nested_without_end(tmp_path):
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_a_file_is_not_read_beyond_what_ours_can_hold(tmp_path, kind):
+def test_a_file_is_not_read_beyond_what_ours_can_hold(tmp_path: Path, kind: str) -> None:
     """A sparse file of 40 GiB is refused before it is in memory, a device that never ends too."""
     path = tmp_path / "file.json"
     with open(path, "wb") as file:
@@ -288,20 +293,20 @@ def test_a_file_is_not_read_beyond_what_ours_can_hold(tmp_path, kind):
             READERS[kind](place)
 
 
-def test_a_list_is_no_longer_than_ours_can_be():
+def test_a_list_is_no_longer_than_ours_can_be() -> None:
     """Each member takes a hundred times its two bytes while it is read."""
     with pytest.raises(BadFile, match="values: a list of at most 4,000,000 was wanted, but it has 4,000,001"):
         graph_from_data(GOOD["graph"] | {"values": [0] * 4_000_001})
 
 
-def test_sums_of_sizes_stay_exact():
+def test_sums_of_sizes_stay_exact() -> None:
     """Each size is possible, the sum is none that 64-bit arrays and floats hold."""
     values = [value | {"nbytes": 2**52} for value in GOOD["graph"]["values"]]
     with pytest.raises(BadFile, match="bytes in all; at most 9,007,199,254,740,992 can be counted"):
         graph_from_data(GOOD["graph"] | {"values": values, "updates": []})
 
 
-def many_values(count):
+def many_values(count: Any) -> Any:
     """That many values of one byte, as data."""
     return [{"name": f"v{i}", "nbytes": 1, "external": True} for i in range(count)]
 
@@ -332,7 +337,7 @@ LONG_FILES = {
 
 
 @pytest.mark.parametrize("case", LONG_FILES)
-def test_reading_takes_no_time_that_grows_with_the_square(case):
+def test_reading_takes_no_time_that_grows_with_the_square(case: str) -> None:
     """Minutes for a hundred thousand of anything, where a pass over them looks through all of them."""
     with within(20):
         try:
@@ -344,7 +349,7 @@ def test_reading_takes_no_time_that_grows_with_the_square(case):
     assert ("two values have this name" in message) == (case == "two of many values have one name")
 
 
-def test_a_foreign_plan_is_refused():
+def test_a_foreign_plan_is_refused() -> None:
     """A plan is for one graph; the error names both."""
     with pytest.raises(ForeignPlan, match=r"random-4-8.*random-5-8.*solve again"):
         plan_from_data(GOOD["plan"], graph=random_graph(5))
@@ -359,13 +364,15 @@ def test_a_foreign_plan_is_refused():
         (["schedule", "boundary"], 0, "its schedule cannot be carried out"),
     ],
 )
-def test_a_plan_that_does_not_run_is_refused(place, content, problem):
+def test_a_plan_that_does_not_run_is_refused(
+    place: list[Any], content: int | list[int | str], problem: str
+) -> None:
     """With a graph the referee is asked."""
     with pytest.raises(BadFile, match=problem):
         plan_from_data(put(GOOD["plan"], place, content), graph=GRAPH)
 
 
-def test_a_plan_that_understates_its_peak_is_corrected_or_refused():
+def test_a_plan_that_understates_its_peak_is_corrected_or_refused() -> None:
     """What a file says of itself is not believed."""
     peak = PLAN.peak_nbytes
     assert PLAN == plan_from_data(put(GOOD["plan"], ["peak_nbytes"], peak - 1), graph=GRAPH)
@@ -375,7 +382,7 @@ def test_a_plan_that_understates_its_peak_is_corrected_or_refused():
 
 
 @pytest.mark.parametrize("content", [{}, [[0]], [0.5], ["0"], [-1], [True], [None], 3, "order"])
-def test_an_order_is_a_list_of_indices(tmp_path, content):
+def test_an_order_is_a_list_of_indices(tmp_path: Path, content: Any) -> None:
     """Nothing else; and with a graph they lie within it."""
     path = tmp_path / "order.json"
     path.write_text(json.dumps(content))
@@ -383,7 +390,7 @@ def test_an_order_is_a_list_of_indices(tmp_path, content):
         load_order(path)
 
 
-def test_an_order_for_a_larger_graph_is_refused(tmp_path):
+def test_an_order_for_a_larger_graph_is_refused(tmp_path: Path) -> None:
     """With a graph at hand."""
     path = tmp_path / "order.json"
     path.write_text("[0, 1000]")
@@ -399,7 +406,7 @@ JUNK = st.recursive(
 )
 
 
-def places(data, way=()):
+def places(data: Any, way: Any = ()) -> Iterator[Any]:
     """Every place in nested data."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, content in items:
@@ -416,7 +423,7 @@ PLACES = {
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(PLACES)), st.data(), JUNK | st.just(...))
-def test_junk_anywhere_gives_our_error_or_none(kind, data, junk):
+def test_junk_anywhere_gives_our_error_or_none(kind: str, data: st.DataObject, junk: Any) -> None:
     """Never a KeyError, a TypeError or an endless loop."""
     good, spots, read = PLACES[kind]
     broken = put(good, data.draw(st.sampled_from(spots)), junk)
@@ -435,7 +442,9 @@ def test_junk_anywhere_gives_our_error_or_none(kind, data, junk):
         ('{"format": ' + "1" * 5000 + "}", "holds what cannot be used: a number of thousands of digits"),
     ],
 )
-def test_what_would_be_read_otherwise_than_written_is_refused(tmp_path, text, problem):
+def test_what_would_be_read_otherwise_than_written_is_refused(
+    tmp_path: Path, text: str, problem: str
+) -> None:
     """In words of ours: nothing that Python says of its settings."""
     path = tmp_path / "graph.json"
     path.write_text(text)
@@ -444,20 +453,20 @@ def test_what_would_be_read_otherwise_than_written_is_refused(tmp_path, text, pr
     assert f"{path}: {problem}" == str(caught.value)
 
 
-def test_a_mark_before_the_text_is_passed_over(tmp_path):
+def test_a_mark_before_the_text_is_passed_over(tmp_path: Path) -> None:
     """Some editors write one."""
     path = tmp_path / "graph.json"
     path.write_text(json.dumps(graph_to_data(GRAPH)), encoding="utf-8-sig")
     assert graph_to_data(GRAPH) == graph_to_data(load_graph(path))
 
 
-def test_half_a_letter_is_no_text():
+def test_half_a_letter_is_no_text() -> None:
     """JSON can say it, but no output can."""
     with pytest.raises(BadFile, match="name: text that can be written was wanted"):
         graph_from_data({**graph_to_data(GRAPH), "name": "\ud800"})
 
 
-def test_a_plan_that_claims_a_false_bound_is_refused():
+def test_a_plan_that_claims_a_false_bound_is_refused() -> None:
     """Its file is named, and what to do."""
     data = copy.deepcopy(GOOD["plan"]) | {"lower_bound_s": 9e18}
     with pytest.raises(

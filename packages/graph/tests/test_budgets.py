@@ -51,12 +51,12 @@ def step(rounding: int = 1) -> Graph:
         (77.0, 77),
     ],
 )
-def test_a_percentage_leaves_the_gradients_alone(budget, expected):
+def test_a_percentage_leaves_the_gradients_alone(budget: float | np.int32 | str, expected: int) -> None:
     """G + 0.40 (P - G); sizes are themselves."""
     assert expected == resolve_budget(budget, step())
 
 
-def test_a_budget_is_parsed_before_there_is_a_graph():
+def test_a_budget_is_parsed_before_there_is_a_graph() -> None:
     """Bytes are known then; a percentage waits for its graph."""
     size, share = Budget.parse("1KiB"), Budget.parse("40%")
     assert (1024, False) == (size.nbytes, size.is_percentage)
@@ -64,7 +64,7 @@ def test_a_budget_is_parsed_before_there_is_a_graph():
     assert (1024, 800) == (size.resolve(step()), share.resolve(step()))
 
 
-def test_gradients_count_as_they_are_allocated():
+def test_gradients_count_as_they_are_allocated() -> None:
     """With the allocator's rounding in both G and P."""
     graph = step(512)
     assert (512, 1024 + 512 + 512) == (gradient_nbytes(graph), noremat_peak_nbytes(graph))
@@ -73,7 +73,7 @@ def test_gradients_count_as_they_are_allocated():
 
 @settings(deadline=None, max_examples=50)
 @given(graphs())
-def test_the_whole_is_the_unplanned_peak(graph):
+def test_the_whole_is_the_unplanned_peak(graph: Graph) -> None:
     """100 % is what the unplanned step needs."""
     peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
     if peak:
@@ -103,7 +103,7 @@ def test_the_whole_is_the_unplanned_peak(graph):
         (None, "is a NoneType"),
     ],
 )
-def test_a_bad_budget_is_one_clear_line(budget, problem):
+def test_a_bad_budget_is_one_clear_line(budget: bool | float | str | None, problem: str) -> None:
     """What came, what is wrong, what to give instead."""
     with pytest.raises(BadBudget, match=problem) as caught:
         resolve_budget(budget, step())

@@ -1,5 +1,8 @@
 """However long what an error quotes is, its text is a line that can be read."""
 
+from collections.abc import Callable
+from typing import Any
+
 import attrs
 import pytest
 
@@ -12,11 +15,11 @@ from remat_graph.serialization.json_reader import Reader
 class Long:
     """What has much to say of itself, in many lines."""
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "long\n" * 100_000
 
 
-def nested(levels):
+def nested(levels: Any) -> Any:
     """Texts to the power of levels."""
     made = "x"
     for _ in range(levels):
@@ -37,7 +40,7 @@ def nested(levels):
     ],
     ids=["text", "number", "list", "mapping", "object", "nested", "bytes"],
 )
-def test_a_value_is_shown_in_one_short_line(value):
+def test_a_value_is_shown_in_one_short_line(value: Any) -> None:
     """Whatever it is; it is not even written out first."""
     text = shown(value)
     assert 0 < len(text) <= 160
@@ -45,12 +48,12 @@ def test_a_value_is_shown_in_one_short_line(value):
 
 
 @pytest.mark.parametrize("value", [1, -1.5, "text", None, True, [1, 2], {"a": (1, 2)}])
-def test_a_short_value_is_shown_as_it_is(value):
+def test_a_short_value_is_shown_as_it_is(value: Any) -> None:
     """As Python writes it."""
     assert repr(value) == shown(value)
 
 
-def test_a_text_is_cut_in_the_middle():
+def test_a_text_is_cut_in_the_middle() -> None:
     """What came stands at the beginning, and what to do at the end."""
     text = cut("what came " + "x" * 10**6 + " what to do", 100)
     assert len(text) == 100
@@ -59,7 +62,7 @@ def test_a_text_is_cut_in_the_middle():
     assert "short" == cut("short", 5)
 
 
-def test_no_error_is_longer():
+def test_no_error_is_longer() -> None:
     """Not even one whose class says nothing of it."""
 
     @attrs.frozen(kw_only=True, str=False)
@@ -85,14 +88,14 @@ def test_no_error_is_longer():
         lambda: Reader(10**10_000, "file").size(),
     ],
 )
-def test_wrong_values_of_any_length_are_told_briefly(wrong):
+def test_wrong_values_of_any_length_are_told_briefly(wrong: Callable[..., Any]) -> None:
     """With our errors, and what to do about them."""
     with pytest.raises(RematError) as caught:
         wrong()
     assert len(str(caught.value)) < 400
 
 
-def test_what_an_error_holds_is_whole():
+def test_what_an_error_holds_is_whole() -> None:
     """Only its text is cut."""
     error = BadBudget(budget="x" * 10**4, problem="is none")
     assert 10**4 == len(error.budget)

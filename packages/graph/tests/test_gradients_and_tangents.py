@@ -36,7 +36,7 @@ def step() -> Graph:
     return Graph(name="step", values=values, ops=ops)
 
 
-def test_tangents_come_at_the_boundary_and_outputs_stay():
+def test_tangents_come_at_the_boundary_and_outputs_stay() -> None:
     """Both are counted; outputs until the end."""
     schedule = Schedule.from_order(step(), range(3))
     timeline = simulate(step(), schedule)
@@ -46,20 +46,20 @@ def test_tangents_come_at_the_boundary_and_outputs_stay():
     assert 7 + 200 == timeline.live_nbytes[-1]
 
 
-def test_a_gradient_waits_for_the_last_reader_of_its_parameter():
+def test_a_gradient_waits_for_the_last_reader_of_its_parameter() -> None:
     """An optimizer in a hook may change the parameter as soon as the gradient is delivered."""
     steps = Schedule.from_order(step(), range(3)).steps
     assert steps.index(Compute(2)) < steps.index(Deliver(3))
 
 
-def test_accumulating_frees_what_is_delivered():
+def test_accumulating_frees_what_is_delivered() -> None:
     """With `.grad` there already, a delivered gradient goes."""
     steps = [Compute(0), Compute(1), Deliver(3), Compute(2), Deliver(4)]
     assert 7 + 7 + 200 == simulate(step(), Schedule(steps, 1)).peak_nbytes
     assert 7 + 7 + 100 == simulate(step(), Schedule(steps, 1), grads=Grads.ACCUMULATE).peak_nbytes
 
 
-def test_a_delivered_gradient_cannot_be_read():
+def test_a_delivered_gradient_cannot_be_read() -> None:
     """It is autograd's from then on."""
     reader = Op(
         name="reader",
@@ -75,13 +75,13 @@ def test_a_delivered_gradient_cannot_be_read():
         simulate(graph, Schedule(steps, 1))
 
 
-def test_an_op_that_reads_a_tangent_waits_for_the_boundary():
+def test_an_op_that_reads_a_tangent_waits_for_the_boundary() -> None:
     """Before it, there is no tangent."""
     with pytest.raises(InvalidSchedule, match="t, which is not live"):
         simulate(step(), Schedule([Compute(0), Compute(1), Compute(2), Deliver(3), Deliver(4)], 5))
 
 
-def test_a_repeat_makes_a_second_copy_of_a_pinned_value():
+def test_a_repeat_makes_a_second_copy_of_a_pinned_value() -> None:
     """It is counted while the op runs, and dropped then."""
     order = [0, 1, 2, 1]
     timeline = simulate(step(), Schedule.from_order(step(), order))
@@ -91,7 +91,7 @@ def test_a_repeat_makes_a_second_copy_of_a_pinned_value():
 
 @settings(deadline=None)
 @given(schedules())
-def test_accumulating_never_needs_more(case):
+def test_accumulating_never_needs_more(case: tuple[Graph, Schedule]) -> None:
     """So a plan for `.grad` None holds for both states."""
     graph, schedule = case
     new = simulate(graph, schedule)

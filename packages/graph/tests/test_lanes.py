@@ -1,5 +1,7 @@
 """Lanes slow each other as links and memory do, and what one step leaves to them goes on beside the next."""
 
+from typing import Any
+
 import attrs
 import pytest
 from hypothesis import given
@@ -29,7 +31,7 @@ from remat_graph.simulator.lanes import Job, finish_times
 OUT, BACK, CPU, COMPUTE = Lane.TO_HOST, Lane.TO_DEVICE, Lane.CPU_OPTIMIZER, Lane.COMPUTE
 
 
-def test_two_directions_share_a_link():
+def test_two_directions_share_a_link() -> None:
     """Half speed for both while both are busy; what is left goes at its own speed again."""
     links = Links(
         to_host_nbytes_per_s=10,
@@ -40,7 +42,7 @@ def test_two_directions_share_a_link():
     assert [4.0, 6.0] == finish_times([Job(OUT, 2.0), Job(BACK, 4.0)], links)
 
 
-def test_copies_take_the_optimizers_memory():
+def test_copies_take_the_optimizers_memory() -> None:
     """One direction takes a quarter of the host's bandwidth, two take half of it."""
     links = Links(to_host_nbytes_per_s=25, to_device_nbytes_per_s=25, host_nbytes_per_s=100)
     assert [3.0, 4.0] == finish_times([Job(OUT, 3.0), Job(CPU, 3.25)], links)
@@ -53,7 +55,7 @@ def test_copies_take_the_optimizers_memory():
         max_size=30,
     )
 )
-def test_without_contention_each_job_begins_when_it_can(drawn):
+def test_without_contention_each_job_begins_when_it_can(drawn: list[Any]) -> None:
     """Against the plain recursion: after its lane's last job and after what it waits for."""
     jobs = [
         Job(lane, eighths / 8, tuple(sorted(a for a in after if a < place)))
@@ -90,7 +92,7 @@ def streaming(compute_s: int, update_s: int) -> tuple[Graph, Schedule]:
     return graph, Schedule([*steps, OptimizerStep(0, CPU)], 3)
 
 
-def test_what_a_step_leaves_goes_on_beside_the_next():
+def test_what_a_step_leaves_goes_on_beside_the_next() -> None:
     """The next fetch of the weight waits for its update, whatever else could go on."""
     graph, schedule = streaming(compute_s=6, update_s=4)
     links = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=10)
@@ -103,7 +105,7 @@ def test_what_a_step_leaves_goes_on_beside_the_next():
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, 5e-324, 1e-13, 2e18, float("inf"), float("nan")])
-def test_bandwidths_that_nothing_has(rate):
+def test_bandwidths_that_nothing_has(rate: float) -> None:
     """A copy over them would take no number of seconds that can be added up."""
     for field in attrs.fields(Links):
         with pytest.raises(ValueError, match=field.name):

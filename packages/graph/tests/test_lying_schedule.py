@@ -1,5 +1,7 @@
 """A schedule that lies is caught: the referee believes no step."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ from remat_graph.testing.strategies import schedules
 
 @settings(deadline=None, max_examples=150)
 @given(schedules(), st.data())
-def test_a_missing_compute_is_caught(case, data):
+def test_a_missing_compute_is_caught(case: tuple[Graph, Schedule], data: st.DataObject) -> None:
     """Leaving out any run leaves something unread, unfreed or never run."""
     graph, schedule = case
     runs = [i for i, step in enumerate(schedule.steps) if isinstance(step, Compute)]
@@ -48,7 +50,7 @@ def test_a_missing_compute_is_caught(case, data):
 
 @settings(deadline=None, max_examples=150)
 @given(schedules(), st.data())
-def test_a_free_that_comes_too_early_is_caught(case, data):
+def test_a_free_that_comes_too_early_is_caught(case: tuple[Graph, Schedule], data: st.DataObject) -> None:
     """A value freed right before its last reader is missed by that reader."""
     graph, schedule = case
     steps = list(schedule.steps)
@@ -68,7 +70,7 @@ def test_a_free_that_comes_too_early_is_caught(case, data):
         simulate(graph, Schedule(steps, schedule.boundary))
 
 
-def _frees_after(steps, position):
+def _frees_after(steps: list[Any], position: int) -> list[Free]:
     frees = []
     for step in steps[position + 1 :]:
         if not isinstance(step, Free):
@@ -95,7 +97,7 @@ def pair() -> Graph:
 GOOD = [Compute(0), Compute(1), Free(0), Compute(2), Free(1), Deliver(2)]
 
 
-def test_the_good_one_is_good():
+def test_the_good_one_is_good() -> None:
     """What the cases below are changes of."""
     simulate(pair(), Schedule(GOOD, 3))
 
@@ -127,7 +129,7 @@ def test_the_good_one_is_good():
         (GOOD, -1, 0, "boundary -1 lies outside"),
     ],
 )
-def test_each_lie_is_named_with_its_step(steps, boundary, step, problem):
+def test_each_lie_is_named_with_its_step(steps: list[Any], boundary: int, step: int, problem: str) -> None:
     """The error says which step cannot be carried out, and why."""
     with pytest.raises(InvalidSchedule, match=problem) as caught:
         simulate(pair(), Schedule(steps, boundary))

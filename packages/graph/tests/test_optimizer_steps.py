@@ -1,5 +1,7 @@
 """The optimizer as steps of the schedule: on the device or on the CPU, its copies never stale, never torn."""
 
+from typing import Any
+
 import pytest
 
 from remat_graph import (
@@ -18,6 +20,7 @@ from remat_graph import (
     Role,
     Schedule,
     Start,
+    Timeline,
     Transfer,
     Update,
     Value,
@@ -63,11 +66,11 @@ FETCH = [Start(W), Wait(W)]
 STEP = [*FETCH, Compute(0), Compute(1)]
 
 
-def replay(home, steps):
+def replay(home: Placement, steps: list[Any]) -> Timeline:
     return simulate(graph(home), Schedule(steps, min(len(steps), steps.index(Compute(1)))), links=LINKS)
 
 
-def test_an_update_on_the_device():
+def test_an_update_on_the_device() -> None:
     """It takes its time on the compute lane, after which the gradient may go."""
     timeline = replay(Placement.DEVICE, [Compute(0), Compute(1), ON_DEVICE, Free(3)])
     assert 4.0 == timeline.time_s == timeline.lane_s[Lane.COMPUTE]
@@ -75,7 +78,7 @@ def test_an_update_on_the_device():
     assert 40 + 80 + 10 == timeline.live_nbytes[-1]
 
 
-def test_an_update_on_the_cpu_overlaps():
+def test_an_update_on_the_cpu_overlaps() -> None:
     """The gradient goes over, the CPU updates while the device is free to do something else."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, Free(0)]
     timeline = replay(Placement.HOST, steps)
@@ -85,19 +88,19 @@ def test_an_update_on_the_cpu_overlaps():
     assert 40 + 10 + 40 == timeline.peak_nbytes
 
 
-def test_a_copy_back_waits_for_the_update():
+def test_a_copy_back_waits_for_the_update() -> None:
     """The new parameter leaves the host when the CPU has made it."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, Free(0), *FETCH, Free(0)]
     assert 2 + 2 + 4 + 30 + 2 == replay(Placement.HOST, steps).time_s
 
 
-def test_the_cpu_waits_for_the_gradient():
+def test_the_cpu_waits_for_the_gradient() -> None:
     """The update may be queued while the gradient is still on its way."""
     steps = [*STEP, Start(G), ON_CPU, Wait(G), Free(3), Free(0)]
     assert 2 + 2 + 4 + 30 == replay(Placement.HOST, steps).time_s
 
 
-def test_host_bytes_wait_for_the_cpu():
+def test_host_bytes_wait_for_the_cpu() -> None:
     """A gradient on the host goes only when the update that reads it is done."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, FreeHost(3)]
     timeline = replay(Placement.HOST, [*steps, Free(0)])
@@ -107,7 +110,7 @@ def test_host_bytes_wait_for_the_cpu():
     assert 40.0 == replay(Placement.HOST, state_first).time_s
 
 
-def test_a_stale_device_copy_still_serves_the_step():
+def test_a_stale_device_copy_still_serves_the_step() -> None:
     """A repeat after the CPU's update needs the old parameter, which the device still has."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, Compute(0), Free(0)]
     assert 1.0 == replay(Placement.HOST, steps).recomputed_s
@@ -143,13 +146,13 @@ def test_a_stale_device_copy_still_serves_the_step():
         (Placement.HOST, [*STEP, Start(G), Wait(G), Free(3)], "gradient g is never delivered"),
     ],
 )
-def test_each_mistake_is_named(home, steps, problem):
+def test_each_mistake_is_named(home: Placement, steps: list[Any], problem: str) -> None:
     """Races, stale copies and what is forgotten."""
     with pytest.raises(InvalidSchedule, match=problem):
         replay(home, steps)
 
 
-def test_what_persists_ends_at_home_and_up_to_date():
+def test_what_persists_ends_at_home_and_up_to_date() -> None:
     """An update on the device of a parameter that lives on the host has to be written back."""
     begin = [*STEP, Start(M), Wait(M), ON_DEVICE, Free(3)]
     with pytest.raises(InvalidSchedule, match="w does not end up to date at home"):
@@ -160,12 +163,12 @@ def test_what_persists_ends_at_home_and_up_to_date():
         replay(Placement.HOST, [*begin, *home_again[:1], *home_again[2:3], home_again[4], Free(0), Free(1)])
 
 
-def test_a_device_copy_that_is_gone_is_missed_at_home():
+def test_a_device_copy_that_is_gone_is_missed_at_home() -> None:
     """A persistent value freed without a copy back."""
     with pytest.raises(InvalidSchedule, match="m does not end up to date at home"):
         replay(Placement.DEVICE, [Compute(0), Compute(1), ON_DEVICE, Free(3), Free(1)])
 
 
-def test_a_delivered_gradient_leaves_the_update_to_the_user():
+def test_a_delivered_gradient_leaves_the_update_to_the_user() -> None:
     """The graph's updates need not be in the schedule then."""
     assert 2.0 == replay(Placement.DEVICE, [Compute(0), Compute(1), Deliver(3)]).time_s

@@ -30,7 +30,7 @@ PASSES = {
 }
 
 
-def op(name, inputs, outputs, **fields):
+def op(name: str, inputs: list[int], outputs: list[int], **fields: bool | None) -> Op:
     way = Implementation(inputs=inputs, outputs=outputs, time_s=1.0)
     return Op(name=name, target=name, implementations=[way], **fields)
 
@@ -38,7 +38,7 @@ def op(name, inputs, outputs, **fields):
 @pytest.mark.parametrize("name", PASSES)
 @settings(deadline=None, max_examples=40)
 @given(graph=graphs())
-def test_every_op_is_in_one_group(name, graph):
+def test_every_op_is_in_one_group(name: str, graph: Graph) -> None:
     """The forward in trace order, the backward in reverse, and joining unplanned groups changes nothing."""
     groups = PASSES[name](graph)
     ops = [op for run in (*groups.forward, *reversed(groups.backward)) for op in run]
@@ -49,7 +49,7 @@ def test_every_op_is_in_one_group(name, graph):
 @pytest.mark.parametrize("name", PASSES)
 @settings(deadline=None, max_examples=40)
 @given(graph=graphs())
-def test_every_group_is_a_graph_of_its_own(name, graph):
+def test_every_group_is_a_graph_of_its_own(name: str, graph: Graph) -> None:
     """Well formed; its ops cost what they cost in the whole, and its values are theirs or lent."""
     for subgraph in PASSES[name](graph).subgraphs:
         verify(subgraph.graph)
@@ -69,7 +69,7 @@ def test_every_group_is_a_graph_of_its_own(name, graph):
 @pytest.mark.parametrize("name", PASSES)
 @settings(deadline=None, max_examples=40)
 @given(graph=graphs(), seed=st.integers(0, 999))
-def test_orders_of_the_groups_are_an_order_of_the_whole(name, graph, seed):
+def test_orders_of_the_groups_are_an_order_of_the_whole(name: str, graph: Graph, seed: int) -> None:
     """Valid, with the runs of each group in the order in which the group had them."""
     groups = PASSES[name](graph)
     orders = {}
@@ -89,7 +89,7 @@ def test_orders_of_the_groups_are_an_order_of_the_whole(name, graph, seed):
 
 @settings(deadline=None, max_examples=40)
 @given(graph=graphs())
-def test_equal_keys_are_equal_graphs(graph):
+def test_equal_keys_are_equal_graphs(graph: Graph) -> None:
     """The same order is worth the same in each of them."""
     for partition in PASSES.values():
         known = {}
@@ -110,7 +110,7 @@ def test_equal_keys_are_equal_graphs(graph):
         ("llama24_nohead", "repeated", 22),
     ],
 )
-def test_equal_layers_of_the_corpus(graph, name, equal):
+def test_equal_layers_of_the_corpus(graph: str, name: str, equal: int) -> None:
     """The layers of a transformer are groups with one key."""
     passes = {
         "repeated": at_repetitions,
@@ -123,7 +123,7 @@ def test_equal_layers_of_the_corpus(graph, name, equal):
     assert len(counts) <= 6
 
 
-def test_grouping_keeps_to_its_limits():
+def test_grouping_keeps_to_its_limits() -> None:
     """So many groups, or as few as the size of a group allows."""
     graph = load_graph(CORPUS / "unet.json")
     forward = sum(not op.backward for op in graph.ops)
@@ -132,7 +132,7 @@ def test_grouping_keeps_to_its_limits():
     assert max(map(len, grouped(graph, 1, 7).forward)) <= 7
 
 
-def test_grouping_closes_around_what_is_wide():
+def test_grouping_closes_around_what_is_wide() -> None:
     """A chain that is wide inside two pieces is parted where it is narrow."""
     sizes = [9, 50, 50, 1, 50, 50, 9]
     values = [Value(name=f"v{i}", nbytes=nbytes) for i, nbytes in enumerate(sizes)]
@@ -142,7 +142,7 @@ def test_grouping_closes_around_what_is_wide():
     assert ((0, 1, 2, 3), (4, 5, 6)) == at_narrow_places(graph, 1).forward
 
 
-def test_what_one_value_crosses():
+def test_what_one_value_crosses() -> None:
     """A skip closes the places under it."""
     values = [Value(name=f"v{i}", nbytes=1) for i in range(5)]
     ops = [op("a", [], [0]), op("b", [0], [1]), op("c", [1], [2]), op("d", [0, 2], [3]), op("e", [3], [4])]
@@ -153,7 +153,7 @@ def test_what_one_value_crosses():
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_nothing_to_group(name):
+def test_nothing_to_group(name: str) -> None:
     """No ops, one op, no backward."""
     empty = PASSES[name](Graph(name="empty", values=[], ops=[]))
     assert [] == empty.join({})
@@ -169,7 +169,7 @@ def test_nothing_to_group(name):
     assert not any(PASSES[name](line).backward)
 
 
-def test_what_may_not_run_again_may_not_in_a_group_either():
+def test_what_may_not_run_again_may_not_in_a_group_either() -> None:
     """An op that reads a buffer's old version, which an op of another group overwrites."""
     values = [
         Value(name="old", nbytes=4, external=True, role=Role.BUFFER),

@@ -4,6 +4,8 @@ import importlib.util
 import json
 import random
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 @pytest.fixture(scope="module")
-def judge():
+def judge() -> ModuleType:
     spec = importlib.util.spec_from_file_location("judge", FOLDER / "judge.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -22,7 +24,7 @@ def judge():
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def case(request):
+def case(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Graph]:
     path = FOLDER / f"{request.param}.json"
     return json.loads(path.read_text()), load_graph(path)
 
@@ -64,19 +66,21 @@ def random_order(graph: Graph, rng: random.Random, forget: float) -> list[int]:
     return order
 
 
-def test_all_six_graphs_are_here():
+def test_all_six_graphs_are_here() -> None:
     """So that the tests below say something."""
     assert 6 == len(NAMES)
 
 
-def test_the_unplanned_peaks_are_equal(judge, case):
+def test_the_unplanned_peaks_are_equal(judge: ModuleType, case: tuple[dict[str, Any], Graph]) -> None:
     """Budgets are fractions of it."""
     raw, graph = case
     assert judge.save_all_peak(raw) == noremat_peak_nbytes(graph)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_peaks_and_overheads_are_equal(judge, case, seed):
+def test_peaks_and_overheads_are_equal(
+    judge: ModuleType, case: tuple[dict[str, Any], Graph], seed: int
+) -> None:
     """On random valid schedules, with few repeats and with many."""
     raw, graph = case
     order = random_order(graph, random.Random(seed), forget=(0.0, 0.02, 0.1, 0.3)[seed])
@@ -87,7 +91,9 @@ def test_peaks_and_overheads_are_equal(judge, case, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_both_refuse_an_order_that_cannot_be(judge, case, seed):
+def test_both_refuse_an_order_that_cannot_be(
+    judge: ModuleType, case: tuple[dict[str, Any], Graph], seed: int
+) -> None:
     """A run too few, or a run too early."""
     raw, graph = case
     rng = random.Random(seed)

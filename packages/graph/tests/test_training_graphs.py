@@ -1,5 +1,8 @@
 """A captured step with parameters, states and updates; gradients on the host; the optimizer's own call."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from remat_graph import (
@@ -75,7 +78,7 @@ ON_HOST = [
 ]
 
 
-def test_what_persists_is_charged():
+def test_what_persists_is_charged() -> None:
     """Parameters, frozen ones too, and states; the captured values keep their indices."""
     graph = trained()
     verify(graph)
@@ -88,7 +91,7 @@ def test_what_persists_is_charged():
     assert 3 == timeline.peak_step
 
 
-def test_a_gradient_handed_over_on_the_host():
+def test_a_gradient_handed_over_on_the_host() -> None:
     """It leaves the device and lies on the host until the next step; accumulated, it is added and goes."""
     graph = with_placement(trained(), {0, 4})
     schedule = Schedule(ON_HOST, 3, 9)
@@ -110,13 +113,13 @@ def test_a_gradient_handed_over_on_the_host():
         ([*ON_HOST, OptimizerStep(0, Lane.CPU_OPTIMIZER)], None, "updated twice"),
     ],
 )
-def test_each_mistake_is_named(steps, end, problem):
+def test_each_mistake_is_named(steps: list[Any], end: int | None, problem: str) -> None:
     """Where the backward ends, what is handed over, what comes twice."""
     with pytest.raises(InvalidSchedule, match=problem):
         simulate(with_placement(trained(), {0, 4}), Schedule(steps, 3, end))
 
 
-def test_plans_with_homes_survive_a_file(tmp_path):
+def test_plans_with_homes_survive_a_file(tmp_path: Path) -> None:
     """Who is placed on the host, what that takes, and where the optimizer's call begins."""
     graph = with_placement(trained(), {0, 4})
     schedule = Schedule(ON_HOST, 3, 9)
@@ -129,7 +132,7 @@ def test_plans_with_homes_survive_a_file(tmp_path):
     assert "links" not in plan_to_data(plan)
 
 
-def test_plans_with_links_are_judged_by_them(tmp_path):
+def test_plans_with_links_are_judged_by_them(tmp_path: Path) -> None:
     """On slow links a plan takes as long after a file as before; what is no rate is named."""
     graph, path = with_placement(trained(), {0, 4}), tmp_path / "plan.json"
     options = {"budget_nbytes": 100, "lower_bound_s": 0.0, "solver": "by hand", "periods": 3}

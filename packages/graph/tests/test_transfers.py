@@ -1,5 +1,7 @@
 """Transfers run beside compute, each direction on its own lane, and the referee knows when each is done."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from remat_graph import (
     Op,
     Schedule,
     Start,
+    Timeline,
     Transfer,
     Value,
     Wait,
@@ -63,11 +66,11 @@ MOVED = [
 ]
 
 
-def replay(steps, links=SLOW):
+def replay(steps: list[Any], links: Links = SLOW) -> Timeline:
     return simulate(graph(), Schedule(steps, len(steps)), links=links)
 
 
-def test_lanes_overlap_and_waits_hold_the_compute_lane():
+def test_lanes_overlap_and_waits_hold_the_compute_lane() -> None:
     """Transfers take bytes over bandwidth, beside compute; each lane's busy time is its own."""
     timeline = replay(MOVED)
     assert 27.0 == timeline.time_s
@@ -76,13 +79,13 @@ def test_lanes_overlap_and_waits_hold_the_compute_lane():
     assert 0.0 == timeline.recomputed_s
 
 
-def test_a_fast_link_hides_the_transfers():
+def test_a_fast_link_hides_the_transfers() -> None:
     """Then compute alone counts."""
     links = Links(to_host_nbytes_per_s=1e9, to_device_nbytes_per_s=1e12)
     assert replay(MOVED, links).time_s == pytest.approx(20.0, abs=1e-6)
 
 
-def test_bytes_are_held_at_both_ends_while_they_move():
+def test_bytes_are_held_at_both_ends_while_they_move() -> None:
     """The source until it is freed, the destination from the start on; the host has a peak of its own."""
     timeline = replay(MOVED)
     assert 100 == timeline.host_peak_nbytes
@@ -92,7 +95,7 @@ def test_bytes_are_held_at_both_ends_while_they_move():
     assert 60 == at[repr(Free(2))]
 
 
-def test_the_same_lane_takes_one_transfer_after_another():
+def test_the_same_lane_takes_one_transfer_after_another() -> None:
     """Two copies away at once take as long as one after the other."""
     other = Transfer(1, Lane.TO_HOST)
     steps = [Compute(0), Compute(1), Start(AWAY), Start(other), Wait(other), Wait(AWAY)]
@@ -102,7 +105,7 @@ def test_the_same_lane_takes_one_transfer_after_another():
     assert 160 == timeline.host_peak_nbytes
 
 
-def test_a_fetch_waits_for_the_copy_that_it_fetches():
+def test_a_fetch_waits_for_the_copy_that_it_fetches() -> None:
     """Opposite lanes are independent, but not for the same value."""
     steps = [Compute(0), Compute(1), Compute(2), Compute(3), Start(AWAY), Wait(AWAY), Free(0)]
     steps += [Start(BACK), Wait(BACK), Compute(4)]
@@ -133,20 +136,20 @@ def test_a_fetch_waits_for_the_copy_that_it_fetches():
         ),
     ],
 )
-def test_each_race_is_named(steps, step, problem):
+def test_each_race_is_named(steps: list[Any], step: int, problem: str) -> None:
     """What is in flight may not be touched."""
     with pytest.raises(InvalidSchedule, match=problem) as caught:
         replay(steps)
     assert step == caught.value.step
 
 
-def test_a_transfer_has_two_directions():
+def test_a_transfer_has_two_directions() -> None:
     """Compute is no direction."""
     with pytest.raises(ValueError, match="lane"):
         Transfer(0, Lane.COMPUTE)
 
 
-def test_one_chunk_of_a_tensor_moves_by_itself():
+def test_one_chunk_of_a_tensor_moves_by_itself() -> None:
     """The other stays where it is."""
     values = [Value(name=f"part{i}", nbytes=50, chunk_of="whole") for i in range(2)]
     values.append(Value(name="end", nbytes=0))
@@ -163,7 +166,7 @@ def test_one_chunk_of_a_tensor_moves_by_itself():
 
 @settings(deadline=None)
 @given(schedules(), st.integers(0, 2**32 - 1))
-def test_moving_changes_no_compute(case, seed):
+def test_moving_changes_no_compute(case: tuple[Graph, Schedule], seed: int) -> None:
     """Sending values away and back keeps a schedule valid, its compute as it was, and counts host bytes."""
     graph, schedule = case
     moved = random_moves(graph, schedule, seed)

@@ -4,6 +4,7 @@ import gc
 import mmap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import attrs
 import pytest
@@ -297,7 +298,7 @@ def test_on_cuda() -> None:
         assert again.data_ptr() == block.data_ptr()
 
 
-def test_a_lease_comes_back_with_its_last_tensor():
+def test_a_lease_comes_back_with_its_last_tensor() -> None:
     """By whatever view it is held, through autograd's hands too; what is idle can be lent again."""
     pool = HostPool(1000)
     lease = pool.lease(400)
@@ -313,11 +314,11 @@ def test_a_lease_comes_back_with_its_last_tensor():
         pool.lease(1001)
 
 
-def test_a_lease_may_come_back_while_another_is_taken():
+def test_a_lease_may_come_back_while_another_is_taken() -> None:
     """The collector of garbage runs when it likes, also where the pool is at work."""
 
     class Memory(PlainMemory):
-        def take(self, nbytes):
+        def take(self, nbytes: Any) -> Any:
             gc.collect()
             return super().take(nbytes)
 
@@ -333,14 +334,14 @@ def test_a_lease_may_come_back_while_another_is_taken():
     assert pool.statistics.lent_nbytes == block.numel()
 
 
-def test_a_block_whose_copy_failed_is_lent_again():
+def test_a_block_whose_copy_failed_is_lent_again() -> None:
     """Whoever waited for the copy has been told; the block is as good as any."""
 
     class Failed:
-        def query(self):
+        def query(self) -> Any:
             return False
 
-        def synchronize(self):
+        def synchronize(self) -> None:
             raise LaneFailed(lane="to_host", work="a copy", problem="planted")
 
     pool = HostPool(100)

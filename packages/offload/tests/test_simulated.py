@@ -1,6 +1,7 @@
 """On the simulated machine copies move their bytes in a link's time, and what is discarded shows."""
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -154,7 +155,7 @@ def test_a_link_that_fails_while_it_is_measured() -> None:
     """Told by its name."""
 
     class Broken(SimulatedMachine):
-        def copy(self, lane, destination, source, after=(), name=""):  # type: ignore[no-untyped-def]
+        def copy(self, lane: Any, destination: Any, source: Any, after: Any = (), name: Any = "") -> Any:  # type: ignore[no-untyped-def]
             return self.work(lambda: 1 / 0, after, "a broken copy")
 
     with pytest.raises(LaneFailed, match="a broken copy"), HostPool(1 << 20) as pool, Broken() as machine:
