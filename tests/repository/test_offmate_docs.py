@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ def test_the_page_runs(
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert len(blocks) >= 9
-    names = {"__name__": "page"}
+    names: dict[str, Any] = {"__name__": "page"}
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
     said = capsys.readouterr().out

@@ -220,7 +220,7 @@ class Wrapper(torch.Tensor):
         return ["inner"], None
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inner = [a.inner.clone() if isinstance(a, Wrapper) else a for a in args]
         return Wrapper(func(*inner, **(kwargs or {})))
 

@@ -144,7 +144,7 @@ def test_one_among_many_is_never_lost() -> None:
 
 def orange(figure: object) -> int:
     """How many pixels have the colour of repeats."""
-    pixels = imread(io.BytesIO(picture.png(figure)))  # type: ignore[arg-type]
+    pixels = imread(io.BytesIO(picture.png(figure)))
     wanted = [int(picture.Palette().repeat[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     return int((abs(pixels[:, :, :3] - wanted) < 0.05).all(axis=2).sum())
 

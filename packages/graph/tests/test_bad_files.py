@@ -53,7 +53,7 @@ CORPUS = {
     ],
 }
 READERS = {"graph": load_graph, "plan": load_plan, "order": load_order}
-GOOD = {"graph": graph_to_data(GRAPH), "plan": plan_to_data(PLAN), "order": [0, 1, 0]}
+GOOD: dict[str, Any] = {"graph": graph_to_data(GRAPH), "plan": plan_to_data(PLAN), "order": [0, 1, 0]}
 
 
 @pytest.mark.parametrize("kind", READERS)

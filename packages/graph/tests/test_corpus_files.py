@@ -7,12 +7,12 @@ import pytest
 from remat_graph import Graph, Role, fingerprint, graph_to_data, load_graph, resolve_budget, save_graph
 from remat_graph.partition import repeated_blocks
 
-FOLDER = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
+from .corpus import GRAPHS
 
 
-@pytest.fixture(scope="module", params=sorted(path.stem for path in FOLDER.glob("*.json")))
+@pytest.fixture(scope="module", params=sorted(path.stem for path in GRAPHS.glob("*.json")))
 def graph(request: pytest.FixtureRequest) -> Graph:
-    return load_graph(FOLDER / f"{request.param}.json")
+    return load_graph(GRAPHS / f"{request.param}.json")
 
 
 def test_resident_values_cost_nothing(graph: Graph) -> None:
@@ -45,5 +45,5 @@ def test_a_percentage_is_one_of_the_save_all_peak(graph: Graph) -> None:
 )
 def test_the_layers_of_transformers_are_found(name: str, expected: set[tuple[int, int]]) -> None:
     """Once in the forward, once in the backward."""
-    found = repeated_blocks(load_graph(FOLDER / f"{name}.json"))
+    found = repeated_blocks(load_graph(GRAPHS / f"{name}.json"))
     assert expected == {(len(repetition.blocks), repetition.length) for repetition in found}

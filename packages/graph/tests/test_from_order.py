@@ -50,7 +50,8 @@ def test_a_later_free_is_never_better(case: tuple[Graph, Schedule], data: st.Dat
 def test_recomputed_seconds_are_those_of_the_repeats(case: tuple[Graph, Schedule]) -> None:
     """Every run beyond an op's first counts, with the implementation that it used."""
     graph, schedule = case
-    seen, expected = Counter(), 0.0
+    seen: Counter[int] = Counter()
+    expected = 0.0
     for run in schedule.computes():
         expected += graph.ops[run.op].implementations[run.implementation].time_s if seen[run.op] else 0.0
         seen[run.op] += 1

@@ -20,6 +20,7 @@ from remat_graph import (
     Role,
     Schedule,
     Start,
+    Step,
     Transfer,
     Update,
     Value,
@@ -61,7 +62,8 @@ def test_without_contention_each_job_begins_when_it_can(drawn: list[Any]) -> Non
         Job(lane, eighths / 8, tuple(sorted(a for a in after if a < place)))
         for place, (lane, eighths, after) in enumerate(drawn)
     ]
-    ends, last = [], dict.fromkeys(Lane, 0.0)
+    ends: list[float] = []
+    last = dict.fromkeys(Lane, 0.0)
     for job in jobs:
         begin = max([last[job.lane], *(ends[a] for a in job.after)])
         ends.append(begin + job.alone_s)
@@ -88,7 +90,16 @@ def streaming(compute_s: int, update_s: int) -> tuple[Graph, Schedule]:
     ]
     graph = Graph(name="s", values=values, ops=ops, updates=(Update(param=0, grad=2, cpu_time_s=update_s),))
     fetch, send = Transfer(0, BACK), Transfer(2, OUT)
-    steps = [Start(fetch), Wait(fetch), Compute(0), Compute(1), Free(0), Start(send), Wait(send), Free(2)]
+    steps: list[Step] = [
+        Start(fetch),
+        Wait(fetch),
+        Compute(0),
+        Compute(1),
+        Free(0),
+        Start(send),
+        Wait(send),
+        Free(2),
+    ]
     return graph, Schedule([*steps, OptimizerStep(0, CPU)], 3)
 
 

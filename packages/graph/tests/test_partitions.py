@@ -1,7 +1,7 @@
 """Every pass groups every op once, each group is a graph of its own, and there is a way back."""
 
 from collections import Counter
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +20,8 @@ from remat_graph.partition import (
 from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.strategies import graphs
 
-CORPUS = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
+from .corpus import GRAPHS
+
 PASSES = {
     "articulation": lambda graph: at_articulations(graph, 5),
     "repeated": at_repetitions,
@@ -92,7 +93,7 @@ def test_orders_of_the_groups_are_an_order_of_the_whole(name: str, graph: Graph,
 def test_equal_keys_are_equal_graphs(graph: Graph) -> None:
     """The same order is worth the same in each of them."""
     for partition in PASSES.values():
-        known = {}
+        known: dict[Any, Any] = {}
         for subgraph in partition(graph).subgraphs:
             timeline = simulate(
                 subgraph.graph, Schedule.from_order(subgraph.graph, range(len(subgraph.graph.ops)))
@@ -117,7 +118,7 @@ def test_equal_layers_of_the_corpus(graph: str, name: str, equal: int) -> None:
         "articulation": lambda found: at_articulations(found, 100),
         "grouping": lambda found: grouped(found, 1, 20),
     }
-    groups = passes[name](load_graph(CORPUS / f"{graph}.json"))
+    groups = passes[name](load_graph(GRAPHS / f"{graph}.json"))
     counts = Counter(subgraph.key for subgraph in groups.subgraphs)
     assert counts.most_common(1)[0][1] >= equal
     assert len(counts) <= 6
@@ -125,7 +126,7 @@ def test_equal_layers_of_the_corpus(graph: str, name: str, equal: int) -> None:
 
 def test_grouping_keeps_to_its_limits() -> None:
     """So many groups, or as few as the size of a group allows."""
-    graph = load_graph(CORPUS / "unet.json")
+    graph = load_graph(GRAPHS / "unet.json")
     forward = sum(not op.backward for op in graph.ops)
     for most in (1, 3, 16, forward, 10 * forward):
         assert min(most, forward) == len(grouped(graph, most))

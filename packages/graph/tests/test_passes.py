@@ -18,6 +18,7 @@ from remat_graph import (
     Role,
     Schedule,
     Start,
+    Step,
     Transfer,
     Update,
     Value,
@@ -78,7 +79,7 @@ def test_its_own_call_comes_once() -> None:
 
 def test_streamed_states_stay_at_home_until_then() -> None:
     """They pass through the device in the last pass alone."""
-    steps = [
+    steps: list[Step] = [
         Compute(0),
         Compute(1),
         Start(M),
@@ -98,7 +99,7 @@ def test_streamed_states_stay_at_home_until_then() -> None:
 
 def test_adding_on_the_host_takes_the_cpu() -> None:
     """Two gradients are read and one is written; the first pass finds none to add to."""
-    steps = [
+    steps: list[Step] = [
         Start(W),
         Wait(W),
         Compute(0),
@@ -122,7 +123,17 @@ def test_adding_on_the_host_takes_the_cpu() -> None:
 def test_gradients_that_the_cpu_has_yet_to_read() -> None:
     """They lie on the host while the next forward begins, beside what that one sends there."""
     values = list(graph(0, 1).values)
-    steps = [Start(W), Wait(W), Compute(0), Compute(1), Free(0), Start(G), Wait(G), Free(3), ON_CPU]
+    steps: list[Step] = [
+        Start(W),
+        Wait(W),
+        Compute(0),
+        Compute(1),
+        Free(0),
+        Start(G),
+        Wait(G),
+        Free(3),
+        ON_CPU,
+    ]
     assert 120 + 40 == simulate(graph(0, 1), Schedule(steps, 3), links=LINKS, periods=2).host_peak_nbytes
     values.append(Value(name="a", nbytes=30))
     ops = list(graph().ops)
@@ -131,7 +142,7 @@ def test_gradients_that_the_cpu_has_yet_to_read() -> None:
     )
     held = Graph(name="held", values=values, ops=ops, updates=graph().updates)
     away, back = Transfer(4, Lane.TO_HOST), Transfer(4, Lane.TO_DEVICE)
-    there = [Start(away), Wait(away), Free(4), Start(back), Wait(back), FreeHost(4), Free(4)]
+    there: list[Step] = [Start(away), Wait(away), Free(4), Start(back), Wait(back), FreeHost(4), Free(4)]
     schedule = Schedule([*steps[:3], *there, *steps[3:]], 10)
     assert 120 + 40 == simulate(held, schedule, links=LINKS).host_peak_nbytes
     assert 120 + 40 + 30 == simulate(held, schedule, links=LINKS, periods=2).host_peak_nbytes
@@ -139,7 +150,7 @@ def test_gradients_that_the_cpu_has_yet_to_read() -> None:
 
 def test_what_computing_waits_for() -> None:
     """Seconds by lane: the fetch of the weight, two; the gradient's copy, four."""
-    steps = [
+    steps: list[Step] = [
         Start(W),
         Wait(W),
         Compute(0),

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import random
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,13 +10,14 @@ import pytest
 
 from remat_graph import Graph, InvalidSchedule, Schedule, load_graph, noremat_peak_nbytes, simulate
 
-FOLDER = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+from .corpus import GRAPHS
+
+NAMES = sorted(path.stem for path in GRAPHS.glob("*.json"))
 
 
 @pytest.fixture(scope="module")
 def judge() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("judge", FOLDER / "judge.py")
+    spec = importlib.util.spec_from_file_location("judge", GRAPHS / "judge.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -25,7 +25,7 @@ def judge() -> ModuleType:
 
 @pytest.fixture(scope="module", params=NAMES)
 def case(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Graph]:
-    path = FOLDER / f"{request.param}.json"
+    path = GRAPHS / f"{request.param}.json"
     return json.loads(path.read_text()), load_graph(path)
 
 

@@ -92,7 +92,7 @@ def wired_alike(graph: Graph, source: dict[int, int], target: dict[int, int]) ->
 
 
 def check(graph: Graph) -> set[int]:
-    taken = set()
+    taken: set[int] = set()
     for repetition in repeated_blocks(graph):
         for index, block in enumerate(repetition.blocks):
             assert repetition.length == len(block.ops)
@@ -104,7 +104,8 @@ def check(graph: Graph) -> set[int]:
 
 def repeat(graph: Graph, times: int) -> Graph:
     """The graph several times, side by side."""
-    values, ops = [], []
+    values: list[Value] = []
+    ops: list[Op] = []
     for copy in range(times):
         shift = len(values)
         for v in graph.values:

@@ -80,7 +80,7 @@ def test_sizes_are_read(text: float | np.int64 | str, expected: int) -> None:
     assert expected == parse_nbytes(text)
 
 
-NO_TEXT = (True, None, 1.5, math.nan, math.inf, -1, [], b"2GB", 2 + 0j, 2**63)
+NO_TEXT: tuple[Any, ...] = (True, None, 1.5, math.nan, math.inf, -1, [], b"2GB", 2 + 0j, 2**63)
 NO_SIZE = (
     "",
     "GiB",

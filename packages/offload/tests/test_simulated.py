@@ -155,7 +155,7 @@ def test_a_link_that_fails_while_it_is_measured() -> None:
     """Told by its name."""
 
     class Broken(SimulatedMachine):
-        def copy(self, lane: Any, destination: Any, source: Any, after: Any = (), name: Any = "") -> Any:  # type: ignore[no-untyped-def]
+        def copy(self, lane: Any, destination: Any, source: Any, after: Any = (), name: Any = "") -> Any:
             return self.work(lambda: 1 / 0, after, "a broken copy")
 
     with pytest.raises(LaneFailed, match="a broken copy"), HostPool(1 << 20) as pool, Broken() as machine:

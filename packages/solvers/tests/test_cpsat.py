@@ -9,7 +9,6 @@ from pathlib import Path
 
 import attrs
 import pytest
-from packages.solvers.tests import oracle, stage_oracle
 
 from remat_graph import Graph
 from remat_graph.budget import noremat_peak_nbytes
@@ -17,7 +16,9 @@ from remat_solvers import BadParameter, Deadline, Problem, Solution, get_solver
 from remat_solvers.errors import SolverWarning
 from remat_solvers.testing import layer_graph, random_graph
 
-ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
+from . import oracle, stage_oracle
+from .corpus import ORACLES
+
 HAVE = find_spec("ortools") is not None
 needs_ortools = pytest.mark.skipif(not HAVE, reason="the extra cpsat is not installed")
 

@@ -1,7 +1,6 @@
 """`rockmate`, `hilp` and `hiremate`: equal groups are solved once, tight budgets are met, time is kept."""
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from remat_solvers.methods.rockmate import Rockmate
 from remat_solvers.testing import chain as network
 from remat_solvers.testing import random_graph
 
-CORPUS = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
+from .corpus import GRAPHS
 
 
 def layers(count: int) -> Graph:
@@ -135,7 +134,7 @@ def test_the_turn_says_what_may_be_kept(seed: int) -> None:
 )
 def test_tight_budgets_of_the_corpus(name: str, graph: str, fraction: float, most_pct: float) -> None:
     """Where these methods once found nothing."""
-    loaded = load_graph(CORPUS / f"{graph}.json")
+    loaded = load_graph(GRAPHS / f"{graph}.json")
     solution = get_solver(name).solve(
         Problem(loaded, int(fraction * noremat_peak_nbytes(loaded))), Deadline(60)
     )
@@ -150,7 +149,7 @@ def test_tight_budgets_of_the_corpus(name: str, graph: str, fraction: float, mos
 )
 def test_all_tight_budgets_of_the_corpus(name: str, graph: str, fraction: float) -> None:
     """A schedule in a minute, no slower than running the whole forward twice."""
-    loaded = load_graph(CORPUS / f"{graph}.json")
+    loaded = load_graph(GRAPHS / f"{graph}.json")
     start = time.monotonic()
     solution = get_solver(name).solve(
         Problem(loaded, int(fraction * noremat_peak_nbytes(loaded))), Deadline(60)
@@ -163,7 +162,7 @@ def test_all_tight_budgets_of_the_corpus(name: str, graph: str, fraction: float)
 @pytest.mark.parametrize("name", ["rockmate", "hilp", "hiremate"])
 def test_a_deadline_is_kept(name: str) -> None:
     """A graph of 500 ops and three seconds, programs that are being written included."""
-    graph = load_graph(CORPUS / "resnet50.json")
+    graph = load_graph(GRAPHS / "resnet50.json")
     deadline = Deadline(3.0)
     start = time.monotonic()
     get_solver(name).solve(Problem(graph, int(0.5 * noremat_peak_nbytes(graph))), deadline)

@@ -15,6 +15,7 @@ from remat_solvers import Deadline, Problem, Progress, get_solver, min_budget, s
 from remat_solvers.bounds.coarse import CoarseBound, Round
 from remat_solvers.chain.table import Careful, ChainTable, keep_all
 from remat_solvers.evaluation.arrays import Ints
+from remat_solvers.local_search.anneal import Walk
 from remat_solvers.methods.twremat import Parts, TwRemat
 from remat_solvers.offload.solver import Offload
 from remat_solvers.portfolio import auto
@@ -119,10 +120,10 @@ def test_the_walk_takes_no_longer_in_larger_graphs(
     with_rounds(monkeypatch, 0)
     tried: list[int] = []
 
-    def anneal(self: auto.Walk, moves: int, *_: Any, **__: Any) -> None:
+    def anneal(self: Walk, moves: int, *_: Any, **__: Any) -> None:
         tried.append(moves)
 
-    monkeypatch.setattr(auto.Walk, "anneal", anneal)
+    monkeypatch.setattr(Walk, "anneal", anneal)
     graph = chain(length)
     get_solver("auto").solve(Problem(graph, int(0.4 * noremat_peak_nbytes(graph))))
     assert moves == tried[0]

@@ -1,7 +1,6 @@
 """What a caller may rely on: determinism, deadlines, helpful infeasibility, odd costs."""
 
 import time
-from pathlib import Path
 
 import attrs
 import pytest
@@ -12,7 +11,7 @@ from remat_graph.serialization.graphs import load_graph
 from remat_solvers import Deadline, InfeasibleBudget, Problem, Status, get_solver, min_budget, solve
 from remat_solvers.testing import chain, random_graph, unet
 
-CORPUS = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
+from .corpus import GRAPHS
 
 
 def test_same_seed_same_schedule() -> None:
@@ -73,7 +72,7 @@ def test_odd_sizes_and_costs(factor: int) -> None:
 )
 def test_budgets_that_must_be_met(name: str, fraction: float) -> None:
     """Near the floor of real graphs a schedule is found, with little search."""
-    graph = load_graph(CORPUS / f"{name}.json")
+    graph = load_graph(GRAPHS / f"{name}.json")
     budget = int(fraction * noremat_peak_nbytes(graph))
     solution = get_solver("auto", moves=1000).solve(Problem(graph, budget))
     assert solution.schedule is not None
