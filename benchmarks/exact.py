@@ -31,8 +31,9 @@ from torch.nn.parallel import DistributedDataParallel
 import record
 from remat_executor import plan_graph
 from remat_facade import Hiremate
-from remat_graph.budget import gradient_nbytes, noremat_peak_nbytes
-from remat_solvers.queries import min_budget
+from remat_graph import noremat_peak_nbytes
+from remat_graph.budget import gradient_nbytes
+from remat_solvers import min_budget
 from tests.helpers.acceptance import as_it_is, broken_rules, compare, whole_step
 from tests.helpers.models import CASES, ModelCase
 from tests.helpers.ranks import Ranks

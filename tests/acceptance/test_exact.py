@@ -15,8 +15,7 @@ import remat_executor.module.planned_module
 from remat_executor import MemoryMeter, PlannedModule, plan_graph
 from remat_executor.errors import UntruePlan
 from remat_facade import Hiremate
-from remat_graph import Graph, OverBudget
-from remat_graph.plan import Plan
+from remat_graph import Graph, OverBudget, Plan
 from remat_solvers import InfeasibleBudget
 from tests.helpers.acceptance import broken_rules, compare, whole_step
 from tests.helpers.models import CI_CASES, ModelCase, get_case

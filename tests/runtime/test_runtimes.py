@@ -26,9 +26,7 @@ from remat_executor.errors import OverCompiled
 from remat_executor.lowering.runtime_protocol import Ends, Run
 from remat_executor.runtime import inductor, registry
 from remat_facade import Hiremate
-from remat_graph import Graph
-from remat_graph.budget import resolve_budget
-from remat_graph.plan import Plan
+from remat_graph import Graph, Plan, resolve_budget
 from tests.helpers.models import Block
 from tests.helpers.planners import save_all
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from remat_facade import load_config
 from remat_facade.cli.app import main
 from remat_facade.config.types import config_types
-from remat_facade.config.yaml_io import load_config
 from remat_solvers import solver_names
 
 from .corpus import GRAPHS

@@ -10,10 +10,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from remat_graph import Graph
-from remat_graph.budget import noremat_peak_nbytes
-from remat_solvers import BadParameter, Deadline, Problem, Solution, get_solver
-from remat_solvers.errors import SolverWarning
+from remat_graph import Graph, noremat_peak_nbytes
+from remat_solvers import BadParameter, Deadline, Problem, Solution, SolverWarning, get_solver
 from remat_solvers.testing import layer_graph, random_graph
 
 from . import oracle, stage_oracle

@@ -6,8 +6,7 @@ import attrs
 import numpy as np
 import pytest
 
-from remat_graph import Graph, Links, Start, simulate
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import Graph, Links, Start, noremat_peak_nbytes, simulate
 from remat_graph.partition import at_articulations
 from remat_graph.testing.random_graphs import random_chain, random_graph
 from remat_graph.testing.random_training import random_links, streamed
