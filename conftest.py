@@ -4,6 +4,7 @@ The sdist of each package holds this file too; the watchers and torch are not th
 """
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -31,3 +32,23 @@ def draws_in_lanes() -> Iterator[list[str] | None]:
     with watch() as found:
         yield found
     assert not found
+
+
+@pytest.fixture
+def hang_limit() -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """A context that raises after some seconds: what never ends fails its test."""
+
+    @contextlib.contextmanager
+    def within(seconds: int) -> Iterator[None]:
+        def stop(*_: object) -> None:
+            raise TimeoutError(f"not done after {seconds} s")
+
+        before = signal.signal(signal.SIGALRM, stop)
+        signal.alarm(seconds)
+        try:
+            yield
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
+
+    return within

@@ -105,7 +105,7 @@ class Job:
         name: what errors call it.
         thread: who runs it, unless it is run at once.
         event: what is left to wait for once its function has returned; ``None`` if nothing is.
-        ended_s: when its function returned, on the monotonic clock.
+        ended_s: when its function returned, on the machine's clock.
     """
 
     lane: Lane
@@ -113,6 +113,7 @@ class Job:
     thread: _Thread
     _function: Callable[[Sequence["Job"]], Event | None] | None
     _after: Sequence["Job"]
+    _clock: Callable[[], float]
     event: Event | None = attrs.field(default=None, init=False)
     ended_s: float = attrs.field(default=0.0, init=False)
     _failure: _Failure | None = attrs.field(default=None, init=False)
@@ -152,7 +153,7 @@ class Job:
             self._failure = _Failure(self.lane, self.name, error)
             failures.append(self._failure)
         del function, after
-        self.ended_s = time.monotonic()
+        self.ended_s = self._clock()
         self._ended.set()
 
     def has_run(self) -> bool:
@@ -187,6 +188,7 @@ class LanedMachine(ABC):
 
     Args:
         device: the device that computes.
+        clock: seconds from anywhere on.
 
     Attributes:
         device: the device that computes.
@@ -195,8 +197,8 @@ class LanedMachine(ABC):
 
     copies_at_once: ClassVar[bool] = False
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
+        self.device, self._clock = device, clock
         self._process = os.getpid()
         self._lock = threading.RLock()  # a finalizer may close it in the midst of anything
         self._closed = False
@@ -317,7 +319,7 @@ class LanedMachine(ABC):
         if not self.is_here:
             raise MachineMisuse(problem=f"{name!r} was given to it: {_ELSEWHERE}")
         jobs = tuple(map(own, after))
-        job = Job(lane, name, self._threads[lane], function, jobs)
+        job = Job(lane, name, self._threads[lane], function, jobs, self._clock)
         with self._lock:
             if self._closed:
                 raise MachineMisuse(problem=f"{name!r} was given after {_CLOSED}")
