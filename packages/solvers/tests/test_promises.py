@@ -1,6 +1,7 @@
 """What a caller may rely on: determinism, deadlines, helpful infeasibility, odd costs."""
 
-import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import attrs
 import pytest
@@ -21,17 +22,18 @@ def test_same_seed_same_schedule() -> None:
     assert first.order == second.order
 
 
-def test_a_deadline_is_kept_and_recorded() -> None:
+def test_a_deadline_is_kept_and_recorded(
+    hang_limit: Callable[[int], AbstractContextManager[None]],
+) -> None:
     """Past it the best valid schedule comes back, and `hit` says so."""
     graph = chain(40)
     problem = Problem(graph, int(0.3 * noremat_peak_nbytes(graph)))
     get_solver("auto", moves=1000).solve(problem)  # compile
     deadline = Deadline(0.5)
-    start = time.monotonic()
-    solution = get_solver("auto", moves=10**9, gap=0.0).solve(problem, deadline)
+    with hang_limit(3):
+        solution = get_solver("auto", moves=10**9, gap=0.0).solve(problem, deadline)
     assert solution.feasible
     assert deadline.hit
-    assert time.monotonic() - start < 3.0
 
 
 @pytest.mark.parametrize("graph", [unet(4), chain(24), random_graph(5, ops=12)], ids=lambda graph: graph.name)
