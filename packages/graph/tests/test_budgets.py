@@ -8,8 +8,6 @@ from remat_graph import (
     BadBudget,
     Budget,
     Graph,
-    Implementation,
-    Op,
     Role,
     Schedule,
     Value,
@@ -18,6 +16,7 @@ from remat_graph import (
     simulate,
 )
 from remat_graph.budget import gradient_nbytes
+from remat_graph.testing.small_graphs import small_graph
 from remat_graph.testing.strategies import graphs
 
 
@@ -28,12 +27,8 @@ def step(rounding: int = 1) -> Graph:
         Value(name="b", nbytes=400),
         Value(name="g", nbytes=400, role=Role.GRAD),
     ]
-    ways = [((), (0,)), ((0,), (1,)), ((0, 1), (2,))]
-    ops = [
-        Op(name=f"f{i}", target="f", implementations=(Implementation(inputs=r, outputs=m),))
-        for i, (r, m) in enumerate(ways)
-    ]
-    return Graph(name="step", values=values, ops=ops, rounding_nbytes=rounding)
+    ops = [((), (0,)), ((0,), (1,)), ((0, 1), (2,))]
+    return small_graph("step", values, ops, rounding_nbytes=rounding)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from remat_graph import (
     Value,
     simulate,
 )
+from remat_graph.testing.small_graphs import small_graph
 from remat_graph.testing.strategies import schedules
 
 
@@ -28,12 +29,8 @@ def step() -> Graph:
         Value(name="g", nbytes=100, role=Role.GRAD, of=0),
         Value(name="h", nbytes=100, role=Role.GRAD),
     ]
-    ways = [((0,), (1,)), ((2,), (3,)), ((0, 2), (4,))]
-    ops = [
-        Op(name=n, target="f", backward=i > 0, implementations=(Implementation(inputs=r, outputs=m),))
-        for i, (n, (r, m)) in enumerate(zip(("f", "back", "late"), ways, strict=True))
-    ]
-    return Graph(name="step", values=values, ops=ops)
+    ops = [((0,), (1,)), ((2,), (3,)), ((0, 2), (4,))]
+    return small_graph("step", values, ops, names=("f", "back", "late"), forward=1)
 
 
 def test_tangents_come_at_the_boundary_and_outputs_stay() -> None:

@@ -11,10 +11,8 @@ from remat_graph import (
     Compute,
     Free,
     Graph,
-    Implementation,
     Lane,
     Links,
-    Op,
     OptimizerStep,
     Placement,
     Role,
@@ -28,6 +26,7 @@ from remat_graph import (
     simulate,
 )
 from remat_graph.simulator.lanes import Job, finish_times
+from remat_graph.testing.small_graphs import small_graph
 
 OUT, BACK, CPU, COMPUTE = Lane.TO_HOST, Lane.TO_DEVICE, Lane.CPU_OPTIMIZER, Lane.COMPUTE
 
@@ -78,17 +77,8 @@ def streaming(compute_s: int, update_s: int) -> tuple[Graph, Schedule]:
         Value(name="y", nbytes=1, role=Role.OUTPUT),
         Value(name="g", nbytes=10, role=Role.GRAD, of=0),
     ]
-    ways = [((0,), (1,), False), ((0,), (2,), True)]
-    ops = [
-        Op(
-            name=f"f{i}",
-            target="f",
-            backward=backward,
-            implementations=(Implementation(inputs=r, outputs=m, time_s=compute_s / 2),),
-        )
-        for i, (r, m, backward) in enumerate(ways)
-    ]
-    graph = Graph(name="s", values=values, ops=ops, updates=(Update(param=0, grad=2, cpu_time_s=update_s),))
+    ops, updates = [((0,), (1,)), ((0,), (2,))], [Update(param=0, grad=2, cpu_time_s=update_s)]
+    graph = small_graph("s", values, ops, forward=1, time_s=compute_s / 2, updates=updates)
     fetch, send = Transfer(0, BACK), Transfer(2, OUT)
     steps: list[Step] = [
         Start(fetch),

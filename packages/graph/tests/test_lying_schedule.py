@@ -12,10 +12,8 @@ from remat_graph import (
     Free,
     FreeHost,
     Graph,
-    Implementation,
     InvalidSchedule,
     Lane,
-    Op,
     OptimizerStep,
     Schedule,
     Start,
@@ -24,6 +22,7 @@ from remat_graph import (
     Wait,
     simulate,
 )
+from remat_graph.testing.small_graphs import small_graph
 from remat_graph.testing.strategies import schedules
 
 
@@ -80,18 +79,9 @@ def _frees_after(steps: list[Any], position: int) -> list[Free]:
 
 
 def pair() -> Graph:
-    ops = [
-        Op(name="make", target="f", implementations=(Implementation(inputs=(), outputs=(0,)),)),
-        Op(name="use", target="f", implementations=(Implementation(inputs=(0,), outputs=(1,)),)),
-        Op(
-            name="back",
-            target="f",
-            backward=True,
-            implementations=(Implementation(inputs=(1,), outputs=(2,)),),
-        ),
-    ]
     values = [Value(name="a", nbytes=4), Value(name="b", nbytes=4), Value(name="g", nbytes=4, role="grad")]
-    return Graph(name="pair", values=values, ops=ops)
+    ops = [((), (0,)), ((0,), (1,)), ((1,), (2,))]
+    return small_graph("pair", values, ops, names=("make", "use", "back"), forward=2)
 
 
 GOOD = [Compute(0), Compute(1), Free(0), Compute(2), Free(1), Deliver(2)]

@@ -10,11 +10,9 @@ from remat_graph import (
     Free,
     FreeHost,
     Graph,
-    Implementation,
     InvalidSchedule,
     Lane,
     Links,
-    Op,
     OptimizerStep,
     Placement,
     Role,
@@ -27,6 +25,7 @@ from remat_graph import (
     Wait,
     simulate,
 )
+from remat_graph.testing.small_graphs import small_graph
 
 LINKS = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20)
 
@@ -39,18 +38,9 @@ def graph(home: Placement) -> Graph:
         Value(name="y", nbytes=10, role=Role.OUTPUT),
         Value(name="g", nbytes=40, role=Role.GRAD, of=0),
     ]
-    ways = [((0,), (2,), False), ((0,), (3,), True)]
-    ops = [
-        Op(
-            name=f"f{i}",
-            target="f",
-            backward=b,
-            implementations=(Implementation(inputs=r, outputs=m, time_s=1),),
-        )
-        for i, (r, m, b) in enumerate(ways)
-    ]
+    ops = [((0,), (2,)), ((0,), (3,))]
     update = Update(param=0, grad=3, states=(1,), device_time_s=2, cpu_time_s=30)
-    return Graph(name="trained", values=values, ops=ops, updates=(update,))
+    return small_graph("trained", values, ops, forward=1, time_s=1, updates=[update])
 
 
 W, W_BACK, G, M_BACK, M = (

@@ -26,6 +26,7 @@ from remat_graph import (
     Wait,
     simulate,
 )
+from remat_graph.testing.small_graphs import small_graph
 from remat_graph.training import accumulating, with_placement
 
 LINKS = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20, host_nbytes_per_s=40)
@@ -46,18 +47,10 @@ def graph(*on_host: int) -> Graph:
         Value(name="y", nbytes=10, role=Role.OUTPUT),
         Value(name="g", nbytes=40, role=Role.GRAD, of=0),
     ]
-    ways = [((0,), (2,), False), ((0,), (3,), True)]
-    ops = [
-        Op(
-            name=f"f{i}",
-            target="f",
-            backward=b,
-            implementations=[Implementation(inputs=r, outputs=m, time_s=1)],
-        )
-        for i, (r, m, b) in enumerate(ways)
-    ]
+    ops = [((0,), (2,)), ((0,), (3,))]
     update = Update(param=0, grad=3, states=(1,), device_time_s=2, cpu_time_s=3)
-    return with_placement(Graph(name="passes", values=values, ops=ops, updates=(update,)), on_host)
+    made = small_graph("passes", values, ops, forward=1, time_s=1, updates=[update])
+    return with_placement(made, on_host)
 
 
 def test_the_optimizer_steps_once() -> None:

@@ -12,11 +12,9 @@ from remat_graph import (
     Free,
     Grads,
     Graph,
-    Implementation,
     InvalidSchedule,
     Lane,
     Links,
-    Op,
     OptimizerStep,
     Placement,
     Plan,
@@ -33,6 +31,7 @@ from remat_graph import (
 )
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.serialization.schedules import schedule_from_data, schedule_to_data
+from remat_graph.testing.small_graphs import small_graph
 from remat_graph.training import Optimized, accumulating, persistent, training_graph, with_placement
 
 
@@ -44,17 +43,7 @@ def captured() -> Graph:
         Value(name="y", nbytes=4, role=Role.OUTPUT),
         Value(name="g", nbytes=40, role=Role.GRAD, of=0),
     ]
-    ways = [((0, 1), (2,), False), ((0,), (3,), True)]
-    ops = [
-        Op(
-            name=f"f{i}",
-            target="f",
-            backward=b,
-            implementations=(Implementation(inputs=r, outputs=m, time_s=1),),
-        )
-        for i, (r, m, b) in enumerate(ways)
-    ]
-    return Graph(name="step", values=values, ops=ops)
+    return small_graph("step", values, [((0, 1), (2,)), ((0,), (3,))], forward=1, time_s=1)
 
 
 def trained() -> Graph:

@@ -11,11 +11,9 @@ from remat_graph import (
     Free,
     FreeHost,
     Graph,
-    Implementation,
     InvalidSchedule,
     Lane,
     Links,
-    Op,
     Schedule,
     Start,
     Timeline,
@@ -25,6 +23,7 @@ from remat_graph import (
     simulate,
 )
 from remat_graph.testing.random_schedules import random_moves
+from remat_graph.testing.small_graphs import small_graph
 from remat_graph.testing.strategies import schedules
 
 SLOW = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20)
@@ -37,12 +36,8 @@ def graph() -> Graph:
         *(Value(name=f"b{i}", nbytes=60) for i in range(3)),
         Value(name="end", nbytes=0),
     ]
-    ways = [((), (0,)), ((), (1,)), ((1,), (2,)), ((2,), (3,)), ((0, 3), (4,))]
-    ops = [
-        Op(name=f"f{i}", target="f", implementations=(Implementation(inputs=r, outputs=m, time_s=4),))
-        for i, (r, m) in enumerate(ways)
-    ]
-    return Graph(name="moving", values=values, ops=ops)
+    ops = [((), (0,)), ((), (1,)), ((1,), (2,)), ((2,), (3,)), ((0, 3), (4,))]
+    return small_graph("moving", values, ops, time_s=4)
 
 
 AWAY, BACK = Transfer(0, Lane.TO_HOST), Transfer(0, Lane.TO_DEVICE)
@@ -153,12 +148,7 @@ def test_one_chunk_of_a_tensor_moves_by_itself() -> None:
     """The other stays where it is."""
     values = [Value(name=f"part{i}", nbytes=50, chunk_of="whole") for i in range(2)]
     values.append(Value(name="end", nbytes=0))
-    ways = [((), (0, 1)), ((0, 1), (2,))]
-    ops = [
-        Op(name=f"f{i}", target="f", implementations=(Implementation(inputs=r, outputs=m),))
-        for i, (r, m) in enumerate(ways)
-    ]
-    chunks = Graph(name="chunks", values=values, ops=ops)
+    chunks = small_graph("chunks", values, [((), (0, 1)), ((0, 1), (2,))])
     steps = [Compute(0), Start(AWAY), Wait(AWAY), Free(0), Start(BACK), Wait(BACK), Compute(1)]
     timeline = simulate(chunks, Schedule(steps, 7), links=SLOW)
     assert (50, 50) == (timeline.host_peak_nbytes, timeline.live_nbytes[3])
