@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from remat_facade import Hiremate
-from remat_offload import SimulatedMachine
-from remat_offload.errors import OffloadMisuse
+from remat_offload import OffloadMisuse, SimulatedMachine
 from remat_offload.machine.threaded import Job
 from tests.helpers.offmates import OPTIMIZERS, PLATFORM, offmate
 

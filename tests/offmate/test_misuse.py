@@ -14,8 +14,15 @@ from torch import Tensor, nn
 from remat_executor import RematWarning, UnplannedUse
 from remat_facade.errors import BadModel, NoRoom
 from remat_graph import BadBudget, Lane
-from remat_offload import CannotPin, HostPool, LaneFailed, RefusedOptimizer, SimulatedMachine
-from remat_offload.errors import BadWeights, OffloadMisuse
+from remat_offload import (
+    BadWeights,
+    CannotPin,
+    HostPool,
+    LaneFailed,
+    OffloadMisuse,
+    RefusedOptimizer,
+    SimulatedMachine,
+)
 from remat_offload.host_memory.pinned import RegisteredMemory
 from remat_offload.machine.threaded import Job
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
@@ -112,7 +119,7 @@ def test_what_is_planned_already() -> None:
 def test_stepping_what_steps_by_itself() -> None:
     """In the in-backward style `step()` would step twice."""
     ours = run(optimizer_in_backward=True)
-    fails(OffloadMisuse, ours.optimizer.step, "by itself")
+    fails(OffloadMisuse, ours.optimizer.step, "each backward steps the optimizer itself")
 
 
 def test_an_error_in_a_lane_is_told() -> None:
@@ -138,7 +145,7 @@ def test_what_a_plan_cannot_follow() -> None:
     ours.optimizer.zero_grad()
     ours.model.to(torch.float64)
     images = {k: v.double() if v.is_floating_point() else v for k, v in BATCHES(0).items()}
-    fails(OffloadMisuse, lambda: ours.model(**images), "torch.float64", "anew")
+    fails(OffloadMisuse, lambda: ours.model(**images), "torch.float64", "build the module again")
     fails(OffloadMisuse, lambda: offmate(MAKE(), BATCHES(0), "60%", optimizer="adamw"), "a str")
 
 
@@ -199,12 +206,12 @@ class Leaving(SimulatedMachine):
         self.free[ticket] = (source if lane is Lane.TO_HOST else destination).data_ptr()
         return ticket
 
-    def hold(self, ticket: Job) -> None:
+    def wait_on_compute(self, ticket: Job) -> None:
         """Hold; nobody else need know of that copy."""
-        super().hold(ticket)
+        super().wait_on_compute(ticket)
         self.free.pop(ticket, None)
 
-    def leave(self, tensor: Tensor) -> None:
+    def release_after_copies(self, tensor: Tensor) -> None:
         """Note it."""
         self.left.add(tensor.data_ptr())
 

@@ -124,7 +124,7 @@ class Machine(CudaMachine):
     def __init__(self) -> None:
         super().__init__("cpu", cuda=LateCuda())
 
-    def leave(self, tensor: Any) -> None:
+    def release_after_copies(self, tensor: Any) -> None:
         """A stream keeps what it was given."""
 
 

@@ -1,4 +1,4 @@
-"""What is written is what is read."""
+"""Data that is read equals the data that was written."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def fields(graph: Graph) -> dict[str, Any]:
 
 
 def with_everything(graph: Graph) -> Graph:
-    """What random graphs lack: an optimizer, chunks, homes, conditions."""
+    """Fields that random graphs lack: an optimizer, chunks, placements, conditions."""
     extra = [
         Value(name="chunk", nbytes=5, role=Role.PARAM, chunk_of="whole", placement=Placement.HOST),
         Value(
@@ -57,7 +57,7 @@ def with_everything(graph: Graph) -> Graph:
 @settings(deadline=None)
 @given(graphs())
 def test_a_graph_comes_back(graph: Graph) -> None:
-    """Through JSON text, field by field, and with the same fingerprint."""
+    """Through JSON text every field and the fingerprint are equal."""
     graph = with_everything(graph)
     again = graph_from_data(json.loads(json.dumps(graph_to_data(graph))))
     assert fields(graph) == fields(again)
@@ -67,7 +67,7 @@ def test_a_graph_comes_back(graph: Graph) -> None:
 @settings(deadline=None)
 @given(schedules(), st.integers(0, 2**32 - 1))
 def test_a_schedule_comes_back(case: tuple[Graph, Schedule], seed: int) -> None:
-    """Transfers and all."""
+    """Transfers included."""
     graph, schedule = case
     schedule = random_moves(graph, schedule, seed)
     data = json.loads(json.dumps(schedule_to_data(schedule)))
@@ -94,7 +94,7 @@ def plan(graph: Graph, schedule: Schedule) -> Plan:
 @settings(deadline=None)
 @given(schedules())
 def test_a_plan_comes_back(case: tuple[Graph, Schedule]) -> None:
-    """With its graph at hand and without."""
+    """With its graph and without."""
     graph, schedule = case
     made = plan(graph, schedule)
     data = json.loads(json.dumps(plan_to_data(made)))
@@ -104,7 +104,7 @@ def test_a_plan_comes_back(case: tuple[Graph, Schedule]) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_files_come_back(tmp_path: Path, seed: int) -> None:
-    """Graph, plan and order, by text path and by `Path`."""
+    """Graph, plan and order, by path as text and as `Path`."""
     graph = random_graph(seed)
     order = random_order(graph, seed)
     made = plan(graph, Schedule.from_order(graph, order))
