@@ -100,7 +100,7 @@ def lying_costs(graph: Graph) -> Graph:
 
 def test_the_meter_catches_a_schedule_that_lies(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With sizes halved behind the planner's back, the run breaks its promises and the harness says so."""
-    honest = remat_executor.module.planned_module.with_costs
+    honest = remat_executor.module.planned_module.with_costs  # type: ignore[attr-defined]
     monkeypatch.setattr(
         remat_executor.module.planned_module, "with_costs", lambda *a, **k: lying_costs(honest(*a, **k))
     )

@@ -519,5 +519,5 @@ def test_names_that_only_we_show_are_the_originals_to_set(tmp_path: Path) -> Non
     model = nn.Linear(8, 8)
     ours = PlannedModule(model, (x,), {}, repeat_at_random(1), cache_dir=tmp_path)
     ours.plan = ours.runs = 3
-    assert (model.plan, model.runs) == (3, 3)
+    assert (model.plan, model.runs) == (3, 3)  # type: ignore[comparison-overlap]
     assert ours.plan.solver == "repeat_at_random"

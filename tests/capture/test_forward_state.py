@@ -156,7 +156,7 @@ def test_a_queue_that_a_module_refers_to_keeps_its_items(cache: Path) -> None:
     """Somebody else may fill it meanwhile: it is left alone."""
 
     def forward(m: Small, x: Tensor) -> Tensor:
-        m.inbox.put(1)  # as another thread would
+        m.inbox.put(1)  # type: ignore[call-arg] # as another thread would
         return m.middle(x).sum()
 
     model = Small(forward)

@@ -76,7 +76,7 @@ def test_an_input_that_requires_grad_gets_its_gradient(cache: Path) -> None:
     """The gradient of an input equals the original's."""
     x = torch.randn(5, 6, requires_grad=True)
     original, planned = pair(Net(), cache, x)
-    grads = []
+    grads: list[Any] = []
     for module in (original, planned):
         torch.manual_seed(3)
         x.grad = None
@@ -260,7 +260,7 @@ def _call(function: Callable[[Any], Any], value: Any, before: Any) -> Callable[[
     return change
 
 
-def _plainest_first() -> Callable[[], None]:
+def _plainest_first() -> Callable[[], object]:
     """All of attention's kernels, in another order."""
     kernel = torch.nn.attention.SDPBackend
     order = [kernel.MATH, kernel.FLASH_ATTENTION, kernel.EFFICIENT_ATTENTION, kernel.CUDNN_ATTENTION]
@@ -269,7 +269,7 @@ def _plainest_first() -> Callable[[], None]:
     return lambda: context.__exit__(None, None, None)
 
 
-FLAGS: dict[str, Callable[[], Callable[[], None]]] = {
+FLAGS: dict[str, Callable[[], Callable[[], object]]] = {
     "threads": _call(torch.set_num_threads, torch.get_num_threads() + 1, torch.get_num_threads()),
     "deterministic": _call(torch.use_deterministic_algorithms, True, False),
     "precision": _call(torch.set_float32_matmul_precision, "high", "highest"),
@@ -341,7 +341,7 @@ def test_a_parameter_of_a_subclass_is_refused(cache: Path) -> None:
         PlannedModule(model, (torch.randn(5, 6),), {}, repeat_at_random(12), cache_dir=cache)
 
 
-def test_what_moves_is_under_the_autocast_of_where_it_runs():
+def test_what_moves_is_under_the_autocast_of_where_it_runs() -> None:
     """Weights on the host say nothing of it."""
     module, x = nn.Linear(2, 2), torch.ones(1, 2)
     snapshot, tensors = Snapshot.take(module), collect(module, (x,), {})

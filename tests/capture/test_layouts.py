@@ -117,7 +117,8 @@ def test_images_in_either_format(channels_last: bool, tmp_path: Path) -> None:
     x = torch.randn(2, 3, 8, 8)
     model(x)
     if channels_last:
-        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        x = x.to(memory_format=torch.channels_last)
     original = copy.deepcopy(model)
     planned = PlannedModule(model, (x,), {}, repeat_at_random(3), cache_dir=tmp_path)
     for module in (original, planned):

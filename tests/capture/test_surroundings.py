@@ -230,8 +230,7 @@ WAYS = (
     "a class in a namespace",
 )
 MODULES: dict[str, Callable[[], nn.Module]] = {"its parent": Child} | {
-    how: (lambda how=how: Owner(how))
-    for how in WAYS  # type: ignore[misc]
+    how: (lambda how=how: Owner(how)) for how in WAYS
 }
 
 

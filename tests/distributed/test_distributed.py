@@ -366,7 +366,8 @@ def test_what_fails_on_one_rank_is_raised_on_all(ranks: Ranks, cache: Path) -> N
 
 
 def _workspaces(rank: int, cache: Path) -> None:
-    honest, asked = remat_executor.module.planned_module.with_costs, []
+    honest = remat_executor.module.planned_module.with_costs  # type: ignore[attr-defined]
+    asked: list[Any] = []
 
     def measured(*args: Any, **options: Any) -> Graph:
         """As if rank 1 had measured a workspace at its first op."""

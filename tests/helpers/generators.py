@@ -8,7 +8,7 @@ draw from while lanes run.
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import current_thread
 from typing import Any
 
@@ -35,7 +35,7 @@ class _Draws(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs: Mapping[str, Any] = kwargs or {}
+        kwargs = kwargs or {}
         given = kwargs.get("generator")  # another object of Python's, for the same generator of torch's
         shared = given is None or is_generator(given, torch.default_generator)
         if torch.Tag.nondeterministic_seeded in func.tags and shared:

@@ -11,7 +11,7 @@ from tests.helpers.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
     ("name", "budget", "in_backward"),
     [("llama", "60%", True), ("llama", "45%", False), ("convolutions", "80%", True)],
 )
-def test_any_number_of_micro_batches(name, budget, in_backward):
+def test_any_number_of_micro_batches(name: str, budget: str, in_backward: bool) -> None:
     """Planned for three; in either style; more, fewer and none to add to."""
     make, batches = MODELS[name]
     runs = []
@@ -29,7 +29,7 @@ def test_any_number_of_micro_batches(name, budget, in_backward):
     assert moved > 0
 
 
-def test_gradients_between_backwards_are_those_of_plain_training():
+def test_gradients_between_backwards_are_those_of_plain_training() -> None:
     """As `.grad`, read while they may be on their way; the forward may lie outside of the context."""
     make, batches = MODELS["convolutions"]
     plain, model = make(), make()
@@ -58,7 +58,7 @@ def test_gradients_between_backwards_are_those_of_plain_training():
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), ours.parameters(), strict=True))
 
 
-def test_without_room_for_gradients():
+def test_without_room_for_gradients() -> None:
     """One line that says how to get it, and nothing has changed."""
     make, batches = MODELS["convolutions"]
     ours = offmate(make(), batches(0), "80%")

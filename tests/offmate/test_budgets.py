@@ -16,7 +16,7 @@ from tests.helpers.offmates import MODELS, OPTIMIZERS, Mapped, Run, kept_on_devi
     ("name", "budget", "in_backward", "accumulation"),
     [("llama", "35%", False, 2), ("llama", "60%", True, 2), ("convolutions", "60%", False, 1)],
 )
-def test_both_budgets_are_kept(name, budget, in_backward, accumulation):
+def test_both_budgets_are_kept(name: str, budget: str, in_backward: bool, accumulation: int) -> None:
     """By a meter of every storage on the device, and by what the host was asked for."""
     make, batches = MODELS[name]
     model, memory, host_nbytes = make(), Mapped(), 4 << 20
@@ -65,7 +65,7 @@ class Mean(nn.Module):
 
 
 @pytest.mark.parametrize("budget", ["20KiB", "150%"])
-def test_inputs_of_a_later_call_are_taken_off_the_budget(budget):
+def test_inputs_of_a_later_call_are_taken_off_the_budget(budget: str) -> None:
     """A percentage is of the sample's step; what has no room is refused, and training goes on."""
     model = Mean()
     module = offmate(model, (torch.ones(8, 2, 32),), budget, optimizer=SGD(model.parameters(), lr=0.1))

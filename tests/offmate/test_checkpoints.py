@@ -2,6 +2,7 @@
 
 import copy
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
 
-def started(name, kind, *, ours):
+def started(name: str, kind: str, *, ours: bool) -> Run:
     """A run that has not begun."""
     make, batches = MODELS[name]
     model = make()
@@ -19,7 +20,7 @@ def started(name, kind, *, ours):
     return Run(called, optimizer, batches)
 
 
-def saved(run):
+def saved(run: Run) -> dict[str, Any]:
     """What a user writes to disk, through the same calls."""
     file = io.BytesIO()
     parts = {"model": run.model, "optimizer": run.optimizer, "scheduler": run.scheduler}
@@ -29,7 +30,7 @@ def saved(run):
 
 
 @pytest.mark.parametrize(("name", "kind"), [("llama", "adamw"), ("convolutions", "sgd")])
-def test_stopped_and_resumed(name, kind):
+def test_stopped_and_resumed(name: str, kind: str) -> None:
     """Saved by either, after the step and before anything waits for it; loaded by the other."""
     plain, ours = started(name, kind, ours=False), started(name, kind, ours=True)
     assert [] == differences(plain, ours)  # before the first step there are no states
@@ -49,14 +50,14 @@ def test_stopped_and_resumed(name, kind):
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_masters_are_what_was_saved(order):
+def test_masters_are_what_was_saved(order: int) -> None:
     """Loaded where they were saved, the model first or the optimizer: the next step is the same again."""
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(*[torch.nn.Linear(48, 48) for _ in range(4)]).bfloat16(), torch.ones(8, 48)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     ours = offmate(model, x.bfloat16(), "50%", optimizer=optimizer, master_weights=True)
 
-    def masters():
+    def masters() -> Any:
         ours(x.bfloat16()).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -70,7 +71,7 @@ def test_masters_are_what_was_saved(order):
     assert all(torch.equal(a, b) for a, b in zip(expected, masters(), strict=True))
 
 
-def test_no_device_is_needed_for_a_state_dict():
+def test_no_device_is_needed_for_a_state_dict() -> None:
     """What is saved lies on the CPU, in memory that can be read without the module."""
     run = started("llama", "adamw", ours=True).train(1)
     tensors = [*run.model.state_dict().values()]
@@ -78,7 +79,7 @@ def test_no_device_is_needed_for_a_state_dict():
     assert {"cpu"} == {t.device.type for t in tensors if isinstance(t, torch.Tensor)}
 
 
-def test_a_parameter_that_is_read_is_up_to_date():
+def test_a_parameter_that_is_read_is_up_to_date() -> None:
     """Held from before, read right after the step: the reader waits for the update, and for no other."""
     plain, ours = (started("llama", "adamw", ours=side) for side in (False, True))
     held = [list(plain.model.parameters()), list(ours.model.module.parameters())]
@@ -90,7 +91,7 @@ def test_a_parameter_that_is_read_is_up_to_date():
     assert {torch.nn.Parameter} == set(map(type, held[1]))
 
 
-def test_evaluation_without_gradients():
+def test_evaluation_without_gradients() -> None:
     """`eval()` and `no_grad` give what the plain model gives."""
     plain, ours = (started("convolutions", "adamw", ours=side).train(2) for side in (False, True))
     losses = []

@@ -2,9 +2,12 @@
 
 import copy
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.optim import AdamW
 
 from remat_graph import Placement
@@ -15,7 +18,7 @@ MAKE, BATCHES = MODELS["llama"]
 
 
 @pytest.fixture(scope="module")
-def pair():
+def pair() -> list[Run]:
     """Plain training and ours with the same groups, in another order than the model's parameters."""
     runs = []
     for ours in (False, True):
@@ -29,11 +32,11 @@ def pair():
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Elements of the tensors whose norms are taken in the calling thread, call by call."""
     calls, take = [], torch.nn.utils.get_total_norm
 
-    def watched(tensors, *args, **options):
+    def watched(tensors: Any, *args: Any, **options: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
             calls.append(sum(tensor.numel() for tensor in tensors))
         return take(tensors, *args, **options)
@@ -42,10 +45,10 @@ def asked(monkeypatch):
     return calls
 
 
-def clipping(run, found, *terms, **options):
+def clipping(run: Run, found: list[float], *terms: tuple[Any, ...], **options: bool) -> Callable[..., Any]:
     """Each clips in its own way and notes the norm."""
 
-    def clip(parameters, most):
+    def clip(parameters: Any, most: Any) -> None:
         for each in terms:
             if hasattr(run.model, "plan"):
                 norm = run.model.clip_grad_norm_(*each, **options)
@@ -57,12 +60,12 @@ def clipping(run, found, *terms, **options):
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_the_bits_of_torch(pair, asked, accumulation):
+def test_the_bits_of_torch(pair: list[Run], asked: list[Any], accumulation: int) -> None:
     """Other norms and limits from step to step, none, two at once; and steps that nobody clips."""
     plan = [[(1.0,)], [(1.0,)], [(0.5, INF)], [(0.5, "inf")], [], [(0.3, 1)], [(1.0,), (0.5, 3.0)], [(2, 0)]]
     norms = []
     for run in pair:
-        found = []
+        found: list[Any] = []
         run.accumulation, run.clip = accumulation, None
         run.losses.clear()
         for terms in plan:
@@ -74,7 +77,7 @@ def test_the_bits_of_torch(pair, asked, accumulation):
     assert max(norms[0]) > 1.0, "nothing was clipped"
 
 
-def test_norms_are_taken_beside_the_backward(pair, asked):
+def test_norms_are_taken_beside_the_backward(pair: list[Run], asked: list[Any]) -> None:
     """Once it is known that they are wanted: the caller only puts them together."""
     ours = pair[1]
     ours.accumulation, ours.clip = 2, lambda parameters, most: ours.model.clip_grad_norm_(most)
@@ -87,7 +90,7 @@ def test_norms_are_taken_beside_the_backward(pair, asked):
     _even(pair)
 
 
-def _even(pair):
+def _even(pair: list[Run]) -> None:
     """Let the plain run be where ours is."""
     plain, ours = pair
     plain.model.load_state_dict(ours.model.state_dict())
@@ -95,29 +98,29 @@ def _even(pair):
     plain.step, plain.losses, ours.losses = ours.step, [], []
 
 
-def backward(pair, step):
+def backward(pair: list[Run], step: int) -> None:
     """One backward each, of the same batch."""
     for run in pair:
         torch.manual_seed(step)
         run.model(**BATCHES(step)).loss.backward()
 
 
-def gradients(run):
+def gradients(run: Run) -> list[Tensor]:
     """The gradients as a user reads them, without waiting for anything else."""
     model = run.model.module if hasattr(run.model, "plan") else run.model
     return [p.grad.clone() for p in model.parameters()]
 
 
-def same(pair):
+def same(pair: list[Run]) -> bool:
     """Whether both have the same gradients."""
     return all(torch.equal(a, b) for a, b in zip(*map(gradients, pair), strict=True))
 
 
-def test_gradients_read_after_clipping_are_clipped(pair):
+def test_gradients_read_after_clipping_are_clipped(pair: list[Run]) -> None:
     """Before the step, and added to by another backward instead of a step."""
     for order in ("read", "add", "step"):
         backward(pair, 1)
-        found = []
+        found: list[Any] = []
         for run in pair:
             clipping(run, found, (0.1,))(None, 1.0)
         assert found[0] == found[1]
@@ -135,10 +138,10 @@ def test_gradients_read_after_clipping_are_clipped(pair):
             run.optimizer.zero_grad()
 
 
-def test_gradients_changed_before_clipping(pair):
+def test_gradients_changed_before_clipping(pair: list[Run]) -> None:
     """By the user, by a scaler: what the lane found is none of theirs."""
     backward(pair, 3)
-    found = []
+    found: list[Any] = []
     for run in pair:
         model = run.model.module if hasattr(run.model, "plan") else run.model
         for p in model.parameters():
@@ -150,7 +153,7 @@ def test_gradients_changed_before_clipping(pair):
     assert same(pair)
 
 
-def test_a_norm_that_is_not_finite(pair):
+def test_a_norm_that_is_not_finite(pair: list[Run]) -> None:
     """Torch's error, and gradients as they were; without asking for it, torch's numbers."""
     for run in pair:
         model = run.model.module if hasattr(run.model, "plan") else run.model
@@ -168,7 +171,7 @@ def test_a_norm_that_is_not_finite(pair):
 
 
 @pytest.mark.parametrize("ends", ["closed", "let go", "built anew"])
-def test_nothing_is_left_on_parameters(ends):
+def test_nothing_is_left_on_parameters(ends: str) -> None:
     """Once a module that has clipped is gone, gradients are clipped, and its original trains without it."""
     torch.manual_seed(0)
     original = MAKE()

@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +32,7 @@ class Renamed(SGD):
     """An optimizer of a user's own."""
 
 
-def test_a_model_as_a_file_says(tmp_path):
+def test_a_model_as_a_file_says(tmp_path: Path) -> None:
     """Filled, optimized and planned as by the same arguments; and trained to the same bits as plainly."""
     plain = MAKE()
     save_file({**plain.state_dict()}, tmp_path / "weights.safetensors")
@@ -56,7 +58,7 @@ def test_a_model_as_a_file_says(tmp_path):
     assert [] == differences(*runs)
 
 
-def test_arguments_go_before_the_file():
+def test_arguments_go_before_the_file() -> None:
     """What is given is taken, and the rest as the config says."""
     config = generate_config("offmate").with_(
         optimizer="SGD", optimizer_in_backward=True, host_budget="1MiB", links={"to_host_nbytes_per_s": 1e9}
@@ -90,7 +92,7 @@ def test_arguments_go_before_the_file():
         ({"optimizer": "SGD", "optimizer_options": {"rate": 1.0}}, "_options: SGD does not accept .*rate"),
     ],
 )
-def test_an_optimizer_that_there_is_not(fields, said):
+def test_an_optimizer_that_there_is_not(fields: dict[str, Any], said: str) -> None:
     """One line that names the field."""
     config = generate_config("offmate").with_(**fields)
     with pytest.raises(BadConfig, match=said) as caught:
@@ -98,7 +100,7 @@ def test_an_optimizer_that_there_is_not(fields, said):
     assert "\n" not in str(caught.value)
 
 
-def test_a_config_imports_nothing(tmp_path, monkeypatch):
+def test_a_config_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that the program has not imported is not run, whatever it has; once imported it is taken."""
     (tmp_path / "own_optimizers.py").write_text("from torch.optim import SGD\nclass Mine(SGD):\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -113,7 +115,7 @@ def test_a_config_imports_nothing(tmp_path, monkeypatch):
         del sys.modules["own_optimizers"]
 
 
-def test_an_optimizer_by_entry_point(tmp_path, monkeypatch):
+def test_an_optimizer_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution that is installed may offer one by name, in the group `remat.optimizers`."""
     offer = tmp_path / "own-1.0.dist-info"
     offer.mkdir()

@@ -2,10 +2,11 @@
 
 import copy
 import functools
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
@@ -21,7 +22,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "kind", "budget", "in_backward", "accumulation"), CASES)
-def test_the_bits_of_plain_training(name, kind, budget, in_backward, accumulation):
+def test_the_bits_of_plain_training(
+    name: str, kind: str, budget: str, in_backward: bool, accumulation: int
+) -> None:
     """Dropout, tied weights, clipping, accumulation, a cosine schedule; both styles of stepping."""
     make, batches = MODELS[name]
     runs = []
@@ -42,16 +45,19 @@ def test_the_bits_of_plain_training(name, kind, budget, in_backward, accumulatio
     assert "weights, gradients and states take" in called.plan.summary()  # and why they are where they are
 
 
-def test_clipping_while_stepping():
+def test_clipping_while_stepping() -> None:
     """The module's own clipping scales gradients as they are used, and returns the same norm."""
     make, batches = MODELS["llama"]
     runs, norms = [], []
     for ours in (False, True):
-        model, found = make(), []
+        model = make()
+        found: list[Any] = []
         optimizer = OPTIMIZERS["adamw"](model.parameters())
         called = offmate(model, batches(0), "45%", optimizer=optimizer) if ours else model
 
-        def clip(parameters, most, called=called, found=found, ours=ours):
+        def clip(
+            parameters: Any, most: Any, called: Any = called, found: Any = found, ours: Any = ours
+        ) -> None:
             parameters = list(parameters)
             norm = called.clip_grad_norm_(most) if ours else torch.nn.utils.clip_grad_norm_(parameters, most)
             found.append(norm.item())
@@ -66,21 +72,21 @@ def test_clipping_while_stepping():
 class Matrices(nn.Module):
     """Nothing but matrices, which is what some optimizers step."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         pairs = [(nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)) for _ in range(3)]
         self.layers = nn.Sequential(*(layer for a, b in pairs for layer in (a, nn.GELU(), b)))
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.layers(x).square().mean()
 
 
 @pytest.mark.parametrize(("kind", "in_backward"), [(torch.optim.Adafactor, True), (torch.optim.Muon, False)])
-def test_optimizers_that_step_whole_tensors(kind, in_backward):
+def test_optimizers_that_step_whole_tensors(kind: type[Any], in_backward: bool) -> None:
     """What they keep and do depends on a parameter's shape."""
 
-    def batches(step):
+    def batches(step: Any) -> Any:
         return {"x": torch.randn(8, 32, generator=torch.Generator().manual_seed(step))}
 
     runs = []
@@ -98,12 +104,12 @@ def test_optimizers_that_step_whole_tensors(kind, in_backward):
 class Masters:
     """Plain training in bfloat16 with an optimizer over float32 copies."""
 
-    def __init__(self, model, kind):
+    def __init__(self, model: nn.Module, kind: str) -> None:
         self.model = model
         self.wide = [torch.nn.Parameter(p.detach().float()) for p in model.parameters()]
         self.optimizer = OPTIMIZERS[kind](self.wide)
 
-    def step(self):
+    def step(self) -> None:
         """Step the copies by the model's gradients, and round them back."""
         for wide, narrow in zip(self.wide, self.model.parameters(), strict=True):
             wide.grad = narrow.grad.float()
@@ -115,7 +121,7 @@ class Masters:
 
 @pytest.mark.parametrize("budgets", [("45%", "150%"), ("150%", "45%")])
 @pytest.mark.parametrize("in_backward", [False, True])
-def test_master_weights_are_gone_on_from(budgets, in_backward):
+def test_master_weights_are_gone_on_from(budgets: tuple[str, str], in_backward: bool) -> None:
     """By a module that is built anew with the same optimizer, with updates under way, in other places."""
     make, batches = MODELS["llama"]
     found = []
@@ -150,7 +156,7 @@ def test_master_weights_are_gone_on_from(budgets, in_backward):
 
 
 @pytest.mark.parametrize(("budget", "in_backward"), [("150%", False), ("45%", True)])
-def test_master_weights(budget, in_backward):
+def test_master_weights(budget: str, in_backward: bool) -> None:
     """Parameters in 16 bits stepped in 32: masters, moments, what is rounded from them; saved and loaded."""
     make, batches = MODELS["llama"]
     plain = Masters(make().bfloat16(), "adamw")

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from packages.offload.tests import optimizers
 from torch import Tensor, nn, optim
 
 from remat_facade import Hiremate
 from remat_offload import LaneFailed, RefusedOptimizer, SimulatedMachine
-from tests.helpers import optimizers
 from tests.helpers.offmates import offmate
 
 WHOLE: dict[str, Callable[[Any], optim.Optimizer]] = {
@@ -87,8 +87,9 @@ def test_the_watcher_is_not_alarmed(draws_in_lanes: list[str]) -> None:
 def test_optimizers_that_draw(made: type[optim.Optimizer]) -> None:
     """They would draw beside the model, in an order that nobody knows: they are refused in one line."""
     model = with_dropout()
+    optimizer = made(model.parameters())  # type: ignore[call-arg]
     with pytest.raises(RefusedOptimizer, match="its step draws random numbers from") as caught:
-        offmate(model, torch.randn(16, 64), "50%", optimizer=made(model.parameters()))
+        offmate(model, torch.randn(16, 64), "50%", optimizer=optimizer)
     assert "\n" not in str(caught.value)
 
 
@@ -111,7 +112,7 @@ def test_optimizers_that_draw_late(budget: str, generator: torch.Generator | Non
 def test_optimizers_that_are_told_to_draw(made: type[optim.Optimizer]) -> None:
     """A setting that is turned on has them tried out again, and no parameter was stepped yet."""
     model = with_dropout()
-    optimizer = made(model.parameters())
+    optimizer = made(model.parameters())  # type: ignore[call-arg]
     ours = offmate(model, torch.randn(16, 64), "50%", optimizer=optimizer)
     losses(ours, optimizer, 2)
     before = [p.detach().clone() for p in ours.parameters()]

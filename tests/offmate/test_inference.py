@@ -1,15 +1,17 @@
 """Where no plan serves, the original runs on the device with the weights that each operator is lent."""
 
 import gc
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remat_executor import MemoryMeter
-from remat_graph import Lane
+from remat_graph import Lane, Value
 from remat_offload import HostPool, SimulatedMachine
 from remat_offload.engine.on_demand_weights import OnDemandWeights
+from remat_offload.machine.threaded import Job
 from tests.helpers.offmates import (
     MODELS,
     OPTIMIZERS,
@@ -28,18 +30,25 @@ BUDGETS = {"llama": "35%", "convolutions": "60%"}
 class Slow(SimulatedMachine):
     """Steps late, and notes what is brought to the device."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(to_device_nbytes_per_s=1e8)
-        self.brought = []
+        self.brought: list[Any] = []
 
-    def copy(self, lane, destination, source, after=(), name=""):
+    def copy(
+        self,
+        lane: Lane,
+        destination: Tensor,
+        source: Tensor,
+        after: list[Job] | tuple[Any, ...] = (),
+        name: str = "",
+    ) -> Job:
         """Copy, and note it."""
         if lane is Lane.TO_DEVICE:
             self.brought.append(name)
         return super().copy(lane, destination, source, after, name)
 
 
-def runs(name, **options):
+def runs(name: str, **options: HostPool | Slow) -> tuple[Run, Run]:
     """The same training twice, plain and with values that move."""
     make, batches = MODELS[name]
     models = [make(), make()]
@@ -49,7 +58,7 @@ def runs(name, **options):
     return plain, Run(ours, optimizers[1], batches)
 
 
-def moved(run):
+def moved(run: Run) -> list[Value]:
     """Parameters that are placed on the host."""
     names = run.model.plan.on_host
     values = run.model.graph.values
@@ -58,7 +67,7 @@ def moved(run):
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
-def test_inference_right_after_a_step(name, off):
+def test_inference_right_after_a_step(name: str, off: type[Any]) -> None:
     """Bit for bit as of a plain model, while updates are still under way; then training goes on."""
     plain, ours = runs(name, machine=Slow())
     found = []
@@ -74,7 +83,7 @@ def test_inference_right_after_a_step(name, off):
     assert [] == differences(plain, ours)
 
 
-def test_inference_holds_one_operators_weights_at_a_time():
+def test_inference_holds_one_operators_weights_at_a_time() -> None:
     """By a meter; each moved weight is brought once for each time that it is read, and let go."""
     memory, machine = Mapped(), Slow()
     _, ours = runs("llama", machine=machine, pool=HostPool(20 << 20, memory=memory))
@@ -98,7 +107,7 @@ def test_inference_holds_one_operators_weights_at_a_time():
     assert all(p.device.type == "cpu" for p in ours.model.parameters())
 
 
-def test_a_method_of_the_originals_generates():
+def test_a_method_of_the_originals_generates() -> None:
     """Tokens as the plain model's, greedily."""
     plain, ours = runs("llama")
     prompt = tokens(1)["input_ids"][:, :4]
@@ -110,7 +119,7 @@ def test_a_method_of_the_originals_generates():
 
 
 @pytest.mark.filterwarnings("ignore::remat_executor.errors.RematWarning")
-def test_training_without_a_plan():
+def test_training_without_a_plan() -> None:
     """A hook keeps plans from serving: gradients are plain training's, where their weights are."""
     plain, ours = runs("convolutions")
     calls = []
@@ -127,12 +136,12 @@ def test_training_without_a_plan():
 class Counting(nn.Module):
     """Writes to a parameter in its forward, reads one without calling who holds it, asks where it is."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(4, 4)
         self.count = nn.Parameter(torch.zeros(4))
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             self.count.add_(1.0)
         assert self.inner.weight.shape == (4, 4)
@@ -145,20 +154,20 @@ class Counting(nn.Module):
 class Elsewhere:
     """Lends from the host to another device: that of nothing, on which nothing of the host's can be used."""
 
-    def __init__(self, model, device="meta"):
+    def __init__(self, model: nn.Module, device: str = "meta") -> None:
         self.device = torch.device(device)
         self.params = set(model.parameters())
-        self.home = []
+        self.home: list[Any] = []
 
-    def moves(self, param):
+    def moves(self, param: nn.Parameter) -> bool:
         """All of the model's do."""
         return param in self.params
 
-    def fetch(self, param):
+    def fetch(self, param: nn.Parameter) -> Tensor:
         """A copy."""
         return param.detach().clone().to(self.device)
 
-    def write_back(self, param, lent):
+    def write_back(self, param: nn.Parameter, lent: Tensor) -> None:
         """Write it, and note that."""
         self.home.append(param)
         if not lent.is_meta:
@@ -168,13 +177,13 @@ class Elsewhere:
 class Drifting(Convolutions):
     """Writes to a weight in inference."""
 
-    def forward(self, images, labels):
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         if not self.training:
             self.blocks[1][0].weight.mul_(0.5)
         return super().forward(images, labels)
 
 
-def test_a_weight_that_inference_writes_trains_on_from_there():
+def test_a_weight_that_inference_writes_trains_on_from_there() -> None:
     """Its home is written, once earlier updates are done."""
     found = []
     for moves in (False, True):
@@ -197,7 +206,7 @@ def test_a_weight_that_inference_writes_trains_on_from_there():
 class Many(nn.Module):
     """Modules that read their weights in one way or another; the last layer's is the first one's."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(16, 8)
         self.recurrent = nn.LSTM(8, 8, batch_first=True)
@@ -207,7 +216,7 @@ class Many(nn.Module):
         self.head = nn.Linear(8, 16, bias=False)
         self.head.weight = self.embedding.weight
 
-    def forward(self, ids):
+    def forward(self, ids: Tensor) -> Tensor:
         x, _ = self.recurrent(self.embedding(ids))
         x = x + self.attention(x, x, x)[0]
         x = self.convolution(x.mT).mT
@@ -215,7 +224,7 @@ class Many(nn.Module):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_nothing_of_the_host_is_mixed_in(grad):
+def test_nothing_of_the_host_is_mixed_in(grad: bool) -> None:
     """On the device meta every operator that got a tensor of the host's beside it would fail."""
     model, ids = Many(), torch.zeros(2, 5, dtype=torch.long)
     with torch.set_grad_enabled(grad):
@@ -234,7 +243,7 @@ def test_nothing_of_the_host_is_mixed_in(grad):
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
-def test_what_is_written_in_place_goes_home(off):
+def test_what_is_written_in_place_goes_home(off: type[Any]) -> None:
     """As the plain module's."""
     plain, ours = Counting(), Counting()
     ours.load_state_dict(plain.state_dict())

@@ -140,7 +140,8 @@ def test_what_is_left_on_the_device_comes_home(monkeypatch: pytest.MonkeyPatch) 
         if model is plain[0]:
             optimizer.step()
     residency = ours[0]._remat_training.engine.residency
-    copy_to_host, failed = residency.copy_to_host, []
+    copy_to_host = residency.copy_to_host
+    failed: list[Any] = []
 
     def fails_once(name: str, newer: Tensor) -> Any:
         if not failed:
@@ -192,7 +193,7 @@ def test_handlers_that_raise_keep_no_other_from_running() -> None:
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         with pytest.raises(Stop), uninterrupted():
-            assert [None] * 4 == [signal.raise_signal(number) for number in numbers]
+            assert [None] * 4 == list(map(signal.raise_signal, numbers))
         assert numbers == came
         assert {handler} == {signal.getsignal(number) for number in numbers}
     finally:

@@ -2,20 +2,23 @@
 
 import copy
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn, optim
 
 from remat_facade import Hiremate
 from remat_offload import OffloadMisuse, SimulatedMachine
+from remat_offload.machine.threaded import Job
 from tests.helpers.offmates import OPTIMIZERS, PLATFORM, offmate
 
 
 class Heads(nn.Module):
     """A trunk with two heads, a part that no forward uses, and a scale that its caller reads."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.trunk = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
@@ -23,33 +26,33 @@ class Heads(nn.Module):
         self.unused = nn.Linear(32, 32)
         self.scale = nn.Parameter(torch.tensor(1.5))
 
-    def forward(self, x, head="a"):
+    def forward(self, x: Tensor, head: str = "a") -> Tensor:
         return self.heads[head](self.trunk(x)).square()
 
 
-def batch(seed):
+def batch(seed: int) -> Tensor:
     return torch.randn(8, 32, generator=torch.Generator().manual_seed(seed))
 
 
-def bits(module, optimizer):
+def bits(module: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
     """Parameters and states, copied."""
     states = optimizer.state_dict()["state"].items()
     found = {f"{i}.{name}": torch.as_tensor(value) for i, state in states for name, value in state.items()}
     return {name: value.clone() for name, value in (module.state_dict() | found).items()}
 
 
-def two_heads(model, optimizer, step):
+def two_heads(model: Any, optimizer: Any, step: Any) -> None:
     """One step for the gradients of both."""
     for head in "ab":
         model(batch(step), head).mean().backward()
 
 
-def scaled(model, optimizer, step):
+def scaled(model: Any, optimizer: Any, step: Any) -> None:
     """The scale gets its gradient outside of the model."""
     (model(batch(step)).mean() * model.scale.exp()).backward()
 
 
-def frozen_between(model, optimizer, step):
+def frozen_between(model: Any, optimizer: Any, step: Any) -> None:
     """What is frozen has a gradient from before."""
     model(batch(step)).mean().backward()
     if step == 1:
@@ -60,7 +63,7 @@ def frozen_between(model, optimizer, step):
 @pytest.mark.filterwarnings("ignore:.*called in another way:remat_executor.errors.RematWarning")
 @pytest.mark.parametrize("backwards", [two_heads, scaled, frozen_between])
 @pytest.mark.parametrize("budget", ["150%", "60%"])
-def test_every_gradient_is_stepped_by(backwards, budget):
+def test_every_gradient_is_stepped_by(backwards: Callable[..., Any], budget: str) -> None:
     """Of another forward, of something outside of the model, of what has been frozen since."""
     found = []
     for ours in (False, True):
@@ -80,7 +83,7 @@ def test_every_gradient_is_stepped_by(backwards, budget):
     assert [] == [name for name in found[0] if not torch.equal(found[0][name], found[1][name])]
 
 
-def penalized(model):
+def penalized(model: Any) -> Any:
     """Some of the loss is of the parameters themselves."""
     return model(batch(0)).mean() + 1e-2 * sum(p.square().sum() for p in model.parameters())
 
@@ -96,7 +99,7 @@ def penalized(model):
     ],
 )
 @pytest.mark.parametrize("loss", [penalized, lambda model: model(batch(0)).mean() * model.scale.exp()])
-def test_gradients_that_a_backward_cannot_step_by(loss, meet):
+def test_gradients_that_a_backward_cannot_step_by(loss: Callable[..., Any], meet: Callable[..., Any]) -> None:
     """They come when it has stepped: told, and training goes on without them."""
     ours = offmate(Heads(), batch(0), "60%", accumulation=2)
     loss(ours).backward()
@@ -122,7 +125,7 @@ def test_gradients_that_a_backward_cannot_step_by(loss, meet):
 
 
 @pytest.mark.filterwarnings("ignore:.*called in another way:remat_executor.errors.RematWarning")
-def test_what_was_added_up_and_not_stepped_by():
+def test_what_was_added_up_and_not_stepped_by() -> None:
     """The other head has a gradient of before, and the backward that steps is not of its forward."""
     ours = offmate(Heads(), {"x": batch(0), "head": "a"}, "60%", accumulation=2)
     with ours.accumulating():
@@ -135,7 +138,7 @@ def test_what_was_added_up_and_not_stepped_by():
         ours(batch(2), "a")
 
 
-def test_parameters_of_another_module():
+def test_parameters_of_another_module() -> None:
     """Nothing would step them."""
     model, other = Heads(), nn.Parameter(torch.ones(3))
     optimizer = OPTIMIZERS["adamw"](iter([*model.parameters(), other]))
@@ -144,7 +147,7 @@ def test_parameters_of_another_module():
     assert "\n" not in str(caught.value)
 
 
-def test_a_scaler_and_a_fused_optimizer():
+def test_a_scaler_and_a_fused_optimizer() -> None:
     """It lends the optimizer its numbers only while `step` runs, and updates on the CPU go on then."""
     found = []
     for ours in (False, True):
@@ -166,13 +169,18 @@ def test_a_scaler_and_a_fused_optimizer():
 class Late(SimulatedMachine):
     """Updates on the CPU begin late enough to run while a module is captured."""
 
-    def work(self, function, after=(), name=""):
+    def work(self, function: Callable[..., Any], after: list[Any] = (), name: str = "") -> Job:
         """Work, later."""
-        return super().work(lambda: (time.sleep(0.03), function()), after, name)
+
+        def late() -> None:
+            time.sleep(0.03)
+            function()
+
+        return super().work(late, after, name)
 
 
 @pytest.mark.filterwarnings("ignore:.*called in another way:remat_executor.errors.RematWarning")
-def test_planning_anew_right_after_a_step():
+def test_planning_anew_right_after_a_step() -> None:
     """What capture sets for the whole process is not seen by updates that are under way."""
     found = []
     for ours in (False, True):
@@ -187,7 +195,7 @@ def test_planning_anew_right_after_a_step():
     assert [] == [name for name in found[0] if not torch.equal(found[0][name], found[1][name])]
 
 
-def test_another_module_is_planned_right_after_a_step():
+def test_another_module_is_planned_right_after_a_step() -> None:
     """Its capture waits for nobody's updates; they are not told that they are being compiled."""
     found = []
     for ours in (False, True):
@@ -204,7 +212,7 @@ def test_another_module_is_planned_right_after_a_step():
     assert [] == [name for name in found[0] if not torch.equal(found[0][name], found[1][name])]
 
 
-def test_a_copy_of_the_original_right_after_a_step():
+def test_a_copy_of_the_original_right_after_a_step() -> None:
     """Whoever copies a parameter whose update is under way gets an ordinary one, up to date."""
     outputs = []
     for ours in (False, True):

@@ -3,10 +3,13 @@
 import sys
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from remat_executor import plan_graph
 from remat_executor.costs.estimate import estimated_graph
@@ -17,7 +20,7 @@ from tests.helpers.offmates import MODELS, OPTIMIZERS, PLATFORM, Mapped, Run, di
 MAKE, BATCHES = MODELS["llama"]
 
 
-def without_values():
+def without_values() -> tuple[nn.Module, dict[str, Tensor]]:
     """The same model on the meta device, with its tied weights; and its values by name."""
     model = MAKE()
     values = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -27,7 +30,7 @@ def without_values():
 
 
 @pytest.mark.parametrize("from_file", [False, True])
-def test_filled_and_trained(from_file, tmp_path):
+def test_filled_and_trained(from_file: bool, tmp_path: Path) -> None:
     """By a mapping or a file; the optimizer made before trains it, bit for bit."""
     model, values = without_values()
     optimizer = OPTIMIZERS["adamw"](model.parameters())
@@ -43,7 +46,7 @@ def test_filled_and_trained(from_file, tmp_path):
     assert [] == differences(*(run.train(2) for run in runs))
 
 
-def test_weights_that_do_not_fill_it(tmp_path):
+def test_weights_that_do_not_fill_it(tmp_path: Path) -> None:
     """One line each, before anything is changed."""
     model, values = without_values()
     name, value = next(iter(values.items()))
@@ -59,29 +62,30 @@ def test_weights_that_do_not_fill_it(tmp_path):
     assert all(p.is_meta for p in model.parameters())
 
 
-class MadeWhenRead(Mapping):
+class MadeWhenRead(Mapping[str, Tensor]):
     """Values that nobody keeps, and how many of them there were at once."""
 
-    def __init__(self, values):
-        self.values_, self.alive, self.most = values, weakref.WeakSet(), 0
+    def __init__(self, values: dict[str, Tensor]) -> None:
+        self.values_, self.most = values, 0
+        self.alive: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Tensor:
         made = self.values_[name].clone()
         self.alive.add(made)
         self.most = max(self.most, len(self.alive))
         return made
 
-    def __iter__(self):
+    def __iter__(self) -> Any:
         return iter(self.values_)
 
-    def __len__(self):
+    def __len__(self) -> Any:
         return len(self.values_)
 
 
-def test_each_is_read_straight_to_its_home():
+def test_each_is_read_straight_to_its_home() -> None:
     """One at a time, in whatever dtype; the host lends what is planned, which all of it is for."""
     model, values = without_values()
-    next(iter(model.parameters())).tag = "a user's"
+    next(iter(model.parameters())).tag = "a user's"  # type: ignore[attr-defined]
     weights = MadeWhenRead({name: v.double() if v.is_floating_point() else v for name, v in values.items()})
     memory = Mapped()
     module = offmate(model, BATCHES(0), "45%", weights=weights, pool=HostPool(20 << 20, memory=memory))
@@ -90,13 +94,13 @@ def test_each_is_read_straight_to_its_home():
     assert 0 < sum(p.nbytes for p in moved) <= module.host.peak_nbytes <= module.plan.host_peak_nbytes
     assert all(torch.equal(values[name], tensor) for name, tensor in module.named_parameters())
     assert all(torch.equal(values[name], tensor) for name, tensor in module.named_buffers())
-    assert next(iter(module.parameters())).tag == "a user's"
+    assert next(iter(module.parameters())).tag == "a user's"  # type: ignore[attr-defined]
     Run(module, module.optimizer, BATCHES, in_backward=True).train(2)
     assert module.host.peak_nbytes <= module.plan.host_peak_nbytes
 
 
 @pytest.mark.parametrize("budgets", [("1KiB", "20MiB"), ("45%", "1KiB")])
-def test_a_shortage_leaves_it_without_values(budgets):
+def test_a_shortage_leaves_it_without_values(budgets: tuple[str, str]) -> None:
     """Nothing was read beyond shapes, nothing was taken on the host, and the model serves with more room."""
     model, values = without_values()
     before = [*model.parameters(), *model.buffers()]
@@ -112,7 +116,7 @@ def test_a_shortage_leaves_it_without_values(budgets):
     assert not any(t.is_meta for t in (*module.parameters(), *module.buffers()))
 
 
-def test_a_model_that_has_values():
+def test_a_model_that_has_values() -> None:
     """It gets those that are named and keeps the others; weights that name nothing of it are refused."""
     model, (first, *_) = MAKE(), dict(MAKE().named_parameters())
     values = {first: model.get_parameter(first).detach() + 1}
@@ -123,7 +127,7 @@ def test_a_model_that_has_values():
         offmate(MAKE(), BATCHES(0), "45%", weights={"another": values[first]})
 
 
-def test_a_model_with_buffers_of_its_own():
+def test_a_model_with_buffers_of_its_own() -> None:
     """Statistics that were made with values are loaded too, as those of a checkpoint."""
     make, batches = MODELS["convolutions"]
     trained = make()
@@ -138,7 +142,7 @@ def test_a_model_with_buffers_of_its_own():
     assert all(torch.equal(value, found[name]) for name, value in trained.state_dict().items())
 
 
-def test_an_optimizer_that_made_its_states_at_once():
+def test_an_optimizer_that_made_its_states_at_once() -> None:
     """Adagrad's have values from the start, which those on the meta device are not."""
     model, values = without_values()
     optimizer = torch.optim.Adagrad(model.parameters())
@@ -147,7 +151,7 @@ def test_an_optimizer_that_made_its_states_at_once():
     assert all(p.is_meta for p in model.parameters())
 
 
-def test_a_file_without_the_library_that_reads_it(tmp_path, monkeypatch):
+def test_a_file_without_the_library_that_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that says what to install; a mapping needs nothing."""
     model, _ = without_values()
     monkeypatch.setitem(sys.modules, "safetensors", None)
@@ -156,7 +160,7 @@ def test_a_file_without_the_library_that_reads_it(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-def test_the_graph_of_shapes_is_the_graph():
+def test_the_graph_of_shapes_is_the_graph() -> None:
     """What is traced without memory has the values and ops of what is traced with it."""
     model, _ = without_values()
     batch = BATCHES(0)

@@ -2,12 +2,14 @@
 
 import copy
 import gc
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import attrs
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remat_executor import RematWarning, UnplannedUse
 from remat_facade import BadModel, NoRoom
@@ -22,12 +24,13 @@ from remat_offload import (
     SimulatedMachine,
 )
 from remat_offload.host_memory.pinned import RegisteredMemory
+from remat_offload.machine.threaded import Job
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
 MAKE, BATCHES = MODELS["convolutions"]
 
 
-def fails(kind, call, *words):
+def fails(kind: type[Exception], call: Callable[..., Any], *words: str) -> str:
     """The one line of the error that a call raises."""
     with pytest.raises(kind) as caught:
         call()
@@ -37,14 +40,14 @@ def fails(kind, call, *words):
     return line
 
 
-def run(budget="60%", **options):
+def run(budget: str = "60%", **options: Any) -> Run:
     """A run that is ready."""
     model = MAKE()
     optimizer = OPTIMIZERS["adamw"](model.parameters())
     return Run(offmate(model, BATCHES(0), budget, optimizer=optimizer, **options), optimizer, BATCHES)
 
 
-def test_a_budget_that_nothing_keeps():
+def test_a_budget_that_nothing_keeps() -> None:
     """Refused before anything moves, with the numbers of what would work; and those work."""
     model = MAKE()
     before = {name: p.data_ptr() for name, p in model.named_parameters()}
@@ -53,7 +56,7 @@ def test_a_budget_that_nothing_keeps():
         offmate(model, BATCHES(0), 20_000, optimizer=optimizer)
     assert "\n" not in str(caught.value)
     assert before == {name: p.data_ptr() for name, p in model.named_parameters()}
-    assert type(optimizer).step is optimizer.step.__func__  # the user's, as it was
+    assert type(optimizer).step is optimizer.step.__func__  # type: ignore[attr-defined] # the user's, as it was
     fails(NoRoom, lambda: offmate(model, BATCHES(0), "40%", optimizer=optimizer, host_budget=1000))
     assert caught.value.budget_nbytes == 20_000
     works = offmate(model, BATCHES(0), caught.value.least_nbytes, optimizer=optimizer)
@@ -61,20 +64,20 @@ def test_a_budget_that_nothing_keeps():
     assert works.plan.peak_nbytes + lent == caught.value.least_nbytes
 
 
-def test_another_models_optimizer():
+def test_another_models_optimizer() -> None:
     """Which would step nothing of this model."""
     optimizer = OPTIMIZERS["adamw"](MAKE().parameters())
     fails(OffloadMisuse, lambda: offmate(MAKE(), BATCHES(0), "60%", optimizer=optimizer), "does not have")
 
 
-def test_an_optimizer_that_needs_all_at_once():
+def test_an_optimizer_that_needs_all_at_once() -> None:
     """By name."""
     model = MAKE()
     optimizer = torch.optim.LBFGS(model.parameters())
     fails(RefusedOptimizer, lambda: offmate(model, BATCHES(0), "60%", optimizer=optimizer), "LBFGS")
 
 
-def test_groups_and_steps_out_of_turn():
+def test_groups_and_steps_out_of_turn() -> None:
     """A group added later, a step without a backward; then training goes on."""
     ours = run()
     added = nn.Parameter(torch.zeros(3))
@@ -99,30 +102,32 @@ def test_groups_and_steps_out_of_turn():
         ({"host_budget": "50%"}, BadBudget, ("'50%'", 'a size such as "2GiB"')),
     ],
 )
-def test_arguments_of_another_kind(options, kind, words):
+def test_arguments_of_another_kind(
+    options: dict[str, Any], kind: type[Exception], words: tuple[Any, ...]
+) -> None:
     """What came, and what to give."""
     line = fails(kind, lambda: offmate(MAKE(), BATCHES(0), "60%", **options), *words)
     assert "share" not in line
 
 
-def test_what_is_planned_already():
+def test_what_is_planned_already() -> None:
     """Refused in the words of the other entry points."""
     ours = run()
     fails(BadModel, lambda: offmate(ours.model, BATCHES(0), "60%"), "planned already", "its `module`")
 
 
-def test_stepping_what_steps_by_itself():
+def test_stepping_what_steps_by_itself() -> None:
     """In the in-backward style `step()` would step twice."""
     ours = run(optimizer_in_backward=True)
     fails(OffloadMisuse, ours.optimizer.step, "each backward steps the optimizer itself")
 
 
-def test_an_error_in_a_lane_is_told():
+def test_an_error_in_a_lane_is_told() -> None:
     """Whatever fails there is raised at the next wait, by name and with its cause."""
     ours = run("60%").train(1)
     machine = ours.model._remat_training.machine
 
-    def broken():
+    def broken() -> None:
         raise ZeroDivisionError("planted")
 
     machine.work(broken, name="planted work")
@@ -131,7 +136,7 @@ def test_an_error_in_a_lane_is_told():
     ours.train(1)
 
 
-def test_what_a_plan_cannot_follow():
+def test_what_a_plan_cannot_follow() -> None:
     """A second backward of one forward, a copy, other data types: refused, and never wrong numbers."""
     ours = run("70%")
     loss = ours.model(**BATCHES(0))
@@ -149,7 +154,7 @@ def test_what_a_plan_cannot_follow():
     )
 
 
-def test_data_from_elsewhere_is_brought_home():
+def test_data_from_elsewhere_is_brought_home() -> None:
     """Parameters that are given other data between steps train on from there."""
     plain_model = MAKE()
     plain = Run(plain_model, OPTIMIZERS["adamw"](plain_model.parameters()), BATCHES)
@@ -162,7 +167,7 @@ def test_data_from_elsewhere_is_brought_home():
     assert [] == differences(plain, ours)
 
 
-def test_several_calls_in_flight():
+def test_several_calls_in_flight() -> None:
     """Two forwards before one backward: two budgets, which is said, and the numbers of plain training."""
     models = [MAKE(), MAKE()]
     optimizer = OPTIMIZERS["adamw"](models[1].parameters())
@@ -176,7 +181,7 @@ def test_several_calls_in_flight():
     assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
 
 
-def test_forwards_without_a_backward_give_back_what_they_sent():
+def test_forwards_without_a_backward_give_back_what_they_sent() -> None:
     """The host holds no more after ten of them than before."""
     ours = run()
     before = ours.model.host.lent_nbytes
@@ -188,28 +193,35 @@ def test_forwards_without_a_backward_give_back_what_they_sent():
 class Leaving(SimulatedMachine):
     """Notes which copies nobody holds, and which tensors it is told of."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.free = {}
-        self.left = set()
+        self.free: dict[Any, Any] = {}
+        self.left: set[Any] = set()
 
-    def copy(self, lane, destination, source, after=(), name=""):
+    def copy(
+        self,
+        lane: Lane,
+        destination: Tensor,
+        source: Tensor,
+        after: list[Job] | tuple[Any, ...] = (),
+        name: str = "",
+    ) -> Job:
         """Copy, and note what of it is on the device."""
         ticket = super().copy(lane, destination, source, after, name)
         self.free[ticket] = (source if lane is Lane.TO_HOST else destination).data_ptr()
         return ticket
 
-    def wait_on_compute(self, ticket):
+    def wait_on_compute(self, ticket: Job) -> None:
         """Hold; nobody else need know of that copy."""
         super().wait_on_compute(ticket)
         self.free.pop(ticket, None)
 
-    def release_after_copies(self, tensor):
+    def release_after_copies(self, tensor: Tensor) -> None:
         """Note it."""
         self.left.add(tensor.data_ptr())
 
 
-def test_copies_that_nobody_holds_are_told_of():
+def test_copies_that_nobody_holds_are_told_of() -> None:
     """A forward whose backward never runs has fetched what that would have read."""
     machine = Leaving()
     ours = run("60%", machine=machine)
@@ -230,7 +242,14 @@ class Failing(SimulatedMachine):
 
     armed = False
 
-    def copy(self, lane, destination, source, after=(), name=""):
+    def copy(
+        self,
+        lane: Lane,
+        destination: Tensor,
+        source: Tensor,
+        after: list[Job] | tuple[Any, ...] = (),
+        name: str = "",
+    ) -> Job:
         """Copy, or fail in the same way as a copy that fails in its lane."""
         if self.armed:
             self.armed = False
@@ -239,13 +258,13 @@ class Failing(SimulatedMachine):
 
 
 @pytest.mark.parametrize("half", ["forward", "backward"])
-def test_a_copy_that_fails_leaves_training_as_it_was(half):
+def test_a_copy_that_fails_leaves_training_as_it_was(half: str) -> None:
     """Told by name, and the step can be taken again."""
     plain_model, machine = MAKE(), Failing()
     plain = Run(plain_model, OPTIMIZERS["adamw"](plain_model.parameters()), BATCHES)
     ours = run("50%", machine=machine)
 
-    def halves():
+    def halves() -> None:
         machine.armed = half == "forward"
         loss = ours.model(**BATCHES(0))
         machine.armed = half == "backward"
@@ -266,7 +285,7 @@ class FailingUpdate(SimulatedMachine):
 
     armed = False
 
-    def work(self, function, after=(), name=""):
+    def work(self, function: Callable[..., Any], after: list[Any] = (), name: str = "") -> Job:
         """Work, or fail as an optimizer that raises in its lane."""
         if self.armed and name.startswith("the update of"):
             self.armed = False
@@ -274,7 +293,7 @@ class FailingUpdate(SimulatedMachine):
         return super().work(function, after, name)
 
 
-def test_an_update_that_fails_and_a_checkpoint():
+def test_an_update_that_fails_and_a_checkpoint() -> None:
     """Told at the next wait; a checkpoint that is loaded then is gone on from, bit for bit."""
     plain_model, machine = MAKE(), FailingUpdate()
     plain = Run(plain_model, OPTIMIZERS["adamw"](plain_model.parameters()), BATCHES)
@@ -302,20 +321,20 @@ class Runtime:
 
     left: float
 
-    def cudaHostRegister(self, address, nbytes, flags):  # noqa: N802
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802
         """Zero is success; two is what it says where the limit of locked memory is reached."""
         self.left -= 1
         return 2 if self.left < 0 else 0
 
-    def cudaHostUnregister(self, address):  # noqa: N802
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
         """Always well."""
         return 0
 
 
-def test_whole_pages_are_counted_before_anything_moves():
+def test_whole_pages_are_counted_before_anything_moves() -> None:
     """A pinned block takes whole pages: what its bytes would fit in is refused, and not found out later."""
 
-    def build(nbytes):
+    def build(nbytes: Any) -> Any:
         model = MAKE()
         optimizer = OPTIMIZERS["adamw"](model.parameters())
         pool = HostPool(nbytes, memory=RegisteredMemory(Runtime(left=float("inf"))))
@@ -327,7 +346,7 @@ def test_whole_pages_are_counted_before_anything_moves():
     fails(NoRoom, lambda: build(planned_nbytes), "on the host")
 
 
-def test_a_host_that_cannot_be_pinned():
+def test_a_host_that_cannot_be_pinned() -> None:
     """While it is built, or when gradients leave: one line, and training stands where it stood."""
     plain_model, model = MAKE(), MAKE()
     plain = Run(plain_model, OPTIMIZERS["adamw"](plain_model.parameters()), BATCHES)
@@ -339,7 +358,7 @@ def test_a_host_that_cannot_be_pinned():
     fails(CannotPin, build, "cudaHostRegister returned error 2", "raise the limit of locked memory")
     assert before == {name: p.data_ptr() for name, p in model.named_parameters()}
     assert pool.statistics.lent_nbytes == 0
-    assert type(optimizer).step is optimizer.step.__func__  # the user's, as it was
+    assert type(optimizer).step is optimizer.step.__func__  # type: ignore[attr-defined] # the user's, as it was
     runtime.left = float("inf")
     ours = Run(build(), optimizer, BATCHES)
     for left in (0, 6):

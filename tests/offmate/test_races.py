@@ -1,6 +1,7 @@
 """Every copy and update of a training run is ordered with what computes, whatever the plan: no races."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from remat_facade import NoRoom
 from remat_graph import Links
-from remat_offload import HostPool, Recorder, SimulatedMachine, find_races
+from remat_offload import HostPool, Operation, Recorder, SimulatedMachine, find_races
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Mapped, Run, offmate
 
 
@@ -20,7 +21,7 @@ class Telling(TorchDispatchMode):
         super().__init__()
         self.recorder, self.host = recorder, host
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Every tensor among an operator's arguments is read; those that its schema names are written."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
@@ -43,11 +44,13 @@ class Telling(TorchDispatchMode):
         return out
 
 
-def _tensors(values):
+def _tensors(values: list[Any]) -> list[Any]:
     return [leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, torch.Tensor)]
 
 
-def watched(name, budget, *, in_backward, accumulation, clips, **options):
+def watched(
+    name: str, budget: str, *, in_backward: bool, accumulation: int, clips: bool, **options: Links
+) -> tuple[Operation, ...]:
     """What a recorder saw of three steps of training, told operator by operator."""
     make, batches = MODELS[name]
     model = make()
@@ -67,7 +70,7 @@ def watched(name, budget, *, in_backward, accumulation, clips, **options):
     run = Run(module, optimizer, batches, accumulation=accumulation, in_backward=in_backward)
     if clips:  # while stepping, the norms taken beside the backward
 
-        def clip(parameters, most):
+        def clip(parameters: Any, most: Any) -> None:
             module.clip_grad_norm_(most)
             recorder.computed()  # it brings the scale to the host, which waits for a device
 
@@ -82,7 +85,7 @@ def watched(name, budget, *, in_backward, accumulation, clips, **options):
     ("name", "budget", "in_backward"),
     [("llama", "35%", False), ("llama", "60%", True), ("convolutions", "60%", False)],
 )
-def test_no_run_has_a_race(name, budget, in_backward):
+def test_no_run_has_a_race(name: str, budget: str, in_backward: bool) -> None:
     """In either style; clipped as the step reads the gradients."""
     clips = name == "llama" and not in_backward
     record = watched(name, budget, in_backward=in_backward, accumulation=2 if in_backward else 1, clips=clips)
@@ -93,7 +96,7 @@ def test_no_run_has_a_race(name, budget, in_backward):
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.full) for n in range(2, 40))])
-def test_no_random_plan_has_a_race(seed):
+def test_no_random_plan_has_a_race(seed: int) -> None:
     """Budgets down to the least, links of any speed, micro-batches; without room the least that has some."""
     rng = random.Random(seed)
     in_backward = rng.random() < 0.5

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import threading
+from typing import Any
 
 import attrs
 import pytest
@@ -20,11 +21,11 @@ class Event:
     stream: "Stream | None" = None
     place: int = 0
 
-    def query(self):
+    def query(self) -> bool:
         """Whether the stream got there, which it does only if it is asked to."""
         return self.stream is None or self.stream.done >= self.place
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """Let the stream get there."""
         if self.stream is not None:
             self.stream.run(self.place)
@@ -35,23 +36,23 @@ class Stream:
     """Does nothing before it must."""
 
     device: torch.device = attrs.field(factory=lambda: torch.device("cpu"))
-    given: list = attrs.field(factory=list)
+    given: list[Any] = attrs.field(factory=list)
     done: int = 0
     lock: threading.RLock = attrs.field(factory=threading.RLock)
 
-    def wait_event(self, event):
+    def wait_event(self, event: Event) -> None:
         """What is given from now on comes after the event."""
         self.given.append(event.synchronize)
 
-    def record_event(self):
+    def record_event(self) -> Event:
         """Of what was given so far."""
         return Event(self, len(self.given))
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """Do all of it."""
         self.run(len(self.given))
 
-    def run(self, place):
+    def run(self, place: int) -> None:
         """Do what was given, up to a place."""
         with self.lock:
             while self.done < place:
@@ -63,11 +64,11 @@ class Stream:
 class Compute(Stream):
     """Computes at once, so that what it waits for is done at once."""
 
-    def wait_event(self, event):
+    def wait_event(self, event: Event) -> None:
         """Wait."""
         event.synchronize()
 
-    def record_event(self):
+    def record_event(self) -> Event:
         """All of it is done."""
         return Event()
 
@@ -75,16 +76,16 @@ class Compute(Stream):
 class Later(TorchDispatchMode):
     """Gives copies to a stream instead of making them."""
 
-    def __init__(self, stream):
+    def __init__(self, stream: Stream) -> None:
         super().__init__()
         self.stream = stream
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note a copy; nothing else is asked of a stream here."""
         if func is not torch.ops.aten.copy_.default:
             return func(*args, **(kwargs or {}))
 
-        def copy():
+        def copy() -> None:
             with torch.inference_mode():
                 args[0].copy_(args[1])
 
@@ -95,24 +96,24 @@ class Later(TorchDispatchMode):
 class LateCuda:
     """Stands for `torch.cuda`, with the CPU as its device."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.compute = Compute()
         self.made = itertools.count()
 
-    def Stream(self, device):  # noqa: N802
+    def Stream(self, device: str) -> Stream:  # noqa: N802
         """A stream of its own."""
         next(self.made)
         return Stream()
 
-    def current_stream(self, device):
+    def current_stream(self, device: torch.device) -> Compute:
         """What computes."""
         return self.compute
 
-    def device(self, device):
+    def device(self, device: torch.device) -> Any:
         """The only one."""
         return contextlib.nullcontext()
 
-    def stream(self, stream):
+    def stream(self, stream: Any) -> Later:
         """In it copies are the stream's."""
         return Later(stream)
 
@@ -120,16 +121,16 @@ class LateCuda:
 class Machine(CudaMachine):
     """The CPU's tensors know no streams."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__("cpu", cuda=LateCuda())
 
-    def release_after_copies(self, tensor):
+    def release_after_copies(self, tensor: Any) -> None:
         """A stream keeps what it was given."""
 
 
 @pytest.mark.parametrize("in_backward", [False, True])
 @pytest.mark.parametrize(("name", "budget"), [("llama", "35%"), ("convolutions", "50%")])
-def test_training_is_exact_however_late_copies_are(name, budget, in_backward):
+def test_training_is_exact_however_late_copies_are(name: str, budget: str, in_backward: bool) -> None:
     """Bit for bit plain training, with inference in between."""
     make, batches = MODELS[name]
     models = [make(), make()]

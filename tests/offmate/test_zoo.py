@@ -1,7 +1,11 @@
 """Plans that move are kept on disk as others are, and found for the same training alone."""
 
+from pathlib import Path
+from typing import Any
+
 import attrs
 import pytest
+from torch import nn
 
 from remat_facade.planning.planner import SAVED
 from remat_graph import Links, load_plan, save_plan
@@ -15,7 +19,9 @@ class Solved(Exception):
     """The solver was asked."""
 
 
-def built(folder, budget="60%", kind="adamw", zoo=True, **options):
+def built(
+    folder: Path, budget: str = "60%", kind: Any = "adamw", zoo: Any = True, **options: None
+) -> nn.Module:
     """A module and its optimizer, whose plan is looked for in a folder."""
     model = MAKE()
     optimizer = OPTIMIZERS[kind](model.parameters())
@@ -23,23 +29,25 @@ def built(folder, budget="60%", kind="adamw", zoo=True, **options):
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module]:
     """A folder with the plan of one module, and that module."""
     folder = tmp_path_factory.mktemp("cache")
     return folder, built(folder)
 
 
 @pytest.fixture
-def nobody_solves(monkeypatch):
+def nobody_solves(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error instead of a plan."""
 
-    def refuse(*_):
+    def refuse(*_: Any) -> None:
         raise Solved
 
     monkeypatch.setattr(Offload, "solve", refuse)
 
 
-def test_the_second_time_nothing_is_planned(kept, nobody_solves, tmp_path):
+def test_the_second_time_nothing_is_planned(
+    kept: tuple[Path, nn.Module], nobody_solves: None, tmp_path: Path
+) -> None:
     """The same schedule, homes and figures, and the reasons; trained to the bits of plain training."""
     folder, made = kept
     ours = built(folder)
@@ -68,13 +76,15 @@ def test_the_second_time_nothing_is_planned(kept, nobody_solves, tmp_path):
         {"zoo": False},
     ],
 )
-def test_what_a_plan_depends_on(kept, nobody_solves, change):
+def test_what_a_plan_depends_on(
+    kept: tuple[Path, nn.Module], nobody_solves: None, change: dict[str, Any]
+) -> None:
     """Another of any of these is planned anew."""
     with pytest.raises(Solved):
         built(kept[0], **change)
 
 
-def test_bandwidths_that_are_measured(tmp_path, monkeypatch):
+def test_bandwidths_that_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan serves where they are about the same, and not where a link has become another."""
     now = [LINKS]
     monkeypatch.setattr("remat_facade.entrypoints.offload_options.measure_links", lambda *_: now[0])
@@ -87,7 +97,7 @@ def test_bandwidths_that_are_measured(tmp_path, monkeypatch):
     assert SAVED in built(tmp_path, links=None).plan.solver_stats
 
 
-def test_another_shape_is_planned_for_the_homes_that_there_are(kept):
+def test_another_shape_is_planned_for_the_homes_that_there_are(kept: tuple[Path, nn.Module]) -> None:
     """Its plan is kept as one for settled homes, and found by the next module in the same place."""
     folder, _ = kept
     batch = {name: value[:2] for name, value in BATCHES(0).items()}

@@ -269,7 +269,7 @@ def code_lines(path: Path) -> Iterator[tuple[int, str]]:
     skipped: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if isinstance(node, ast.Import | ast.ImportFrom) or is_text:
+        if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and is_text):
             skipped |= set(range(node.lineno, (node.end_lineno or 0) + 1))
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()

@@ -4,10 +4,14 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_readme_runs(tmp_path, monkeypatch, capsys):
+def test_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """From a folder that has the corpus where the clone has it."""
     shutil.copytree(ROOT / "tests" / "data" / "graphs", tmp_path / "tests" / "data" / "graphs")
     monkeypatch.chdir(tmp_path)

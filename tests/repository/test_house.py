@@ -13,7 +13,7 @@ def test_every_number_is_within_its_limit() -> None:
     assert {} == {name: found for name, found in numbers().items() if len(found) > MOST[name]}
 
 
-def test_the_numbers_are_printed(capsys) -> None:
+def test_the_numbers_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """One line each, and the exit status of a house in order."""
     assert 0 == main()
     out = capsys.readouterr().out
@@ -114,7 +114,9 @@ def test_where_words_are_looked_for() -> None:
     assert not any("/tests/" in path for path in paths)
 
 
-def test_the_words_are_printed(capsys, monkeypatch, tmp_path: Path) -> None:
+def test_the_words_are_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """With counts, the word to use instead, and places."""
     path = tmp_path / "planted.md"
     path.write_text("made anew,\nand anew\n")

@@ -1,36 +1,39 @@
-"""What planning without a device costs to import: under a second, and no torch."""
+"""What planning without a device costs to import: attrs, numpy and our own modules, and nothing else.
+
+Seconds depend on the machine, so the modules are counted; an import of these takes a fraction of a second.
+"""
 
 import json
-import statistics
 import subprocess
 import sys
 
 import pytest
 
 PROBE = """
-import json, sys, time
-start = time.perf_counter()
+import json, sys
+before = set(sys.modules)
 import {package}
-print(json.dumps([time.perf_counter() - start, sorted(sys.modules)]))
+print(json.dumps(sorted(set(sys.modules) - before)))
 """
+NEEDED = {"attr", "attrs", "numpy", "remat_graph"}
 
 
-def import_in_new_process(package: str) -> tuple[float, set[str]]:
-    """Seconds that the import takes, and every module it loads."""
+def import_in_new_process(package: str) -> set[str]:
+    """Every module that the import loads."""
     command = [sys.executable, "-c", PROBE.format(package=package)]
-    seconds, modules = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return seconds, set(modules)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return set(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize("package", ["remat_graph", "remat_solvers"])
 def test_import_is_quick(package: str) -> None:
-    """The median of three imports, each in a process of its own, stays under a second."""
-    runs = [import_in_new_process(package)[0] for _ in range(3)]
-    assert statistics.median(runs) < 1.0, runs
+    """Few modules are loaded: 281 where this was written."""
+    assert len(import_in_new_process(package)) < 400
 
 
 @pytest.mark.parametrize("package", ["remat_graph", "remat_solvers"])
 def test_import_pulls_in_no_torch(package: str) -> None:
     """Neither torch nor the tools that a solver imports when it first needs them are loaded."""
-    _, modules = import_in_new_process(package)
-    assert set() == modules & {"torch", "cvxpy", "numba", "highspy"}
+    loaded = {module.partition(".")[0] for module in import_in_new_process(package)}
+    assert NEEDED | {package} == loaded - sys.stdlib_module_names
+    assert set() == loaded & {"torch", "cvxpy", "numba", "highspy"}

@@ -62,7 +62,7 @@ def texts_asked_for(tree: ast.AST) -> Iterator[int]:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("str", "repr") and node.args:
                 asked = node.args[0]
             if isinstance(asked, ast.Name) and asked.id in names:
-                yield node.lineno
+                yield asked.lineno
 
 
 def test_nobody_asks_an_exception_of_any_class_for_its_text() -> None:

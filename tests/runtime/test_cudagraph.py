@@ -171,7 +171,7 @@ def test_replays_are_exact(pair: tuple[Hiremate, Network], tape: list[Tape]) -> 
         earlier.append((outputs, expected, gradients(planned), gradients(original)))
     for outputs, expected, found, wanted in earlier:
         assert all(map(torch.equal, outputs, expected))
-        assert all(map(torch.equal, found, wanted))  # type: ignore[arg-type]
+        assert all(map(torch.equal, found, wanted))
     assert len(tape) == 1
 
 

@@ -316,7 +316,7 @@ def test_a_runtime_that_is_not_there(options: dict[str, Any], monkeypatch: pytes
     batch, model = sample(Blocks), built(Blocks)
     for unknown in ("tensorrt", None, 3):
         with pytest.raises(BadInput, match="not one of 'eager', 'inductor', 'cudagraph'"):
-            Hiremate(model, batch, "60%", runtime=unknown, **options)  # type: ignore[arg-type]
+            Hiremate(model, batch, "60%", runtime=unknown, **options)
     with pytest.raises(BadInput, match='needs a CUDA device, and the model is on cpu; use runtime="eager"'):
         Hiremate(model, batch, "60%", runtime="cudagraph", **options)
     monkeypatch.setattr(registry, "inductor_lacks", lambda device_type: "a C++ compiler")

@@ -1,7 +1,6 @@
 """Measured costs: of the right size, one key at a time, kept, and without a trace on the user's state."""
 
 import gc
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -84,37 +83,44 @@ def test_scratch_that_an_op_frees_before_its_output_is_made() -> None:
     assert (costs["beside"].output_nbytes, costs["beside"].workspace_nbytes) == (2400, 4000)
 
 
-def test_times_are_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thunk costs what one run takes, its runs grouped or not, by a clock that only it moves."""
+@pytest.fixture
+def run_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves the clock that measuring reads, which nothing else moves."""
     now_s = 0.0
 
-    def taking(seconds: float) -> Factory:
-        def run() -> None:
-            nonlocal now_s
-            now_s += seconds
+    def run(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
 
-        return lambda: run
-
-    clock = SimpleNamespace(perf_counter=lambda: now_s, monotonic=time.monotonic)
+    clock = SimpleNamespace(perf_counter=lambda: now_s, monotonic=lambda: now_s)
     monkeypatch.setattr("remat_executor.costs.measure.time", clock)
+    return run
+
+
+def test_times_are_of_one_run(run_for: Callable[[float], None]) -> None:
+    """A thunk costs what one run takes, its runs grouped or not, by a clock that only it moves."""
+
+    def taking(seconds: float) -> Factory:
+        return lambda: lambda: run_for(seconds)
+
     seconds = {"10 us": 1e-5, "1 ms": 1e-3, "30 ms": 3e-2}
     costs = measure({key: taking(s) for key, s in seconds.items()})
     assert {key: cost.time_s for key, cost in costs.items()} == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("key", "runs"), [("aten.mm", 1), ("again: aten.mm", 1), ("my_op", 3)])
-def test_a_long_operator_is_not_run_often(key: str, runs: int) -> None:
+def test_a_long_operator_is_not_run_often(key: str, runs: int, run_for: Callable[[float], None]) -> None:
     """One of torch's once; one that may compile itself at its first run as often as it must."""
     seen: list[int] = []
 
     def long() -> torch.Tensor:
         seen.append(1)
-        time.sleep(0.12)
+        run_for(0.12)
         return torch.empty(100)
 
     cost = measure({key: lambda: long})[key]
     assert len(seen) == runs
-    assert cost.time_s >= 0.12
+    assert cost.time_s == pytest.approx(0.12)
     assert cost.output_nbytes == 400
 
 

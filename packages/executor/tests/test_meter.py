@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -211,7 +211,7 @@ class Wrapper(torch.Tensor):
     inner: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> "Wrapper":
+    def __new__(cls: Any, inner: torch.Tensor) -> "Wrapper":
         made: Wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype)
         made.inner = inner
         return made
@@ -220,7 +220,7 @@ class Wrapper(torch.Tensor):
         return ["inner"], None
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inner = [a.inner.clone() if isinstance(a, Wrapper) else a for a in args]
         return Wrapper(func(*inner, **(kwargs or {})))
 

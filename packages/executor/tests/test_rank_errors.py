@@ -17,7 +17,7 @@ class Refused(RematError):
 
 
 BEFORE_ATTRS = Refused  # lives on among the subclasses until it is collected: here for good
-Refused = attrs.frozen(kw_only=True)(Refused)  # type: ignore[misc]
+Refused = attrs.frozen(kw_only=True)(Refused)
 
 
 @attrs.frozen(kw_only=True)
@@ -35,7 +35,7 @@ def test_an_error_with_plain_fields_arrives_as_itself() -> None:
     """Whichever class of its name came first."""
     assert BEFORE_ATTRS in RematError.__subclasses__()
     with pytest.raises(Refused) as caught:
-        distributed._raise_first(told_by(1, Refused(nbytes=3)))
+        distributed._raise_first(told_by(1, Refused(nbytes=3)))  # type: ignore[call-arg]
     assert caught.value.nbytes == 3
     assert isinstance(caught.value.__cause__, RankFailed)
 

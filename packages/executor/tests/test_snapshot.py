@@ -26,6 +26,10 @@ class Slotted:
 class Config:
     """Settings that compare by content."""
 
+    deep: dict[str, Any]
+    flags: set[str]
+    width: int
+
     def __init__(self, **fields: Any) -> None:
         self.__dict__.update(fields)
 

@@ -117,7 +117,7 @@ def test_a_sample_of_another_kind(model: nn.Module, sample: Tensor) -> None:
     for bad in (3, "batch", None, {1: sample}):
         fails(BadSample, lambda bad=bad: Hiremate(model, bad, "40%"))
     fails(BadSample, lambda: Hiremate(model, {"x": sample}, "40%", sample_kwargs={"scale": 2.0}))
-    fails(BadSample, lambda: Hiremate(model, sample, "40%", sample_kwargs=[sample]))  # type: ignore[arg-type]
+    fails(BadSample, lambda: Hiremate(model, sample, "40%", sample_kwargs=[sample]))
 
 
 def test_a_sample_on_another_device(model: nn.Module, sample: Tensor) -> None:
@@ -129,8 +129,8 @@ def test_a_sample_on_another_device(model: nn.Module, sample: Tensor) -> None:
 
 def test_what_is_no_model(sample: Tensor, model: nn.Module) -> None:
     """A function, a class, nothing to train, no memory, no shape yet."""
-    assert "nn.Module" in fails(BadModel, lambda: Hiremate(torch.relu, sample, "40%"))  # type: ignore[arg-type]
-    assert "class" in fails(BadModel, lambda: Hiremate(Mlp, sample, "40%"))  # type: ignore[arg-type]
+    assert "nn.Module" in fails(BadModel, lambda: Hiremate(torch.relu, sample, "40%"))
+    assert "class" in fails(BadModel, lambda: Hiremate(Mlp, sample, "40%"))
     assert "meta" in fails(BadModel, lambda: Hiremate(Mlp().to("meta"), sample, "40%"))
     assert "shape" in fails(BadModel, lambda: Hiremate(nn.LazyLinear(4), sample, "40%"))
     frozen = copy.deepcopy(model).requires_grad_(False)
@@ -193,7 +193,7 @@ def test_a_config_is_the_fourth_argument(
         assert planned.plan.solver == "noremat"
     assert "did you mean" in fails(BadConfig, lambda: from_config(model, sample, "100%", "noremt"))
     fails(BadFile, lambda: from_config(model, sample, "100%", tmp_path / "none.yaml"))
-    fails(BadConfig, lambda: from_config(model, sample, "100%", 3))  # type: ignore[arg-type]
+    fails(BadConfig, lambda: from_config(model, sample, "100%", 3))  # type: ignore[call-overload]
 
 
 def test_a_saved_plan_is_used_again(

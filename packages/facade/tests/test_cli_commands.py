@@ -11,7 +11,9 @@ from remat_facade.cli.app import main
 from remat_facade.config.types import config_types
 from remat_solvers import solver_names
 
-GPT2 = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs" / "gpt2.json"
+from .corpus import GRAPHS
+
+GPT2 = GRAPHS / "gpt2.json"
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["solve", "--help"], ["demo", "--help"]])

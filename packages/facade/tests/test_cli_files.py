@@ -13,7 +13,9 @@ from remat_facade.cli.app import main
 from remat_facade.files import check_paths, write_whole
 from remat_graph import load_graph, load_plan
 
-GRAPH = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs" / "unet.json"
+from .corpus import GRAPHS
+
+GRAPH = GRAPHS / "unet.json"
 FACTORY = """
 import torch
 from torch import nn

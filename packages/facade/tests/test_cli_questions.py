@@ -10,7 +10,8 @@ import pytest
 
 from remat_facade.cli.app import main
 
-GRAPHS = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
+from .corpus import GRAPHS
+
 UNET = str(GRAPHS / "unet.json")
 
 

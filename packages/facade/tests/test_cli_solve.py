@@ -11,8 +11,9 @@ import pytest
 from remat_facade.cli.app import main
 from remat_graph import load_graph, load_plan, simulate
 
-DATA = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
-UNET = DATA / "unet.json"
+from .corpus import GRAPHS
+
+UNET = GRAPHS / "unet.json"
 
 
 def solve(*words: str | Path) -> int:
@@ -53,7 +54,7 @@ def test_the_order_is_what_the_judge_of_the_corpus_reads(tmp_path: Path) -> None
     assert list(made.schedule.order) == json.loads(order.read_text())
 
     done = subprocess.run(
-        [sys.executable, str(DATA / "judge.py"), str(UNET), str(order)],
+        [sys.executable, str(GRAPHS / "judge.py"), str(UNET), str(order)],
         capture_output=True,
         text=True,
         check=True,
@@ -178,7 +179,7 @@ def test_plans_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
     for words, said in (
         (["cut.json"], "cut off"),
         (["newer.json"], "upgrade"),
-        (["plan.json", "--graph", str(DATA / "vgg16.json")], "another graph"),
+        (["plan.json", "--graph", str(GRAPHS / "vgg16.json")], "another graph"),
         (["plan.json", "--png", "picture.png"], "--graph"),
         (["plan.json", "--matrix", "picture.png"], "--graph"),
         (["plan.json", "--graph", str(UNET), "--png", "a.png", "--matrix", "a.png"], "names the same file"),

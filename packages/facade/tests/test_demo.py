@@ -70,7 +70,8 @@ def test_a_difference_is_said(demo: Demo) -> None:
         kept = getattr(planned, name)
         setattr(planned, name, value)
         try:
-            assert [said in problem for problem in demo.problems] == [True]
+            (problem,) = demo.problems
+            assert said in problem
             tables = [cell for table in demo.tables for row in table.rows for cell in row]
             assert ("NO" in tables) == (name == "losses")
         finally:

@@ -169,9 +169,9 @@ def test_an_unknown_optimizer(optimizer: Any, tmp_path: Path) -> None:
     assert model.plan.summary().splitlines()[-1].startswith("by noremat")
 
 
-FACTORY = """
+FACTORY = f"""
 import torch
-from packages.facade.tests.test_fit import Net
+from {__name__} import Net
 
 def make():
     return Net(), torch.randn(4, 8)

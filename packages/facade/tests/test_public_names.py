@@ -15,7 +15,7 @@ PROBE = "import sys; from remat_facade import {}; print('torch' in sys.modules)"
 
 def documented_errors() -> dict[str, str]:
     """The classes named under Raises in docstrings of entry points and their methods, with one place each."""
-    found = {}
+    found: dict[str, str] = {}
     for name in remat_facade.__all__:
         entry = getattr(remat_facade, name)
         own = [member for _, member in inspect.getmembers(entry)] if isinstance(entry, type) else []

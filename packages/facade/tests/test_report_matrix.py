@@ -29,6 +29,7 @@ from remat_graph import (
 )
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_schedules import random_moves, random_order
+from remat_graph.testing.small_graphs import small_graph
 from remat_solvers.testing import chain
 
 
@@ -44,17 +45,8 @@ def step() -> Graph:
         Value(name="g", nbytes=7, role=Role.GRAD, of=0),
         Value(name="weight", nbytes=50, placement=Placement.DEVICE),
     ]
-    ways = [((0,), (1, 2)), ((1, 7), (3,)), ((4, 3), (5,)), ((5, 1, 2), (6,))]
-    ops = [
-        Op(
-            name=f"op{i}",
-            target="op",
-            backward=i > 1,
-            implementations=[Implementation(inputs=inputs, outputs=outputs, time_s=1)],
-        )
-        for i, (inputs, outputs) in enumerate(ways)
-    ]
-    return Graph(name="step", values=values, ops=ops)
+    ops = [((0,), (1, 2)), ((1, 7), (3,)), ((4, 3), (5,)), ((5, 1, 2), (6,))]
+    return small_graph("step", values, ops, names=("op0", "op1", "op2", "op3"), forward=2, time_s=1)
 
 
 def plan_of(graph: Graph, order: list[int]) -> Plan:
@@ -144,7 +136,7 @@ def test_one_among_many_is_never_lost() -> None:
 
 def orange(figure: object) -> int:
     """Number of pixels with the colour of repeats."""
-    pixels = imread(io.BytesIO(picture.png(figure)))  # type: ignore[arg-type]
+    pixels = imread(io.BytesIO(picture.png(figure)))
     wanted = [int(picture.Palette().repeat[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     return int((abs(pixels[:, :, :3] - wanted) < 0.05).all(axis=2).sum())
 

@@ -20,11 +20,13 @@ from remat_graph import Graph, load_graph, noremat_peak_nbytes
 from remat_graph.platforms.base import with_times
 from remat_graph.serialization.json_reader import write_sealed
 
+from .corpus import GRAPHS
+
 
 @pytest.fixture
 def graph() -> Graph:
     """A training step with something to recompute."""
-    return load_graph(Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs" / "gpt2.json")
+    return load_graph(GRAPHS / "gpt2.json")
 
 
 @pytest.fixture
@@ -272,11 +274,11 @@ def test_an_entry_point_keeps_its_plans(tmp_path: Path, monkeypatch: pytest.Monk
     assert not saved(plan(zoo=False))
 
 
-SECOND = """
+SECOND = f"""
 import sys, torch
 from remat_facade import Hiremate
 import remat_executor.costs.measure as measuring
-from packages.facade.tests.test_zoo import Net
+from {__name__} import Net
 def refuse(*_):
     raise AssertionError("measured although the cost is known")
 measuring._measure_one = refuse

@@ -1,6 +1,7 @@
 """Files are written atomically."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,7 @@ from remat_graph import load_order, save_order
 from remat_graph.serialization.json_reader import write_json
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     """It leaves no temporary file either."""
     path = tmp_path / "order.json"
     save_order([1, 2], path)
@@ -19,7 +20,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert ["order.json"] == os.listdir(tmp_path)
 
 
-def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C right before the file is replaced."""
     path = tmp_path / "order.json"
     save_order([1, 2], path)
@@ -34,7 +35,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert ["order.json"] == os.listdir(tmp_path)
 
 
-def test_a_missing_folder_is_the_systems_error(tmp_path):
+def test_a_missing_folder_is_the_systems_error(tmp_path: Path) -> None:
     """No folder is created."""
     with pytest.raises(FileNotFoundError):
         save_order([1], tmp_path / "nowhere" / "order.json")
@@ -42,7 +43,7 @@ def test_a_missing_folder_is_the_systems_error(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are posix")
-def test_the_mode_is_that_of_any_other_file(tmp_path):
+def test_the_mode_is_that_of_any_other_file(tmp_path: Path) -> None:
     """A replaced file keeps its own mode."""
     path, plain = tmp_path / "order.json", tmp_path / "plain"
     save_order([1], path)
@@ -54,7 +55,7 @@ def test_the_mode_is_that_of_any_other_file(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links are posix")
-def test_a_link_is_written_through(tmp_path):
+def test_a_link_is_written_through(tmp_path: Path) -> None:
     """The file it points to changes, the link stays."""
     real, link = tmp_path / "real.json", tmp_path / "link.json"
     save_order([1], real)
@@ -65,7 +66,7 @@ def test_a_link_is_written_through(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="devices are posix")
-def test_what_is_no_file_is_written_to(tmp_path):
+def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
     """A pipe cannot be replaced."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

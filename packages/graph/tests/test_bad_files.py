@@ -3,8 +3,10 @@
 import copy
 import json
 import os
-import signal
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,6 +28,7 @@ from remat_graph.serialization.graphs import graph_from_data, graph_to_data
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.testing.random_graphs import random_graph
 
+HangLimit = Callable[[int], AbstractContextManager[None]]
 GRAPH = random_graph(4)
 SCHEDULE = Schedule.from_order(GRAPH, range(len(GRAPH.ops)))
 PLAN = Plan.from_schedule(
@@ -48,7 +51,7 @@ CORPUS = {
     ],
 }
 READERS = {"graph": load_graph, "plan": load_plan, "order": load_order}
-GOOD = {"graph": graph_to_data(GRAPH), "plan": plan_to_data(PLAN), "order": [0, 1, 0]}
+GOOD: dict[str, Any] = {"graph": graph_to_data(GRAPH), "plan": plan_to_data(PLAN), "order": [0, 1, 0]}
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -66,7 +69,7 @@ GOOD = {"graph": graph_to_data(GRAPH), "plan": plan_to_data(PLAN), "order": [0, 
         (b"[" + b"9" * 10_000 + b"]", "contains invalid data"),
     ],
 )
-def test_what_is_no_json_is_refused(tmp_path, kind, content, problem):
+def test_what_is_no_json_is_refused(tmp_path: Path, kind: str, content: bytes | None, problem: str) -> None:
     """Missing, empty, binary and truncated files, and constants that only Python accepts."""
     path = tmp_path / "file.json"
     if content is not None:
@@ -77,14 +80,14 @@ def test_what_is_no_json_is_refused(tmp_path, kind, content, problem):
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
     """The reason of the operating system is part of the message."""
     with pytest.raises(BadFile, match="cannot be read"):
         load_graph(tmp_path)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_file_is_refused(tmp_path):
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     """The file has no read permission."""
     path = tmp_path / "secret.json"
     path.write_text("[]")
@@ -95,7 +98,7 @@ def test_an_unreadable_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", READERS)
 @pytest.mark.parametrize("length", [1, 0.2, 0.5, 0.9, 0.999])
-def test_a_truncated_file_is_refused(tmp_path, kind, length):
+def test_a_truncated_file_is_refused(tmp_path: Path, kind: str, length: float) -> None:
     """At every length."""
     text = json.dumps(GOOD[kind])
     path = tmp_path / "file.json"
@@ -115,7 +118,9 @@ def test_a_truncated_file_is_refused(tmp_path, kind, length):
         ({"surprise": 1}, "unknown key 'surprise'"),
     ],
 )
-def test_another_version_or_kind_is_refused(tmp_path, kind, change, problem):
+def test_another_version_or_kind_is_refused(
+    tmp_path: Path, kind: str, change: dict[str, Any], problem: str
+) -> None:
     """The message for a newer file names both versions."""
     path = tmp_path / "file.json"
     path.write_text(json.dumps(GOOD[kind] | change))
@@ -123,7 +128,7 @@ def test_another_version_or_kind_is_refused(tmp_path, kind, change, problem):
         READERS[kind](path)
 
 
-def test_kinds_are_not_mixed_up(tmp_path):
+def test_kinds_are_not_mixed_up(tmp_path: Path) -> None:
     """A plan is not a graph, a graph is not an order."""
     for kind in READERS:
         path = tmp_path / f"{kind}.json"
@@ -134,7 +139,7 @@ def test_kinds_are_not_mixed_up(tmp_path):
                     read(path)
 
 
-def put(data, place, content):
+def put(data: dict[str, Any], place: list[Any] | tuple[Any, ...], content: Any) -> dict[str, Any]:
     """A deep copy of data with new content at a place, or with the place removed."""
     data = copy.deepcopy(data)
     *way, last = place
@@ -189,7 +194,7 @@ def put(data, place, content):
         (["updates"], [{"param": 0, "grad": 0}], "is not a gradient"),
     ],
 )
-def test_wrong_graph_content_is_named_with_its_place(place, content, problem):
+def test_wrong_graph_content_is_named_with_its_place(place: list[Any], content: Any, problem: str) -> None:
     """Wrong types, ranges and references."""
     with pytest.raises(BadFile, match=problem) as caught:
         graph_from_data(put(GOOD["graph"], place, content), source="g.json")
@@ -212,7 +217,7 @@ def test_wrong_graph_content_is_named_with_its_place(place, content, problem):
         (["ops"], [], "there is no value|there is no op"),
     ],
 )
-def test_wrong_corpus_content_is_named_with_its_place(place, content, problem):
+def test_wrong_corpus_content_is_named_with_its_place(place: list[Any], content: Any, problem: str) -> None:
     """The corpus format is checked in the same way."""
     graph_from_data(CORPUS)
     with pytest.raises(BadFile, match=problem):
@@ -244,29 +249,13 @@ def test_wrong_corpus_content_is_named_with_its_place(place, content, problem):
         (["schedule", "steps"], [["optimizer_step", 0, "to_host"]], "cannot be on lane to_host"),
     ],
 )
-def test_wrong_plan_content_is_named_with_its_place(place, content, problem):
+def test_wrong_plan_content_is_named_with_its_place(place: list[str], content: Any, problem: str) -> None:
     """Checked without a graph."""
     with pytest.raises(BadFile, match=problem):
         plan_from_data(put(GOOD["plan"], place, content))
 
 
-@contextmanager
-def within(seconds):
-    """Raise if the block takes longer than this many seconds, so that an endless loop ends the test."""
-
-    def stop(*_):
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def test_statistics_may_not_be_nested_without_end(tmp_path):
+def test_statistics_may_not_be_nested_without_end(tmp_path: Path) -> None:
     """The parser accepts a depth at which our own recursion would fail."""
     path = tmp_path / "plan.json"
     plan = {name: part for name, part in GOOD["plan"].items() if name != "solver_stats"}
@@ -276,30 +265,35 @@ def test_statistics_may_not_be_nested_without_end(tmp_path):
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_a_file_is_not_read_beyond_what_ours_can_hold(tmp_path, kind):
+def test_a_file_is_not_read_beyond_what_ours_can_hold(
+    tmp_path: Path, kind: str, hang_limit: HangLimit
+) -> None:
     """A sparse file of 40 GiB and an endless device are refused before they fill the memory."""
     path = tmp_path / "file.json"
     with open(path, "wb") as file:
         file.truncate(40 * 2**30)
     for place in (path, "/dev/zero"):
-        with within(20), pytest.raises(BadFile, match="is longer than 65,536 KiB, the limit for such files"):
+        with (
+            hang_limit(20),
+            pytest.raises(BadFile, match="is longer than 65,536 KiB, the limit for such files"),
+        ):
             READERS[kind](place)
 
 
-def test_a_list_is_no_longer_than_ours_can_be():
+def test_a_list_is_no_longer_than_ours_can_be() -> None:
     """Each item takes a hundred times its two bytes while it is read."""
     with pytest.raises(BadFile, match="values: a list of at most 4,000,000 was wanted, but it has 4,000,001"):
         graph_from_data(GOOD["graph"] | {"values": [0] * 4_000_001})
 
 
-def test_sums_of_sizes_stay_exact():
+def test_sums_of_sizes_stay_exact() -> None:
     """Each size is valid, but their sum is not exact in 64-bit arrays and floats."""
     values = [value | {"nbytes": 2**52} for value in GOOD["graph"]["values"]]
     with pytest.raises(BadFile, match="bytes in all; at most 9,007,199,254,740,992 can be counted"):
         graph_from_data(GOOD["graph"] | {"values": values, "updates": []})
 
 
-def many_values(count):
+def many_values(count: Any) -> Any:
     """Data of that many values of one byte."""
     return [{"name": f"v{i}", "nbytes": 1, "external": True} for i in range(count)]
 
@@ -330,9 +324,9 @@ LONG_FILES = {
 
 
 @pytest.mark.parametrize("case", LONG_FILES)
-def test_reading_takes_no_time_that_grows_with_the_square(case):
+def test_reading_takes_no_time_that_grows_with_the_square(case: str, hang_limit: HangLimit) -> None:
     """A quadratic reader would need minutes for a hundred thousand items."""
-    with within(20):
+    with hang_limit(20):
         try:
             graph_from_data(LONG_FILES[case])
         except BadFile as error:
@@ -342,7 +336,7 @@ def test_reading_takes_no_time_that_grows_with_the_square(case):
     assert ("two values have this name" in message) == (case == "two of many values have one name")
 
 
-def test_a_foreign_plan_is_refused():
+def test_a_foreign_plan_is_refused() -> None:
     """The error names both graphs."""
     with pytest.raises(ForeignPlan, match=r"random-4-8.*random-5-8.*solve again"):
         plan_from_data(GOOD["plan"], graph=random_graph(5))
@@ -357,13 +351,15 @@ def test_a_foreign_plan_is_refused():
         (["schedule", "boundary"], 0, "its schedule cannot be carried out"),
     ],
 )
-def test_a_plan_that_does_not_run_is_refused(place, content, problem):
+def test_a_plan_that_does_not_run_is_refused(
+    place: list[Any], content: int | list[int | str], problem: str
+) -> None:
     """With a graph, its schedule is simulated."""
     with pytest.raises(BadFile, match=problem):
         plan_from_data(put(GOOD["plan"], place, content), graph=GRAPH)
 
 
-def test_a_plan_that_understates_its_peak_is_corrected_or_refused():
+def test_a_plan_that_understates_its_peak_is_corrected_or_refused() -> None:
     """The peak in the file is not trusted."""
     peak = PLAN.peak_nbytes
     assert PLAN == plan_from_data(put(GOOD["plan"], ["peak_nbytes"], peak - 1), graph=GRAPH)
@@ -373,7 +369,7 @@ def test_a_plan_that_understates_its_peak_is_corrected_or_refused():
 
 
 @pytest.mark.parametrize("content", [{}, [[0]], [0.5], ["0"], [-1], [True], [None], 3, "order"])
-def test_an_order_is_a_list_of_indices(tmp_path, content):
+def test_an_order_is_a_list_of_indices(tmp_path: Path, content: Any) -> None:
     """Other data is refused; with a graph, indices must lie within it."""
     path = tmp_path / "order.json"
     path.write_text(json.dumps(content))
@@ -381,7 +377,7 @@ def test_an_order_is_a_list_of_indices(tmp_path, content):
         load_order(path)
 
 
-def test_an_order_for_a_larger_graph_is_refused(tmp_path):
+def test_an_order_for_a_larger_graph_is_refused(tmp_path: Path) -> None:
     """With a graph, its ops are counted."""
     path = tmp_path / "order.json"
     path.write_text("[0, 1000]")
@@ -397,7 +393,7 @@ JUNK = st.recursive(
 )
 
 
-def places(data, way=()):
+def places(data: Any, way: Any = ()) -> Iterator[Any]:
     """Every place in nested data."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, content in items:
@@ -414,7 +410,7 @@ PLACES = {
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(PLACES)), st.data(), JUNK | st.just(...))
-def test_junk_anywhere_gives_our_error_or_none(kind, data, junk):
+def test_junk_anywhere_gives_our_error_or_none(kind: str, data: st.DataObject, junk: Any) -> None:
     """Never a KeyError, a TypeError or an endless loop."""
     good, spots, read = PLACES[kind]
     broken = put(good, data.draw(st.sampled_from(spots)), junk)
@@ -433,7 +429,9 @@ def test_junk_anywhere_gives_our_error_or_none(kind, data, junk):
         ('{"format": ' + "1" * 5000 + "}", "contains invalid data: a number of thousands of digits"),
     ],
 )
-def test_what_would_be_read_otherwise_than_written_is_refused(tmp_path, text, problem):
+def test_what_would_be_read_otherwise_than_written_is_refused(
+    tmp_path: Path, text: str, problem: str
+) -> None:
     """The message does not repeat Python's advice to change its settings."""
     path = tmp_path / "graph.json"
     path.write_text(text)
@@ -442,20 +440,20 @@ def test_what_would_be_read_otherwise_than_written_is_refused(tmp_path, text, pr
     assert f"{path}: {problem}" == str(caught.value)
 
 
-def test_a_mark_before_the_text_is_passed_over(tmp_path):
+def test_a_mark_before_the_text_is_passed_over(tmp_path: Path) -> None:
     """Some editors write a byte order mark."""
     path = tmp_path / "graph.json"
     path.write_text(json.dumps(graph_to_data(GRAPH)), encoding="utf-8-sig")
     assert graph_to_data(GRAPH) == graph_to_data(load_graph(path))
 
 
-def test_half_a_letter_is_no_text():
+def test_half_a_letter_is_no_text() -> None:
     """JSON can express half a surrogate pair, but no output can write it."""
     with pytest.raises(BadFile, match="name: text that can be written was wanted"):
         graph_from_data({**graph_to_data(GRAPH), "name": "\ud800"})
 
 
-def test_a_plan_that_claims_a_false_bound_is_refused():
+def test_a_plan_that_claims_a_false_bound_is_refused() -> None:
     """The message names the file and says what to do."""
     data = copy.deepcopy(GOOD["plan"]) | {"lower_bound_s": 9e18}
     with pytest.raises(

@@ -54,7 +54,7 @@ def brute_force_peak(graph: Graph, schedule: Schedule) -> int:
 
 @settings(deadline=None, max_examples=150)
 @given(schedules())
-def test_the_referee_agrees_with_a_brute_force_simulator(case):
+def test_the_referee_agrees_with_a_brute_force_simulator(case: tuple[Graph, Schedule]) -> None:
     """Peaks are equal on random graphs and schedules."""
     graph, schedule = case
     assert brute_force_peak(graph, schedule) == simulate(graph, schedule).peak_nbytes
@@ -62,7 +62,7 @@ def test_the_referee_agrees_with_a_brute_force_simulator(case):
 
 @settings(deadline=None)
 @given(schedules())
-def test_the_peak_is_the_largest_moment(case):
+def test_the_peak_is_the_largest_moment(case: tuple[Graph, Schedule]) -> None:
     """The peak is the largest of the bytes per step."""
     graph, schedule = case
     timeline = simulate(graph, schedule)

@@ -8,8 +8,6 @@ from remat_graph import (
     BadBudget,
     Budget,
     Graph,
-    Implementation,
-    Op,
     Role,
     Schedule,
     Value,
@@ -18,6 +16,7 @@ from remat_graph import (
     simulate,
 )
 from remat_graph.budget import gradient_nbytes
+from remat_graph.testing.small_graphs import small_graph
 from remat_graph.testing.strategies import graphs
 
 
@@ -28,12 +27,8 @@ def step(rounding: int = 1) -> Graph:
         Value(name="b", nbytes=400),
         Value(name="g", nbytes=400, role=Role.GRAD),
     ]
-    ways = [((), (0,)), ((0,), (1,)), ((0, 1), (2,))]
-    ops = [
-        Op(name=f"f{i}", target="f", implementations=(Implementation(inputs=r, outputs=m),))
-        for i, (r, m) in enumerate(ways)
-    ]
-    return Graph(name="step", values=values, ops=ops, rounding_nbytes=rounding)
+    ops = [((), (0,)), ((0,), (1,)), ((0, 1), (2,))]
+    return small_graph("step", values, ops, rounding_nbytes=rounding)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +46,12 @@ def step(rounding: int = 1) -> Graph:
         (77.0, 77),
     ],
 )
-def test_a_percentage_leaves_the_gradients_alone(budget, expected):
+def test_a_percentage_leaves_the_gradients_alone(budget: float | np.int32 | str, expected: int) -> None:
     """It means G + 0.40 (P - G); sizes need no graph."""
     assert expected == resolve_budget(budget, step())
 
 
-def test_a_budget_is_parsed_before_there_is_a_graph():
+def test_a_budget_is_parsed_before_there_is_a_graph() -> None:
     """Sizes are known then; a percentage needs its graph."""
     size, share = Budget.parse("1KiB"), Budget.parse("40%")
     assert (1024, False) == (size.nbytes, size.is_percentage)
@@ -64,7 +59,7 @@ def test_a_budget_is_parsed_before_there_is_a_graph():
     assert (1024, 800) == (size.resolve(step()), share.resolve(step()))
 
 
-def test_gradients_count_as_they_are_allocated():
+def test_gradients_count_as_they_are_allocated() -> None:
     """Both G and P include the allocator's rounding."""
     graph = step(512)
     assert (512, 1024 + 512 + 512) == (gradient_nbytes(graph), noremat_peak_nbytes(graph))
@@ -73,7 +68,7 @@ def test_gradients_count_as_they_are_allocated():
 
 @settings(deadline=None, max_examples=50)
 @given(graphs())
-def test_the_whole_is_the_unplanned_peak(graph):
+def test_the_whole_is_the_unplanned_peak(graph: Graph) -> None:
     """100 % is the peak of the unplanned step."""
     peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
     if peak:
@@ -103,7 +98,7 @@ def test_the_whole_is_the_unplanned_peak(graph):
         (None, "is a NoneType"),
     ],
 )
-def test_a_bad_budget_is_one_clear_line(budget, problem):
+def test_a_bad_budget_is_one_clear_line(budget: bool | float | str | None, problem: str) -> None:
     """The message says what came, what is wrong, and what to give instead."""
     with pytest.raises(BadBudget, match=problem) as caught:
         resolve_budget(budget, step())

@@ -1,5 +1,7 @@
 """A buffer that the model overwrites has versions; no op may read or write the wrong version."""
 
+from typing import Any
+
 import pytest
 
 from remat_graph import (
@@ -37,7 +39,7 @@ def norms() -> Graph:
     return Graph(name="norms", values=values, ops=ops[:3])
 
 
-def test_a_repeat_leaves_the_statistics_alone():
+def test_a_repeat_leaves_the_statistics_alone() -> None:
     """The implementation for repeats neither reads nor writes them."""
     graph = norms()
     schedule = Schedule.from_order(graph, [0, 1, 0, 2, 0, 2])
@@ -53,13 +55,13 @@ def test_a_repeat_leaves_the_statistics_alone():
         ([Compute(0), Free(3), Compute(0, 0)], "norm0 repeats implementation 0; only 1 may"),
     ],
 )
-def test_the_wrong_version_is_caught(steps, problem):
+def test_the_wrong_version_is_caught(steps: list[Any], problem: str) -> None:
     """A read or write that is too early, too late, or repeated."""
     with pytest.raises(InvalidSchedule, match=problem):
         simulate(norms(), Schedule(steps, len(steps)))
 
 
-def test_a_blind_write_keeps_its_place():
+def test_a_blind_write_keeps_its_place() -> None:
     """A write that reads nothing still follows the version it replaces, and happens once."""
     values = [
         Value(name=f"b{i}", nbytes=8, external=True, role=Role.BUFFER, replaces=i - 1 if i else None)

@@ -1,5 +1,8 @@
 """The text of an error is one readable line, however long the quoted values are."""
 
+from collections.abc import Callable
+from typing import Any
+
 import attrs
 import pytest
 
@@ -11,11 +14,11 @@ from remat_graph.serialization.json_reader import Reader
 class Long:
     """An object with a long `repr` of many lines."""
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "long\n" * 100_000
 
 
-def nested(levels):
+def nested(levels: Any) -> Any:
     """Lists nested to that many levels."""
     made = "x"
     for _ in range(levels):
@@ -36,7 +39,7 @@ def nested(levels):
     ],
     ids=["text", "number", "list", "mapping", "object", "nested", "bytes"],
 )
-def test_a_value_is_shown_in_one_short_line(value):
+def test_a_value_is_shown_in_one_short_line(value: Any) -> None:
     """The full `repr` is not even made."""
     text = shown(value)
     assert 0 < len(text) <= 160
@@ -44,12 +47,12 @@ def test_a_value_is_shown_in_one_short_line(value):
 
 
 @pytest.mark.parametrize("value", [1, -1.5, "text", None, True, [1, 2], {"a": (1, 2)}])
-def test_a_short_value_is_shown_as_it_is(value):
+def test_a_short_value_is_shown_as_it_is(value: Any) -> None:
     """Its text is Python's `repr`."""
     assert repr(value) == shown(value)
 
 
-def test_a_text_is_cut_in_the_middle():
+def test_a_text_is_cut_in_the_middle() -> None:
     """The problem stands at the beginning, the advice at the end."""
     text = cut("what came " + "x" * 10**6 + " what to do", 100)
     assert len(text) == 100
@@ -58,7 +61,7 @@ def test_a_text_is_cut_in_the_middle():
     assert "short" == cut("short", 5)
 
 
-def test_no_error_is_longer():
+def test_no_error_is_longer() -> None:
     """This holds for classes that define only `__str__`, too."""
 
     @attrs.frozen(kw_only=True, str=False)
@@ -84,14 +87,14 @@ def test_no_error_is_longer():
         lambda: Reader(10**10_000, "file").size(),
     ],
 )
-def test_wrong_values_of_any_length_are_told_briefly(wrong):
+def test_wrong_values_of_any_length_are_told_briefly(wrong: Callable[..., Any]) -> None:
     """The errors are ours, and say what to do."""
     with pytest.raises(RematError) as caught:
         wrong()
     assert len(str(caught.value)) < 400
 
 
-def test_what_an_error_holds_is_whole():
+def test_what_an_error_holds_is_whole() -> None:
     """Only the text is shortened, not the fields."""
     error = BadBudget(budget="x" * 10**4, problem="is none")
     assert 10**4 == len(error.budget)

@@ -1,5 +1,7 @@
 """A fingerprint covers what makes a plan fit, and nothing that a second measurement changes."""
 
+from typing import Any
+
 import attrs
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.strategies import graphs
 
 
-def remeasured(graph):
+def remeasured(graph: Graph) -> Graph:
     """Other times, workspaces, rounding and names."""
     ops = [
         attrs.evolve(
@@ -28,12 +30,12 @@ def remeasured(graph):
 
 @settings(deadline=None)
 @given(graphs())
-def test_measuring_again_changes_nothing(graph):
+def test_measuring_again_changes_nothing(graph: Graph) -> None:
     """Times, workspaces, rounding and names."""
     assert fingerprint(graph) == fingerprint(remeasured(graph))
 
 
-def test_it_is_the_same_on_every_machine():
+def test_it_is_the_same_on_every_machine() -> None:
     """The value is written down, because a change of the scheme must change its prefix."""
     values = [Value(name="x", nbytes=4, external=True), Value(name="y", nbytes=8, role=Role.OUTPUT)]
     way = Implementation(inputs=(0,), outputs=(1,), time_s=1, reuses=((1, 0),))
@@ -42,19 +44,19 @@ def test_it_is_the_same_on_every_machine():
     assert fingerprint(graph) == "remat1:b310312f8d2911578480658d8a38000c922ba8799763260bc0c927bec94afce0"
 
 
-def change_value(graph, i, **changes):
+def change_value(graph: Graph, i: int, **changes: Any) -> Graph:
     values = list(graph.values)
     values[i] = attrs.evolve(values[i], **changes)
     return attrs.evolve(graph, values=values)
 
 
-def change_op(graph, i, **changes):
+def change_op(graph: Any, i: Any, **changes: Any) -> Any:
     ops = list(graph.ops)
     ops[i] = attrs.evolve(ops[i], **changes)
     return attrs.evolve(graph, ops=ops)
 
 
-def change_way(graph, i, **changes):
+def change_way(graph: Any, i: Any, **changes: Any) -> Any:
     way = attrs.evolve(graph.ops[i].first, **changes)
     return change_op(graph, i, implementations=(way, *graph.ops[i].implementations[1:]))
 
@@ -81,13 +83,13 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_matters_changes_it(change):
+def test_what_matters_changes_it(change: str) -> None:
     """One field at a time."""
     graph = random_graph(4)
     assert fingerprint(graph) != fingerprint(CHANGES[change](graph))
 
 
-def test_the_order_of_conditions_does_not_matter():
+def test_the_order_of_conditions_does_not_matter() -> None:
     """Conditions are a mapping."""
     pairs = (("mode", "train"), ("autocast", "off"))
     one, other = (attrs.evolve(random_graph(1), conditions=p) for p in (pairs, pairs[::-1]))

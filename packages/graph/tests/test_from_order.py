@@ -13,7 +13,7 @@ from remat_graph.testing.strategies import graphs, schedules
 
 @settings(deadline=None, max_examples=200)
 @given(graphs(), st.integers(0, 2**32 - 1), st.sampled_from((0.0, 0.3, 0.7)))
-def test_a_valid_order_makes_a_valid_schedule(graph, seed, forget):
+def test_a_valid_order_makes_a_valid_schedule(graph: Graph, seed: int, forget: float) -> None:
     """The referee accepts it, and the order can be read back."""
     order = random_order(graph, seed, forget=forget)
     schedule = Schedule.from_order(graph, order)
@@ -23,7 +23,7 @@ def test_a_valid_order_makes_a_valid_schedule(graph, seed, forget):
 
 @settings(deadline=None, max_examples=150)
 @given(schedules(), st.data())
-def test_a_later_free_is_never_better(case, data):
+def test_a_later_free_is_never_better(case: tuple[Graph, Schedule], data: st.DataObject) -> None:
     """Delaying a free never lowers the peak."""
     graph, schedule = case
     steps = list(schedule.steps)
@@ -47,10 +47,11 @@ def test_a_later_free_is_never_better(case, data):
 
 @settings(deadline=None)
 @given(schedules())
-def test_recomputed_seconds_are_those_of_the_repeats(case):
+def test_recomputed_seconds_are_those_of_the_repeats(case: tuple[Graph, Schedule]) -> None:
     """Every run beyond an op's first counts, with the implementation that it used."""
     graph, schedule = case
-    seen, expected = Counter(), 0.0
+    seen: Counter[int] = Counter()
+    expected = 0.0
     for run in schedule.computes():
         expected += graph.ops[run.op].implementations[run.implementation].time_s if seen[run.op] else 0.0
         seen[run.op] += 1
@@ -67,7 +68,7 @@ def chain() -> Graph:
     return Graph(name="chain", values=[Value(name=f"v{i}", nbytes=10) for i in range(3)], ops=ops)
 
 
-def test_a_value_that_nothing_reads_goes_at_once():
+def test_a_value_that_nothing_reads_goes_at_once() -> None:
     """It is freed directly after the op that makes it."""
     expected = (Compute(0), Compute(1), Free(0), Compute(2), Free(2), Free(1))
     schedule = Schedule.from_order(chain(), range(3))
@@ -78,7 +79,7 @@ def test_a_value_that_nothing_reads_goes_at_once():
 @pytest.mark.parametrize(
     ("order", "problem"), [([0, 1, 0, 2], "only once"), ([0, 1, 3], "no op 3"), ([-1], "no op -1")]
 )
-def test_an_order_that_cannot_be_is_refused(order, problem):
+def test_an_order_that_cannot_be_is_refused(order: list[int], problem: str) -> None:
     """A repeat that is not allowed, and an index that is not an op's."""
     with pytest.raises(InvalidSchedule, match=problem):
         Schedule.from_order(chain(), order)

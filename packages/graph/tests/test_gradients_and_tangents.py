@@ -16,6 +16,7 @@ from remat_graph import (
     Value,
     simulate,
 )
+from remat_graph.testing.small_graphs import small_graph
 from remat_graph.testing.strategies import schedules
 
 
@@ -28,15 +29,11 @@ def step() -> Graph:
         Value(name="g", nbytes=100, role=Role.GRAD, of=0),
         Value(name="h", nbytes=100, role=Role.GRAD),
     ]
-    ways = [((0,), (1,)), ((2,), (3,)), ((0, 2), (4,))]
-    ops = [
-        Op(name=n, target="f", backward=i > 0, implementations=(Implementation(inputs=r, outputs=m),))
-        for i, (n, (r, m)) in enumerate(zip(("f", "back", "late"), ways, strict=True))
-    ]
-    return Graph(name="step", values=values, ops=ops)
+    ops = [((0,), (1,)), ((2,), (3,)), ((0, 2), (4,))]
+    return small_graph("step", values, ops, names=("f", "back", "late"), forward=1)
 
 
-def test_tangents_come_at_the_boundary_and_outputs_stay():
+def test_tangents_come_at_the_boundary_and_outputs_stay() -> None:
     """Both are counted; outputs stay until the end."""
     schedule = Schedule.from_order(step(), range(3))
     timeline = simulate(step(), schedule)
@@ -46,20 +43,20 @@ def test_tangents_come_at_the_boundary_and_outputs_stay():
     assert 7 + 200 == timeline.live_nbytes[-1]
 
 
-def test_a_gradient_waits_for_the_last_reader_of_its_parameter():
+def test_a_gradient_waits_for_the_last_reader_of_its_parameter() -> None:
     """An optimizer in a hook may change the parameter as soon as the gradient is delivered."""
     steps = Schedule.from_order(step(), range(3)).steps
     assert steps.index(Compute(2)) < steps.index(Deliver(3))
 
 
-def test_accumulating_frees_what_is_delivered():
+def test_accumulating_frees_what_is_delivered() -> None:
     """If `.grad` exists already, a delivered gradient is freed."""
     steps = [Compute(0), Compute(1), Deliver(3), Compute(2), Deliver(4)]
     assert 7 + 7 + 200 == simulate(step(), Schedule(steps, 1)).peak_nbytes
     assert 7 + 7 + 100 == simulate(step(), Schedule(steps, 1), grads=Grads.ACCUMULATE).peak_nbytes
 
 
-def test_a_delivered_gradient_cannot_be_read():
+def test_a_delivered_gradient_cannot_be_read() -> None:
     """It belongs to autograd from then on."""
     reader = Op(
         name="reader",
@@ -75,13 +72,13 @@ def test_a_delivered_gradient_cannot_be_read():
         simulate(graph, Schedule(steps, 1))
 
 
-def test_an_op_that_reads_a_tangent_waits_for_the_boundary():
+def test_an_op_that_reads_a_tangent_waits_for_the_boundary() -> None:
     """Before the boundary the tangent is not live."""
     with pytest.raises(InvalidSchedule, match="t, which is not live"):
         simulate(step(), Schedule([Compute(0), Compute(1), Compute(2), Deliver(3), Deliver(4)], 5))
 
 
-def test_a_repeat_makes_a_second_copy_of_a_pinned_value():
+def test_a_repeat_makes_a_second_copy_of_a_pinned_value() -> None:
     """The copy is counted while the op runs, and freed then."""
     order = [0, 1, 2, 1]
     timeline = simulate(step(), Schedule.from_order(step(), order))
@@ -91,7 +88,7 @@ def test_a_repeat_makes_a_second_copy_of_a_pinned_value():
 
 @settings(deadline=None)
 @given(schedules())
-def test_accumulating_never_needs_more(case):
+def test_accumulating_never_needs_more(case: tuple[Graph, Schedule]) -> None:
     """So a plan for `.grad` None is valid for both states."""
     graph, schedule = case
     new = simulate(graph, schedule)

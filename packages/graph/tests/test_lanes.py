@@ -1,5 +1,7 @@
 """Lanes slow each other through links and memory, and pending work continues during the next step."""
 
+from typing import Any
+
 import attrs
 import pytest
 from hypothesis import given
@@ -9,15 +11,14 @@ from remat_graph import (
     Compute,
     Free,
     Graph,
-    Implementation,
     Lane,
     Links,
-    Op,
     OptimizerStep,
     Placement,
     Role,
     Schedule,
     Start,
+    Step,
     Transfer,
     Update,
     Value,
@@ -25,11 +26,12 @@ from remat_graph import (
     simulate,
 )
 from remat_graph.simulator.lanes import LaneJob, finish_times
+from remat_graph.testing.small_graphs import small_graph
 
 OUT, BACK, CPU, COMPUTE = Lane.TO_HOST, Lane.TO_DEVICE, Lane.CPU_OPTIMIZER, Lane.COMPUTE
 
 
-def test_two_directions_share_a_link():
+def test_two_directions_share_a_link() -> None:
     """Both run at half speed while both are busy; then the other one runs at full speed."""
     links = Links(
         to_host_nbytes_per_s=10,
@@ -40,7 +42,7 @@ def test_two_directions_share_a_link():
     assert [4.0, 6.0] == finish_times([LaneJob(OUT, 2.0), LaneJob(BACK, 4.0)], links)
 
 
-def test_copies_take_the_optimizers_memory():
+def test_copies_take_the_optimizers_memory() -> None:
     """One direction takes a quarter of the host's bandwidth, two take half of it."""
     links = Links(to_host_nbytes_per_s=25, to_device_nbytes_per_s=25, host_nbytes_per_s=100)
     assert [3.0, 4.0] == finish_times([LaneJob(OUT, 3.0), LaneJob(CPU, 3.25)], links)
@@ -53,13 +55,14 @@ def test_copies_take_the_optimizers_memory():
         max_size=30,
     )
 )
-def test_without_contention_each_job_begins_when_it_can(drawn):
+def test_without_contention_each_job_begins_when_it_can(drawn: list[Any]) -> None:
     """Compared with the recursion: after the last job of its lane and after its dependencies."""
     jobs = [
         LaneJob(lane, eighths / 8, tuple(sorted(a for a in after if a < place)))
         for place, (lane, eighths, after) in enumerate(drawn)
     ]
-    ends, last = [], dict.fromkeys(Lane, 0.0)
+    ends: list[float] = []
+    last = dict.fromkeys(Lane, 0.0)
     for job in jobs:
         begin = max([last[job.lane], *(ends[a] for a in job.after)])
         ends.append(begin + job.alone_s)
@@ -74,23 +77,23 @@ def streaming(compute_s: int, update_s: int) -> tuple[Graph, Schedule]:
         Value(name="y", nbytes=1, role=Role.OUTPUT),
         Value(name="g", nbytes=10, role=Role.GRAD, of=0),
     ]
-    ways = [((0,), (1,), False), ((0,), (2,), True)]
-    ops = [
-        Op(
-            name=f"f{i}",
-            target="f",
-            backward=backward,
-            implementations=(Implementation(inputs=r, outputs=m, time_s=compute_s / 2),),
-        )
-        for i, (r, m, backward) in enumerate(ways)
-    ]
-    graph = Graph(name="s", values=values, ops=ops, updates=(Update(param=0, grad=2, cpu_time_s=update_s),))
+    ops, updates = [((0,), (1,)), ((0,), (2,))], [Update(param=0, grad=2, cpu_time_s=update_s)]
+    graph = small_graph("s", values, ops, forward=1, time_s=compute_s / 2, updates=updates)
     fetch, send = Transfer(0, BACK), Transfer(2, OUT)
-    steps = [Start(fetch), Wait(fetch), Compute(0), Compute(1), Free(0), Start(send), Wait(send), Free(2)]
+    steps: list[Step] = [
+        Start(fetch),
+        Wait(fetch),
+        Compute(0),
+        Compute(1),
+        Free(0),
+        Start(send),
+        Wait(send),
+        Free(2),
+    ]
     return graph, Schedule([*steps, OptimizerStep(0, CPU)], 3)
 
 
-def test_what_a_step_leaves_goes_on_beside_the_next():
+def test_what_a_step_leaves_goes_on_beside_the_next() -> None:
     """The next fetch of the weight waits for its update; other work continues."""
     graph, schedule = streaming(compute_s=6, update_s=4)
     links = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=10)
@@ -103,7 +106,7 @@ def test_what_a_step_leaves_goes_on_beside_the_next():
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, 5e-324, 1e-13, 2e18, float("inf"), float("nan")])
-def test_bandwidths_that_nothing_has(rate):
+def test_bandwidths_that_nothing_has(rate: float) -> None:
     """The seconds of a copy over them could not be added to others."""
     for field in attrs.fields(Links):
         with pytest.raises(ValueError, match=field.name):

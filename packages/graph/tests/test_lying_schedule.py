@@ -1,5 +1,7 @@
 """The simulation refuses every wrong schedule; it trusts no step."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,10 +12,8 @@ from remat_graph import (
     Free,
     FreeHost,
     Graph,
-    Implementation,
     InvalidSchedule,
     Lane,
-    Op,
     OptimizerStep,
     Schedule,
     Start,
@@ -22,12 +22,13 @@ from remat_graph import (
     Wait,
     simulate,
 )
+from remat_graph.testing.small_graphs import small_graph
 from remat_graph.testing.strategies import schedules
 
 
 @settings(deadline=None, max_examples=150)
 @given(schedules(), st.data())
-def test_a_missing_compute_is_caught(case, data):
+def test_a_missing_compute_is_caught(case: tuple[Graph, Schedule], data: st.DataObject) -> None:
     """Without any one run, some value is unread, some free fails, or an op never runs."""
     graph, schedule = case
     runs = [i for i, step in enumerate(schedule.steps) if isinstance(step, Compute)]
@@ -48,7 +49,7 @@ def test_a_missing_compute_is_caught(case, data):
 
 @settings(deadline=None, max_examples=150)
 @given(schedules(), st.data())
-def test_a_free_that_comes_too_early_is_caught(case, data):
+def test_a_free_that_comes_too_early_is_caught(case: tuple[Graph, Schedule], data: st.DataObject) -> None:
     """A value is freed right before its last reader."""
     graph, schedule = case
     steps = list(schedule.steps)
@@ -68,7 +69,7 @@ def test_a_free_that_comes_too_early_is_caught(case, data):
         simulate(graph, Schedule(steps, schedule.boundary))
 
 
-def _frees_after(steps, position):
+def _frees_after(steps: list[Any], position: int) -> list[Free]:
     frees = []
     for step in steps[position + 1 :]:
         if not isinstance(step, Free):
@@ -78,24 +79,15 @@ def _frees_after(steps, position):
 
 
 def pair() -> Graph:
-    ops = [
-        Op(name="make", target="f", implementations=(Implementation(inputs=(), outputs=(0,)),)),
-        Op(name="use", target="f", implementations=(Implementation(inputs=(0,), outputs=(1,)),)),
-        Op(
-            name="back",
-            target="f",
-            backward=True,
-            implementations=(Implementation(inputs=(1,), outputs=(2,)),),
-        ),
-    ]
     values = [Value(name="a", nbytes=4), Value(name="b", nbytes=4), Value(name="g", nbytes=4, role="grad")]
-    return Graph(name="pair", values=values, ops=ops)
+    ops = [((), (0,)), ((0,), (1,)), ((1,), (2,))]
+    return small_graph("pair", values, ops, names=("make", "use", "back"), forward=2)
 
 
 GOOD = [Compute(0), Compute(1), Free(0), Compute(2), Free(1), Deliver(2)]
 
 
-def test_the_good_one_is_good():
+def test_the_good_one_is_good() -> None:
     """The cases below change this schedule."""
     simulate(pair(), Schedule(GOOD, 3))
 
@@ -127,7 +119,7 @@ def test_the_good_one_is_good():
         (GOOD, -1, 0, "boundary -1 lies outside"),
     ],
 )
-def test_each_lie_is_named_with_its_step(steps, boundary, step, problem):
+def test_each_lie_is_named_with_its_step(steps: list[Any], boundary: int, step: int, problem: str) -> None:
     """The error says which step cannot be carried out, and why."""
     with pytest.raises(InvalidSchedule, match=problem) as caught:
         simulate(pair(), Schedule(steps, boundary))

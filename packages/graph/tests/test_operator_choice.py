@@ -42,7 +42,7 @@ def relu() -> Graph:
     return Graph(name="relu", values=values, ops=ops)
 
 
-def test_the_mask_lets_the_input_go():
+def test_the_mask_lets_the_input_go() -> None:
     """Implementation 1 on both sides holds 25 bytes instead of 800 across the boundary."""
     plain = Schedule.from_order(relu(), range(3))
     masked = [Compute(0), Compute(1, 1), Free(0), Compute(2, 1), Free(2), Free(3), Deliver(4)]
@@ -52,14 +52,14 @@ def test_the_mask_lets_the_input_go():
     assert (4.0, 0.0) == (timeline.time_s, timeline.recomputed_s)
 
 
-def test_ways_do_not_mix():
+def test_ways_do_not_mix() -> None:
     """A backward that reads the mask needs the forward that makes it."""
     steps = [Compute(0), Compute(1, 0), Compute(2, 1)]
     with pytest.raises(InvalidSchedule, match="relu_backward reads mask, which is not live"):
         simulate(relu(), Schedule(steps, 2))
 
 
-def test_a_repeat_uses_the_way_for_repeats():
+def test_a_repeat_uses_the_way_for_repeats() -> None:
     """Here it is the one with the mask, and its time counts as recomputed."""
     steps = [Compute(0), Compute(1), Compute(1, 1), Free(0), Compute(2, 1), Free(2), Free(3), Deliver(4)]
     assert 2.0 == simulate(relu(), Schedule(steps, 4)).recomputed_s

@@ -1,5 +1,7 @@
 """Optimizer steps run on the device or on the CPU; stale and partly copied values are refused."""
 
+from typing import Any
+
 import pytest
 
 from remat_graph import (
@@ -8,22 +10,22 @@ from remat_graph import (
     Free,
     FreeHost,
     Graph,
-    Implementation,
     InvalidSchedule,
     Lane,
     Links,
-    Op,
     OptimizerStep,
     Placement,
     Role,
     Schedule,
     Start,
+    Timeline,
     Transfer,
     Update,
     Value,
     Wait,
     simulate,
 )
+from remat_graph.testing.small_graphs import small_graph
 
 LINKS = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20)
 
@@ -36,18 +38,9 @@ def graph(placement: Placement) -> Graph:
         Value(name="y", nbytes=10, role=Role.OUTPUT),
         Value(name="g", nbytes=40, role=Role.GRAD, of=0),
     ]
-    ways = [((0,), (2,), False), ((0,), (3,), True)]
-    ops = [
-        Op(
-            name=f"f{i}",
-            target="f",
-            backward=b,
-            implementations=(Implementation(inputs=r, outputs=m, time_s=1),),
-        )
-        for i, (r, m, b) in enumerate(ways)
-    ]
+    ops = [((0,), (2,)), ((0,), (3,))]
     update = Update(param=0, grad=3, states=(1,), device_time_s=2, cpu_time_s=30)
-    return Graph(name="trained", values=values, ops=ops, updates=(update,))
+    return small_graph("trained", values, ops, forward=1, time_s=1, updates=[update])
 
 
 W, W_BACK, G, M_BACK, M = (
@@ -63,11 +56,11 @@ FETCH = [Start(W), Wait(W)]
 STEP = [*FETCH, Compute(0), Compute(1)]
 
 
-def replay(placement, steps):
+def replay(placement: Placement, steps: list[Any]) -> Timeline:
     return simulate(graph(placement), Schedule(steps, min(len(steps), steps.index(Compute(1)))), links=LINKS)
 
 
-def test_an_update_on_the_device():
+def test_an_update_on_the_device() -> None:
     """It takes its time on the compute lane; then the gradient may be freed."""
     timeline = replay(Placement.DEVICE, [Compute(0), Compute(1), ON_DEVICE, Free(3)])
     assert 4.0 == timeline.time_s == timeline.lane_s[Lane.COMPUTE]
@@ -75,7 +68,7 @@ def test_an_update_on_the_device():
     assert 40 + 80 + 10 == timeline.live_nbytes[-1]
 
 
-def test_an_update_on_the_cpu_overlaps():
+def test_an_update_on_the_cpu_overlaps() -> None:
     """The gradient is copied, and the CPU updates while the device computes."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, Free(0)]
     timeline = replay(Placement.HOST, steps)
@@ -85,19 +78,19 @@ def test_an_update_on_the_cpu_overlaps():
     assert 40 + 10 + 40 == timeline.peak_nbytes
 
 
-def test_a_copy_back_waits_for_the_update():
+def test_a_copy_back_waits_for_the_update() -> None:
     """The new parameter is copied after the CPU has made it."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, Free(0), *FETCH, Free(0)]
     assert 2 + 2 + 4 + 30 + 2 == replay(Placement.HOST, steps).time_s
 
 
-def test_the_cpu_waits_for_the_gradient():
+def test_the_cpu_waits_for_the_gradient() -> None:
     """The update may be queued while the copy of the gradient is pending."""
     steps = [*STEP, Start(G), ON_CPU, Wait(G), Free(3), Free(0)]
     assert 2 + 2 + 4 + 30 == replay(Placement.HOST, steps).time_s
 
 
-def test_host_bytes_wait_for_the_cpu():
+def test_host_bytes_wait_for_the_cpu() -> None:
     """A gradient on the host is freed only after the update that reads it."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, FreeHost(3)]
     timeline = replay(Placement.HOST, [*steps, Free(0)])
@@ -107,7 +100,7 @@ def test_host_bytes_wait_for_the_cpu():
     assert 40.0 == replay(Placement.HOST, state_first).time_s
 
 
-def test_a_stale_device_copy_still_serves_the_step():
+def test_a_stale_device_copy_still_serves_the_step() -> None:
     """A repeat after the CPU's update needs the old parameter, which is still on the device."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, Compute(0), Free(0)]
     assert 1.0 == replay(Placement.HOST, steps).recomputed_s
@@ -143,13 +136,13 @@ def test_a_stale_device_copy_still_serves_the_step():
         (Placement.HOST, [*STEP, Start(G), Wait(G), Free(3)], "gradient g is never delivered"),
     ],
 )
-def test_each_mistake_is_named(placement, steps, problem):
+def test_each_mistake_is_named(placement: Placement, steps: list[Any], problem: str) -> None:
     """Races, stale copies and missing steps."""
     with pytest.raises(InvalidSchedule, match=problem):
         replay(placement, steps)
 
 
-def test_what_persists_ends_at_home_and_up_to_date():
+def test_what_persists_ends_at_home_and_up_to_date() -> None:
     """A parameter placed on the host is written back after an update on the device."""
     begin = [*STEP, Start(M), Wait(M), ON_DEVICE, Free(3)]
     with pytest.raises(InvalidSchedule, match="w must end up to date on the host"):
@@ -160,12 +153,12 @@ def test_what_persists_ends_at_home_and_up_to_date():
         replay(Placement.HOST, [*begin, *write_back[:1], *write_back[2:3], write_back[4], Free(0), Free(1)])
 
 
-def test_a_device_copy_that_is_gone_is_missed_at_home():
+def test_a_device_copy_that_is_gone_is_missed_at_home() -> None:
     """A persistent value is freed without a copy back."""
     with pytest.raises(InvalidSchedule, match="m must end up to date on the device"):
         replay(Placement.DEVICE, [Compute(0), Compute(1), ON_DEVICE, Free(3), Free(1)])
 
 
-def test_a_delivered_gradient_leaves_the_update_to_the_user():
+def test_a_delivered_gradient_leaves_the_update_to_the_user() -> None:
     """Then the schedule need not contain the updates of the graph."""
     assert 2.0 == replay(Placement.DEVICE, [Compute(0), Compute(1), Deliver(3)]).time_s

@@ -1,7 +1,7 @@
 """Every pass puts every op into one group, each group is a graph, and orders can be mapped back."""
 
 from collections import Counter
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +20,8 @@ from remat_graph.partition import (
 from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.strategies import graphs
 
-CORPUS = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
+from .corpus import GRAPHS
+
 PASSES = {
     "articulation": lambda graph: at_articulations(graph, 5),
     "repeated": at_repetitions,
@@ -30,7 +31,7 @@ PASSES = {
 }
 
 
-def op(name, inputs, outputs, **fields):
+def op(name: str, inputs: list[int], outputs: list[int], **fields: bool | None) -> Op:
     way = Implementation(inputs=inputs, outputs=outputs, time_s=1.0)
     return Op(name=name, target=name, implementations=[way], **fields)
 
@@ -38,7 +39,7 @@ def op(name, inputs, outputs, **fields):
 @pytest.mark.parametrize("name", PASSES)
 @settings(deadline=None, max_examples=40)
 @given(graph=graphs())
-def test_every_op_is_in_one_group(name, graph):
+def test_every_op_is_in_one_group(name: str, graph: Graph) -> None:
     """The forward in trace order, the backward in reverse, and joining unplanned groups changes nothing."""
     groups = PASSES[name](graph)
     ops = [op for run in (*groups.forward, *reversed(groups.backward)) for op in run]
@@ -49,7 +50,7 @@ def test_every_op_is_in_one_group(name, graph):
 @pytest.mark.parametrize("name", PASSES)
 @settings(deadline=None, max_examples=40)
 @given(graph=graphs())
-def test_every_group_is_a_graph_of_its_own(name, graph):
+def test_every_group_is_a_graph_of_its_own(name: str, graph: Graph) -> None:
     """It is well formed; its ops cost the same as in the whole graph, and other values are external."""
     for subgraph in PASSES[name](graph).subgraphs:
         verify(subgraph.graph)
@@ -69,7 +70,7 @@ def test_every_group_is_a_graph_of_its_own(name, graph):
 @pytest.mark.parametrize("name", PASSES)
 @settings(deadline=None, max_examples=40)
 @given(graph=graphs(), seed=st.integers(0, 999))
-def test_orders_of_the_groups_are_an_order_of_the_whole(name, graph, seed):
+def test_orders_of_the_groups_are_an_order_of_the_whole(name: str, graph: Graph, seed: int) -> None:
     """The joined order is valid, and keeps the order of runs within each group."""
     groups = PASSES[name](graph)
     orders = {}
@@ -89,10 +90,10 @@ def test_orders_of_the_groups_are_an_order_of_the_whole(name, graph, seed):
 
 @settings(deadline=None, max_examples=40)
 @given(graph=graphs())
-def test_equal_keys_are_equal_graphs(graph):
+def test_equal_keys_are_equal_graphs(graph: Graph) -> None:
     """The same order has the same peak and time in each of them."""
     for partition in PASSES.values():
-        known = {}
+        known: dict[Any, Any] = {}
         for subgraph in partition(graph).subgraphs:
             timeline = simulate(
                 subgraph.graph, Schedule.from_order(subgraph.graph, range(len(subgraph.graph.ops)))
@@ -110,29 +111,29 @@ def test_equal_keys_are_equal_graphs(graph):
         ("llama24_nohead", "repeated", 22),
     ],
 )
-def test_equal_layers_of_the_corpus(graph, name, equal):
+def test_equal_layers_of_the_corpus(graph: str, name: str, equal: int) -> None:
     """The layers of a transformer are groups with one key."""
     passes = {
         "repeated": at_repetitions,
         "articulation": lambda found: at_articulations(found, 100),
         "grouping": lambda found: grouped(found, 1, 20),
     }
-    groups = passes[name](load_graph(CORPUS / f"{graph}.json"))
+    groups = passes[name](load_graph(GRAPHS / f"{graph}.json"))
     counts = Counter(subgraph.key for subgraph in groups.subgraphs)
     assert counts.most_common(1)[0][1] >= equal
     assert len(counts) <= 6
 
 
-def test_grouping_keeps_to_its_limits():
+def test_grouping_keeps_to_its_limits() -> None:
     """The number of groups, or the fewest that the largest size of a group allows."""
-    graph = load_graph(CORPUS / "unet.json")
+    graph = load_graph(GRAPHS / "unet.json")
     forward = sum(not op.backward for op in graph.ops)
     for most in (1, 3, 16, forward, 10 * forward):
         assert min(most, forward) == len(grouped(graph, most))
     assert max(map(len, grouped(graph, 1, 7).forward)) <= 7
 
 
-def test_grouping_closes_around_what_is_wide():
+def test_grouping_closes_around_what_is_wide() -> None:
     """A chain that is wide inside two pieces is cut where it is narrow."""
     sizes = [9, 50, 50, 1, 50, 50, 9]
     values = [Value(name=f"v{i}", nbytes=nbytes) for i, nbytes in enumerate(sizes)]
@@ -142,7 +143,7 @@ def test_grouping_closes_around_what_is_wide():
     assert ((0, 1, 2, 3), (4, 5, 6)) == at_narrow_places(graph, 1).forward
 
 
-def test_what_one_value_crosses():
+def test_what_one_value_crosses() -> None:
     """Positions under a skip are not articulation points."""
     values = [Value(name=f"v{i}", nbytes=1) for i in range(5)]
     ops = [op("a", [], [0]), op("b", [0], [1]), op("c", [1], [2]), op("d", [0, 2], [3]), op("e", [3], [4])]
@@ -153,7 +154,7 @@ def test_what_one_value_crosses():
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_nothing_to_group(name):
+def test_nothing_to_group(name: str) -> None:
     """No ops, one op, no backward."""
     empty = PASSES[name](Graph(name="empty", values=[], ops=[]))
     assert [] == empty.join({})
@@ -169,7 +170,7 @@ def test_nothing_to_group(name):
     assert not any(PASSES[name](line).backward)
 
 
-def test_what_may_not_run_again_may_not_in_a_group_either():
+def test_what_may_not_run_again_may_not_in_a_group_either() -> None:
     """An op reads the old version of a buffer, which an op of another group overwrites."""
     values = [
         Value(name="old", nbytes=4, external=True, role=Role.BUFFER),

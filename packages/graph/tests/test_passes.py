@@ -19,12 +19,14 @@ from remat_graph import (
     Role,
     Schedule,
     Start,
+    Step,
     Transfer,
     Update,
     Value,
     Wait,
     simulate,
 )
+from remat_graph.testing.small_graphs import small_graph
 from remat_graph.training import accumulating, with_placement
 
 LINKS = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20, host_nbytes_per_s=40)
@@ -45,18 +47,10 @@ def graph(*on_host: int) -> Graph:
         Value(name="y", nbytes=10, role=Role.OUTPUT),
         Value(name="g", nbytes=40, role=Role.GRAD, of=0),
     ]
-    ways = [((0,), (2,), False), ((0,), (3,), True)]
-    ops = [
-        Op(
-            name=f"f{i}",
-            target="f",
-            backward=b,
-            implementations=[Implementation(inputs=r, outputs=m, time_s=1)],
-        )
-        for i, (r, m, b) in enumerate(ways)
-    ]
+    ops = [((0,), (2,)), ((0,), (3,))]
     update = Update(param=0, grad=3, states=(1,), device_time_s=2, cpu_time_s=3)
-    return with_placement(Graph(name="passes", values=values, ops=ops, updates=(update,)), on_host)
+    made = small_graph("passes", values, ops, forward=1, time_s=1, updates=[update])
+    return with_placement(made, on_host)
 
 
 def test_the_optimizer_steps_once() -> None:
@@ -78,7 +72,7 @@ def test_its_own_call_comes_once() -> None:
 
 def test_streamed_states_stay_at_home_until_then() -> None:
     """They pass through the device in the last pass only."""
-    steps = [
+    steps: list[Step] = [
         Compute(0),
         Compute(1),
         Start(M),
@@ -98,7 +92,7 @@ def test_streamed_states_stay_at_home_until_then() -> None:
 
 def test_adding_on_the_host_takes_the_cpu() -> None:
     """Two gradients are read and one is written; the first pass has none to add to."""
-    steps = [
+    steps: list[Step] = [
         Start(W),
         Wait(W),
         Compute(0),
@@ -122,7 +116,17 @@ def test_adding_on_the_host_takes_the_cpu() -> None:
 def test_gradients_that_the_cpu_has_yet_to_read() -> None:
     """They are on the host while the next forward begins and sends other values there."""
     values = list(graph(0, 1).values)
-    steps = [Start(W), Wait(W), Compute(0), Compute(1), Free(0), Start(G), Wait(G), Free(3), ON_CPU]
+    steps: list[Step] = [
+        Start(W),
+        Wait(W),
+        Compute(0),
+        Compute(1),
+        Free(0),
+        Start(G),
+        Wait(G),
+        Free(3),
+        ON_CPU,
+    ]
     assert 120 + 40 == simulate(graph(0, 1), Schedule(steps, 3), links=LINKS, periods=2).host_peak_nbytes
     values.append(Value(name="a", nbytes=30))
     ops = list(graph().ops)
@@ -131,7 +135,7 @@ def test_gradients_that_the_cpu_has_yet_to_read() -> None:
     )
     held = Graph(name="held", values=values, ops=ops, updates=graph().updates)
     away, back = Transfer(4, Lane.TO_HOST), Transfer(4, Lane.TO_DEVICE)
-    swaps = [Start(away), Wait(away), Free(4), Start(back), Wait(back), FreeHost(4), Free(4)]
+    swaps: list[Step] = [Start(away), Wait(away), Free(4), Start(back), Wait(back), FreeHost(4), Free(4)]
     schedule = Schedule([*steps[:3], *swaps, *steps[3:]], 10)
     assert 120 + 40 == simulate(held, schedule, links=LINKS).host_peak_nbytes
     assert 120 + 40 + 30 == simulate(held, schedule, links=LINKS, periods=2).host_peak_nbytes
@@ -139,7 +143,7 @@ def test_gradients_that_the_cpu_has_yet_to_read() -> None:
 
 def test_what_computing_waits_for() -> None:
     """Seconds by lane: two for the fetch of the weight, four for the copy of the gradient."""
-    steps = [
+    steps: list[Step] = [
         Start(W),
         Wait(W),
         Compute(0),

@@ -2,6 +2,9 @@
 
 import json
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -26,14 +29,14 @@ from remat_graph.platforms.measured import Measurement
 from remat_graph.testing.random_graphs import random_graph
 
 
-def test_flops_count_flops_alone():
+def test_flops_count_flops_alone() -> None:
     """Ratios of times are ratios of FLOPs, whatever bytes an op moves."""
     heavy, light = OpCost(flops=4e9, read_nbytes=10**12), OpCost(flops=1e9)
     assert 4.0 == Flops().time_s(heavy) / Flops().time_s(light)
     assert 0.0 == Flops().time_s(OpCost(read_nbytes=10**12, written_nbytes=10**12))
 
 
-def test_a_roofline_takes_the_longer_and_launches():
+def test_a_roofline_takes_the_longer_and_launches() -> None:
     """Computing and moving overlap; the launch is added."""
     device = Roofline(flops_per_s=100, nbytes_per_s=10, launch_s=0.5)
     assert 2.5 == device.time_s(OpCost(flops=200, read_nbytes=5, written_nbytes=5))
@@ -44,13 +47,13 @@ def test_a_roofline_takes_the_longer_and_launches():
 @pytest.mark.parametrize(
     "options", [{"flops_per_s": 0}, {"nbytes_per_s": -1}, {"launch_s": -1}, {"flops_per_s": math.nan}]
 )
-def test_rates_are_positive(options):
+def test_rates_are_positive(options: dict[str, Any]) -> None:
     """Zero and negative rates are refused."""
     with pytest.raises(ValueError, match=next(iter(options))):
         Roofline(**options)
 
 
-def test_platforms_are_found_by_name():
+def test_platforms_are_found_by_name() -> None:
     """Through the entry-point group, with options."""
     assert {"flops", "h200-spec", "roofline"} <= set(platform_names())
     assert Flops() == get_platform("flops")
@@ -59,7 +62,7 @@ def test_platforms_are_found_by_name():
         assert isinstance(get_platform(name), Platform)
 
 
-def test_an_unknown_platform_names_the_known():
+def test_an_unknown_platform_names_the_known() -> None:
     """The message is one line."""
     with pytest.raises(
         UnknownPlatform, match=r"no cost platform 'abacus': choose one of .*flops, h200-spec, roofline"
@@ -67,7 +70,7 @@ def test_an_unknown_platform_names_the_known():
         get_platform("abacus")
 
 
-def test_times_are_replaced_where_named():
+def test_times_are_replaced_where_named() -> None:
     """All other times stay."""
     graph = random_graph(4)
     timed = with_times(graph, {(0, 0): 7.0})
@@ -77,7 +80,7 @@ def test_times_are_replaced_where_named():
     assert 2e-12 == with_platform(graph, costs, Flops()).ops[2].first.time_s
 
 
-def measured(launch_s=1e-6):
+def measured(launch_s: Any = 1e-6) -> Measured:
     """A device of 100 FLOP/s and 10 B/s after a launch, on which `slow` takes three times as long."""
     device = Roofline(flops_per_s=100.0, nbytes_per_s=10.0, launch_s=launch_s)
     measurements = []
@@ -91,7 +94,7 @@ def measured(launch_s=1e-6):
     return Measured(device="abacus", date="2026-11-22", versions={"torch": "2"}, measurements=measurements)
 
 
-def test_what_was_measured_is_taken_and_the_rest_fitted():
+def test_what_was_measured_is_taken_and_the_rest_fitted() -> None:
     """Known keys are exact; others use the fitted rates and the slowdown of their name."""
     device = measured()
     for each in device.measurements.values():
@@ -105,14 +108,14 @@ def test_what_was_measured_is_taken_and_the_rest_fitted():
     assert device.name == "abacus, measured 2026-11-22"
 
 
-def test_a_platform_without_measurements_is_a_roofline():
+def test_a_platform_without_measurements_is_a_roofline() -> None:
     """Its rates are those of the corpus."""
     cost = OpCost(flops=1e12, read_nbytes=10**9)
     empty = Measured(device="none", date="2026-11-22", measurements=[])
     assert empty.time_s(cost) == Roofline().time_s(cost)
 
 
-def test_a_platform_survives_its_file(tmp_path):
+def test_a_platform_survives_its_file(tmp_path: Path) -> None:
     """It is equal when it is found by its path; names are found as before."""
     path = tmp_path / "abacus.json"
     save_platform(measured(), path)
@@ -120,7 +123,7 @@ def test_a_platform_survives_its_file(tmp_path):
     assert find_platform("h200-spec") == H200Spec()
 
 
-def test_a_platform_may_have_links(tmp_path):
+def test_a_platform_may_have_links(tmp_path: Path) -> None:
     """They are found, or None; a file keeps measured ones."""
     expected = Links(to_host_nbytes_per_s=55e9, to_device_nbytes_per_s=55e9, host_nbytes_per_s=150e9)
     assert expected == links_of(H200Spec())
@@ -163,7 +166,7 @@ def test_a_platform_may_have_links(tmp_path):
         (lambda d: d["measurements"]["mm(float32[0])"].update(read_nbytes=2**60), "bytes were wanted"),
     ],
 )
-def test_a_bad_platform_file_is_one_line(tmp_path, change, problem):
+def test_a_bad_platform_file_is_one_line(tmp_path: Path, change: Callable[..., Any], problem: str) -> None:
     """The message names the file and the place."""
     path = tmp_path / "abacus.json"
     save_platform(measured(), path)
@@ -176,7 +179,7 @@ def test_a_bad_platform_file_is_one_line(tmp_path, change, problem):
     assert "\n" not in str(caught.value)
 
 
-def test_an_h200_that_is_not_at_hand():
+def test_an_h200_that_is_not_at_hand() -> None:
     """Its name says that nothing was measured; with its links, transfers can be planned."""
     assert "not measured" in H200Spec().name
     assert H200Spec().time_s(OpCost(flops=450e12)) == 1.0
@@ -196,7 +199,7 @@ def test_an_h200_that_is_not_at_hand():
         ("unheard of", 989.5),
     ],
 )
-def test_an_h200_computes_at_the_rate_of_the_arithmetic(arithmetic, tflops):
+def test_an_h200_computes_at_the_rate_of_the_arithmetic(arithmetic: str, tflops: float) -> None:
     """The same share of each data sheet rate is sustained; memory traffic takes the same time."""
     cost = OpCost(flops=1e15, arithmetic=arithmetic)
     sheet = H200Spec(flops_per_s=989.5e12)

@@ -3,27 +3,29 @@
 import importlib.util
 import json
 import random
-from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from remat_graph import Graph, InvalidSchedule, Schedule, load_graph, noremat_peak_nbytes, simulate
 
-FOLDER = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+from .corpus import GRAPHS
+
+NAMES = sorted(path.stem for path in GRAPHS.glob("*.json"))
 
 
 @pytest.fixture(scope="module")
-def judge():
-    spec = importlib.util.spec_from_file_location("judge", FOLDER / "judge.py")
+def judge() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("judge", GRAPHS / "judge.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def case(request):
-    path = FOLDER / f"{request.param}.json"
+def case(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Graph]:
+    path = GRAPHS / f"{request.param}.json"
     return json.loads(path.read_text()), load_graph(path)
 
 
@@ -64,19 +66,21 @@ def random_order(graph: Graph, rng: random.Random, forget: float) -> list[int]:
     return order
 
 
-def test_all_six_graphs_are_here():
+def test_all_six_graphs_are_here() -> None:
     """Otherwise the tests below would check nothing."""
     assert 6 == len(NAMES)
 
 
-def test_the_unplanned_peaks_are_equal(judge, case):
+def test_the_unplanned_peaks_are_equal(judge: ModuleType, case: tuple[dict[str, Any], Graph]) -> None:
     """Budgets are fractions of this peak."""
     raw, graph = case
     assert judge.save_all_peak(raw) == noremat_peak_nbytes(graph)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_peaks_and_overheads_are_equal(judge, case, seed):
+def test_peaks_and_overheads_are_equal(
+    judge: ModuleType, case: tuple[dict[str, Any], Graph], seed: int
+) -> None:
     """On random valid schedules, with few repeats and with many."""
     raw, graph = case
     order = random_order(graph, random.Random(seed), forget=(0.0, 0.02, 0.1, 0.3)[seed])
@@ -87,7 +91,9 @@ def test_peaks_and_overheads_are_equal(judge, case, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_both_refuse_an_order_that_cannot_be(judge, case, seed):
+def test_both_refuse_an_order_that_cannot_be(
+    judge: ModuleType, case: tuple[dict[str, Any], Graph], seed: int
+) -> None:
     """A run is missing, or comes too early."""
     raw, graph = case
     rng = random.Random(seed)

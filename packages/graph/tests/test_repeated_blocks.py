@@ -36,7 +36,7 @@ def network(layers: int, *, head: int = 3, odd: int | None = None, skip: int | N
 
 
 @pytest.mark.parametrize("layers", [2, 3, 7, 40])
-def test_all_layers_are_found(layers):
+def test_all_layers_are_found(layers: int) -> None:
     """As one repetition, in order, each the length of a layer."""
     found = repeated_blocks(network(layers))[0]
     assert (layers, 5) == (len(found.blocks), found.length)
@@ -44,7 +44,7 @@ def test_all_layers_are_found(layers):
     assert list(range(starts[0], starts[0] + 5 * layers, 5)) == starts
 
 
-def test_blocks_are_cut_where_least_crosses():
+def test_blocks_are_cut_where_least_crosses() -> None:
     """One small value crosses between layers; larger values cross inside."""
     blocks = repeated_blocks(network(4))[0].blocks
     assert [2, 7, 12, 17] == [block.start for block in blocks]
@@ -52,20 +52,20 @@ def test_blocks_are_cut_where_least_crosses():
     assert (2, 3, 4, 5, 6) == blocks[0].made
 
 
-def test_an_odd_layer_splits_the_rest_but_not_the_group():
+def test_an_odd_layer_splits_the_rest_but_not_the_group() -> None:
     """Equal layers on both sides of it form one repetition."""
     found = repeated_blocks(network(7, odd=3))[0]
     assert (6, 5) == (len(found.blocks), found.length)
     assert 17 not in [block.start for block in found.blocks]
 
 
-def test_equal_keys_with_another_wiring_are_not_equal():
+def test_equal_keys_with_another_wiring_are_not_equal() -> None:
     """The layer that skips its activation is left out."""
     found = repeated_blocks(network(7, skip=2))[0]
     assert [2, 7, 17, 22, 27, 32] == [block.start for block in found.blocks]
 
 
-def test_nothing_repeats():
+def test_nothing_repeats() -> None:
     """A chain of different ops, and no ops at all."""
     assert () == repeated_blocks(Graph(name="empty", values=(), ops=()))
     ops = [
@@ -76,7 +76,7 @@ def test_nothing_repeats():
     assert () == repeated_blocks(Graph(name="chain", values=values, ops=ops))
 
 
-def wired_alike(graph, source, target):
+def wired_alike(graph: Graph, source: dict[int, int], target: dict[int, int]) -> None:
     """Check an isomorphism by its definition."""
     ops, values = source, target
     for one, other in ops.items():
@@ -91,8 +91,8 @@ def wired_alike(graph, source, target):
         assert graph.values[one].role == graph.values[other].role
 
 
-def check(graph):
-    taken = set()
+def check(graph: Graph) -> set[int]:
+    taken: set[int] = set()
     for repetition in repeated_blocks(graph):
         for index, block in enumerate(repetition.blocks):
             assert repetition.length == len(block.ops)
@@ -104,7 +104,8 @@ def check(graph):
 
 def repeat(graph: Graph, times: int) -> Graph:
     """Several copies of the graph one after another."""
-    values, ops = [], []
+    values: list[Value] = []
+    ops: list[Op] = []
     for copy in range(times):
         shift = len(values)
         for v in graph.values:
@@ -126,7 +127,7 @@ def repeat(graph: Graph, times: int) -> Graph:
 
 @settings(deadline=None)
 @given(graphs(), st.integers(2, 5))
-def test_blocks_correspond_and_do_not_overlap(graph, times):
+def test_blocks_correspond_and_do_not_overlap(graph: Graph, times: int) -> None:
     """All blocks are equal by definition; copies of a whole graph are found."""
     check(graph)
     taken = check(repeat(graph, times))

@@ -29,7 +29,7 @@ def chain(length: int = 4, **last: object) -> Graph:
     return Graph(name="chain", values=values, ops=ops)
 
 
-def test_a_chain_of_reuses_holds_one_storage():
+def test_a_chain_of_reuses_holds_one_storage() -> None:
     """At any length; nothing is held at the end."""
     graph = chain(6)
     timeline = simulate(graph, Schedule.from_order(graph, range(6)))
@@ -37,7 +37,7 @@ def test_a_chain_of_reuses_holds_one_storage():
     assert 0 == timeline.live_nbytes[-1]
 
 
-def test_an_input_that_lives_on_is_not_taken_over():
+def test_an_input_that_lives_on_is_not_taken_over() -> None:
     """The free must follow directly after the op."""
     graph = chain(3)
     late = [Compute(0), Compute(1), Compute(2), Free(0), Free(1), Free(2)]  # v0 lives on, v1 dies in op 2
@@ -46,7 +46,7 @@ def test_an_input_that_lives_on_is_not_taken_over():
     assert 100 == simulate(graph, Schedule(between, 6)).peak_nbytes
 
 
-def test_an_output_is_not_taken_over():
+def test_an_output_is_not_taken_over() -> None:
     """The caller holds it, so it is never freed."""
     values = [Value(name="y", nbytes=100, role="output"), Value(name="z", nbytes=100)]
     graph = Graph(name="held", values=values, ops=chain(2).ops)
@@ -55,7 +55,7 @@ def test_an_output_is_not_taken_over():
         simulate(graph, Schedule([Compute(0), Compute(1), Free(0), Free(1)], 4))
 
 
-def test_a_pinned_value_may_take_over_and_then_stays():
+def test_a_pinned_value_may_take_over_and_then_stays() -> None:
     """A gradient in the storage of its input needs no more bytes until the end."""
     graph = chain(3, role="grad")
     timeline = simulate(graph, Schedule.from_order(graph, range(3)))
@@ -63,7 +63,7 @@ def test_a_pinned_value_may_take_over_and_then_stays():
     assert 100 == timeline.live_nbytes[-1]
 
 
-def test_an_external_value_is_not_taken_over():
+def test_an_external_value_is_not_taken_over() -> None:
     """The caller owns it."""
     values = [Value(name="x", nbytes=100, external=True), Value(name="y", nbytes=100)]
     way = Implementation(inputs=(0,), outputs=(1,), reuses=((1, 0),))
@@ -72,7 +72,7 @@ def test_an_external_value_is_not_taken_over():
     assert 100 == simulate(graph, Schedule.from_order(graph, [0])).peak_nbytes
 
 
-def test_one_input_serves_one_output():
+def test_one_input_serves_one_output() -> None:
     """Two outputs cannot both have the storage."""
     values = [Value(name=n, nbytes=100) for n in "abc"]
     ways = [
@@ -84,7 +84,7 @@ def test_one_input_serves_one_output():
     assert 200 == simulate(graph, Schedule.from_order(graph, range(2))).peak_nbytes
 
 
-def test_a_taken_storage_can_be_computed_anew():
+def test_a_taken_storage_can_be_computed_anew() -> None:
     """The value can be recomputed into a new storage."""
     graph = chain(3)
     timeline = simulate(graph, Schedule.from_order(graph, [0, 1, 0, 1, 2]))
@@ -92,13 +92,13 @@ def test_a_taken_storage_can_be_computed_anew():
     assert 0 == timeline.live_nbytes[-1]
 
 
-def test_sizes_must_match():
+def test_sizes_must_match() -> None:
     """A storage of another size cannot be taken over."""
     with pytest.raises(InvalidGraph, match="another size"):
         verify(chain(3, nbytes=101))
 
 
-def test_a_delivered_gradient_is_a_copy_of_nothing():
+def test_a_delivered_gradient_is_a_copy_of_nothing() -> None:
     """A gradient that took a storage over keeps that storage when it is delivered."""
     graph = chain(2, role="grad")
     steps = [Compute(0), Compute(1), Free(0), Deliver(1)]

@@ -1,6 +1,8 @@
 """Data that is read equals the data that was written."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_graph import (
+    Graph,
     Placement,
     Plan,
     Role,
@@ -31,11 +34,11 @@ from remat_graph.testing.random_schedules import random_moves, random_order
 from remat_graph.testing.strategies import graphs, schedules
 
 
-def fields(graph):
+def fields(graph: Graph) -> dict[str, Any]:
     return attrs.asdict(graph, recurse=False)
 
 
-def with_everything(graph):
+def with_everything(graph: Graph) -> Graph:
     """Fields that random graphs lack: an optimizer, chunks, placements, conditions."""
     extra = [
         Value(name="chunk", nbytes=5, role=Role.PARAM, chunk_of="whole", placement=Placement.HOST),
@@ -53,7 +56,7 @@ def with_everything(graph):
 
 @settings(deadline=None)
 @given(graphs())
-def test_a_graph_comes_back(graph):
+def test_a_graph_comes_back(graph: Graph) -> None:
     """Through JSON text every field and the fingerprint are equal."""
     graph = with_everything(graph)
     again = graph_from_data(json.loads(json.dumps(graph_to_data(graph))))
@@ -63,7 +66,7 @@ def test_a_graph_comes_back(graph):
 
 @settings(deadline=None)
 @given(schedules(), st.integers(0, 2**32 - 1))
-def test_a_schedule_comes_back(case, seed):
+def test_a_schedule_comes_back(case: tuple[Graph, Schedule], seed: int) -> None:
     """Transfers included."""
     graph, schedule = case
     schedule = random_moves(graph, schedule, seed)
@@ -72,7 +75,7 @@ def test_a_schedule_comes_back(case, seed):
     assert schedule == schedule_from_data(data, graph=graph)
 
 
-def plan(graph, schedule):
+def plan(graph: Graph, schedule: Schedule) -> Plan:
     peak = simulate(graph, schedule).peak_nbytes
     stats = {"nodes": 3, "trace": [1.5, None], "deep": {"why": "because"}}
     return Plan.from_schedule(
@@ -90,7 +93,7 @@ def plan(graph, schedule):
 
 @settings(deadline=None)
 @given(schedules())
-def test_a_plan_comes_back(case):
+def test_a_plan_comes_back(case: tuple[Graph, Schedule]) -> None:
     """With its graph and without."""
     graph, schedule = case
     made = plan(graph, schedule)
@@ -100,7 +103,7 @@ def test_a_plan_comes_back(case):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_files_come_back(tmp_path, seed):
+def test_files_come_back(tmp_path: Path, seed: int) -> None:
     """Graph, plan and order, by path as text and as `Path`."""
     graph = random_graph(seed)
     order = random_order(graph, seed)

@@ -18,13 +18,13 @@ def two(rounding: int, workspaces: tuple[int, int]) -> Graph:
     return Graph(name="two", values=values, ops=ops, rounding_nbytes=rounding)
 
 
-def test_each_storage_is_rounded_up():
+def test_each_storage_is_rounded_up() -> None:
     """The allocator's peak is rounded, the live peak is not."""
     timeline = simulate(two(512, (0, 0)), Schedule.from_order(two(512, (0, 0)), range(2)))
     assert (1024 + 512, 513 + 1) == (timeline.peak_nbytes, timeline.live_peak_nbytes)
 
 
-def test_a_workspace_lives_while_its_op_runs():
+def test_a_workspace_lives_while_its_op_runs() -> None:
     """It is added to the inputs and outputs of its own op only."""
     first, second = two(1, (10_000, 0)), two(1, (0, 10_000))
     for graph, expected, step in ((first, 513 + 10_000, 0), (second, 514 + 10_000, 1)):
@@ -35,7 +35,7 @@ def test_a_workspace_lives_while_its_op_runs():
 
 @settings(deadline=None)
 @given(schedules(), st.sampled_from((1, 2, 512, 2**21)))
-def test_rounding_never_lowers_a_peak(case, rounding):
+def test_rounding_never_lowers_a_peak(case: tuple[Graph, Schedule], rounding: int) -> None:
     """It adds less than one granule per value."""
     graph, schedule = case
     rounded = attrs.evolve(graph, rounding_nbytes=rounding)

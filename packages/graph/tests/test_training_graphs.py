@@ -1,5 +1,8 @@
 """Training graphs: parameters, states and updates; gradients on the host; steps in the optimizer's call."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from remat_graph import (
@@ -9,11 +12,9 @@ from remat_graph import (
     Free,
     Grads,
     Graph,
-    Implementation,
     InvalidSchedule,
     Lane,
     Links,
-    Op,
     OptimizerStep,
     Placement,
     Plan,
@@ -30,6 +31,7 @@ from remat_graph import (
 )
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.serialization.schedules import schedule_from_data, schedule_to_data
+from remat_graph.testing.small_graphs import small_graph
 from remat_graph.training import Optimized, accumulating, persistent, training_graph, with_placement
 
 
@@ -41,17 +43,7 @@ def captured() -> Graph:
         Value(name="y", nbytes=4, role=Role.OUTPUT),
         Value(name="g", nbytes=40, role=Role.GRAD, of=0),
     ]
-    ways = [((0, 1), (2,), False), ((0,), (3,), True)]
-    ops = [
-        Op(
-            name=f"f{i}",
-            target="f",
-            backward=b,
-            implementations=(Implementation(inputs=r, outputs=m, time_s=1),),
-        )
-        for i, (r, m, b) in enumerate(ways)
-    ]
-    return Graph(name="step", values=values, ops=ops)
+    return small_graph("step", values, [((0, 1), (2,)), ((0,), (3,))], forward=1, time_s=1)
 
 
 def trained() -> Graph:
@@ -75,7 +67,7 @@ ON_HOST = [
 ]
 
 
-def test_what_persists_is_charged():
+def test_what_persists_is_charged() -> None:
     """Parameters, also frozen ones, and states are counted; captured values keep their indices."""
     graph = trained()
     verify(graph)
@@ -88,7 +80,7 @@ def test_what_persists_is_charged():
     assert 3 == timeline.peak_step
 
 
-def test_a_gradient_handed_over_on_the_host():
+def test_a_gradient_handed_over_on_the_host() -> None:
     """It stays on the host until the next step; accumulated, it is added and freed."""
     graph = with_placement(trained(), {0, 4})
     schedule = Schedule(ON_HOST, 3, 9)
@@ -110,13 +102,13 @@ def test_a_gradient_handed_over_on_the_host():
         ([*ON_HOST, OptimizerStep(0, Lane.CPU_OPTIMIZER)], None, "updated twice"),
     ],
 )
-def test_each_mistake_is_named(steps, end, problem):
+def test_each_mistake_is_named(steps: list[Any], end: int | None, problem: str) -> None:
     """The end of the backward, deliveries, repeated updates."""
     with pytest.raises(InvalidSchedule, match=problem):
         simulate(with_placement(trained(), {0, 4}), Schedule(steps, 3, end))
 
 
-def test_plans_with_homes_survive_a_file(tmp_path):
+def test_plans_with_homes_survive_a_file(tmp_path: Path) -> None:
     """Values on the host, their bytes, and where the optimizer's call begins."""
     graph = with_placement(trained(), {0, 4})
     schedule = Schedule(ON_HOST, 3, 9)
@@ -129,7 +121,7 @@ def test_plans_with_homes_survive_a_file(tmp_path):
     assert "links" not in plan_to_data(plan)
 
 
-def test_plans_with_links_are_judged_by_them(tmp_path):
+def test_plans_with_links_are_judged_by_them(tmp_path: Path) -> None:
     """A plan for slow links takes as long after it is read; an invalid rate is named."""
     graph, path = with_placement(trained(), {0, 4}), tmp_path / "plan.json"
     options = {"budget_nbytes": 100, "lower_bound_s": 0.0, "solver": "by hand", "periods": 3}

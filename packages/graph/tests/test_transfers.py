@@ -1,5 +1,7 @@
 """Transfers run concurrently with compute, each direction on its own lane."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,19 +11,19 @@ from remat_graph import (
     Free,
     FreeHost,
     Graph,
-    Implementation,
     InvalidSchedule,
     Lane,
     Links,
-    Op,
     Schedule,
     Start,
+    Timeline,
     Transfer,
     Value,
     Wait,
     simulate,
 )
 from remat_graph.testing.random_schedules import random_moves
+from remat_graph.testing.small_graphs import small_graph
 from remat_graph.testing.strategies import schedules
 
 SLOW = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20)
@@ -34,12 +36,8 @@ def graph() -> Graph:
         *(Value(name=f"b{i}", nbytes=60) for i in range(3)),
         Value(name="end", nbytes=0),
     ]
-    ways = [((), (0,)), ((), (1,)), ((1,), (2,)), ((2,), (3,)), ((0, 3), (4,))]
-    ops = [
-        Op(name=f"f{i}", target="f", implementations=(Implementation(inputs=r, outputs=m, time_s=4),))
-        for i, (r, m) in enumerate(ways)
-    ]
-    return Graph(name="moving", values=values, ops=ops)
+    ops = [((), (0,)), ((), (1,)), ((1,), (2,)), ((2,), (3,)), ((0, 3), (4,))]
+    return small_graph("moving", values, ops, time_s=4)
 
 
 AWAY, BACK = Transfer(0, Lane.TO_HOST), Transfer(0, Lane.TO_DEVICE)
@@ -63,11 +61,11 @@ MOVED = [
 ]
 
 
-def replay(steps, links=SLOW):
+def replay(steps: list[Any], links: Links = SLOW) -> Timeline:
     return simulate(graph(), Schedule(steps, len(steps)), links=links)
 
 
-def test_lanes_overlap_and_waits_hold_the_compute_lane():
+def test_lanes_overlap_and_waits_hold_the_compute_lane() -> None:
     """A transfer takes bytes over bandwidth; each lane has its own busy time."""
     timeline = replay(MOVED)
     assert 27.0 == timeline.time_s
@@ -76,13 +74,13 @@ def test_lanes_overlap_and_waits_hold_the_compute_lane():
     assert 0.0 == timeline.recomputed_s
 
 
-def test_a_fast_link_hides_the_transfers():
+def test_a_fast_link_hides_the_transfers() -> None:
     """Then the time is the compute time."""
     links = Links(to_host_nbytes_per_s=1e9, to_device_nbytes_per_s=1e12)
     assert replay(MOVED, links).time_s == pytest.approx(20.0, abs=1e-6)
 
 
-def test_bytes_are_held_at_both_ends_while_they_move():
+def test_bytes_are_held_at_both_ends_while_they_move() -> None:
     """The source until it is freed, the destination from the start on; the host has its own peak."""
     timeline = replay(MOVED)
     assert 100 == timeline.host_peak_nbytes
@@ -92,7 +90,7 @@ def test_bytes_are_held_at_both_ends_while_they_move():
     assert 60 == at[repr(Free(2))]
 
 
-def test_the_same_lane_takes_one_transfer_after_another():
+def test_the_same_lane_takes_one_transfer_after_another() -> None:
     """Two copies in one direction run one after the other."""
     other = Transfer(1, Lane.TO_HOST)
     steps = [Compute(0), Compute(1), Start(AWAY), Start(other), Wait(other), Wait(AWAY)]
@@ -102,7 +100,7 @@ def test_the_same_lane_takes_one_transfer_after_another():
     assert 160 == timeline.host_peak_nbytes
 
 
-def test_a_fetch_waits_for_the_copy_that_it_fetches():
+def test_a_fetch_waits_for_the_copy_that_it_fetches() -> None:
     """Lanes of opposite directions are independent, except for the same value."""
     steps = [Compute(0), Compute(1), Compute(2), Compute(3), Start(AWAY), Wait(AWAY), Free(0)]
     steps += [Start(BACK), Wait(BACK), Compute(4)]
@@ -133,29 +131,24 @@ def test_a_fetch_waits_for_the_copy_that_it_fetches():
         ),
     ],
 )
-def test_each_race_is_named(steps, step, problem):
+def test_each_race_is_named(steps: list[Any], step: int, problem: str) -> None:
     """A value with a pending transfer may not be freed or changed."""
     with pytest.raises(InvalidSchedule, match=problem) as caught:
         replay(steps)
     assert step == caught.value.step
 
 
-def test_a_transfer_has_two_directions():
+def test_a_transfer_has_two_directions() -> None:
     """Compute is not a direction."""
     with pytest.raises(ValueError, match="lane"):
         Transfer(0, Lane.COMPUTE)
 
 
-def test_one_chunk_of_a_tensor_moves_by_itself():
+def test_one_chunk_of_a_tensor_moves_by_itself() -> None:
     """The other chunk stays."""
     values = [Value(name=f"part{i}", nbytes=50, chunk_of="whole") for i in range(2)]
     values.append(Value(name="end", nbytes=0))
-    ways = [((), (0, 1)), ((0, 1), (2,))]
-    ops = [
-        Op(name=f"f{i}", target="f", implementations=(Implementation(inputs=r, outputs=m),))
-        for i, (r, m) in enumerate(ways)
-    ]
-    chunks = Graph(name="chunks", values=values, ops=ops)
+    chunks = small_graph("chunks", values, [((), (0, 1)), ((0, 1), (2,))])
     steps = [Compute(0), Start(AWAY), Wait(AWAY), Free(0), Start(BACK), Wait(BACK), Compute(1)]
     timeline = simulate(chunks, Schedule(steps, 7), links=SLOW)
     assert (50, 50) == (timeline.host_peak_nbytes, timeline.live_nbytes[3])
@@ -163,7 +156,7 @@ def test_one_chunk_of_a_tensor_moves_by_itself():
 
 @settings(deadline=None)
 @given(schedules(), st.integers(0, 2**32 - 1))
-def test_moving_changes_no_compute(case, seed):
+def test_moving_changes_no_compute(case: tuple[Graph, Schedule], seed: int) -> None:
     """Swaps keep a schedule valid and its compute time unchanged, and count host bytes."""
     graph, schedule = case
     moved = random_moves(graph, schedule, seed)

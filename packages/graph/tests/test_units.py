@@ -1,6 +1,7 @@
 """Bytes and seconds as text, and parsed from text."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from remat_graph import BadBudget, format_nbytes, format_seconds, parse_nbytes
         (-2048, "-2.00 KiB"),
     ],
 )
-def test_bytes_for_people(nbytes, expected):
+def test_bytes_for_people(nbytes: int, expected: str) -> None:
     """Three digits and a binary unit; never 1024 of a unit."""
     assert expected == format_nbytes(nbytes)
 
@@ -46,7 +47,7 @@ def test_bytes_for_people(nbytes, expected):
         (math.inf, "inf"),
     ],
 )
-def test_seconds_for_people(seconds, expected):
+def test_seconds_for_people(seconds: float, expected: str) -> None:
     """Three digits and a unit."""
     assert expected == format_seconds(seconds)
 
@@ -74,12 +75,12 @@ def test_seconds_for_people(seconds, expected):
         (np.int64(5), 5),
     ],
 )
-def test_sizes_are_read(text, expected):
+def test_sizes_are_read(text: float | np.int64 | str, expected: int) -> None:
     """Binary and decimal units, in any case, exactly."""
     assert expected == parse_nbytes(text)
 
 
-NO_TEXT = (True, None, 1.5, math.nan, math.inf, -1, [], b"2GB", 2 + 0j, 2**63)
+NO_TEXT: tuple[Any, ...] = (True, None, 1.5, math.nan, math.inf, -1, [], b"2GB", 2 + 0j, 2**63)
 NO_SIZE = (
     "",
     "GiB",
@@ -98,7 +99,7 @@ NO_SIZE = (
 
 
 @pytest.mark.parametrize("text", [*NO_SIZE, *NO_TEXT, "-1", "\u00b2GB", "1e99GB"])
-def test_what_is_no_size_is_refused(text):
+def test_what_is_no_size_is_refused(text: Any) -> None:
     """The message shows what came and what is accepted."""
     with pytest.raises(BadBudget) as caught:
         parse_nbytes(text)
@@ -108,20 +109,20 @@ def test_what_is_no_size_is_refused(text):
 
 
 @given(st.integers(0, 2**60))
-def test_a_formatted_size_is_near(nbytes):
+def test_a_formatted_size_is_near(nbytes: int) -> None:
     """Parsing a formatted size loses less than one percent."""
     assert parse_nbytes(format_nbytes(nbytes)) == pytest.approx(nbytes, rel=0.006)
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["B", "KiB", "MiB", "GiB", "kB", "MB", "GB"]))
-def test_whole_amounts_are_exact(amount, unit):
+def test_whole_amounts_are_exact(amount: int, unit: str) -> None:
     """At any size."""
     base = 1024 if "i" in unit else 1000
     assert amount * base ** "bkmg".index(unit[0].lower()) == parse_nbytes(f"{amount}{unit}")
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_size_or_an_error(text):
+def test_any_text_is_a_size_or_an_error(text: str) -> None:
     """No other exception is raised."""
     try:
         size = parse_nbytes(text)

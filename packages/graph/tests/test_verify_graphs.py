@@ -1,31 +1,33 @@
 """Each rule of the IR, broken once."""
 
+from typing import Any
+
 import attrs
 import pytest
 from hypothesis import given, settings
 
-from remat_graph import Graph, Implementation, InvalidGraph, Op, Role, Update, Value, verify
+from remat_graph import Graph, Implementation, InvalidGraph, Op, Role, Schedule, Update, Value, verify
 from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.strategies import graphs, schedules
 
 
 @settings(deadline=None)
 @given(graphs())
-def test_random_graphs_are_well_formed(graph):
+def test_random_graphs_are_well_formed(graph: Graph) -> None:
     """Every other test relies on this."""
     verify(graph)
 
 
 @settings(deadline=None, max_examples=30)
 @given(schedules())
-def test_a_schedule_is_verified_too(case):
+def test_a_schedule_is_verified_too(case: tuple[Graph, Schedule]) -> None:
     """It is simulated."""
     graph, schedule = case
     verify(graph, schedule)
     assert random_order(graph, 0) == random_order(graph, 0)
 
 
-def op(name, *ways, **options):
+def op(name: Any, *ways: Any, **options: Any) -> Any:
     made = [
         Implementation(inputs=way[0], outputs=way[1], reuses=way[2] if len(way) > 2 else ()) for way in ways
     ]
@@ -80,7 +82,9 @@ MAKE = op("make", ((), (0,)))
         ([*V, GRAD], [op("f", ((), (4,)))], [Update(param=0, grad=4)] * 2, "two updates change it"),
     ],
 )
-def test_each_broken_rule_is_named(values, ops, updates, problem):
+def test_each_broken_rule_is_named(
+    values: list[Value], ops: list[Op], updates: list[Update] | tuple[Any, ...], problem: str
+) -> None:
     """The message names the op or value in one line."""
     with pytest.raises(InvalidGraph, match=problem) as caught:
         verify(Graph(name="broken", values=values, ops=ops, updates=updates))
@@ -91,14 +95,14 @@ def test_each_broken_rule_is_named(values, ops, updates, problem):
     "options",
     [{"time_s": -1}, {"time_s": float("nan")}, {"time_s": float("inf")}, {"workspace_nbytes": -1}],
 )
-def test_costs_are_finite_and_not_negative(options):
+def test_costs_are_finite_and_not_negative(options: dict[str, Any]) -> None:
     """The constructor checks this."""
     with pytest.raises(ValueError, match=next(iter(options))):
         Implementation(inputs=(), outputs=(), **options)
 
 
 @pytest.mark.parametrize("nbytes", [-1, 1.5, "8", None])
-def test_sizes_are_whole_bytes(nbytes):
+def test_sizes_are_whole_bytes(nbytes: float | str | None) -> None:
     """The constructor checks this."""
     with pytest.raises((TypeError, ValueError)):
         Value(name="v", nbytes=nbytes)

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,14 +26,14 @@ whole_file.write_whole(sys.argv[1], "half")
 """
 
 
-def started(path, how):
+def started(path: Path, how: str) -> Any:
     """A process that stops right before it replaces the target."""
     words = [sys.executable, "-c", STOPS, str(path), how]
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are posix")
-def test_what_a_killed_process_leaves_is_removed(tmp_path):
+def test_what_a_killed_process_leaves_is_removed(tmp_path: Path) -> None:
     """By the next process that writes any file in that folder."""
     (tmp_path / "a").write_text("before")
     with started(tmp_path / "a", "killed") as process:
@@ -43,7 +45,7 @@ def test_what_a_killed_process_leaves_is_removed(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are posix")
-def test_what_another_process_is_writing_stays(tmp_path):
+def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:
     """A locked temporary file is not abandoned."""
     with started(tmp_path / "a", "waiting") as process:
         process.stdout.readline()
@@ -53,11 +55,11 @@ def test_what_another_process_is_writing_stays(tmp_path):
     assert ["b"] == [name for name in os.listdir(tmp_path) if not name.startswith(".")]
 
 
-def test_many_write_one_file_at_once(tmp_path):
+def test_many_write_one_file_at_once(tmp_path: Path) -> None:
     """Each result is complete, no writer fails, no temporary file is left."""
     failed = []
 
-    def write(letter):
+    def write(letter: Any) -> None:
         try:
             for _ in range(50):
                 write_whole(tmp_path / "file", letter * 1000)
@@ -74,7 +76,7 @@ def test_many_write_one_file_at_once(tmp_path):
     assert ["file"] == os.listdir(tmp_path)
 
 
-def test_files_of_others_stay(tmp_path):
+def test_files_of_others_stay(tmp_path: Path) -> None:
     """Only files with the names of our temporary files are removed."""
     names = [".a.part", "a.remat-part", ".a.remat-part", ".a.0000000g.remat-part"]
     for name in names:
@@ -83,7 +85,7 @@ def test_files_of_others_stay(tmp_path):
     assert sorted([*names, "b"]) == sorted(os.listdir(tmp_path))
 
 
-def test_without_locks(tmp_path, monkeypatch):
+def test_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a temporary file can be removed only if no process has it open."""
     monkeypatch.setattr(whole_file, "fcntl", None)
     (tmp_path / ".a.00000000.remat-part").write_text("half")
@@ -92,7 +94,7 @@ def test_without_locks(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are posix")
-def test_a_private_file_is_the_users_alone(tmp_path):
+def test_a_private_file_is_the_users_alone(tmp_path: Path) -> None:
     """Also if the replaced file was not private."""
     path = tmp_path / "file"
     path.write_text("before")
@@ -101,7 +103,7 @@ def test_a_private_file_is_the_users_alone(tmp_path):
     assert 0o600 == path.stat().st_mode & 0o777
 
 
-def test_a_name_as_long_as_names_may_be(tmp_path):
+def test_a_name_as_long_as_names_may_be(tmp_path: Path) -> None:
     """The name of the temporary file is not longer, in bytes."""
     name = "é" * 127
     write_whole(tmp_path / name, "whole")
@@ -109,7 +111,7 @@ def test_a_name_as_long_as_names_may_be(tmp_path):
 
 
 @pytest.fixture
-def pipe(tmp_path, monkeypatch):
+def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A pipe with a short `WAIT_S`."""
     monkeypatch.setattr(pipes, "WAIT_S", 0.1)
     os.mkfifo(tmp_path / "pipe")
@@ -117,7 +119,7 @@ def pipe(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
-def test_a_pipe_without_another_end_is_not_waited_for(pipe):
+def test_a_pipe_without_another_end_is_not_waited_for(pipe: Path) -> None:
     """Neither to read nor to write."""
     with pytest.raises(BadFile, match="it is a pipe into which no process writes"):
         read_json(pipe)
@@ -126,12 +128,12 @@ def test_a_pipe_without_another_end_is_not_waited_for(pipe):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
-def test_a_pipe_with_a_writer_is_read_to_its_end(pipe):
+def test_a_pipe_with_a_writer_is_read_to_its_end(pipe: Path) -> None:
     """However slow the writer is: it writes during the second wait."""
     reads = []
     read = os.read
 
-    def counted(file, most):
+    def counted(file: Any, most: Any) -> Any:
         reads.append(file)
         if len(reads) == 2:
             os.write(writer, b"[1,")
@@ -149,7 +151,7 @@ def test_a_pipe_with_a_writer_is_read_to_its_end(pipe):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
-def test_a_cache_is_not_written_into_a_pipe(pipe):
+def test_a_cache_is_not_written_into_a_pipe(pipe: Path) -> None:
     """A private file replaces only a regular file; anything else stays."""
     keeper = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(OSError, match="pipe exists and is not a file"):

@@ -179,7 +179,7 @@ def test_what_is_left_is_the_allocators(machine: CudaMachine) -> None:
         def record_stream(self, stream: FakeStream) -> None:
             asked.append(stream.name)
 
-    machine.release_after_copies(Left())  # type: ignore[arg-type]
+    machine.release_after_copies(Left())
     assert ["to_host", "to_device"] == asked
 
 

@@ -227,7 +227,7 @@ def test_only_its_own_tickets(machine: SimulatedMachine) -> None:
     """An object that is not a ticket is refused before anything is put on a lane."""
     other = torch.Event()
     with pytest.raises(MachineMisuse, match="Event was given as a ticket"):
-        machine.work(fail, after=[other])  # type: ignore[list-item]
+        machine.work(fail, after=[other])
     machine.drain()
 
 

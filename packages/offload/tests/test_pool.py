@@ -4,6 +4,7 @@ import gc
 import mmap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import attrs
 import pytest
@@ -299,7 +300,7 @@ def test_on_cuda() -> None:
         assert again.data_ptr() == block.data_ptr()
 
 
-def test_a_lease_comes_back_with_its_last_tensor():
+def test_a_lease_comes_back_with_its_last_tensor() -> None:
     """A leased block is in use while any view exists, also in autograd; then it can be reused."""
     pool = HostPool(1000)
     lease = pool.lease(400)
@@ -315,11 +316,11 @@ def test_a_lease_comes_back_with_its_last_tensor():
         pool.lease(1001)
 
 
-def test_a_lease_may_come_back_while_another_is_taken():
+def test_a_lease_may_come_back_while_another_is_taken() -> None:
     """The garbage collector may run at any time, also inside the pool."""
 
     class Memory(PlainMemory):
-        def take(self, nbytes):
+        def take(self, nbytes: Any) -> Any:
             gc.collect()
             return super().take(nbytes)
 
@@ -335,14 +336,14 @@ def test_a_lease_may_come_back_while_another_is_taken():
     assert pool.statistics.lent_nbytes == block.numel()
 
 
-def test_a_block_whose_copy_failed_is_lent_again():
+def test_a_block_whose_copy_failed_is_lent_again() -> None:
     """A failed copy is reported where it is waited for; its block can be reused."""
 
     class Failed:
-        def query(self):
+        def query(self) -> Any:
             return False
 
-        def synchronize(self):
+        def synchronize(self) -> None:
             raise LaneFailed(lane="to_host", work="a copy", problem="planted")
 
     pool = HostPool(100)

@@ -12,7 +12,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from remat_offload import Kind, RefusedOptimizer, kind_of, state_layout
 from remat_offload.optimizer.trial_steps import same
-from tests.helpers import optimizers
+
+from . import optimizers
 
 Made = tuple[type[optim.Optimizer], dict[str, Any]]
 
@@ -99,7 +100,7 @@ def test_layouts_of_other_dimensions(shape: tuple[int, ...]) -> None:
 def test_refusals(made: type[optim.Optimizer], reason: str) -> None:
     """An optimizer that cannot be stepped in parts is refused in one line with its name and the reason."""
     with pytest.raises(RefusedOptimizer, match=reason) as caught:
-        kind_of(made([weights(3, 5)]))
+        kind_of(made([weights(3, 5)]))  # type: ignore[call-arg]
     line = str(caught.value)
     assert line.startswith(f"{made.__name__} cannot be stepped in parts: ")
     assert "\n" not in line
@@ -172,7 +173,7 @@ def test_no_trace(made: type[optim.Optimizer]) -> None:
     """The user's object, its tensors, its hooks and the generators are unchanged."""
     param = weights(6, 7)
     param.grad = torch.ones_like(param)
-    optimizer = made([param], lr=0.1)
+    optimizer: Any = made([param], lr=0.1)  # type: ignore[call-arg]
     optimizer.own = {"generator": torch.Generator().manual_seed(3), "self": optimizer}
     called: list[str] = []
     optimizer.register_step_pre_hook(lambda *_: called.append("before"))

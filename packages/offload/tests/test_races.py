@@ -294,7 +294,7 @@ def safe_programs(draw: st.DrawFn) -> list[Step]:
 def run(program: Sequence[Step]) -> set[tuple[int, int]]:
     """The races that the checker finds, as positions in the program."""
     buffers = [torch.empty(1) for _ in (*DEVICE, *HOST)]
-    recorder = Recorder(Instant())  # type: ignore[arg-type]
+    recorder = Recorder(Instant())
     tickets: dict[int, Ticket] = {}
     places: list[int] = []  # in the program, of what is in the record
 

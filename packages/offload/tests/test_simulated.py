@@ -1,7 +1,10 @@
 """On the simulated machine copies move their bytes in a link's time, and released memory is overwritten."""
 
-import time
+import threading
+from collections.abc import Callable
+from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -37,41 +40,58 @@ def test_copies_carry_the_bytes(
         assert torch.equal(source, back)
 
 
+@attrs.define
+class Clock:
+    """Seconds that pass only while someone sleeps; `asleep` is called at each sleep, before time goes on."""
+
+    now_s: float = 0.0
+    asleep: Callable[[], object] = lambda: None
+    lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.asleep()
+        with self.lock:
+            self.now_s += seconds
+
+
 def test_a_queue_keeps_the_rate() -> None:
     """Copies on one lane take their bytes' time together; idle time of a link is lost."""
-    nbytes, nbytes_per_s = 20_000, 1e6
+    nbytes, nbytes_per_s, clock = 20_000, 1e6, Clock()
     source, to = torch.ones(nbytes, dtype=torch.uint8), torch.zeros(3, nbytes, dtype=torch.uint8)
-    with SimulatedMachine(to_device_nbytes_per_s=nbytes_per_s) as machine:
+    with SimulatedMachine(to_device_nbytes_per_s=nbytes_per_s, clock=clock, sleep=clock.sleep) as machine:
         for _ in range(2):
-            began = time.monotonic()
+            began_s = clock()
             tickets = [machine.copy(Lane.TO_DEVICE, row, source) for row in to]
             for number, ticket in enumerate(tickets, start=1):
                 ticket.synchronize()
-                assert time.monotonic() - began >= 0.95 * number * nbytes / nbytes_per_s
-            time.sleep(0.05)
+                assert ticket.ended_s - began_s == pytest.approx(number * nbytes / nbytes_per_s)
+            clock.sleep(0.05)
     assert (to == 1).all()
 
 
 def test_a_copy_begins_after_what_it_waits_for() -> None:
     """The link's time does not run while the copy waits for work."""
-    with SimulatedMachine(to_host_nbytes_per_s=1e6) as machine:
-        began = time.monotonic()
-        waits = machine.work(lambda: time.sleep(0.05))
+    clock = Clock()
+    with SimulatedMachine(to_host_nbytes_per_s=1e6, clock=clock, sleep=clock.sleep) as machine:
+        waits = machine.work(lambda: clock.sleep(0.05))
         ticket = machine.copy(Lane.TO_HOST, torch.empty(5000), torch.empty(5000), after=[waits])
         ticket.synchronize()
-        assert time.monotonic() - began >= 0.05 + 0.95 * 20_000 / 1e6
+        assert ticket.ended_s == pytest.approx(0.05 + 20_000 / 1e6)
 
 
 def test_bytes_arrive_late() -> None:
     """A destination that is read before the link's time is over does not have its last byte yet."""
-    with SimulatedMachine(to_device_nbytes_per_s=1e5) as machine:
-        to = torch.zeros(30_000, dtype=torch.uint8)
-        began = time.monotonic()
+    to, clock, early = torch.zeros(30_000, dtype=torch.uint8), Clock(), []
+    clock.asleep = lambda: early.append(int(to[-1]))
+    with SimulatedMachine(to_device_nbytes_per_s=1e5, clock=clock, sleep=clock.sleep) as machine:
         ticket = machine.copy(Lane.TO_DEVICE, to, torch.ones_like(to))
-        early = to[-1].item()
-        assert early == 0 or time.monotonic() - began >= 0.95 * 0.3
         machine.wait_on_compute(ticket)
         assert to[-1] == 1
+    assert clock() == pytest.approx(0.3)
+    assert {0} == set(early)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -153,7 +173,7 @@ def test_a_link_that_fails_while_it_is_measured() -> None:
     """The error of a failed copy names it."""
 
     class Broken(SimulatedMachine):
-        def copy(self, lane, destination, source, after=(), name=""):  # type: ignore[no-untyped-def]
+        def copy(self, lane: Any, destination: Any, source: Any, after: Any = (), name: Any = "") -> Any:
             return self.work(lambda: 1 / 0, after, "a broken copy")
 
     with pytest.raises(LaneFailed, match="a broken copy"), HostPool(1 << 20) as pool, Broken() as machine:

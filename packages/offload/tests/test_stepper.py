@@ -15,7 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from remat_executor import MemoryMeter
 from remat_offload import Kind, StateTensor, StepMisuse, Stepper
 from remat_offload.optimizer.trial_steps import same
-from tests.helpers import optimizers
+
+from . import optimizers
 
 Make = Callable[[Sequence[Any]], optim.Optimizer]
 Take = Callable[[Stepper, list[torch.nn.Parameter], list[torch.Tensor]], None]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 import pytest
-from packages.solvers.tests import oracle
 
 from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, noremat_peak_nbytes, simulate
 from remat_solvers import Problem, SolverWarning, Status, get_solver
@@ -15,6 +14,8 @@ from remat_solvers.bounds.coarse import CoarseBound
 from remat_solvers.bounds.reachability import reachability, with_order
 from remat_solvers.portfolio import auto
 from remat_solvers.testing import chain, dense, mobile, random_graph, unet
+
+from . import oracle
 
 
 def run(name: str, inputs: list[int], outputs: list[int], time_s: float, scratch: int = 0) -> Op:
@@ -221,7 +222,7 @@ def test_the_bound_of_a_program_that_claims_too_much_is_not_believed(monkeypatch
     plain = CoarseBound.round
 
     def boast(self: CoarseBound, *args: object, **options: object) -> object:
-        return attrs.evolve(plain(self, *args, **options), extra_s=np.inf)  # type: ignore[arg-type]
+        return attrs.evolve(plain(self, *args, **options), extra_s=np.inf)
 
     monkeypatch.setattr(CoarseBound, "round", boast)
     graph = unet(4)

@@ -3,7 +3,6 @@
 import json
 import random
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ from remat_solvers.methods.rotor import Rotor
 from remat_solvers.methods.twremat import TreeDecomposition, TwRemat
 from remat_solvers.testing import layer_graph, random_graph
 
-ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
+from .corpus import ORACLES
 
 
 def layers(name: str) -> Graph:

@@ -10,7 +10,6 @@ from functools import cache
 from itertools import combinations, pairwise, product
 
 import pytest
-from packages.solvers.tests import oracle, plan_oracle, stage_oracle
 
 from remat_graph import Graph, Implementation, Op, Schedule, Value, simulate
 from remat_graph.partition import at_articulations, at_narrow_places, grouped
@@ -18,6 +17,8 @@ from remat_solvers import Problem, Solution, get_solver
 from remat_solvers.evaluation.linear_order import without_useless
 from remat_solvers.methods.twremat import TreeDecomposition
 from remat_solvers.testing import random_graph
+
+from . import oracle, plan_oracle, stage_oracle
 
 Line = tuple[str, str, int, float, int]  # an op: what it makes, what it reads, bytes, seconds, scratch
 Item = tuple[str, int, float]  # a value: name, bytes, seconds to make it

@@ -1,7 +1,7 @@
 """`rockmate`, `hilp` and `hiremate`: equal groups are solved once, tight budgets are met, time is kept."""
 
-import time
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
@@ -29,7 +29,9 @@ from remat_solvers.methods.rockmate import RockmateSolver
 from remat_solvers.testing import chain as network
 from remat_solvers.testing import random_graph
 
-CORPUS = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
+from .corpus import GRAPHS
+
+HangLimit = Callable[[int], AbstractContextManager[None]]
 
 
 def layers(count: int) -> Graph:
@@ -146,7 +148,7 @@ def test_the_turn_says_what_may_be_kept(seed: int) -> None:
 )
 def test_tight_budgets_of_the_corpus(name: str, graph: str, fraction: float, most_pct: float) -> None:
     """Where these methods once found nothing."""
-    loaded = load_graph(CORPUS / f"{graph}.json")
+    loaded = load_graph(GRAPHS / f"{graph}.json")
     solution = get_solver(name).solve(
         Problem(loaded, int(fraction * noremat_peak_nbytes(loaded))), Deadline(60)
     )
@@ -159,27 +161,26 @@ def test_tight_budgets_of_the_corpus(name: str, graph: str, fraction: float, mos
 @pytest.mark.parametrize(
     ("graph", "fraction"), [("unet", 0.3), ("vgg16", 0.5), ("gpt2_nohead", 0.3), ("resnet50", 0.3)]
 )
-def test_all_tight_budgets_of_the_corpus(name: str, graph: str, fraction: float) -> None:
+def test_all_tight_budgets_of_the_corpus(
+    name: str, graph: str, fraction: float, hang_limit: HangLimit
+) -> None:
     """A schedule in a minute, no slower than running the whole forward twice."""
-    loaded = load_graph(CORPUS / f"{graph}.json")
-    start = time.monotonic()
-    solution = get_solver(name).solve(
-        Problem(loaded, int(fraction * noremat_peak_nbytes(loaded))), Deadline(60)
-    )
-    assert time.monotonic() - start < 90
+    loaded = load_graph(GRAPHS / f"{graph}.json")
+    problem = Problem(loaded, int(fraction * noremat_peak_nbytes(loaded)))
+    with hang_limit(90):
+        solution = get_solver(name).solve(problem, Deadline(60))
     assert solution.overhead is not None
     assert solution.overhead < 0.34
 
 
 @pytest.mark.parametrize("name", ["rockmate", "hilp", "hiremate"])
-def test_a_deadline_is_kept(name: str) -> None:
+def test_a_deadline_is_kept(name: str, hang_limit: HangLimit) -> None:
     """A graph of 500 ops and three seconds, programs that are being written included."""
-    graph = load_graph(CORPUS / "resnet50.json")
+    graph = load_graph(GRAPHS / "resnet50.json")
     deadline = Deadline(3.0)
-    start = time.monotonic()
-    get_solver(name).solve(Problem(graph, int(0.5 * noremat_peak_nbytes(graph))), deadline)
+    with hang_limit(12):  # with room for a busy machine
+        get_solver(name).solve(Problem(graph, int(0.5 * noremat_peak_nbytes(graph))), deadline)
     assert deadline.hit
-    assert time.monotonic() - start < 12.0  # with room for a busy machine
 
 
 def test_repair_makes_plans_fit_or_says_that_it_cannot() -> None:

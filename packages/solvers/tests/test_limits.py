@@ -24,6 +24,7 @@ from remat_solvers import (
 from remat_solvers.bounds.coarse import CoarseBound, Round
 from remat_solvers.chain.table import ChainTable, ConservativeChain, keep_all
 from remat_solvers.evaluation.arrays import Ints
+from remat_solvers.local_search.anneal import AnnealingWalk
 from remat_solvers.methods.twremat import TreeDecomposition, TwRemat
 from remat_solvers.offload.solver import Offload
 from remat_solvers.portfolio import auto
@@ -127,10 +128,10 @@ def test_the_walk_takes_no_longer_in_larger_graphs(
     with_rounds(monkeypatch, 0)
     tried: list[int] = []
 
-    def anneal(self: auto.AnnealingWalk, moves: int, *_: Any, **__: Any) -> None:
+    def anneal(self: AnnealingWalk, moves: int, *_: Any, **__: Any) -> None:
         tried.append(moves)
 
-    monkeypatch.setattr(auto.AnnealingWalk, "anneal", anneal)
+    monkeypatch.setattr(AnnealingWalk, "anneal", anneal)
     graph = chain(length)
     get_solver("auto").solve(Problem(graph, int(0.4 * noremat_peak_nbytes(graph))))
     assert moves == tried[0]

@@ -57,7 +57,7 @@ def test_just_enough_is_enough() -> None:
 )
 def test_an_invalid_schedule_is_not_found(steps: list[object]) -> None:
     """It is a result, not an error."""
-    assert Status.NOT_FOUND is judge_schedule(PROBLEM, Schedule(steps, 0)).status  # type: ignore[arg-type]
+    assert Status.NOT_FOUND is judge_schedule(PROBLEM, Schedule(steps, 0)).status
     assert Status.NOT_FOUND is judge_schedule(PROBLEM, None).status
 
 
@@ -82,7 +82,7 @@ def test_a_solver_that_moves_nothing_ignores_links() -> None:
 def test_a_host_budget_is_bytes(nbytes: object) -> None:
     """Or None."""
     with pytest.raises(ValueError, match=r"host_budget_nbytes|invalid literal"):
-        Problem(GRAPH, BUDGET, LINKS, nbytes)  # type: ignore[arg-type]
+        Problem(GRAPH, BUDGET, LINKS, nbytes)
 
 
 def test_moves_survive_json() -> None:

@@ -1,12 +1,13 @@
 """On tiny graphs no solver is below a brute force over any order, and no lower bound above it."""
 
 import pytest
-from packages.solvers.tests import oracle
 
 from remat_graph import noremat_peak_nbytes
 from remat_solvers import Problem, Status, get_solver
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.testing import random_graph
+
+from . import oracle
 
 SOLVERS = (
     *("noremat", "checkpoint_ap", "chen_sqrt", "chen_sqrt_linear", "chen_greedy", "chen_greedy_linear"),

@@ -2,17 +2,16 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-from packages.solvers.tests import stage_oracle
 
 from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, simulate
 from remat_solvers import BadParameter, Problem, Status, get_solver
 from remat_solvers.methods.checkmate import Checkmate, paper_graph
 from remat_solvers.testing import layer_graph, random_graph
 
-ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
+from . import stage_oracle
+from .corpus import ORACLES
 
 
 def step() -> Graph:

@@ -5,8 +5,6 @@ from itertools import count, pairwise
 import attrs
 import numpy as np
 import pytest
-from packages.solvers.tests import lane_oracle, plan_oracle
-from packages.solvers.tests.test_robust import GRAPHS
 
 from remat_graph import Graph, Links, Start, noremat_peak_nbytes, simulate
 from remat_graph.partition import at_articulations
@@ -18,6 +16,9 @@ from remat_solvers.methods.pofo import Pofo
 from remat_solvers.methods.rotor import Rotor
 from remat_solvers.testing import chain, mobile, unet
 from remat_solvers.transfers.placement import idle_intervals, schedule_transfers
+
+from . import lane_oracle, plan_oracle
+from .test_robust import GRAPHS
 
 FARTHEST = 0.04  # from the optimum, as a ratio of the time; seen once on 192 chains of 3 stages
 

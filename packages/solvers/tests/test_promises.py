@@ -1,7 +1,7 @@
 """What a caller may rely on: determinism, deadlines, helpful infeasibility, odd costs."""
 
-import time
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import attrs
 import pytest
@@ -10,7 +10,7 @@ from remat_graph import Graph, load_graph, noremat_peak_nbytes, simulate
 from remat_solvers import Deadline, InfeasibleBudget, Problem, Status, get_solver, min_budget, solve
 from remat_solvers.testing import chain, random_graph, unet
 
-CORPUS = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
+from .corpus import GRAPHS
 
 
 def test_same_seed_same_schedule() -> None:
@@ -22,17 +22,18 @@ def test_same_seed_same_schedule() -> None:
     assert first.order == second.order
 
 
-def test_a_deadline_is_kept_and_recorded() -> None:
+def test_a_deadline_is_kept_and_recorded(
+    hang_limit: Callable[[int], AbstractContextManager[None]],
+) -> None:
     """Past it the best valid schedule comes back, and `hit` says so."""
     graph = chain(40)
     problem = Problem(graph, int(0.3 * noremat_peak_nbytes(graph)))
     get_solver("auto", moves=1000).solve(problem)  # compile
     deadline = Deadline(0.5)
-    start = time.monotonic()
-    solution = get_solver("auto", moves=10**9, gap=0.0).solve(problem, deadline)
+    with hang_limit(3):
+        solution = get_solver("auto", moves=10**9, gap=0.0).solve(problem, deadline)
     assert solution.feasible
     assert deadline.hit
-    assert time.monotonic() - start < 3.0
 
 
 @pytest.mark.parametrize("graph", [unet(4), chain(24), random_graph(5, ops=12)], ids=lambda graph: graph.name)
@@ -71,7 +72,7 @@ def test_odd_sizes_and_costs(factor: int) -> None:
 )
 def test_budgets_that_must_be_met(name: str, fraction: float) -> None:
     """Near the floor of real graphs a schedule is found, with little search."""
-    graph = load_graph(CORPUS / f"{name}.json")
+    graph = load_graph(GRAPHS / f"{name}.json")
     budget = int(fraction * noremat_peak_nbytes(graph))
     solution = get_solver("auto", moves=1000).solve(Problem(graph, budget))
     assert solution.schedule is not None

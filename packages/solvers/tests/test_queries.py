@@ -1,7 +1,6 @@
 """The curve of a graph, the smallest budget, and the largest batch."""
 
 import json
-from pathlib import Path
 
 import attrs
 import pytest
@@ -10,7 +9,9 @@ from remat_graph import Graph, noremat_peak_nbytes
 from remat_solvers import budgets_of, max_batch, min_budget, pareto
 from remat_solvers.testing import layer_graph, random_graph
 
-VGG19 = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles" / "VGG19_flops_b1.json"
+from .corpus import ORACLES
+
+VGG19 = ORACLES / "VGG19_flops_b1.json"
 
 
 def vgg19(batch: int) -> Graph:
@@ -40,7 +41,7 @@ def test_a_curve_falls_and_stays_above_its_bound() -> None:
     assert points[0].budget_nbytes == min_budget(graph).nbytes
     assert points[-1].budget_nbytes == noremat_peak_nbytes(graph)
     assert None not in overheads
-    assert overheads == sorted(overheads, reverse=True)
+    assert overheads == sorted(overheads, reverse=True)  # type: ignore[type-var]
     assert overheads[-1] == 0
     for point in points:
         assert point.solution.overhead is not None

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import attrs
 import pytest
 
-from remat_graph import Graph, Implementation, Op, Value, noremat_peak_nbytes, simulate
+from remat_graph import Graph, Implementation, Value, noremat_peak_nbytes, simulate
+from remat_graph.testing.small_graphs import small_graph
 from remat_solvers import Deadline, Problem, Status, get_solver, solver_names
 from remat_solvers.testing import random_graph
 
@@ -37,22 +38,14 @@ def scaled(graph: Graph, time: float | None = None, nbytes: int | None = None) -
 
 def one_op() -> Graph:
     """Nothing to decide."""
-    op = Op(name="f", target="f", implementations=[Implementation(inputs=[], outputs=[0], time_s=1.0)])
-    return Graph(name="one", values=[Value(name="v", nbytes=8)], ops=[op])
+    return small_graph("one", [Value(name="v", nbytes=8)], [((), (0,))], time_s=1.0)
 
 
 def forward_only() -> Graph:
     """A chain without a backward."""
     values = [Value(name=f"v{i}", nbytes=4 + i) for i in range(5)]
-    ops = [
-        Op(
-            name=f"f{i}",
-            target="f",
-            implementations=[Implementation(inputs=[i - 1] if i else [], outputs=[i], time_s=1.0)],
-        )
-        for i in range(5)
-    ]
-    return Graph(name="forward", values=values, ops=ops)
+    ops = [((i - 1,) if i else (), (i,)) for i in range(5)]
+    return small_graph("forward", values, ops, time_s=1.0)
 
 
 GRAPHS: dict[str, Callable[[], Graph]] = {

@@ -1,11 +1,9 @@
 """The stage form's exact methods equal brute force over their own space, and the published optima."""
 
 import json
-from pathlib import Path
 
 import attrs
 import pytest
-from packages.solvers.tests import stage_oracle
 
 from remat_graph import Graph, Placement, Role, Value, noremat_peak_nbytes
 from remat_solvers import BadParameter, Deadline, Problem
@@ -14,7 +12,9 @@ from remat_solvers.methods.checkmate_lp import CheckmateLP
 from remat_solvers.methods.moccasin import Moccasin
 from remat_solvers.testing import layer_graph, random_graph
 
-ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"
+from . import stage_oracle
+from .corpus import ORACLES
+
 OPTIMA = {
     "linear4_unit": {3: 15, 4: 11, 5: 10, 6: 9},
     "linear8_unit": {3: 45, 4: 26, 5: 22, 6: 21, 7: 20, 8: 19, 9: 18, 10: 17},

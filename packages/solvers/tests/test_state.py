@@ -1,6 +1,7 @@
 """The incremental evaluation of a change says what evaluating the changed sequence says."""
 
 import random
+from typing import Any
 
 import numba
 import numpy as np
@@ -13,7 +14,7 @@ from remat_solvers.testing import random_graph
 
 
 @numba.njit
-def change_and_apply(S, budget, positions, gaps, ops):
+def change_and_apply(S: Any, budget: Any, positions: Any, gaps: Any, ops: Any) -> Any:
     """Describe a change, evaluate it, carry it out."""
     kernels.begin(S)
     for p in positions:
@@ -25,7 +26,7 @@ def change_and_apply(S, budget, positions, gaps, ops):
 
 
 @numba.njit
-def rebuild(S, budget):
+def rebuild(S: Any, budget: Any) -> Any:
     """Derive everything."""
     return kernels.rebuild(S, budget)
 

@@ -207,7 +207,7 @@ class _ReverseGradient(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return -ctx.strength * grad, None
 
 
@@ -220,7 +220,7 @@ class _FrugalSwish(torch.autograd.Function):
         return x * torch.sigmoid(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         gate = torch.sigmoid(x)
         return grad * (gate * (1 + x * (1 - gate)))

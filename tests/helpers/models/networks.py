@@ -135,7 +135,7 @@ class FrozenBackbone(nn.Module):
         self.requires_grad_(False)
         for block in self.blocks:
             assert isinstance(block, Block)
-            block.qkv, block.out = LoraLinear(block.qkv, 4), LoraLinear(block.out, 4)  # type: ignore[assignment]
+            block.qkv, block.out = LoraLinear(block.qkv, 4), LoraLinear(block.out, 4)
         self.head = nn.Linear(width, 10)
 
     def train(self, mode: bool = True) -> FrozenBackbone:

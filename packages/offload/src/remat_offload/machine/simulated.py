@@ -29,19 +29,26 @@ class SimulatedMachine(LanedMachine):
     Args:
         to_host_nbytes_per_s: the bandwidth of the link to the host; ``None`` does not limit it.
         to_device_nbytes_per_s: the bandwidth of the link to the device.
+        clock: seconds from anywhere on; tests hand in one that counts.
+        sleep: waits that many seconds of the clock.
 
     Raises:
         MachineMisuse: a bandwidth is not positive.
     """
 
     def __init__(
-        self, to_host_nbytes_per_s: float | None = None, to_device_nbytes_per_s: float | None = None
+        self,
+        to_host_nbytes_per_s: float | None = None,
+        to_device_nbytes_per_s: float | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._links = {
-            Lane.TO_HOST: _SimulatedLink(to_host_nbytes_per_s),
-            Lane.TO_DEVICE: _SimulatedLink(to_device_nbytes_per_s),
+            Lane.TO_HOST: _SimulatedLink(to_host_nbytes_per_s, clock, sleep),
+            Lane.TO_DEVICE: _SimulatedLink(to_device_nbytes_per_s, clock, sleep),
         }
-        super().__init__(torch.device("cpu"))
+        super().__init__(torch.device("cpu"), clock)
 
     def release(self, tensor: torch.Tensor) -> None:
         """Overwrite the tensor's whole storage with NaN, or -1 in integers, to expose later reads."""
@@ -56,7 +63,7 @@ class SimulatedMachine(LanedMachine):
         self, lane: Lane, destination: torch.Tensor, source: torch.Tensor
     ) -> Callable[[Sequence[Job]], None]:
         """Return a function that copies with the link's bandwidth."""
-        link, given_s = self._links[lane], time.monotonic()
+        link, given_s = self._links[lane], self._clock()
 
         def move(jobs: Sequence[Job]) -> None:
             link.move(destination, source, ready_s=max([given_s, *(job.ended_s for job in jobs)]))
@@ -74,10 +81,12 @@ class SimulatedMachine(LanedMachine):
 class _SimulatedLink:
     """One direction of copies; only the thread of its lane uses it."""
 
-    def __init__(self, nbytes_per_s: float | None) -> None:
+    def __init__(
+        self, nbytes_per_s: float | None, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
         if nbytes_per_s is not None and not nbytes_per_s > 0:
             raise MachineMisuse(problem=f"a link has {nbytes_per_s} bytes/s; it must be positive, or None")
-        self._nbytes_per_s = nbytes_per_s
+        self._nbytes_per_s, self._clock, self._sleep = nbytes_per_s, clock, sleep
         self._free_s = 0.0  # when the copies so far end
 
     def move(self, destination: torch.Tensor, source: torch.Tensor, ready_s: float) -> None:
@@ -91,7 +100,7 @@ class _SimulatedLink:
             due_s = max(ready_s, self._free_s)
             for to, of in zip(self._pieces(destination), self._pieces(source), strict=True):
                 due_s += of.nbytes / self._nbytes_per_s
-                time.sleep(max(0.0, due_s - time.monotonic()))
+                self._sleep(max(0.0, due_s - self._clock()))
                 to.copy_(of)
             self._free_s = due_s
 

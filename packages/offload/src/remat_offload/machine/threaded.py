@@ -97,8 +97,9 @@ class Job:
     thread: _Thread  # runs it, unless it is run at once
     _function: Callable[[Sequence["Job"]], Event | None] | None
     _after: Sequence["Job"]
+    _clock: Callable[[], float]
     event: Event | None = attrs.field(default=None, init=False)  # to wait for after its function
-    ended_s: float = attrs.field(default=0.0, init=False)  # when its function returned, by time.monotonic
+    ended_s: float = attrs.field(default=0.0, init=False)  # when its function returned, by the clock
     _failure: _Failure | None = attrs.field(default=None, init=False)
     _ended: threading.Event = attrs.field(factory=threading.Event, init=False)
 
@@ -136,7 +137,7 @@ class Job:
             self._failure = _Failure(self.lane, self.name, error)
             failures.append(self._failure)
         del function, after
-        self.ended_s = time.monotonic()
+        self.ended_s = self._clock()
         self._ended.set()
 
     def has_run(self) -> bool:
@@ -177,8 +178,8 @@ class LanedMachine(ABC):
 
     copies_at_once: ClassVar[bool] = False
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
+        self.device, self._clock = device, clock
         self._process = os.getpid()
         self._lock = threading.RLock()  # a finalizer may close the machine at any time
         self._closed = False
@@ -285,7 +286,7 @@ class LanedMachine(ABC):
         if not self.is_here:
             raise MachineMisuse(problem=f"{name!r} was given to it: {_ELSEWHERE}")
         jobs = tuple(map(own, after))
-        job = Job(lane, name, self._threads[lane], function, jobs)
+        job = Job(lane, name, self._threads[lane], function, jobs, self._clock)
         with self._lock:
             if self._closed:
                 raise MachineMisuse(problem=f"{name!r} was given after {_CLOSED}")

@@ -1,0 +1,67 @@
+"""The tests of each package run from its own sdist: nothing of them is left behind in the repository."""
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("graph", "solvers", "executor", "offload", "facade")
+QUICK = {  # what is run here; all are collected, and all run in the test marked `full`
+    "graph": ["test_corpus_files.py", "test_units.py"],
+    "solvers": ["test_registry.py"],
+    "executor": ["test_rank_errors.py", "test_eager_runtime.py"],
+    "offload": ["test_flat.py"],
+    "facade": ["test_report.py", "test_cli_commands.py"],
+}
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder for each package with what its sdist holds."""
+    built, folders = tmp_path_factory.mktemp("sdists"), {}
+    for name in PACKAGES:
+        words = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(built / name)]
+        done = subprocess.run(words, cwd=ROOT / "packages" / name, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        (sdist,) = (built / name).glob("*.tar.gz")
+        with tarfile.open(sdist) as archive:
+            archive.extractall(built, filter="data")
+        folders[name] = built / sdist.name.removesuffix(".tar.gz")
+    return folders
+
+
+def run(folders: dict[str, Path], name: str, *words: str) -> str:
+    """Run Python in an unpacked sdist, with its sources and those of the other sdists alone."""
+    sources = [folders[name], *(folders[other] for other in PACKAGES if other != name)]
+    path = os.pathsep.join(str(folder / "src") for folder in sources)
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folders[name],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_tests_are_collected_and_some_run(name: str, unpacked: dict[str, Path]) -> None:
+    """As many as the repository has, of the sdist's own sources."""
+    where = run(unpacked, name, "-c", f"import remat_{name}; print(remat_{name}.__file__)")
+    assert where.startswith(str(unpacked[name]))
+    files = {path.name for path in (ROOT / "packages" / name / "tests").glob("test_*.py")}
+    found = run(unpacked, name, "-m", "pytest", "--collect-only", "-q", "-m", "", "tests")
+    assert files == {Path(line.split("::")[0]).name for line in found.splitlines() if "::" in line}
+    run(unpacked, name, "-m", "pytest", "-q", *(f"tests/{file}" for file in QUICK[name]))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PACKAGES)
+def test_all_tests_run(name: str, unpacked: dict[str, Path]) -> None:
+    """All of the CI cut."""
+    run(unpacked, name, "-m", "pytest", "-q")
