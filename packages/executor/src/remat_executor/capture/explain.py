@@ -35,7 +35,7 @@ def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureErro
             advice="wrap the submodules on either side of it instead of the whole model",
         )
     first_line = (text_of(error).splitlines() or [""])[0][:300]
-    if "_WatchedGenerator" in first_line or "torch._C.Generator" in first_line:
+    if "_GuardedGenerator" in first_line or "torch._C.Generator" in first_line:
         return foreign_generator(place)
     if "Unexpected fake buffer" in first_line:
         return CaptureError(

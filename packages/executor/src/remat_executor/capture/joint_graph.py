@@ -14,9 +14,9 @@ from torch import nn
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.explain import explained, where
 from remat_executor.capture.read_joint import read_joint
-from remat_executor.capture.side_effects import no_other_randomness
+from remat_executor.capture.side_effects import only_torch_randomness
 from remat_executor.capture.traced_step import TracedStep
-from remat_executor.capture.user_errors import ask
+from remat_executor.capture.user_errors import run_original
 from remat_executor.errors import CaptureError, add_note, warn
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.capture import export_joint
@@ -50,7 +50,7 @@ def capture(
     inputs = tuple(t if t.is_leaf else t.detach().requires_grad_(t.requires_grad) for t in tensors.inputs)
     stopped: Exception | None = None
     try:
-        with no_other_randomness(tensors):
+        with only_torch_randomness(tensors):
             joint = export_joint(step, inputs)
     except CaptureError as refused:
         place = where(refused, module)
@@ -99,15 +99,15 @@ def raise_as_original(module: nn.Module, tensors: Tensors, call: Callable[..., A
     def forward(copies: Tensors) -> object:
         return TracedStep(module, copies, None, call, None).train(module.training)(*copies.inputs)
 
-    answer = ask(forward, tensors)
-    if answer.error is None:
-        return answer.runs
+    outcome = run_original(forward, tensors)
+    if outcome.error is None:
+        return outcome.runs
     add_note(
-        answer.error,
-        f"raised{where(answer.error, module)} while this call was planned; the original raises the same when "
+        outcome.error,
+        f"raised{where(outcome.error, module)} while this call was planned; the original raises the same when "
         "it is called alone: give inputs that it takes",
     )
     try:
-        raise answer.error
+        raise outcome.error
     finally:
-        del answer  # or its traceback would lead to itself, and hold the user's tensors
+        del outcome  # or its traceback would lead to itself, and hold the user's tensors

@@ -19,23 +19,23 @@ from remat_executor.errors import CaptureError
 from remat_executor.inspection.attribute_changes import Changes, kept_attributes
 from remat_executor.inspection.tensors import Slot, Tensors
 from remat_executor.rng import preserved_generators
-from remat_executor.torch_private.generators import watched_generators
+from remat_executor.torch_private.generators import guarded_generators
 from remat_graph import RematError
 from remat_graph.contexts import context
 
 
-class Watched(nn.Module):
+class SideEffectGuard(nn.Module):
     """Calls the original, with other tensors in the place of its own, and refuses what a graph cannot do.
 
     Attributes:
         replaced: indices into `Tensors.flat` of plainly held tensors that the forward replaced.
         changes: what it set on its modules, put back by now.
-        raised: what it raised, until it is `taken`.
+        raised: what it raised, until `take_error`.
     """
 
     original: nn.Module
-    swapped: Mapping[str, Tensor]
-    held: list[Tensor]
+    substitutes: Mapping[str, Tensor]
+    in_slots: list[Tensor]
     call: Callable[..., Any]
     replaced: set[int]
     changes: Changes
@@ -44,21 +44,23 @@ class Watched(nn.Module):
     def __init__(
         self,
         original: nn.Module,
-        swapped: Mapping[str, Tensor],
-        held: list[Tensor],
+        substitutes: Mapping[str, Tensor],
+        in_slots: list[Tensor],
         call: Callable[..., Any],
     ) -> None:
         """Watch a forward.
 
         Args:
             original: the user's module.
-            swapped: by name what stands for parameters and buffers; the caller puts it there.
-            held: what stands for each of `Tensors.slots`.
+            substitutes: by name what stands for parameters and buffers; the caller puts it there.
+            in_slots: what stands for each of `Tensors.slots`.
             call: its forward, or what is planned in its place.
         """
         super().__init__()
         self.original = original
-        self.__dict__.update(swapped=swapped, held=held, call=call, replaced=set(), changes=Changes())
+        self.__dict__.update(
+            substitutes=substitutes, in_slots=in_slots, call=call, replaced=set(), changes=Changes()
+        )
         self.__dict__["raised"] = None
 
     def forward(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
@@ -69,19 +71,22 @@ class Watched(nn.Module):
                 to other ranks.
         """
         # Torch runs the forward twice to trace it: each time finds its module as the first did.
-        with kept_attributes(self.original) as self.__dict__["changes"], self.swapped_slots(tensors.slots):
+        with (
+            kept_attributes(self.original) as self.__dict__["changes"],
+            self.substituted_slots(tensors.slots),
+        ):
             with (
-                watched_generators(_refuse_seeding),
+                guarded_generators(_refuse_seeding),
                 _NoDataAssignment(),
                 no_collectives(),
-                straight_checkpoints(),
+                direct_checkpoints(),
             ):
                 try:
                     output = self.call(*args, **kwargs)
                 except Exception as error:
                     self.__dict__["raised"] = error
                     raise
-            for name, tensor in self.swapped.items():
+            for name, tensor in self.substitutes.items():
                 path, _, attribute = name.rpartition(".")
                 if getattr(self.original.get_submodule(path), attribute) is not tensor:
                     raise CaptureError(
@@ -90,14 +95,14 @@ class Watched(nn.Module):
                     )
         return output
 
-    def is_behind(self, error: Exception) -> bool:
+    def caused(self, error: Exception) -> bool:
         """Whether torch met this while the user's error passed, on which it wrote: a frozen class refuses."""
         if self.raised is None or self.raised is error or isinstance(error, RematError):
             self.__dict__["raised"] = None
             return False
         return True
 
-    def taken(self) -> Exception:
+    def take_error(self) -> Exception:
         """The user's error, which is not held here any more."""
         error = self.raised
         self.__dict__["raised"] = None
@@ -105,25 +110,26 @@ class Watched(nn.Module):
         return error
 
     @context
-    def swapped_slots(self, slots: Iterable[Slot]) -> Generator[None, None, None]:
+    def substituted_slots(self, slots: Iterable[Slot]) -> Generator[None, None, None]:
         """Put the stand-ins where the module plainly holds tensors; note which it replaces meanwhile."""
         swaps = [
-            (slot, slot.holder[slot.key], stand_in) for slot, stand_in in zip(slots, self.held, strict=True)
+            (slot, slot.holder[slot.key], substitute)
+            for slot, substitute in zip(slots, self.in_slots, strict=True)
         ]
-        for slot, _, stand_in in swaps:
-            slot.holder[slot.key] = stand_in
+        for slot, _, substitute in swaps:
+            slot.holder[slot.key] = substitute
         try:
             yield
         finally:
-            for slot, tensor, stand_in in swaps:
-                if _holds(slot.holder, slot.key, stand_in):
+            for slot, tensor, substitute in swaps:
+                if _holds(slot.holder, slot.key, substitute):
                     slot.holder[slot.key] = tensor
                 else:
                     self.replaced.add(slot.place)
 
 
 @context
-def straight_checkpoints() -> Generator[None, None, None]:
+def direct_checkpoints() -> Generator[None, None, None]:
     """Let reentrant checkpoints run what they wrap: their backward cannot be traced, and a plan has its own.
 
     As they do, gradients reach only what depends on a tensor that is passed to them.
@@ -169,7 +175,7 @@ def _refuse_seeding(what: str) -> None:
 
 
 @context
-def no_other_randomness(tensors: Tensors) -> Generator[None, None, None]:
+def only_torch_randomness(tensors: Tensors) -> Generator[None, None, None]:
     """Put generators back, and refuse a forward that draws from one that no graph repeats."""
     before = (random.getstate(), np.random.get_state())
     try:

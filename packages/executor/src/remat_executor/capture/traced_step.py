@@ -8,7 +8,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor.capture.side_effects import Watched
+from remat_executor.capture.side_effects import SideEffectGuard
 from remat_executor.errors import CaptureError, NothingToDifferentiate, UnplannedUse
 from remat_executor.inspection.attribute_changes import Changes
 from remat_executor.inspection.tensors import Tensors
@@ -77,24 +77,24 @@ class TracedStep(nn.Module):
             *inputs,
         )
         owned = [names for names, _ in (*tensors.parameters, *tensors.buffers)]
-        swapped = {name: tensor for names, tensor in zip(owned, flat, strict=False) for name in names}
+        substitutes = {name: tensor for names, tensor in zip(owned, flat, strict=False) for name in names}
         leaves = [
             constant if place is None else inputs[place]
             for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
         ]
         args, kwargs = unflatten(leaves, tensors.spec)
-        held = [flat[slot.place] for slot in tensors.slots]
-        watched = Watched(self.__dict__["_original"], swapped, held, self.__dict__["_call"])
-        named = {f"original.{name}": tensor for name, tensor in swapped.items()}
-        behind = False
+        in_slots = [flat[slot.place] for slot in tensors.slots]
+        guard = SideEffectGuard(self.__dict__["_original"], substitutes, in_slots, self.__dict__["_call"])
+        named = {f"original.{name}": tensor for name, tensor in substitutes.items()}
+        user_error = False
         try:
-            output = torch.func.functional_call(watched, named, (tensors, *args), kwargs, tie_weights=False)
+            output = torch.func.functional_call(guard, named, (tensors, *args), kwargs, tie_weights=False)
         except Exception as error:
-            behind = watched.is_behind(error)
-            if not behind:
+            user_error = guard.caused(error)
+            if not user_error:
                 raise
-        if behind:
-            raise watched.taken()  # not where the other one is handled: that is no context of it
+        if user_error:
+            raise guard.take_error()  # not where the other one is handled: that is no context of it
         leaves, spec = flatten(output)
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         requires = [leaf.requires_grad for leaf in found]
@@ -108,8 +108,8 @@ class TracedStep(nn.Module):
             differentiated=frozenset(chosen),
             constants=tuple(None if isinstance(leaf, Tensor) else _remade(leaf) for leaf in leaves),
             is_tensor=tuple(isinstance(leaf, Tensor) for leaf in leaves),
-            replaced=frozenset(watched.replaced),
-            changes=watched.changes,
+            replaced=frozenset(guard.replaced),
+            changes=guard.changes,
         )
         return [
             leaf.detach() if needs and i not in chosen else leaf

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor.capture.side_effects import no_other_randomness
+from remat_executor.capture.side_effects import only_torch_randomness
 from remat_executor.errors import CaptureError
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.fake_tensors import has_no_values
@@ -32,7 +32,7 @@ from remat_graph.errors import text_of
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Answer:
+class OriginalOutcome:
     """How a call of the original ends.
 
     Attributes:
@@ -44,7 +44,7 @@ class Answer:
     runs: bool = False
 
 
-def ask(forward: Callable[[Tensors], object], tensors: Tensors) -> Answer:
+def run_original(forward: Callable[[Tensors], object], tensors: Tensors) -> OriginalOutcome:
     """Run a forward that writes into nothing of the user's.
 
     Args:
@@ -52,26 +52,26 @@ def ask(forward: Callable[[Tensors], object], tensors: Tensors) -> Answer:
         tensors: the module's and the call's.
     """
     if any(map(has_no_values, tensors.flat)):
-        return Answer()
+        return OriginalOutcome()
     if len({t.device for t in tensors.flat if t.ndim}) > 1:  # some are at home elsewhere
-        return Answer()
+        return OriginalOutcome()
     parameters = [parameter for _, parameter in tensors.parameters]
     dropped = torch.autograd.graph.saved_tensors_hooks(lambda _: None, _no_backward)
     try:
         with (
             warnings.catch_warnings(action="ignore"),
-            no_other_randomness(tensors),
+            only_torch_randomness(tensors),
             dropped,
             _NoWrites(parameters),
         ):
             forward(_with_copies(tensors))
     except CaptureError:
-        return Answer()
+        return OriginalOutcome()
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the answer
         # Transforms of torch.func do not take the hooks that drop what is saved.
         ours = is_out_of_memory(error) or "saved tensor" in text_of(error)
-        return Answer() if ours else Answer(error=error)
-    return Answer(runs=True)
+        return OriginalOutcome() if ours else OriginalOutcome(error=error)
+    return OriginalOutcome(runs=True)
 
 
 def _no_backward(_: object) -> NoReturn:

@@ -10,17 +10,17 @@ import torch
 from remat_graph.contexts import context
 
 
-class _WatchedGenerator:
+class _GuardedGenerator:
     """Stands for a generator where torch's functions look it up; tells before it is set."""
 
-    def __init__(self, generator: torch.Generator, tell: Callable[[str], None]) -> None:
-        self._generator, self._tell, self._thread = generator, tell, threading.get_ident()
+    def __init__(self, generator: torch.Generator, on_set: Callable[[str], None]) -> None:
+        self._generator, self._on_set, self._thread = generator, on_set, threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
         sets = ("manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state")
-        watched = name in sets and threading.get_ident() == self._thread  # others may do as they like
-        if watched and not _caller().startswith(("torch._dynamo", "torch._functorch", "torch._inductor")):
-            self._tell(name)
+        guarded = name in sets and threading.get_ident() == self._thread  # others may do as they like
+        if guarded and not _caller().startswith(("torch._dynamo", "torch._functorch", "torch._inductor")):
+            self._on_set(name)
         return getattr(self._generator, name)
 
 
@@ -40,18 +40,18 @@ def _caller() -> str:
 
 
 @context
-def watched_generators(tell: Callable[[str], None]) -> Generator[None, None, None]:
+def guarded_generators(on_set: Callable[[str], None]) -> Generator[None, None, None]:
     """Tell when a function of torch's is about to seed a default generator or to set its state."""
     device = torch.accelerator.current_accelerator()
     owners: list[Any] = [torch, torch.random]
     before: dict[Any, Any] = {owner: owner.default_generator for owner in owners}
-    watched: Any = _WatchedGenerator(torch.default_generator, tell)
+    guarded: Any = _GuardedGenerator(torch.default_generator, on_set)
     of_device: Any = torch.get_device_module(device) if device is not None else None
     several = getattr(of_device, "default_generators", ())
     for owner in owners:
-        owner.default_generator = watched
+        owner.default_generator = guarded
     if several:
-        of_device.default_generators = tuple(_WatchedGenerator(g, tell) for g in several)
+        of_device.default_generators = tuple(_GuardedGenerator(g, on_set) for g in several)
     try:
         yield
     finally:
