@@ -173,7 +173,7 @@ def test_a_config_in_the_place_of_an_equal_one_is_watched() -> None:
     first = Snapshot.take(model)
     replaced_config(model)
     second = Snapshot.take(model)
-    assert first.own.settings == second.own.settings
+    assert first.own.attributes == second.own.attributes
     model.config.width = 5
     assert not second.holds()
-    assert Snapshot.take(model).own.settings != second.own.settings
+    assert Snapshot.take(model).own.attributes != second.own.attributes

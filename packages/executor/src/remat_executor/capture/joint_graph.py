@@ -104,8 +104,8 @@ def raise_as_original(module: nn.Module, tensors: Tensors, call: Callable[..., A
         return outcome.runs
     add_note(
         outcome.error,
-        f"raised{where(outcome.error, module)} while this call was planned; the original raises the same when "
-        "it is called alone: give inputs that it takes",
+        f"raised{where(outcome.error, module)} while this call was planned; the original raises the same "
+        "when it is called alone: give inputs that it accepts",
     )
     try:
         raise outcome.error

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from remat_executor.capture.collectives import no_collectives
 from remat_executor.errors import CaptureError
-from remat_executor.inspection.attribute_changes import Changes, kept_attributes
+from remat_executor.inspection.attribute_changes import Changes, restored_attributes
 from remat_executor.inspection.tensors import Slot, Tensors
 from remat_executor.rng import preserved_generators
 from remat_executor.torch_private.generators import guarded_generators
@@ -72,7 +72,7 @@ class SideEffectGuard(nn.Module):
         """
         # Torch runs the forward twice to trace it: each time finds its module as the first did.
         with (
-            kept_attributes(self.original) as self.__dict__["changes"],
+            restored_attributes(self.original) as self.__dict__["changes"],
             self.substituted_slots(tensors.slots),
         ):
             with (

@@ -26,7 +26,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from remat_executor.inspection.attribute_keys import key_of
-from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Itself, Room
+from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Identity, TraversalLimit
 from remat_executor.inspection.tensors import REGISTRIES
 
 MOST = 500
@@ -46,28 +46,28 @@ _NONE: frozenset[str] = frozenset()
 Holder = Mapping[str, Any] | CellType
 
 
-def thing_key(value: Any, room: Room | None = None, levels: int = DEEPEST) -> Any:
+def state_key(value: Any, limit: TraversalLimit | None = None, levels: int = DEEPEST) -> Any:
     """A hashable key of something that is read.
 
     Numbers and containers count by value. Functions share a key while they are of one code and hold the same
     things, since a program may make one anew at each step. Everything else counts by identity.
     """
     if isinstance(value, _BY_VALUE):
-        return key_of(value, room)
+        return key_of(value, limit)
     if levels and isinstance(value, MethodType):
-        return (Itself(value.__self__), thing_key(value.__func__, room, levels))
+        return (Identity(value.__self__), state_key(value.__func__, limit, levels))
     if levels and isinstance(value, functools.partial):
         held = (value.func, *value.args, *value.keywords.values())
-        return (tuple(value.keywords), *(thing_key(each, room, levels - 1) for each in held))
+        return (tuple(value.keywords), *(state_key(each, limit, levels - 1) for each in held))
     if levels and isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         held = (value.__defaults__, *(value.__kwdefaults__ or {}).values(), *cells)
-        return (value.__code__, *(thing_key(each, room, levels - 1) for each in held))
-    return Itself(value)
+        return (value.__code__, *(state_key(each, limit, levels - 1) for each in held))
+    return Identity(value)
 
 
 @attrs.frozen(eq=False)
-class Place:
+class StateLocation:
     """Where a forward can read something.
 
     Attributes:
@@ -80,15 +80,15 @@ class Place:
     holder: Holder
     name: str
 
-    def key(self, room: Room) -> Any:
+    def key(self, limit: TraversalLimit) -> Any:
         """What tells when it changes; hashable."""
         if isinstance(self.holder, CellType):
-            return thing_key(self.holder.cell_contents if self.holder != CellType() else None, room)
-        return thing_key(self.holder.get(self.name), room)
+            return state_key(self.holder.cell_contents if self.holder != CellType() else None, limit)
+        return state_key(self.holder.get(self.name), limit)
 
 
 @attrs.frozen(eq=False)
-class Surroundings:
+class ExternalState:
     """What the forwards of a module can read.
 
     Attributes:
@@ -96,11 +96,11 @@ class Surroundings:
         clocks: names of the clocks that are read.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[StateLocation, ...]
     clocks: tuple[str, ...]
 
     @classmethod
-    def of(cls, modules: Iterable[nn.Module], *functions: Any) -> "Surroundings":
+    def of(cls, modules: Iterable[nn.Module], *functions: Any) -> "ExternalState":
         """Read the code of the forwards of these modules, and of functions beside them."""
         reader = _Reader()
         for function in functions:
@@ -110,20 +110,20 @@ class Surroundings:
             reader.meet(thing, frozenset(reader.names))
         return cls(tuple(reader.places.values()), tuple(sorted(reader.clocks)))
 
-    def keys(self, room: Room) -> tuple[tuple[str, Any], ...]:
+    def keys(self, limit: TraversalLimit) -> tuple[tuple[str, Any], ...]:
         """(label, key) of each value now; hashable.
 
         Args:
-            room: limits what is looked into, and notes it.
+            limit: limits what is looked into, and notes it.
         """
-        return tuple((place.label, place.key(room)) for place in self.places)
+        return tuple((place.label, place.key(limit)) for place in self.places)
 
 
 class _Reader:
     """Reads functions, and goes on to what they name."""
 
     def __init__(self) -> None:
-        self.places: dict[tuple[int, str], Place] = {}
+        self.places: dict[tuple[int, str], StateLocation] = {}
         self.clocks: set[str] = set()
         self.names: dict[str, None] = dict.fromkeys(("forward", *_ALWAYS))  # of all functions, in order
         self._kinds: dict[type, None] = {}  # of the submodules
@@ -173,7 +173,7 @@ class _Reader:
         """
         value = holder.cell_contents if isinstance(holder, CellType) else holder[name]
         if not name.startswith("__") and not isinstance(value, ModuleType):
-            self.places.setdefault((id(holder), name), Place(label, holder, name))
+            self.places.setdefault((id(holder), name), StateLocation(label, holder, name))
         self.meet(value, names, label, levels)
 
     def meet(self, value: Any, names: frozenset[str] = _NONE, label: str = "", levels: int = DEEPEST) -> None:
@@ -240,7 +240,7 @@ class _Reader:
                     found = found.__func__
                 if name not in _ALWAYS or isinstance(found, FunctionType):
                     holder = self._members.setdefault(base, vars(base))  # another object each time
-                    place = Place(f"{base.__name__}.{name}", holder, name)
+                    place = StateLocation(f"{base.__name__}.{name}", holder, name)
                     self.places.setdefault((id(holder), name), place)
                 self.meet(found, names, f"{base.__name__}.{name}")
 

@@ -8,10 +8,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor.guards.external_state import Surroundings
+from remat_executor.guards.external_state import ExternalState
 from remat_executor.guards.global_flags import unusual_flags
-from remat_executor.inspection.attribute_keys import exactly, settings
-from remat_executor.inspection.object_contents import PLAIN, Room
+from remat_executor.inspection.attribute_keys import attribute_keys, exact_key
+from remat_executor.inspection.object_contents import PLAIN, TraversalLimit
 from remat_executor.inspection.tensors import Owned, Tensors
 from remat_executor.torch_private.autograd import active_transform
 from remat_executor.torch_private.module_hooks import global_module_hooks, hook_registries
@@ -27,16 +27,16 @@ class OwnSignature:
 
     Attributes:
         modules: of every submodule its name, its class, whether it trains, and which ones it holds where.
-        settings: plain attributes of every submodule.
-        surroundings: what else its forwards can read: globals, attributes of classes, closures.
+        attributes: plain attributes of every submodule.
+        external_state: what else its forwards can read: globals, attributes of classes, closures.
         sharing: for each tensor the first one that shares its storage.
         parameters: layout and requires_grad of each parameter, and which names share one.
         buffers: the same of each buffer.
     """
 
     modules: tuple[tuple[str, type, bool, tuple[Any, ...]], ...]
-    settings: tuple[Any, ...]
-    surroundings: tuple[Any, ...]
+    attributes: tuple[Any, ...]
+    external_state: tuple[Any, ...]
     sharing: tuple[int, ...]
     parameters: tuple[Any, ...]
     buffers: tuple[Any, ...]
@@ -71,12 +71,12 @@ class Signature:
         for mine, theirs in ((self.own, other.own), (self, other)):
             names = [field.name for field in attrs.fields(type(mine)) if field.name != "own"]
             changed |= {name: name for name in names if getattr(mine, name) != getattr(theirs, name)}
-        for name in ("settings", "surroundings"):
+        for name in ("attributes", "external_state"):
             if name in changed:
                 entries = {*getattr(self.own, name)} ^ {*getattr(other.own, name)}
                 differing = ", ".join(sorted({entry[0] for entry in entries}))
                 changed[name] = f"{name} ({differing})" if differing else name
-        return ", ".join(changed.values())
+        return ", ".join(changed.values()).replace("external_state", "external state")
 
     def conditions(self) -> tuple[tuple[str, str], ...]:
         """What of it a plan's fingerprint covers beside the ops."""
@@ -88,20 +88,20 @@ class Signature:
 
 
 def own_signature(
-    owned: Owned, first: Mapping[int, int], room: Room, surroundings: Surroundings
+    owned: Owned, first: Mapping[int, int], limit: TraversalLimit, external_state: ExternalState
 ) -> OwnSignature:
     """Read the module's share of a signature.
 
     Args:
         owned: its tensors.
         first: what `storages` says of them.
-        room: notes what was looked into.
-        surroundings: what its forwards can read beside it.
+        limit: notes what was looked into.
+        external_state: what its forwards can read beside it.
     """
     return OwnSignature(
         modules=_structure(owned.modules),
-        settings=settings((m for _, m in owned.modules), room),
-        surroundings=surroundings.keys(room),
+        attributes=attribute_keys((m for _, m in owned.modules), limit),
+        external_state=external_state.keys(limit),
         sharing=tuple(first[storage_id(t)] for t in owned.tensors),
         parameters=tuple((names, _layout(p), p.requires_grad) for names, p in owned.parameters),
         buffers=tuple((names, _layout(b), b.requires_grad) for names, b in owned.buffers),
@@ -140,7 +140,7 @@ def signature(
             tuple((slot.name, slot.place) for slot in tensors.slots),
             *((_layout(t), t.requires_grad) for t in inputs),
         ),
-        constants=tuple(exactly(c) for c in tensors.constants),
+        constants=tuple(exact_key(c) for c in tensors.constants),
         spec=str(tensors.spec),
         flags=global_flags(device.type),
     )

@@ -16,7 +16,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor.guards.external_state import Surroundings
+from remat_executor.guards.external_state import ExternalState
 from remat_executor.guards.signature import (
     OwnSignature,
     Signature,
@@ -25,7 +25,7 @@ from remat_executor.guards.signature import (
     signature,
     storages,
 )
-from remat_executor.inspection.object_contents import Contents, Room, contents
+from remat_executor.inspection.object_contents import Contents, TraversalLimit, contents_of
 from remat_executor.inspection.tensors import REGISTRIES, Owned, Tensors, owned_by
 from remat_executor.torch_private.module_hooks import READ_REGISTRIES, hook_registries
 from remat_executor.torch_private.tensors import layout_guard
@@ -64,20 +64,20 @@ class Snapshot:
             module: the module.
             called: what runs in the place of its forward.
         """
-        owned, room = owned_by(module), Room()
+        owned, limit = owned_by(module), TraversalLimit()
         first = storages(owned)
         # A scripted module keeps what others have in their dict elsewhere: it is read anew each time.
         readable = all(m.__dict__.keys() >= _NEEDED for _, m in owned.modules)
-        around = Surroundings.of((m for _, m in owned.modules), module.forward, called)
-        own = own_signature(owned, first, room, around)  # notes in `room` what it looked into
+        external = ExternalState.of((m for _, m in owned.modules), module.forward, called)
+        own = own_signature(owned, first, limit, external)  # notes in `limit` what it looked into
         return cls(
             called=called,
             owned=owned,
             own=own,
             storages=first,
             objection=objection(owned),
-            clocks=around.clocks,
-            holds=_Unchanged(owned, room, around).look if readable else bool,
+            clocks=external.clocks,
+            holds=_Unchanged(owned, limit, external).look if readable else bool,
         )
 
     def signature(self, tensors: Tensors, device: torch.device | None = None) -> Signature:
@@ -88,17 +88,17 @@ class Snapshot:
 class _Unchanged:
     """Everything that was looked at, flat, so that looking again is a few loops in C."""
 
-    def __init__(self, owned: Owned, room: Room, around: Surroundings) -> None:
-        self.cells = [place.holder for place in around.places if isinstance(place.holder, CellType)]
+    def __init__(self, owned: Owned, limit: TraversalLimit, external: ExternalState) -> None:
+        self.cells = [place.holder for place in external.places if isinstance(place.holder, CellType)]
         self.enclosed = [cell.cell_contents for cell in self.cells]
         named: dict[int, tuple[Any, list[str]]] = {}
-        for place in around.places:
+        for place in external.places:
             if not isinstance(place.holder, CellType):
                 named.setdefault(id(place.holder), (place.holder, []))[1].append(place.name)
         self.holders = [holder for holder, _ in named.values()]
         # With two names or more it gives a tuple.
         self.takers = [itemgetter(*names, names[0]) for _, names in named.values()]
-        self.around = list(chain.from_iterable(map(call, self.takers, self.holders)))
+        self.external = list(chain.from_iterable(map(call, self.takers, self.holders)))
         modules = [module for _, module in owned.modules]
         self.attributes = [module.__dict__ for module in modules]
         self.counts = list(map(len, self.attributes))
@@ -110,15 +110,15 @@ class _Unchanged:
         self.dicts: list[dict[Any, Any]] = [registry for registry in registries if registry]
         self.lists: list[list[Any]] = []
         self.others: list[tuple[Any, Contents]] = []
-        self.counted = [(thing, len(thing)) for thing in room.counted]
-        for thing, found in room.found:
+        self.counted = [(thing, len(thing)) for thing in limit.counted]
+        for thing, found in limit.found:
             self.add(thing, found)
         for _, holder, _, _ in owned.plain:
             if isinstance(holder, list):
                 self.lists.append(holder)
             elif not any(holder is known for known in self.attributes):
                 self.dicts.append(holder)
-        self.typed: list[Any] = [*modules, *(thing for thing, _ in room.found)]
+        self.typed: list[Any] = [*modules, *(thing for thing, _ in limit.found)]
         self.types = list(map(type, self.typed))
         self.keys = list(chain.from_iterable(self.dicts))
         self.values = list(chain.from_iterable(map(dict.values, self.dicts)))
@@ -156,7 +156,7 @@ class _Unchanged:
                 and list(map(len, self.lists)) == self.lengths
                 and _same(chain.from_iterable(self.lists), self.items)
                 and _same(map(type, self.typed), self.types)
-                and _same(chain.from_iterable(map(call, self.takers, self.holders)), self.around)
+                and _same(chain.from_iterable(map(call, self.takers, self.holders)), self.external)
                 and _same(map(_ENCLOSED, self.cells), self.enclosed)
                 and not any(self.empty)
                 and self.laid_out()
@@ -189,7 +189,7 @@ def _only_fields(thing: Any, found: Contents) -> bool:
 
 
 def _unchanged(thing: Any, before: Contents) -> bool:
-    now = contents(thing, Room())
+    now = contents_of(thing, TraversalLimit())
     if now is None or len(now.parts) != len(before.parts):
         return False
     if before.kind == "numbers":

@@ -11,8 +11,8 @@ from typing import Any
 import attrs
 from torch import Tensor, nn
 
-from remat_executor.inspection.attribute_keys import exactly
-from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Contents, Room, contents
+from remat_executor.inspection.attribute_keys import exact_key
+from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Contents, TraversalLimit, contents_of
 from remat_executor.inspection.tensors import REGISTRIES
 from remat_graph.contexts import context
 
@@ -34,20 +34,20 @@ class Changes:
 
 
 @context
-def kept_attributes(module: nn.Module) -> Generator[Changes, None, None]:
+def restored_attributes(module: nn.Module) -> Generator[Changes, None, None]:
     """Put back what a forward sets on its submodules and in what they hold; say at the end what it was."""
     changes = Changes()
-    places = list(_places(module))
+    containers = list(_containers(module))
     try:
         yield changes
     finally:
-        for place in places:
-            place.compare(changes)
-            place.before.restore()
+        for container in containers:
+            container.compare(changes)
+            container.before.restore()
 
 
 @attrs.frozen(eq=False)
-class _Place:
+class _Container:
     """Something that a forward can change, and what was in it.
 
     Attributes:
@@ -64,11 +64,11 @@ class _Place:
 
     def compare(self, changes: Changes) -> None:
         """Note what is different now."""
-        now = contents(self.thing, Room())
+        now = contents_of(self.thing, TraversalLimit())
         before, after = dict(self.before.parts), dict(now.parts if now is not None else self.before.parts)
         for key in [*before, *(key for key in after if key not in before)]:
             old, new = before.get(key, _MISSING), after.get(key, _MISSING)
-            if old is new or (isinstance(old, PLAIN) and exactly(old) == exactly(new)):
+            if old is new or (isinstance(old, PLAIN) and exact_key(old) == exact_key(new)):
                 continue
             if self.kind == "numbers" and old == new:
                 continue
@@ -94,35 +94,35 @@ def _has_tensor(*values: Any) -> bool:
     return any(isinstance(value, Tensor) for value in values)
 
 
-def _places(module: nn.Module) -> Iterator[_Place]:
-    room = Room()
+def _containers(module: nn.Module) -> Iterator[_Container]:
+    limit = TraversalLimit()
     for prefix, submodule in module.named_modules():
         attributes = submodule.__dict__
-        yield from _place(prefix, attributes, "attributes")
+        yield from _container(prefix, attributes, "attributes")
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            yield from _place(prefix, attributes[registry], "registry")
+            yield from _container(prefix, attributes[registry], "registry")
         for registry in REGISTRIES:
             if registry.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
                 # Put back and not spoken of: transformers installs its own at the first call.
-                yield from _place("_", attributes[registry], "fields")
+                yield from _container("_", attributes[registry], "fields")
         own = [(f"{prefix}.{k}".lstrip("."), v) for k, v in attributes.items() if k not in REGISTRIES]
-        yield from _inside(own, DEEPEST, room)
+        yield from _nested(own, DEEPEST, limit)
 
 
-def _place(name: str, thing: Any, kind: str) -> Iterator[_Place]:
-    before = contents(thing, Room())  # a scripted module's registries cannot be looked into
+def _container(name: str, thing: Any, kind: str) -> Iterator[_Container]:
+    before = contents_of(thing, TraversalLimit())  # a scripted module's registries cannot be looked into
     if before is not None:
-        yield _Place(name, thing, kind, before)
+        yield _Container(name, thing, kind, before)
 
 
-def _inside(named: Iterable[tuple[str, Any]], levels: int, room: Room) -> Iterator[_Place]:
+def _nested(named: Iterable[tuple[str, Any]], levels: int, limit: TraversalLimit) -> Iterator[_Container]:
     """What can be looked into among these values, and in what is in them."""
     for name, value in named:
-        found = contents(value, room) if room.enter(value) else None
+        found = contents_of(value, limit) if limit.enter(value) else None
         if found is None:
             continue
-        yield _Place(name, value, found.kind, found)
+        yield _Container(name, value, found.kind, found)
         if levels > 1:
             pattern = "{}[{!r}]" if found.kind == "items" else "{}.{}"
             inner = [(pattern.format(name, key), part) for key, part in found.parts]
-            yield from _inside(inner, levels - 1, room)
+            yield from _nested(inner, levels - 1, limit)

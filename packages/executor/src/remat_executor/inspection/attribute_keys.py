@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Itself, Room, contents
+from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Identity, TraversalLimit, contents_of
 from remat_executor.inspection.tensors import REGISTRIES
 
 MARKS = frozenset(
@@ -26,25 +26,25 @@ MARK = "__composable_api_state_key"
 _SIMPLE = frozenset((type(None), bool, int, str))  # those of PLAIN that `==` tells apart within one type
 
 
-def exactly(value: Any) -> tuple[Any, ...]:
+def exact_key(value: Any) -> tuple[Any, ...]:
     """A key that tells apart what `==` does not: True from 1, 0.0 from -0.0; and a NaN equals itself."""
     if isinstance(value, float):
         return (type(value), value.hex())
     if isinstance(value, complex):
         return (type(value), value.real.hex(), value.imag.hex())
-    return (type(value), value if isinstance(value, PLAIN) else Itself(value))
+    return (type(value), value if isinstance(value, PLAIN) else Identity(value))
 
 
-def settings(modules: Iterable[nn.Module], room: Room | None = None) -> tuple[Any, ...]:
+def attribute_keys(modules: Iterable[nn.Module], limit: TraversalLimit | None = None) -> tuple[Any, ...]:
     """(attribute, key) of every plain attribute of these modules; hashable.
 
     Args:
         modules: of which the attributes are read.
-        room: limits what is looked into, and notes it; None for a new one.
+        limit: limits what is looked into, and notes it; None for a new one.
     """
-    room = room or Room()
+    limit = limit or TraversalLimit()
     return tuple(
-        (name, key_of(value, room))
+        (name, key_of(value, limit))
         for module in modules
         for name, value in module.__dict__.items()
         if not (name in REGISTRIES or name in MARKS or name.startswith(MARK))
@@ -52,40 +52,40 @@ def settings(modules: Iterable[nn.Module], room: Room | None = None) -> tuple[An
     )
 
 
-def key_of(value: Any, room: Room | None = None, levels: int = DEEPEST) -> Any:
+def key_of(value: Any, limit: TraversalLimit | None = None, levels: int = DEEPEST) -> Any:
     """A hashable key that changes when a reader of the value could notice.
 
     Args:
         value: anything.
-        room: limits what is looked into, and notes it; None for a new one.
+        limit: limits what is looked into, and notes it; None for a new one.
         levels: how deep.
     """
-    room = room or Room()
+    limit = limit or TraversalLimit()
     kind = type(value)
     if kind in _SIMPLE:
         return (kind, value)
     if kind is tuple and _SIMPLE.issuperset(kinds := tuple(map(type, value))):
         return (kinds, value)  # a stride, a padding: most of what modules hold
     if issubclass(kind, PLAIN):
-        return exactly(value)
+        return exact_key(value)
     if issubclass(kind, Tensor):
         return Tensor  # an input of the graph, guarded as such
     if issubclass(kind, Enum):
-        return Itself(value)
-    if not room.enter(value):
+        return Identity(value)
+    if not limit.enter(value):
         return kind  # its parts stand where it was met first
-    found = contents(value, room) if levels else None
+    found = contents_of(value, limit) if levels else None
     if found is None:
         if not issubclass(kind, dict | list | Set):
-            return Itself(value)
-        room.counted.append(value)
-        return (Itself(value), len(value))
-    mark = Itself(value) if callable(value) else kind
+            return Identity(value)
+        limit.counted.append(value)
+        return (Identity(value), len(value))
+    mark = Identity(value) if callable(value) else kind
     if found.kind == "numbers":
         return (mark, found.parts[0][1])
-    keys = ((_name(name), key_of(inner, room, levels - 1)) for name, inner in found.parts)
+    keys = ((_name(name), key_of(inner, limit, levels - 1)) for name, inner in found.parts)
     return (mark, frozenset(keys)) if issubclass(kind, Set) else (mark, *keys)
 
 
 def _name(name: Any) -> Any:
-    return name if type(name) is str else exactly(name)
+    return name if type(name) is str else exact_key(name)

@@ -30,7 +30,7 @@ MOST = 5_000
 """Entries in all; what comes after counts by identity and length."""
 
 _MOST_NBYTES = 1 << 20  # of an array or the like
-_MACHINERY = {
+_INFRASTRUCTURE = {
     *("torch.optim", "torch.utils.data", "torch.utils.tensorboard", "torch.distributed", "torch.jit"),
     *("torch.amp", "torch.library", "torch._library", "torch._ops"),
     *("logging", "threading", "_thread", "queue", "_queue", "multiprocessing", "concurrent", "asyncio"),
@@ -53,7 +53,7 @@ class Contents:
     restore: Callable[[], None]
 
 
-class Room:
+class TraversalLimit:
     """How many entries may still be looked at, and what has been.
 
     Attributes:
@@ -77,28 +77,28 @@ class Room:
         return True
 
 
-def contents(thing: Any, room: Room) -> Contents | None:
+def contents_of(thing: Any, limit: TraversalLimit) -> Contents | None:
     """Look into a thing; None if nobody should or there is no room left."""
     kind = type(thing)
-    if issubclass(kind, (Tensor, nn.Module, type, types.ModuleType, *PLAIN)) or _is_machinery(kind):
+    if issubclass(kind, (Tensor, nn.Module, type, types.ModuleType, *PLAIN)) or _is_infrastructure(kind):
         return None
     try:
-        if _length(thing) > room.left:
+        if _length(thing) > limit.left:
             return None
         found = _read(thing, kind)
     except Exception:  # noqa: BLE001 - whatever a user's class raises when it is looked at
         return None
     if found is not None:
-        room.left -= len(found.parts)
-        room.found.append((thing, found))
+        limit.left -= len(found.parts)
+        limit.found.append((thing, found))
     return found
 
 
-def _is_machinery(kind: type) -> bool:
+def _is_infrastructure(kind: type) -> bool:
     for base in kind.__mro__:
         name = base.__module__
         while name:  # asked of each attribute of each submodule: a look-up for each part of the name
-            if name in _MACHINERY:
+            if name in _INFRASTRUCTURE:
                 return True
             name = name.rpartition(".")[0]
     return False
@@ -242,7 +242,7 @@ def _set_slots(thing: Any, slots: list[str], held: list[tuple[str, Any]]) -> Non
             continue
 
 
-class Itself:
+class Identity:
     """Equal to itself alone, and to nothing once it is gone; another object may have its id by then."""
 
     __slots__ = ("_hash", "_thing")
@@ -255,7 +255,7 @@ class Itself:
             self._thing = lambda: thing
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Itself):
+        if not isinstance(other, Identity):
             return False
         mine = self._thing()
         return self is other or (mine is not None and mine is other._thing())

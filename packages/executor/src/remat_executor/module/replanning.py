@@ -15,7 +15,7 @@ from remat_executor.autograd.chain import Call
 from remat_executor.capture.captured import Captured
 from remat_executor.errors import NothingToDifferentiate, warn
 from remat_executor.fork_lock import ForkAwareLock
-from remat_executor.guards.external_state import thing_key
+from remat_executor.guards.external_state import state_key
 from remat_executor.guards.signature import Signature
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import Tensors
@@ -119,7 +119,7 @@ class Planning:
         found = snapshot.signature(tensors, None if self.handlers is None else self.stages.device)
         if called is self.original.__dict__.get("forward"):  # an attribute like others
             return found
-        return attrs.evolve(found, forward=(called is None, thing_key(called)))
+        return attrs.evolve(found, forward=(called is None, state_key(called)))
 
     def step_for(self, tensors: Tensors, seen: Signature, called: Called) -> PlannedStep | None:
         """The step for a call of this kind, or None; the first one is planned, and that is said."""
@@ -256,9 +256,8 @@ class Planning:
                 f"the forward reads the clock ({', '.join(before.clocks)}): a planned module keeps what it "
                 "read when it was planned; pass the time as an argument",
             )
-        changed = {
-            name for name, _ in {*before.own.surroundings} ^ {*self.look_at(before.called).own.surroundings}
-        }
+        now = self.look_at(before.called).own.external_state
+        changed = {label for label, _ in {*before.own.external_state} ^ {*now}}
         if changed:
             self._say_once(
                 "globals",
