@@ -27,7 +27,7 @@ from remat_executor import BadInput, CaptureError, MemoryMeter, PlannedModule, R
 from remat_executor.errors import RankFailed, RanksDiffer
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import collect
-from remat_executor.module.distributed import OnePlan
+from remat_executor.module.distributed import SharedPlan
 from remat_facade import Hiremate
 from remat_graph import BadBudget, Graph
 from remat_graph.plan import Plan
@@ -310,7 +310,7 @@ def break_down(graph: Graph) -> Plan:
 
 def _planned(planner: Callable[[Graph], Plan], cache: Path, after: Exception | None = None) -> PlannedModule:
     """Planned together; `after` goes wrong once the plan has come."""
-    with OnePlan() as together:
+    with SharedPlan() as together:
         planned = PlannedModule(build(), batch(0), {}, together.planner(planner), cache_dir=cache)
         if after is not None:
             raise after

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.module import pipeline, planned_module
-from remat_executor.module.peak_check import rehearse
+from remat_executor.module.peak_check import measure_peak
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.runtime.cudagraph import CudaGraphs, Place
 from remat_facade import Hiremate
@@ -125,7 +125,7 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
         return tapes[-1]
 
     def rehearsed(step: PlannedStep, tensors: Tensors, *_: object) -> PlannedStep:
-        rehearse(step, tensors)
+        measure_peak(step, tensors)
         return step
 
     monkeypatch.setattr(planned_module, "check_runtime", lambda name, device: None)

@@ -149,10 +149,10 @@ def test_every_change_is_noticed(change: str) -> None:
     """Each alone, wherever it is."""
     model = Model()
     snapshot = Snapshot.take(model)
-    assert snapshot.holds()
+    assert snapshot.is_current()
     CHANGES[change](model)
-    assert not snapshot.holds()
-    assert Snapshot.take(model).holds()
+    assert not snapshot.is_current()
+    assert Snapshot.take(model).is_current()
 
 
 def test_training_changes_nothing() -> None:
@@ -164,7 +164,7 @@ def test_training_changes_nothing() -> None:
         model(torch.randn(4, 3)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert snapshot.holds()
+    assert snapshot.is_current()
 
 
 def test_a_config_in_the_place_of_an_equal_one_is_watched() -> None:
@@ -175,5 +175,5 @@ def test_a_config_in_the_place_of_an_equal_one_is_watched() -> None:
     second = Snapshot.take(model)
     assert first.own.attributes == second.own.attributes
     model.config.width = 5
-    assert not second.holds()
+    assert not second.is_current()
     assert Snapshot.take(model).own.attributes != second.own.attributes

@@ -28,7 +28,7 @@ def capture(
     *,
     differentiate: Iterable[int] | None = None,
     call: Callable[..., Any] | None = None,
-    usual: Any = None,
+    reference_spec: Any = None,
 ) -> Captured:
     """Trace one training step; leaves the module, its buffers and every random generator as they were.
 
@@ -37,14 +37,14 @@ def capture(
         tensors: what `collect` found of it and the sample.
         differentiate: indices among the output tensors that get gradients; None: see `default_choice`.
         call: what to trace instead of the module's forward.
-        usual: structure of what the module's own forward returns; None: that of what is traced.
+        reference_spec: structure of what the module's own forward returns; None: that of what is traced.
 
     Raises:
         CaptureError: the step is not one graph, with the line where it stops and what to do.
         Exception: whatever the original raises when it is called in this way, with a note.
     """
     call = call or module.forward
-    step = TracedStep(module, tensors, differentiate, call, usual)
+    step = TracedStep(module, tensors, differentiate, call, reference_spec)
     step.train(module.training)
     # What another graph made is a leaf of this one; torch looks for the .grad of each.
     inputs = tuple(t if t.is_leaf else t.detach().requires_grad_(t.requires_grad) for t in tensors.inputs)

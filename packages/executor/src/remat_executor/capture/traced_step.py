@@ -47,7 +47,7 @@ class TracedStep(nn.Module):
         tensors: Tensors,
         differentiate: Iterable[int] | None,
         call: Callable[..., Any],
-        usual: Any,
+        reference_spec: Any,
     ) -> None:
         super().__init__()
         self.parameters_ = nn.ParameterList()
@@ -60,7 +60,7 @@ class TracedStep(nn.Module):
         self.__dict__["_original"] = module
         self.__dict__["_tensors"] = tensors
         self.__dict__["_call"] = call
-        self.__dict__["_usual"] = usual
+        self.__dict__["_reference_spec"] = reference_spec
         self.__dict__["_differentiate"] = None if differentiate is None else set(differentiate)
         self.result: TraceResult | None = None
 
@@ -100,8 +100,8 @@ class TracedStep(nn.Module):
         requires = [leaf.requires_grad for leaf in found]
         wanted: set[int] | None = self.__dict__["_differentiate"]
         _check_choice(wanted, requires, (leaf for leaf in leaves if not isinstance(leaf, Tensor)))
-        usual = self.__dict__["_usual"] in (None, spec)
-        chosen = default_choice(found, usual) if wanted is None else wanted
+        standard = self.__dict__["_reference_spec"] in (None, spec)
+        chosen = default_choice(found, standard) if wanted is None else wanted
         self.result = TraceResult(
             spec=spec,
             requires_grad=tuple(requires),
@@ -158,14 +158,15 @@ def _check_choice(wanted: set[int] | None, requires: list[bool], others: Iterabl
         raise CaptureError(problem="differentiate=[] names no output", advice="name one, or leave it out")
 
 
-def default_choice(outputs: list[Tensor], usual: bool = True) -> set[int]:
+def default_choice(outputs: list[Tensor], standard: bool = True) -> set[int]:
     """Which outputs a caller will differentiate: a lone scalar in front is a loss, otherwise all.
 
     Args:
         outputs: the tensors among them.
-        usual: whether they come as the model's do. What a trainer returns instead it may use otherwise.
+        standard: whether the structure is that of the model's own output; a trainer may use another one
+            differently.
     """
     differentiable = [i for i, output in enumerate(outputs) if output.requires_grad]
-    if usual and differentiable and outputs[differentiable[0]].ndim == 0:
+    if standard and differentiable and outputs[differentiable[0]].ndim == 0:
         return {differentiable[0]}
     return set(differentiable)

@@ -15,7 +15,7 @@ from torch import nn
 from remat_executor.capture.joint_graph import capture
 from remat_executor.costs.annotate import op_cost
 from remat_executor.errors import BadInput
-from remat_executor.inspection.fake_module import stand_ins
+from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.translation.translate import translate
 from remat_graph import Graph
 from remat_graph.platforms.base import Platform, with_platform
@@ -48,7 +48,7 @@ def estimated_graph(
     if not isinstance(model, nn.Module):
         raise BadInput(problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it")
     place = torch.device(device)
-    with stand_ins(model, args, kwargs, place) as tensors:
+    with with_fake_tensors(model, args, kwargs, place) as tensors:
         captured = capture(model, tensors, differentiate=differentiate)
         conditions = (("estimate", place.type), ("training", str(model.training)))
         found = translate(captured, tensors, name=type(model).__name__, conditions=conditions)

@@ -39,45 +39,45 @@ class Snapshot:
     """A module as it was read.
 
     Attributes:
-        called: what runs in the place of its forward; None if nothing does.
+        target: what runs in the place of its forward; None if nothing does.
         owned: its tensors.
         own: its share of the signature of a call.
         storages: the place of its first tensor with each storage.
         objection: why it must run without a plan; None if it need not.
         clocks: names of those that its forwards read.
-        holds: whether it is still what it was.
+        is_current: whether it is still what it was.
     """
 
-    called: Any
+    target: Any
     owned: Owned
     own: OwnSignature
     storages: dict[int, int]
     objection: str | None
     clocks: tuple[str, ...]
-    holds: Callable[[], bool]
+    is_current: Callable[[], bool]
 
     @classmethod
-    def take(cls, module: nn.Module, called: Any = None) -> "Snapshot":
+    def take(cls, module: nn.Module, target: Any = None) -> "Snapshot":
         """Read a module.
 
         Args:
             module: the module.
-            called: what runs in the place of its forward.
+            target: what runs in the place of its forward.
         """
         owned, limit = owned_by(module), TraversalLimit()
         first = storages(owned)
         # A scripted module keeps what others have in their dict elsewhere: it is read anew each time.
         readable = all(m.__dict__.keys() >= _NEEDED for _, m in owned.modules)
-        external = ExternalState.of((m for _, m in owned.modules), module.forward, called)
+        external = ExternalState.of((m for _, m in owned.modules), module.forward, target)
         own = own_signature(owned, first, limit, external)  # notes in `limit` what it looked into
         return cls(
-            called=called,
+            target=target,
             owned=owned,
             own=own,
             storages=first,
             objection=objection(owned),
             clocks=external.clocks,
-            holds=_Unchanged(owned, limit, external).look if readable else bool,
+            is_current=_ChangeDetector(owned, limit, external).unchanged if readable else bool,
         )
 
     def signature(self, tensors: Tensors, device: torch.device | None = None) -> Signature:
@@ -85,7 +85,7 @@ class Snapshot:
         return signature(tensors, self.own, self.storages, device)
 
 
-class _Unchanged:
+class _ChangeDetector:
     """Everything that was looked at, flat, so that looking again is a few loops in C."""
 
     def __init__(self, owned: Owned, limit: TraversalLimit, external: ExternalState) -> None:
@@ -145,7 +145,7 @@ class _Unchanged:
         else:
             self.others.append((thing, found))
 
-    def look(self) -> bool:
+    def unchanged(self) -> bool:
         """Whether all of it is as it was."""
         try:
             return (

@@ -16,7 +16,7 @@ from remat_graph.contexts import context
 
 
 @context
-def stand_ins(
+def with_fake_tensors(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
 ) -> Generator[Tensors, None, None]:
     """Within it the model has stand-ins for its parameters and buffers, and a call of it has for its inputs.
@@ -32,19 +32,19 @@ def stand_ins(
     """
     with fake_tensors() as fake:
 
-        def stand_in(tensor: Tensor) -> Tensor:
+        def make_fake(tensor: Tensor) -> Tensor:
             return fake(tensor, device)
 
-        with _in_place(model, stand_in):
+        with _replaced_tensors(model, make_fake):
             leaves, spec = flatten((args, dict(kwargs)))
-            made = {id(leaf): stand_in(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+            made = {id(leaf): make_fake(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
             leaves = [made.get(id(leaf), leaf) for leaf in leaves]  # what is given twice is one input
             args, kwargs = unflatten(leaves, spec)
             yield collect(model, args, kwargs)
 
 
 @context
-def _in_place(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Generator[None, None, None]:
+def _replaced_tensors(model: nn.Module, make_fake: Callable[[Tensor], Tensor]) -> Generator[None, None, None]:
     """The model with other tensors in the place of its parameters and buffers; tied ones stay tied."""
     made: dict[int, Tensor] = {}
     before: list[tuple[Any, str, Tensor]] = []
@@ -57,7 +57,7 @@ def _in_place(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Generat
                         continue
                     before.append((registry, name, tensor))
                     if id(tensor) not in made:
-                        fake = stand_in(tensor)
+                        fake = make_fake(tensor)
                         if isinstance(tensor, nn.Parameter):
                             fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
                         made[id(tensor)] = fake

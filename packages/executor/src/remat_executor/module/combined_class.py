@@ -83,30 +83,30 @@ class _Original:
         delattr(module._remat.original, self.name)
 
 
-def attribute_of(planning: Any, name: str) -> Any:
+def attribute_of(manager: Any, name: str) -> Any:
     """An attribute of the original; its methods tell when they call it."""
-    found = getattr(planning.original, name)
-    if isinstance(found, types.MethodType) and found.__self__ is planning.original:
-        return _watched(planning, found)
+    found = getattr(manager.original, name)
+    if isinstance(found, types.MethodType) and found.__self__ is manager.original:
+        return _counting(manager, found)
     return found
 
 
-def _watched(planning: Any, method: Any) -> Any:
+def _counting(manager: Any, method: Any) -> Any:
     """A method of the original's, which calls the original: without a plan, so that is counted."""
-    original: nn.Module = planning.original
-    under_way: list[contextlib.ExitStack] = []
+    original: nn.Module = manager.original
+    pending: list[contextlib.ExitStack] = []
 
     def begin(module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
-            planning.count_original(f"its method {method.__name__} calls it")
-        under_way.append(contextlib.ExitStack())
-        under_way[-1].enter_context(planning.original_runs())
+            manager.count_original(f"its method {method.__name__} calls it")
+        pending.append(contextlib.ExitStack())
+        pending[-1].enter_context(manager.original_context())
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
-        under_way.pop().close()
+        pending.pop().close()
 
     @functools.wraps(method)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def counted(*args: Any, **kwargs: Any) -> Any:
         hooks = [
             original.register_forward_pre_hook(begin),
             original.register_forward_hook(end, always_call=True),
@@ -116,7 +116,7 @@ def _watched(planning: Any, method: Any) -> Any:
         finally:
             for hook in hooks:
                 hook.remove()
-            while under_way:  # a hook of somebody's may have raised in between
-                under_way.pop().close()
+            while pending:  # a hook of somebody's may have raised in between
+                pending.pop().close()
 
-    return watched
+    return counted

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 Ranks: TypeAlias = Literal["together", "alone"] | "ProcessGroup"
 
 
-def planning(ranks: Ranks | None) -> AbstractContextManager["OnePlan | None"]:
-    """The context in which a module is built: a `OnePlan` if ranks plan together.
+def plan_sharing(ranks: Ranks | None) -> AbstractContextManager["SharedPlan | None"]:
+    """The context in which a module is built: a `SharedPlan` if ranks plan together.
 
     Args:
         ranks: "together" for the ranks of the default group, or a group; "alone" if each plans for itself;
@@ -59,10 +59,10 @@ def planning(ranks: Ranks | None) -> AbstractContextManager["OnePlan | None"]:
             problem=f"ranks={shown(ranks)} means nothing",
             advice='give "together", "alone" or a process group',
         )
-    return OnePlan(None if isinstance(ranks, str) else ranks)
+    return SharedPlan(None if isinstance(ranks, str) else ranks)
 
 
-class OnePlan(AbstractContextManager["OnePlan"]):
+class SharedPlan(AbstractContextManager["SharedPlan"]):
     """A context around the building of one planned module, by all ranks of a group at once.
 
         with OnePlan(group) as together:
@@ -120,7 +120,7 @@ class OnePlan(AbstractContextManager["OnePlan"]):
             return
         report: dict[str, Any] = {}
         if error is not None:
-            report = {"error": _told(error)}
+            report = {"error": _error_data(error)}
         elif self._next == "reports":
             report = {"error": {"kind": "no plan", "text": "its planner was not asked"}}
         reports = self._gather(report)
@@ -129,7 +129,7 @@ class OnePlan(AbstractContextManager["OnePlan"]):
 
     def _share(self, planner: "Planner", graph: Graph, terms: Mapping[str, str]) -> Plan:
         """Rank 0's plan, judged on this rank's graph."""
-        reports = self._gather({"graph": _described(graph, terms), "workspaces": list(_workspaces(graph))})
+        reports = self._gather({"graph": _description(graph, terms), "workspaces": list(_workspaces(graph))})
         _raise_first(reports)
         differences = tuple(_differences([report["graph"] for report in reports]))
         if differences:
@@ -137,20 +137,20 @@ class OnePlan(AbstractContextManager["OnePlan"]):
         box: list[Any] = [None]
         if self._rank == 0:
             largest = (max(of_ranks) for of_ranks in zip(*(r["workspaces"] for r in reports), strict=True))
-            box = self._answer(lambda: planner(_with_workspaces(graph, largest)))
+            box = self._solved(lambda: planner(_with_workspaces(graph, largest)))
         dist.broadcast_object_list(box, group=self._group, group_src=0)
         answer = json.loads(box[0])
         _raise_first([answer])
         self._next = "verdicts"
         return plan_from_data(answer["plan"], graph=graph, source="the plan of rank 0")
 
-    def _answer(self, plan: Callable[[], Plan]) -> list[str]:
+    def _solved(self, plan: Callable[[], Plan]) -> list[str]:
         """Rank 0's plan as text; what it raises goes to the others first."""
         try:
             return [json.dumps({"plan": plan_to_data(plan())})]
         except Exception as error:
-            told = [json.dumps({"error": _told(error) | {"rank": 0}})]
-            dist.broadcast_object_list(told, group=self._group, group_src=0)
+            data = [json.dumps({"error": _error_data(error) | {"rank": 0}})]
+            dist.broadcast_object_list(data, group=self._group, group_src=0)
             raise
 
     def _gather(self, report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -169,34 +169,34 @@ def _raise_first(reports: Iterable[Mapping[str, Any]]) -> None:
     """Raise the first error of a rank: as itself if it is ours, so that who handles it does on every rank."""
     for report in reports:
         if "error" in report:
-            told = report["error"]
-            failed = RankFailed(rank=told["rank"], problem=f"{told['kind']}: {told['text']}")
-            same = _rebuilt(told)
+            data = report["error"]
+            failed = RankFailed(rank=data["rank"], problem=f"{data['kind']}: {data['text']}")
+            same = _error_from_data(data)
             if same is not None:
                 raise same from failed
             raise failed
 
 
-def _told(error: BaseException) -> dict[str, Any]:
+def _error_data(error: BaseException) -> dict[str, Any]:
     """An error as JSON data: an error of ours with its fields."""
-    told: dict[str, Any] = {"kind": type(error).__qualname__, "text": text_of(error)}
+    data: dict[str, Any] = {"kind": type(error).__qualname__, "text": text_of(error)}
     if isinstance(error, RematError) and attrs.has(kind := type(error)):
         fields = {field.name: getattr(error, field.name) for field in attrs.fields(kind)}
         if all(isinstance(content, str | int | float) for content in fields.values()):
-            told.update(module=type(error).__module__, fields=fields)
-    return told
+            data.update(module=type(error).__module__, fields=fields)
+    return data
 
 
-def _rebuilt(told: Mapping[str, Any]) -> RematError | None:
+def _error_from_data(data: Mapping[str, Any]) -> RematError | None:
     """The same error, if it is one of ours with plain fields."""
     # By name: among the subclasses are also those that attrs has replaced, until they are collected.
-    kind = getattr(sys.modules.get(told.get("module", "")), told["kind"], None)
+    kind = getattr(sys.modules.get(data.get("module", "")), data["kind"], None)
     if isinstance(kind, type) and issubclass(kind, RematError):
-        return kind(**told["fields"])
+        return kind(**data["fields"])
     return None
 
 
-def _described(graph: Graph, terms: Mapping[str, str]) -> dict[str, str]:
+def _description(graph: Graph, terms: Mapping[str, str]) -> dict[str, str]:
     """What all ranks must have in common; the fingerprint last, since it explains the least."""
     return {
         **terms,
@@ -208,10 +208,10 @@ def _described(graph: Graph, terms: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _differences(described: list[dict[str, str]]) -> Iterator[str]:
+def _differences(descriptions: list[dict[str, str]]) -> Iterator[str]:
     """In what the ranks differ from rank 0, each rank by the first thing that does."""
-    first = described[0]
-    for rank, found in enumerate(described):
+    first = descriptions[0]
+    for rank, found in enumerate(descriptions):
         keys = [key for key in {**first, **found} if first.get(key) != found.get(key)]
         if keys == ["graph"]:
             yield f"rank {rank} has other ops than rank 0"

@@ -11,23 +11,23 @@ from torch import nn
 
 from remat_executor.errors import CaptureError
 from remat_executor.guards.signature import calls_itself
-from remat_executor.module.forward_descriptor import NOTHING, BoundForward, Called, Nothing
+from remat_executor.module.forward_descriptor import NOTHING, BoundForward, ForwardTarget, Nothing
 from remat_graph.contexts import context
 
 
-class _UnderWay(threading.local):
+class _Depth(threading.local):
     """How many of something are under way in a thread."""
 
     count = 0
 
 
 @context
-def _one_more(under_way: _UnderWay) -> Generator[None, None, None]:
-    under_way.count += 1
+def _one_deeper(depth: _Depth) -> Generator[None, None, None]:
+    depth.count += 1
     try:
         yield
     finally:
-        under_way.count -= 1
+        depth.count -= 1
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -43,48 +43,48 @@ class ForwardBinding:
         runner: the same for any of its forwards; made late, since Dynamo takes seconds to import.
     """
 
-    CAPTURES: ClassVar[_UnderWay] = _UnderWay()  # of all modules: one may be called inside of another's
+    CAPTURES: ClassVar[_Depth] = _Depth()  # of all modules: one may be called inside of another's
 
     original: nn.Module
-    first: Called = None
-    assigned: Called | Nothing = NOTHING
+    first: ForwardTarget = None
+    assigned: ForwardTarget | Nothing = NOTHING
     forward: Any = None
     runner: Any = None
-    active: _UnderWay = attrs.field(factory=_UnderWay, init=False)
+    active: _Depth = attrs.field(factory=_Depth, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.first = self.called()
+        self.first = self.target()
 
     def copied(self, original: nn.Module) -> "ForwardBinding":
         """For a copy of the module; nothing is assigned to it."""
         return attrs.evolve(self, original=original, assigned=NOTHING)
 
-    def called(self) -> Called:
+    def target(self) -> ForwardTarget:
         """What the planned module's forward stands for now; None: the method of the original's class."""
         if not isinstance(self.assigned, Nothing):
             return self.assigned
         if calls_itself(self.original):
             return None
-        own: Called = self.original.__dict__.get("forward")
+        own: ForwardTarget = self.original.__dict__.get("forward")
         mine = isinstance(own, BoundForward) and own.__self__._remat.binding is self
-        return own.called if mine else own  # type: ignore[union-attr]
+        return own.target if mine else own  # type: ignore[union-attr]
 
-    def resolved(self, called: Called) -> Callable[..., Any]:
+    def resolved(self, target: ForwardTarget) -> Callable[..., Any]:
         """The function itself."""
-        if called is None and calls_itself(self.original):
+        if target is None and calls_itself(self.original):
             return functools.partial(type(self.original).__call__, self.original)
-        return self.shown(called)
+        return self.shown(target)
 
-    def shown(self, called: Called) -> Callable[..., Any]:
+    def shown(self, target: ForwardTarget) -> Callable[..., Any]:
         """The forward whose signature and attributes it has."""
-        if called is not None:
-            return called
+        if target is not None:
+            return target
         if "forward" not in self.original.__dict__:
             return self.original.forward
         method: Callable[..., Any] = type(self.original).forward.__get__(self.original)
         return method
 
-    def assign(self, forward: Called) -> None:
+    def assign(self, forward: ForwardTarget) -> None:
         """Let something else be what the planned module's forward stands for; None: its class's."""
         if self.active.count and self.CAPTURES.count:
             raise CaptureError(
@@ -114,15 +114,15 @@ class ForwardBinding:
         """Whether a forward of the original's, or any capture, is under way in this thread."""
         return bool(self.active.count or self.CAPTURES.count)
 
-    def traced(self, called: Called) -> Callable[..., Any]:
+    def traced(self, target: ForwardTarget) -> Callable[..., Any]:
         """A function for capture to trace."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with _one_more(self.CAPTURES), _one_more(self.active):
-                return self.resolved(called)(*args, **kwargs)
+            with _one_deeper(self.CAPTURES), _one_deeper(self.active):
+                return self.resolved(target)(*args, **kwargs)
 
         return call
 
     def running(self) -> contextlib.AbstractContextManager[None]:
         """Within it a forward of the original's is under way."""
-        return _one_more(self.active)
+        return _one_deeper(self.active)

@@ -13,7 +13,7 @@ from enum import Enum
 from types import MethodType
 from typing import Any
 
-Called = Callable[..., Any] | None
+ForwardTarget = Callable[..., Any] | None
 """What a `forward` stands for: a function, or None for the method of the original's class."""
 
 
@@ -36,12 +36,12 @@ class Forward:
         if module is None:
             return self._of_class(owner)
         binding = module._remat.binding
-        return BoundForward(binding.runner, module, binding.called())
+        return BoundForward(binding.runner, module, binding.target())
 
     def __set__(self, module: Any, forward: Callable[..., Any]) -> None:
         binding = module._remat.binding
         if isinstance(forward, BoundForward) and forward.__self__ is module:
-            binding.assign(forward.called)
+            binding.assign(forward.target)
         elif isinstance(forward, MethodType) and binding.is_first(forward):
             binding.assign(binding.first)
         else:
@@ -69,27 +69,27 @@ class BoundForward(functools.partial[Any]):
         return self.args[0]
 
     @property
-    def called(self) -> Called:
+    def target(self) -> ForwardTarget:
         """What it stands for."""
-        called: Called = self.args[1]
-        return called
+        target: ForwardTarget = self.args[1]
+        return target
 
     @property
     def __func__(self) -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(self.called, "__func__", self.__self__._remat.binding.forward)
+        function: Callable[..., Any] = getattr(self.target, "__func__", self.__self__._remat.binding.forward)
         return function
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__self__._remat.binding.shown(self.called))
+        return inspect.signature(self.__self__._remat.binding.shown(self.target))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__self__._remat.binding.shown(self.called), name)
+        return getattr(self.__self__._remat.binding.shown(self.target), name)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BoundForward):
             return NotImplemented
-        return self.__self__ is other.__self__ and self.called == other.called
+        return self.__self__ is other.__self__ and self.target == other.target
 
     def __hash__(self) -> int:
-        return hash((id(self.__self__), self.called))
+        return hash((id(self.__self__), self.target))

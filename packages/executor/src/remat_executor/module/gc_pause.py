@@ -13,7 +13,7 @@ _OBJECTS = 200_000  # between two looks at the young ones; garbage of a few hund
 
 
 @context
-def rare_collections() -> Generator[None, None, None]:
+def raised_gc_threshold() -> Generator[None, None, None]:
     """Collect more rarely; a caller who collects by hand, or even more rarely, is left alone."""
     before = gc.get_threshold()
     if 0 < before[0] < _OBJECTS:

@@ -21,7 +21,7 @@ from remat_graph import Graph, RematError
 from remat_graph.plan import Plan
 from remat_graph.units import format_nbytes
 
-_MOST_PLANS = 5
+_MOST_ATTEMPTS = 5
 _WARM_UPS = 1
 """Runs before the one that is read: they compile and set up what is set up once."""
 
@@ -43,7 +43,7 @@ class MarginPlanner(Protocol):
         ...
 
 
-def rehearse(step: PlannedStep, tensors: Tensors) -> int:
+def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
     """Run a step's forward and backward on stand-ins: no tensor of the caller's changes, nor a generator.
 
     Returns:
@@ -51,14 +51,14 @@ def rehearse(step: PlannedStep, tensors: Tensors) -> int:
     """
     captured, translation = step.captured, step.translation
     # `.data` has versions of its own, and the address that a recorded step must find again.
-    stand_ins = [tensor.data.requires_grad_(tensor.requires_grad) for tensor in tensors.flat]
+    inputs = [tensor.data.requires_grad_(tensor.requires_grad) for tensor in tensors.flat]
     written = {node for node, _ in captured.mutations}
-    pairs = zip(captured.externals, stand_ins, strict=True)
+    pairs = zip(captured.externals, inputs, strict=True)
     before = [(tensor, tensor.clone()) for node, tensor in pairs if node in written]
-    owners = [stand_ins[place] for place, _, _ in translation.gradients]
+    owners = [inputs[place] for place, _, _ in translation.gradients]
 
     def once() -> Any:
-        call = step.call(stand_ins)
+        call = step.call(inputs)
         outputs = apply(call, owners)
         visible = [o for o, like in zip(outputs, call.wiring.tangents, strict=True) if like is not None]
         tangents = [torch.zeros_like(output) for output in visible]
@@ -79,7 +79,7 @@ def rehearse(step: PlannedStep, tensors: Tensors) -> int:
             tensor.copy_(content)
 
 
-def within_budget(
+def replan_until_it_fits(
     step: PlannedStep,
     tensors: Tensors,
     planner: Callable[[Graph], Plan] | MarginPlanner,
@@ -105,8 +105,8 @@ def within_budget(
     if isinstance(planner, MarginPlanner):
         budget_nbytes = planner.budget_for(graph)
     margin_nbytes = 0
-    for _ in range(_MOST_PLANS):
-        peak_nbytes = rehearse(step, tensors)
+    for _ in range(_MOST_ATTEMPTS):
+        peak_nbytes = measure_peak(step, tensors)
         if peak_nbytes <= budget_nbytes:
             return attrs.evolve(step, rehearsed_nbytes=peak_nbytes)
         # What the runtime takes beyond a plan varies from plan to plan: leave somewhat more, then half as

@@ -15,11 +15,11 @@ from remat_executor.capture.captured import Captured
 from remat_executor.capture.joint_graph import capture, raise_as_original
 from remat_executor.costs.measure import MeasureError
 from remat_executor.errors import CaptureError, UntruePlan, note_on
-from remat_executor.inspection.fake_module import stand_ins
+from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.runtime_protocol import Runtime
 from remat_executor.lowering.step_handler import Handlers
-from remat_executor.module.peak_check import within_budget
+from remat_executor.module.peak_check import replan_until_it_fits
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.runtime.eager import Eager
 from remat_executor.torch_private.precision import without_any_autocast
@@ -67,7 +67,7 @@ class CallToPlan:
         tensors: its tensors and the call's.
         conditions: what a plan depends on beside the ops.
         forward: what is captured: the module's forward, or what is called instead.
-        usual: structure of what the module's own forward returns, if that is not captured.
+        reference_spec: structure of what the module's own forward returns, if that is not captured.
         on_measured: called with what was captured, once its costs are known.
     """
 
@@ -75,7 +75,7 @@ class CallToPlan:
     tensors: Tensors
     conditions: tuple[tuple[str, str], ...]
     forward: Callable[..., Any]
-    usual: Any = None
+    reference_spec: Any = None
     on_measured: Callable[[Captured], None] = lambda captured: None
 
 
@@ -115,7 +115,7 @@ def planned_step(stages: "Stages", call: CallToPlan, planner: Planner) -> Planne
 
 
 @context
-def _unknown_is_not_handled() -> Generator[None, None, None]:
+def _unknown_names_refused() -> Generator[None, None, None]:
     """Say of what is not known to capture or translation that it is not handled yet."""
     try:
         yield
@@ -154,18 +154,22 @@ class Stages:
     part_nbytes: int | None = None
     handlers: Handlers | None = None
 
-    @_unknown_is_not_handled()
+    @_unknown_names_refused()
     def capture(self, call: CallToPlan) -> Traced:
         """The joint graph of the step."""
         self._report("capture", 0, 1)
         with self._on_device(call) as tensors:
             captured = capture(
-                call.model, tensors, differentiate=self.differentiate, call=call.forward, usual=call.usual
+                call.model,
+                tensors,
+                differentiate=self.differentiate,
+                call=call.forward,
+                reference_spec=call.reference_spec,
             )
         self._report("capture", 1, 1)
         return Traced(captured=captured, tensors=tensors)
 
-    @_unknown_is_not_handled()
+    @_unknown_names_refused()
     def translate(self, call: CallToPlan, traced: Traced) -> Translation:
         """The joint graph as ops and values."""
         name = type(call.model).__name__
@@ -205,7 +209,7 @@ class Stages:
         """The step, ready to run; where its runtime takes more than is planned, by a tighter plan."""
 
         def build(plan: Plan) -> PlannedStep:
-            _believe(graph, plan)
+            _verify(graph, plan)
             runtime = self.new_runtime()
             with without_any_autocast():  # as it will run
                 return PlannedStep.build(
@@ -216,7 +220,7 @@ class Stages:
         if self.runtime == "eager":
             return step
         assert self.tightening is not None
-        return within_budget(step, call.tensors, self.tightening, build, self.runtime)
+        return replan_until_it_fits(step, call.tensors, self.tightening, build, self.runtime)
 
     def _report(self, what: str, done: int, total: int) -> None:
         if self.on_progress is not None:
@@ -232,10 +236,10 @@ class Stages:
             for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
         ]
         args, kwargs = unflatten(leaves, tensors.spec)
-        return stand_ins(call.model, args, kwargs, device)
+        return with_fake_tensors(call.model, args, kwargs, device)
 
 
-def _believe(graph: Graph, plan: Plan) -> None:
+def _verify(graph: Graph, plan: Plan) -> None:
     """Take no planner's word: the referee says what the schedule peaks at.
 
     Raises:

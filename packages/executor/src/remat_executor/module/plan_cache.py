@@ -19,7 +19,7 @@ S = TypeVar("S")
 MOST_PLANS = 32
 
 
-class Plans(Generic[K, S]):
+class LRUCache(Generic[K, S]):
     """A bounded mapping from keys to steps that forgets the least recently used one.
 
     Args:
@@ -41,36 +41,36 @@ class Plans(Generic[K, S]):
             )
         self.most = most
         self.dropped = 0
-        self._steps: OrderedDict[K, S] = OrderedDict()  # the least recently used first
+        self._items: OrderedDict[K, S] = OrderedDict()  # the least recently used first
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._items)
 
     def __iter__(self) -> Iterator[S]:
-        return iter(self._steps.values())
+        return iter(self._items.values())
 
     def get(self, key: K) -> S | None:
         """The step of a key, which is now the most recently used one; None if there is none."""
         try:
-            self._steps.move_to_end(key)  # in one go: another thread may look for it
-            return self._steps[key]
+            self._items.move_to_end(key)  # in one go: another thread may look for it
+            return self._items[key]
         except KeyError:
             return None
 
     def __setitem__(self, key: K, step: S) -> None:
         """Keep a step; where there is no room, another one goes."""
-        self._steps.pop(key, None)
-        if len(self._steps) >= self.most:
-            del self._steps[next(iter(self._steps))]
+        self._items.pop(key, None)
+        if len(self._items) >= self.most:
+            del self._items[next(iter(self._items))]
             self.dropped += 1
-        self._steps[key] = step
+        self._items[key] = step
 
-    def copy(self, keeps: Callable[[K], bool]) -> "Plans[K, S]":
+    def copy(self, keeps: Callable[[K], bool]) -> "LRUCache[K, S]":
         """The same steps, with a bound and an order of their own.
 
         Args:
             keeps: whether the step of a key is among them.
         """
-        copied: Plans[K, S] = Plans(self.most)
-        copied._steps = OrderedDict((key, step) for key, step in self._steps.items() if keeps(key))
+        copied: LRUCache[K, S] = LRUCache(self.most)
+        copied._items = OrderedDict((key, step) for key, step in self._items.items() if keeps(key))
         return copied

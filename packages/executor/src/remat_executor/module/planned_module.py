@@ -21,11 +21,11 @@ from remat_executor.lowering.step_handler import Handlers
 from remat_executor.module.buckets import Buckets
 from remat_executor.module.combined_class import attribute_of, class_for
 from remat_executor.module.forward_binding import ForwardBinding
-from remat_executor.module.forward_descriptor import NOTHING, Called, Forward
+from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget
 from remat_executor.module.pipeline import Planner, Progress, Stages
-from remat_executor.module.plan_cache import MOST_PLANS, Plans
+from remat_executor.module.plan_cache import MOST_PLANS, LRUCache
 from remat_executor.module.planned_step import PlannedStep
-from remat_executor.module.replanning import Planning
+from remat_executor.module.replanning import PlanManager
 from remat_executor.module.step_graph import check_input, output_indices
 from remat_executor.runtime.registry import check_runtime, new_runtime
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
@@ -104,14 +104,14 @@ class PlannedModule(nn.Module):
             CaptureError: the step is not one graph.
             OverCompiled: the runtime takes more than the budget, however it is planned.
         """
-        steps: Plans[Signature, PlannedStep] = Plans(max_plans)
+        steps: LRUCache[Signature, PlannedStep] = LRUCache(max_plans)
         if buckets is not None and isinstance(model, nn.Module):
             args, kwargs, _ = buckets.padded(model, args, kwargs)
         tensors = check_input(model, args, kwargs, device)
         device = device or work_device(tensors)
         check_runtime(runtime, device)
         check_part_nbytes(part_nbytes)
-        planning = Planning(
+        manager = PlanManager(
             binding=ForwardBinding(original=model),
             planner=planner,
             stages=Stages(
@@ -129,17 +129,17 @@ class PlannedModule(nn.Module):
             buckets=buckets,
             steps=steps,
         )
-        called = planning.binding.called()
+        target = manager.binding.target()
         with torch.enable_grad():
-            planning.plan(tensors, planning.seen(planning.look_at(called), tensors, called), called)
-        planning.binding.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
-        planning.binding.runner = unseen_by_dynamo(PlannedModule._remat_run)
-        self._remat_attach(planning)
+            manager.plan(tensors, manager.seen(manager.current_snapshot(target), tensors, target), target)
+        manager.binding.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
+        manager.binding.runner = unseen_by_dynamo(PlannedModule._remat_run)
+        self._remat_attach(manager)
 
-    def _remat_attach(self, planning: Planning) -> None:
+    def _remat_attach(self, manager: PlanManager) -> None:
         """Share the original's attributes."""
-        object.__setattr__(self, "__dict__", planning.original.__dict__)
-        object.__setattr__(self, "_remat", planning)
+        object.__setattr__(self, "__dict__", manager.original.__dict__)
+        object.__setattr__(self, "_remat", manager)
 
     @property
     def module(self) -> nn.Module:
@@ -199,47 +199,47 @@ class PlannedModule(nn.Module):
         """What the original returns, run by a plan."""
         return self._remat_run(self._remat.binding.first, *args, **kwargs)
 
-    def _remat_run(self, called: Called, *args: Any, **kwargs: Any) -> Any:
+    def _remat_run(self, target: ForwardTarget, *args: Any, **kwargs: Any) -> Any:
         """Run what a forward stands for, by a plan."""
-        planning: Planning = self._remat
-        if planning.binding.inside:
-            return planning.binding.resolved(called)(*args, **kwargs)
-        with nullcontext() if planning.handlers is None else planning.handlers.entered():
-            why, output = self._remat_served(called, args, kwargs)
-        return output if why is None else planning.run_outside(called, args, kwargs, why)
+        manager: PlanManager = self._remat
+        if manager.binding.inside:
+            return manager.binding.resolved(target)(*args, **kwargs)
+        with nullcontext() if manager.handlers is None else manager.handlers.entered():
+            why, output = self._remat_serve(target, args, kwargs)
+        return output if why is None else manager.run_uncapturable(target, args, kwargs, why)
 
-    def _remat_served(
-        self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    def _remat_serve(
+        self, target: ForwardTarget, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[str | None, Any]:
         """What a plan returns, or the original; or why what was assigned lies outside of any plan."""
-        planning: Planning = self._remat
+        manager: PlanManager = self._remat
         padded, cut = args, None
         named: Mapping[str, Any] = kwargs
         reason = reason_in_force()
         if reason is None:
-            if planning.buckets is not None:
-                padded, named, cut = planning.buckets.padded(planning.original, args, kwargs)
-            snapshot = planning.look_at(called)
+            if manager.buckets is not None:
+                padded, named, cut = manager.buckets.padded(manager.original, args, kwargs)
+            snapshot = manager.current_snapshot(target)
             tensors = called_with(snapshot.owned, padded, named)
             reason = reason_for_original(tensors) or snapshot.objection
         if reason is not None:
-            return None, planning.run_original(called, args, kwargs, reason)
-        seen = planning.seen(snapshot, tensors, called)
-        why = planning.outside.get(seen.forward)
+            return None, manager.run_original(target, args, kwargs, reason)
+        seen = manager.seen(snapshot, tensors, target)
+        why = manager.uncapturable.get(seen.forward)
         if why is not None:
             return why, None
         try:
-            step = planning.step_for(tensors, seen, called)
+            step = manager.step_for(tensors, seen, target)
         except CaptureError as error:
             if seen.forward is None:
                 raise
-            planning.outside[seen.forward] = error.problem
+            manager.uncapturable[seen.forward] = error.problem
             return error.problem, None
         if step is None:
             reason = "nothing that it returns requires a gradient"
-            return None, planning.run_original(called, args, kwargs, reason)
-        planning.runs["planned"] += 1
-        output = step.run(tensors, planning.begins)
+            return None, manager.run_original(target, args, kwargs, reason)
+        manager.runs["planned"] += 1
+        output = step.run(tensors, manager.begin_call)
         return None, output if cut is None else cut(output)
 
     # -- what is not ours is the original's
@@ -264,16 +264,16 @@ class PlannedModule(nn.Module):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing, and say so."""
-        self._remat.say_compiled()
+        self._remat.warn_compiled()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedModule":
         """A copy of the original, and of what is our own, that shares the plans."""
         copied: PlannedModule = object.__new__(type(self))
         memo[id(self)] = copied
-        planning: Planning = self._remat
-        copied._remat_attach(planning.copied(copy.deepcopy(planning.original, memo)))
-        if planning.binding.assigned is not NOTHING:
-            copied._remat.binding.assigned = copy.deepcopy(planning.binding.assigned, memo)
+        manager: PlanManager = self._remat
+        copied._remat_attach(manager.copied(copy.deepcopy(manager.original, memo)))
+        if manager.binding.assigned is not NOTHING:
+            copied._remat.binding.assigned = copy.deepcopy(manager.binding.assigned, memo)
         for kind in type(self).__mro__:
             for name in vars(kind).get("__slots__", ()):
                 if name != "_remat":

@@ -132,17 +132,17 @@ class PlannedStep:
                 )
         return list(costs.values())
 
-    def run(self, tensors: Tensors, begins: Callable[[Call], None] | None = None) -> Any:
+    def run(self, tensors: Tensors, on_begin: Callable[[Call], None] | None = None) -> Any:
         """Run the forward under autograd and put the outputs into their containers.
 
         Args:
             tensors: the module's and the call's.
-            begins: told of the call.
+            on_begin: told of the call.
         """
         captured, flat = self.captured, tensors.flat
         call = self.call(flat)
-        if begins is not None:
-            begins(call)
+        if on_begin is not None:
+            on_begin(call)
         owners = [flat[place] for place in self.owners]
         with without_autocast(self.wiring.device):
             visible = apply(call, owners)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from remat_executor import Buckets
-from remat_executor.module.distributed import Ranks, planning
+from remat_executor.module.distributed import Ranks, plan_sharing
 from remat_executor.module.peak_check import MarginPlanner
 from remat_executor.module.plan_cache import MOST_PLANS
 from remat_facade.config.types import Config
@@ -124,7 +124,7 @@ class Rockmate(BudgetedModule):
         options = PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, optimizer=optimizer, zoo=zoo)
         cost = CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress)
         run = RunOptions(runtime=runtime, max_plans=max_plans, buckets=buckets, part_nbytes=part_nbytes)
-        with planning(ranks) as together:
+        with plan_sharing(ranks) as together:
             method = choose_method(self._remat_method, config, solver, seed, time_limit_s)
             arguments, own = prepare(model, call, options, method, cost)
             planner: MarginPlanner = own if plan is None else fixed_planner(plan, own)
