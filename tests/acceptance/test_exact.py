@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import remat_executor.module.planned_module
-from remat_executor import MemoryMeter, PlannedModule, plan_graph
-from remat_executor.errors import UntruePlan
+from remat_executor import MemoryMeter, PlannedModule, step_graph
+from remat_executor.errors import WrongPrediction
 from remat_facade import Hiremate
 from remat_graph import Graph, OverBudget
 from remat_graph.plan import Plan
@@ -86,7 +86,7 @@ def test_planning_stays_within_the_budget(case: ModelCase, tmp_path: Path) -> No
     args, kwargs = case.sample(0)
     budget_nbytes = smallest_budget(case, tmp_path / "other")
     with MemoryMeter(model, args, kwargs) as meter:
-        plan_graph(model, args, kwargs, cache_dir=tmp_path)
+        step_graph(model, args, kwargs, cache_dir=tmp_path)
     assert meter.peak_nbytes <= budget_nbytes
 
 
@@ -127,7 +127,7 @@ def test_a_planner_that_lies_is_not_believed(cache: Path) -> None:
         plan = save_all(graph)
         return attrs.evolve(plan, peak_nbytes=1, budget_nbytes=plan.peak_nbytes - 1)
 
-    with pytest.raises(UntruePlan, match="promises"):
+    with pytest.raises(WrongPrediction, match="promises"):
         PlannedModule(model, args, kwargs, promise_less, cache_dir=cache)
     with pytest.raises(OverBudget):
         PlannedModule(model, args, kwargs, spend_more, cache_dir=cache)
@@ -154,7 +154,7 @@ def test_an_infeasible_budget_names_one_that_works(cache: Path) -> None:
     error = caught.value
     assert 1 < error.floor_nbytes <= error.smallest_nbytes
     assert str(error.smallest_nbytes) in str(error)
-    graph = plan_graph(model, args, kwargs, cache_dir=cache)
+    graph = step_graph(model, args, kwargs, cache_dir=cache)
     assert error.floor_op in {op.name for op in graph.ops}
     assert error.floor_op in str(error)
     module = Hiremate(model, args, error.smallest_nbytes, sample_kwargs=kwargs, cache_dir=cache)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from remat_executor import plan_graph
+from remat_executor import step_graph
 from remat_executor.costs.estimate import estimated_graph
 from remat_facade.errors import NoRoom
 from remat_offload import HostPool
@@ -161,7 +161,7 @@ def test_the_graph_of_shapes_is_the_graph():
     """What is traced without memory has the values and ops of what is traced with it."""
     model, _ = without_values()
     batch = BATCHES(0)
-    real = plan_graph(MAKE(), (), batch, platform=PLATFORM)
+    real = step_graph(MAKE(), (), batch, platform=PLATFORM)
     shapes = estimated_graph(model, (), batch, PLATFORM)
     assert [v.name for v in real.values] == [v.name for v in shapes.values]
     assert [v.nbytes for v in real.values] == [v.nbytes for v in shapes.values]

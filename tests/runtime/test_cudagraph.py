@@ -16,11 +16,11 @@ from remat_executor.inspection.tensors import Tensors
 from remat_executor.module import pipeline, planned_module
 from remat_executor.module.peak_check import measure_peak
 from remat_executor.module.planned_step import PlannedStep
-from remat_executor.runtime.cudagraph import CudaGraphs, Place
+from remat_executor.runtime.cudagraph import CudaGraphs, PoolTensor
 from remat_facade import Hiremate
 
 
-def on(place: Place) -> Tensor:
+def on(place: PoolTensor) -> Tensor:
     """A tensor on memory that something else owns."""
     if place.nbytes == 0:
         return torch.empty(place.size, dtype=place.dtype)
@@ -38,7 +38,7 @@ class Taping(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        args, kwargs = tree_map_only(Tensor, lambda t: on(Place.of(t)), (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, lambda t: on(PoolTensor.of(t)), (args, kwargs))
         named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         for argument in func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -82,9 +82,9 @@ class Tape:
             self.played.append(number)
             taping.play()
 
-        return [on(Place.of(result)) for result in results], play
+        return [on(PoolTensor.of(result)) for result in results], play
 
-    def at(self, place: Place) -> Tensor:
+    def at(self, place: PoolTensor) -> Tensor:
         return on(place)
 
 

@@ -23,7 +23,7 @@ from remat_executor import (
     allocator_peak,
 )
 from remat_executor.errors import OverCompiled
-from remat_executor.lowering.runtime_protocol import Ends, Run
+from remat_executor.lowering.runtime_protocol import GraphFunction, GraphInterface
 from remat_executor.runtime import inductor, registry
 from remat_facade import Hiremate
 from remat_graph import Graph
@@ -182,7 +182,7 @@ def test_no_piece_holds_an_op_and_its_repeat(
     """What is compiled at once computes nothing twice; run uncompiled it is exact, at the plan's peak."""
     seen: list[GraphModule] = []
 
-    def keep(module: GraphModule, tensors: list[Tensor]) -> Run:
+    def keep(module: GraphModule, tensors: list[Tensor]) -> GraphFunction:
         seen.append(module)
         return module.forward
 
@@ -212,7 +212,7 @@ class _Hungry:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
 
-    def __call__(self, module: GraphModule, ends: Ends) -> Run:
+    def __call__(self, module: GraphModule, interface: GraphInterface) -> GraphFunction:
         def run(tensors: list[Tensor]) -> list[Tensor]:
             scratch = torch.empty(self.nbytes, dtype=torch.uint8)
             results = list(module.forward(tensors))
@@ -299,7 +299,7 @@ def test_a_part_that_cannot_be_compiled_runs_as_it_is(
 ) -> None:
     """With one warning, and then exactly as planned."""
 
-    def fails(module: GraphModule, tensors: list[Tensor]) -> Run:
+    def fails(module: GraphModule, tensors: list[Tensor]) -> GraphFunction:
         raise NotImplementedError("no such kernel")
 
     monkeypatch.setattr(inductor, "compile_part", fails)

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_executor.costs.cache import CostCache, OpCost, default_folder
+from remat_executor.costs.cache import CostCache, MeasuredCost, default_folder
 from remat_graph.serialization.json_reader import write_sealed
 
-COST = OpCost(time_s=1e-3, workspace_nbytes=8, output_nbytes=64)
+COST = MeasuredCost(time_s=1e-3, workspace_nbytes=8, output_nbytes=64)
 costs = st.builds(
-    OpCost,
+    MeasuredCost,
     time_s=st.floats(min_value=0, max_value=3600),
     workspace_nbytes=st.integers(0, 2**30),
     output_nbytes=st.integers(0, 2**30),
@@ -24,7 +24,9 @@ costs = st.builds(
 
 
 @given(known=st.dictionaries(st.text(), costs))
-def test_costs_come_back_exactly(tmp_path_factory: pytest.TempPathFactory, known: dict[str, OpCost]) -> None:
+def test_costs_come_back_exactly(
+    tmp_path_factory: pytest.TempPathFactory, known: dict[str, MeasuredCost]
+) -> None:
     """Another cache on the same folder reads what was added, to the last bit."""
     folder = tmp_path_factory.mktemp("cache")
     CostCache(folder=folder).add(known)
@@ -138,7 +140,7 @@ def test_an_edited_file_is_ignored(tmp_path: Path, was: str, now: str) -> None:
 
 def test_what_nobody_would_believe_is_not_kept(tmp_path: Path) -> None:
     """A machine that slept while it measured has no cost of an hour; the others of that save are kept."""
-    slept = OpCost(time_s=1e5, workspace_nbytes=0, output_nbytes=0)
+    slept = MeasuredCost(time_s=1e5, workspace_nbytes=0, output_nbytes=0)
     CostCache(folder=tmp_path).add({"a": slept, "b": COST})
     assert {"b": COST} == CostCache(folder=tmp_path).get(["a", "b"])
 

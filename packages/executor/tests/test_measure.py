@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from remat_executor.costs.cache import CostCache, OpCost
+from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.costs.measure import MeasureError, measure
 
 aten = torch.ops.aten
@@ -240,4 +240,4 @@ def test_on_cuda() -> None:
 def test_cost_refuses_nonsense() -> None:
     """A negative cost is no cost."""
     with pytest.raises(ValueError, match="time_s"):
-        OpCost(time_s=-1.0, workspace_nbytes=0, output_nbytes=0)
+        MeasuredCost(time_s=-1.0, workspace_nbytes=0, output_nbytes=0)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import remat_executor.costs.annotate
-from remat_executor import PlannedModule, plan_graph
+from remat_executor import PlannedModule, step_graph
 from remat_executor.errors import UnplannedUse
 from remat_executor.translation.keys import anywhere
 from remat_graph import H200Spec, Measured, OpCost, load_platform, save_platform
@@ -39,7 +39,7 @@ def test_a_measured_device_is_planned_for_without_measuring(
 
     monkeypatch.setattr(remat_executor.costs.annotate, "measure", measure)
     platform = load_platform(tmp_path / "platform.json")
-    graph = plan_graph(network(), sample, platform=platform, cache_dir=tmp_path / "elsewhere")
+    graph = step_graph(network(), sample, platform=platform, cache_dir=tmp_path / "elsewhere")
     assert asked == []
     assert graph.ops == planned.graph.ops
 
@@ -49,7 +49,7 @@ def test_what_was_not_measured_there_is_fitted(tmp_path: Path) -> None:
     planned = PlannedModule(network(), (torch.randn(8, 16),), {}, save_all, cache_dir=tmp_path)
     measurements = [attrs.evolve(m, time_s=1.0) for m in planned.measurements()]
     platform = Measured(device="a slow one", date="2026-11-22", measurements=measurements)
-    graph = plan_graph(network(), (torch.randn(9, 16),), platform=platform, cache_dir=tmp_path)
+    graph = step_graph(network(), (torch.randn(9, 16),), platform=platform, cache_dir=tmp_path)
     assert all(0.5 < op.first.time_s < 2.0 for op in graph.ops)
 
 
@@ -96,7 +96,7 @@ def test_platforms_hear_what_products_are_computed_in(
     platform = Asked()
     try:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
-        plan_graph(model, (torch.randn(2, 3, 8, 8, dtype=dtype),), platform=platform, cache_dir=tmp_path)
+        step_graph(model, (torch.randn(2, 3, 8, 8, dtype=dtype),), platform=platform, cache_dir=tmp_path)
     finally:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
     assert expected == platform.arithmetic

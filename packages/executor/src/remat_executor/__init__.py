@@ -4,9 +4,9 @@ from remat_executor.errors import BadInput, CaptureError, RematWarning, Unplanne
 from remat_executor.memory.allocator import AllocatorRecord, allocator_peak
 from remat_executor.memory.meter import MemoryMeter
 from remat_executor.module.buckets import Buckets
-from remat_executor.module.pipeline import Planner
+from remat_executor.module.pipeline import PlanFunction
 from remat_executor.module.planned_module import PlannedModule
-from remat_executor.module.step_graph import plan_graph
+from remat_executor.module.step_graph import step_graph
 
 __version__ = "0.1.0"
 
@@ -16,11 +16,11 @@ __all__ = [
     "Buckets",
     "CaptureError",
     "MemoryMeter",
+    "PlanFunction",
     "PlannedModule",
-    "Planner",
     "RematWarning",
     "UnplannedUse",
     "UnsupportedTorch",
     "allocator_peak",
-    "plan_graph",
+    "step_graph",
 ]

@@ -77,7 +77,7 @@ class BadInput(ProblemError):
 
 
 @attrs.frozen(kw_only=True, str=False)
-class UntruePlan(RematError):
+class WrongPrediction(RematError):
     """A planner promised a peak that its schedule does not have."""
 
     solver: str

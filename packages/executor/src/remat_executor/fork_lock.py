@@ -12,12 +12,12 @@ import attrs
 
 from remat_graph import RematError
 
-LOOK_S = 1.0
+CHECK_INTERVAL_S = 1.0
 """After so long, who waits looks whether what it waits for is still alive."""
 
 
 @attrs.frozen(kw_only=True, str=False)
-class OfAnotherProcess(RematError):
+class HeldByParentProcess(RematError):
     """A forked process waits for what only a thread of its parent could do.
 
     Attributes:
@@ -49,11 +49,11 @@ class ForkAwareLock:
         """Take it.
 
         Raises:
-            OfAnotherProcess: a thread of the parent process holds it.
+            HeldByParentProcess: a thread of the parent process holds it.
         """
-        while not self._lock.acquire(timeout=LOOK_S):
+        while not self._lock.acquire(timeout=CHECK_INTERVAL_S):
             if self._taken_in != os.getpid():
-                raise OfAnotherProcess(what=self._what)
+                raise HeldByParentProcess(what=self._what)
         self._taken_in = os.getpid()
 
     def __exit__(

@@ -63,7 +63,7 @@ UNSURE = frozenset(
 )
 
 
-class Layouts:
+class KernelLayouts:
     """What the kernels answered.
 
     Args:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from remat_executor.errors import UnplannedUse
-from remat_executor.lowering.program import Part, Program, Section
+from remat_executor.lowering.program import LoweredGraph, LoweredStep, Segment
 from remat_executor.lowering.step_handler import StepHandler
 from remat_executor.torch_private.autograd import apply_plainly, backward_keeps_graph
 from remat_executor.torch_private.tensors import tensor_versions
 
 
 @attrs.define(eq=False)
-class Live:
+class BackwardState:
     """What one backward run carries from link to link.
 
     Attributes:
@@ -52,7 +52,7 @@ class Wiring:
         device: where the tokens live.
     """
 
-    program: Program
+    program: LoweredStep
     tangents: tuple[Tensor | None, ...]
     tangent_values: tuple[int | None, ...]
     reach: tuple[frozenset[int], ...]
@@ -62,7 +62,7 @@ class Wiring:
 
 
 @attrs.define(eq=False, kw_only=True)
-class Call:
+class PlannedCall:
     """One call of the module, from its forward to the end of its backward.
 
     Attributes:
@@ -86,15 +86,15 @@ class Call:
     versions: list[int] = attrs.field(factory=list)
     others: dict[int, Tensor] = attrs.field(factory=dict)
 
-    def inputs(self, part: Part) -> list[Tensor]:
+    def inputs(self, part: LoweredGraph) -> list[Tensor]:
         """The caller's tensors that a part reads."""
         return [self.externals[i] for i in part.reads]
 
-    def carry_out(self, section: Section, live: dict[int, Tensor]) -> list[Tensor | None]:
+    def carry_out(self, segment: Segment, live: dict[int, Tensor]) -> list[Tensor | None]:
         """Run a section: its results; what it leaves is in `live`."""
         results: list[Tensor | None] = []
-        for item in section.items:
-            if not isinstance(item, Part):
+        for item in segment.items:
+            if not isinstance(item, LoweredGraph):
                 assert self.handler is not None
                 results += self.handler.carry_out(item, live)
                 continue
@@ -126,7 +126,7 @@ class Call:
             self.others = {i: output for i, output in enumerate(outputs) if i not in chosen}
         return tuple(outputs[i] for i in self.wiring.differentiable)
 
-    def begin_backward(self, tangents: Sequence[Tensor | None]) -> Live:
+    def begin_backward(self, tangents: Sequence[Tensor | None]) -> BackwardState:
         """Take over the saved values; check that they are what the forward left."""
         if torch.is_grad_enabled():
             raise UnplannedUse(
@@ -182,14 +182,14 @@ class Call:
             values[value] = tangent
         reached = [(i, places) for i, places in enumerate(self.wiring.reach) if places & missing]
         undefined = frozenset(i for i, places in reached if places <= missing)
-        return Live(values, undefined, frozenset(i for i, _ in reached) - undefined)
+        return BackwardState(values, undefined, frozenset(i for i, _ in reached) - undefined)
 
-    def run_part(self, index: int, live: Live) -> tuple[Tensor | None, list[Tensor | None]]:
+    def run_segment(self, index: int, live: BackwardState) -> tuple[Tensor | None, list[Tensor | None]]:
         """Run one part: the token's gradient, None after the last, and the part's gradients."""
-        section = self.wiring.program.backward[index]
-        gradients = self.carry_out(section, live.values)
+        segment = self.wiring.program.backward[index]
+        gradients = self.carry_out(segment, live.values)
         if live.undefined or live.doubtful:
-            for place, gradient in enumerate(section.gradients):
+            for place, gradient in enumerate(segment.gradients):
                 made = gradients[place]
                 if gradient in live.undefined:
                     gradients[place] = None
@@ -221,9 +221,9 @@ def _empty_as(like: Tensor, device: torch.device) -> Tensor:
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
 
 
-class _Link(torch.autograd.Function):
+class _SegmentFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, index: int, token: Tensor | None, *owners: Tensor) -> Any:
+    def forward(ctx: Any, call: PlannedCall, index: int, token: Tensor | None, *owners: Tensor) -> Any:
         ctx.call, ctx.index = call, index
         ctx.set_materialize_grads(False)
         if index == 0:
@@ -232,7 +232,7 @@ class _Link(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
-        call: Call = ctx.call
+        call: PlannedCall = ctx.call
         if ctx.index == 0:
             live = call.begin_backward(tangents)
         else:
@@ -245,11 +245,11 @@ class _Link(torch.autograd.Function):
             live = token.remat_live
             del token.remat_live
         with without_autocast(call.wiring.device):
-            token, gradients = call.run_part(ctx.index, live)
+            token, gradients = call.run_segment(ctx.index, live)
         return (None, None, token, *gradients)
 
 
-def apply(call: Call, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def apply(call: PlannedCall, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Run the forward under autograd.
 
     Args:
@@ -257,14 +257,14 @@ def apply(call: Call, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
         owners: per gradient of the translation the tensor that gets it.
 
     Returns:
-        the outputs that autograd sees, in the order of `Call.differentiable`.
+        the outputs that autograd sees, in the order of `PlannedCall.differentiable`.
     """
     token: Tensor | None = None
-    parts = call.wiring.program.backward
+    graphs = call.wiring.program.backward
     outputs: Any = ()
-    for index in range(len(parts) - 1, -1, -1):
-        mine = [owners[g] for g in parts[index].gradients]
-        result = apply_plainly(_Link, call, index, token, *mine)
+    for index in range(len(graphs) - 1, -1, -1):
+        mine = [owners[g] for g in graphs[index].gradients]
+        result = apply_plainly(_SegmentFunction, call, index, token, *mine)
         if index == 0:
             outputs = result
         else:

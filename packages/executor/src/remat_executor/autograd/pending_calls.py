@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from remat_executor.autograd.chain import Call
+from remat_executor.autograd.chain import PlannedCall
 
 
 def planned_calls_behind(tensors: Iterable[Tensor]) -> int:
@@ -14,7 +14,7 @@ def planned_calls_behind(tensors: Iterable[Tensor]) -> int:
     while pending:
         node = pending.pop()
         call = getattr(node, "call", None)
-        if isinstance(call, Call):
+        if isinstance(call, PlannedCall):
             calls.add(id(call))
         for source, _ in node.next_functions:
             if source is not None and source not in seen:

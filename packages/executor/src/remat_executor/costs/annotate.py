@@ -28,7 +28,7 @@ from remat_executor.rng import default_generator, preserved_generators, read_sta
 from remat_executor.torch_private.precision import float32_precisions
 from remat_executor.translation.keys import anywhere
 from remat_executor.translation.recipes import (
-    Call,
+    CallOperator,
     Draw,
     OwnGradient,
     ReadGenerator,
@@ -123,7 +123,7 @@ def _with_real_sizes(
     real: dict[str, list[int]] = {}
     for op, recipe in zip(graph.ops, translation.recipes, strict=True):
         outputs = [v for v in op.first.outputs if not values[v].external]
-        if not isinstance(recipe, Call | Draw | TrainBatchNorm):
+        if not isinstance(recipe, CallOperator | Draw | TrainBatchNorm):
             continue
         if output_nbytes.get(op.key, 0) <= sum(graph.allocated_nbytes(v) for v in outputs):
             continue
@@ -147,7 +147,7 @@ def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCos
     read = sum(graph.values[v].nbytes for v in run.inputs)
     written = sum(graph.values[v].nbytes for v in run.outputs)
     flops, arithmetic = 0, ""
-    if isinstance(recipe, Call | Draw):
+    if isinstance(recipe, CallOperator | Draw):
         node = recipe.node
         packet = getattr(node.target, "overloadpacket", None)
         count = flop_registry.get(_COUNTED_AS.get(packet, packet))
@@ -191,7 +191,7 @@ class _Materials:
 
     def request(self, recipe: Recipe, *, repeat: bool) -> Request:
         match recipe:
-            case Call(node):
+            case CallOperator(node):
                 return lambda: self.tried(node)
             case Draw(node, device, _):
                 return lambda: self.draw(node, device, repeat)

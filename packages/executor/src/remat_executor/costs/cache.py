@@ -35,7 +35,7 @@ _LONGEST_S = 3600.0  # no operator takes longer; a machine that slept while it w
 
 
 @attrs.frozen(kw_only=True)
-class OpCost:
+class MeasuredCost:
     """What one run of an operator costs, in its steady state.
 
     Attributes:
@@ -62,7 +62,7 @@ class CostCache:
     ) -> None:
         self._device = torch.device(device)
         self._folder = default_folder() if folder is None else Path(folder)
-        self._costs: dict[Path, dict[str, OpCost]] = {}
+        self._costs: dict[Path, dict[str, MeasuredCost]] = {}
         self._may_write = True
         self._may_warn = True  # of a bad file
 
@@ -71,7 +71,7 @@ class CostCache:
         """The file behind the cache, there or not; another one once threads or flags have changed."""
         return self._folder / _file_name(self._device)
 
-    def get(self, keys: Iterable[str]) -> dict[str, OpCost]:
+    def get(self, keys: Iterable[str]) -> dict[str, MeasuredCost]:
         """The costs known among these keys. A file is read at its first call."""
         path = self.path
         if path not in self._costs:
@@ -79,7 +79,7 @@ class CostCache:
         known = self._costs[path]
         return {key: known[key] for key in keys if key in known}
 
-    def add(self, costs: Mapping[str, OpCost]) -> None:
+    def add(self, costs: Mapping[str, MeasuredCost]) -> None:
         """Keep costs, here and on disk; later ones replace earlier ones of the same key."""
         if not costs:
             return
@@ -96,7 +96,7 @@ class CostCache:
                     "set REMAT_CACHE_DIR to a folder that can be written"
                 )
 
-    def _read(self, path: Path) -> dict[str, OpCost]:
+    def _read(self, path: Path) -> dict[str, MeasuredCost]:
         if not os.path.exists(path):
             return {}
         try:
@@ -108,20 +108,20 @@ class CostCache:
                 warn(f"{error}; it is ignored and costs are measured again")
             return {}
 
-    def _cost(self, reader: Reader) -> OpCost:
+    def _cost(self, reader: Reader) -> MeasuredCost:
         """A cost from the numbers of a file, which may be anything."""
         numbers = reader.items()
         if len(numbers) != 3:
             reader.fail("seconds and two sizes were wanted")
         time_s, workspace_nbytes, output_nbytes = numbers[0].seconds(), numbers[1].size(), numbers[2].size()
-        cost = OpCost(time_s=time_s, workspace_nbytes=workspace_nbytes, output_nbytes=output_nbytes)
+        cost = MeasuredCost(time_s=time_s, workspace_nbytes=workspace_nbytes, output_nbytes=output_nbytes)
         return cost if self._believed(cost) else reader.fail("more than an operator can take on this device")
 
-    def _content(self, costs: Mapping[str, OpCost]) -> dict[str, Any]:
+    def _content(self, costs: Mapping[str, MeasuredCost]) -> dict[str, Any]:
         kept = {key: list(attrs.astuple(cost)) for key, cost in costs.items() if self._believed(cost)}
         return {"format": _FORMAT, "version": _VERSION, "costs": kept}
 
-    def _believed(self, cost: OpCost) -> bool:
+    def _believed(self, cost: MeasuredCost) -> bool:
         most_nbytes = max(cost.workspace_nbytes, cost.output_nbytes)
         return cost.time_s <= _LONGEST_S and most_nbytes <= _memory_nbytes(self._device)
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 import attrs
 import torch
 
-from remat_executor.costs.cache import CostCache, OpCost
+from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.memory.allocator import ProfilerBusy, allocator_peak
 from remat_executor.rng import preserved_generators
 from remat_graph import RematError
@@ -57,7 +57,7 @@ def measure(
     device: torch.device | str = "cpu",
     cache: CostCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> dict[str, OpCost]:
+) -> dict[str, MeasuredCost]:
     """Measure operators, except those whose costs the cache knows.
 
     Args:
@@ -76,7 +76,7 @@ def measure(
     """
     device = torch.device(device)
     known = cache.get(requests) if cache is not None else {}
-    fresh: dict[str, OpCost] = {}
+    fresh: dict[str, MeasuredCost] = {}
     saved = 0
     saved_at = time.monotonic()
     report = on_progress or (lambda done, total: None)
@@ -99,7 +99,7 @@ def measure(
     return {key: known[key] if key in known else fresh[key] for key in requests}
 
 
-def _measure_one(key: str, factory: Callable[[], Thunk], device: torch.device) -> OpCost:
+def _measure_one(key: str, factory: Callable[[], Thunk], device: torch.device) -> MeasuredCost:
     try:
         thunk = factory()
         time_s, peak_nbytes, end_nbytes = _observed(thunk, device)
@@ -114,7 +114,7 @@ def _measure_one(key: str, factory: Callable[[], Thunk], device: torch.device) -
     except Exception as error:  # whatever the operator raises, the key must be told
         problem = text_of(error).strip().partition("\n")[0]
         raise MeasureError(key=key, problem=f"{type(error).__name__}: {problem}") from error
-    return OpCost(
+    return MeasuredCost(
         time_s=time_s,
         workspace_nbytes=max(0, peak_nbytes - max(0, end_nbytes)),
         output_nbytes=max(0, end_nbytes),

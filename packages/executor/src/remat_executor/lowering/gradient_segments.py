@@ -7,7 +7,7 @@ an all-reduce, waits with them; each part costs a few calls of Python and autogr
 from collections.abc import Sequence
 
 from remat_executor.errors import BadInput
-from remat_executor.lowering.step_handler import handled
+from remat_executor.lowering.step_handler import handled_steps
 from remat_graph import Deliver, Grads, Graph, Schedule, Step, simulate
 from remat_graph.errors import shown
 
@@ -30,7 +30,7 @@ def check_part_nbytes(part_nbytes: int | None) -> None:
         )
 
 
-def cut(graph: Graph, schedule: Schedule, part_nbytes: int | None = None) -> list[list[Step]]:
+def split_backward(graph: Graph, schedule: Schedule, part_nbytes: int | None = None) -> list[list[Step]]:
     """The steps of the backward, cut after deliveries.
 
     Args:
@@ -43,7 +43,7 @@ def cut(graph: Graph, schedule: Schedule, part_nbytes: int | None = None) -> lis
     nbytes = {g: graph.allocated_nbytes(g) for g in graph.gradients}
     enough = _enough_nbytes(graph, sum(nbytes.values())) if part_nbytes is None else part_nbytes
     alone = simulate(graph, schedule, grads=Grads.ACCUMULATE)
-    on_host = {step.value for i in handled(graph, schedule) if isinstance(step := steps[i], Deliver)}
+    on_host = {step.value for i in handled_steps(graph, schedule) if isinstance(step := steps[i], Deliver)}
     # By the allocator and by live bytes, which can peak at different steps; and what waits on the host there.
     series = ((alone.during_nbytes, False), (alone.live_nbytes, False), (alone.host_nbytes, True))
     readings = [(_highest_until_delivery(steps, held), max(held), host) for held, host in series]

@@ -20,7 +20,7 @@ from remat_graph import (
 )
 
 
-def split_runs(steps: Sequence[Step], first: int, beside: frozenset[int]) -> list[list[Step] | Action]:
+def group_steps(steps: Sequence[Step], first: int, handled: frozenset[int]) -> list[list[Step] | Action]:
     """Steps in runs that become one graph each, and between them those that a handler carries out.
 
     The last one is a run, an empty one if need be: what a section returns, a graph returns.
@@ -28,7 +28,7 @@ def split_runs(steps: Sequence[Step], first: int, beside: frozenset[int]) -> lis
     found: list[list[Step] | Action] = []
     run: list[Step] = []
     for position, step in enumerate(steps, first):
-        if position in beside:
+        if position in handled:
             if run:
                 found.append(run)
             run = []
@@ -38,13 +38,13 @@ def split_runs(steps: Sequence[Step], first: int, beside: frozenset[int]) -> lis
     return [*found, run]
 
 
-def needed_later(graph: Graph, sections: Sequence[Sequence[list[Step] | Action]]) -> list[list[set[int]]]:
+def needed_later(graph: Graph, segments: Sequence[Sequence[list[Step] | Action]]) -> list[list[set[int]]]:
     """For each run of each section the values that what follows it needs."""
     needed: set[int] = set()
     found: list[list[set[int]]] = []
-    for section in reversed(sections):
+    for segment in reversed(segments):
         mine = []
-        for run in reversed(section):
+        for run in reversed(segment):
             mine.append(set(needed))
             needed |= read_by(graph, run) if isinstance(run, list) else reads(graph, run)
         found.append(mine[::-1])

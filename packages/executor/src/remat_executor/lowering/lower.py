@@ -20,15 +20,15 @@ from remat_executor.capture.captured import Captured
 from remat_executor.capture.dataflow import drops_statistics
 from remat_executor.capture.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.fx_nodes import args_of, is_item, is_second_name, source_of, target_of
-from remat_executor.lowering.gradient_segments import cut
-from remat_executor.lowering.liveness import freed_next, live_after, needed_later, repeated_draws, split_runs
-from remat_executor.lowering.program import Part, Program, Section
-from remat_executor.lowering.runtime_protocol import Ends, Runtime
-from remat_executor.lowering.step_handler import Action, handled
+from remat_executor.lowering.gradient_segments import split_backward
+from remat_executor.lowering.liveness import freed_next, group_steps, live_after, needed_later, repeated_draws
+from remat_executor.lowering.program import LoweredGraph, LoweredStep, Segment
+from remat_executor.lowering.runtime_protocol import GraphInterface, Runtime
+from remat_executor.lowering.step_handler import Action, handled_steps
 from remat_executor.rng import read_state, replay
 from remat_executor.torch_private.fx_modules import read_later
 from remat_executor.translation.recipes import (
-    Call,
+    CallOperator,
     Draw,
     OwnGradient,
     ReadGenerator,
@@ -58,67 +58,66 @@ def lower(
     *,
     runtime: Runtime,
     part_nbytes: int | None = None,
-) -> Program:
-    """Turn a schedule into runnable parts.
+) -> LoweredStep:
+    """Turn a schedule into runnable graphs.
 
     Args:
         captured: the joint graph.
         translation: its IR and the way back.
         schedule: valid steps on that IR.
         runtime: makes each graph runnable.
-        part_nbytes: gradient bytes after which a part of the backward ends at the latest; see `parts.cut`.
+        part_nbytes: see `split_backward`.
     """
     graph = translation.graph
-    beside = handled(graph, schedule)
-    segments = cut(graph, schedule, part_nbytes)
-    whole = _Whole(captured, translation, repeated_draws(translation, schedule.steps), runtime)
-    runs = [split_runs(schedule.steps[: schedule.boundary], 0, beside)]
+    handled = handled_steps(graph, schedule)
+    groups = [group_steps(schedule.steps[: schedule.boundary], 0, handled)]
     first = schedule.boundary
-    for segment in segments:
-        runs.append(split_runs(segment, first, beside))
-        first += len(segment)
+    for steps in split_backward(graph, schedule, part_nbytes):
+        groups.append(group_steps(steps, first, handled))
+        first += len(steps)
+    shared = _StepLowering(captured, translation, repeated_draws(translation, schedule.steps), runtime)
     outputs = [o.node for o in captured.outputs if not o.replayed]
-    needed = needed_later(graph, runs)
+    needed = needed_later(graph, groups)
     for later in needed[0][:-1]:
         later.update(translation.value_of[translation.base_of[node]] for node in outputs)
-    sections: list[Section] = []
+    segments: list[Segment] = []
     live: set[int] = set()
     overwritten: set[int] = set()
-    for i, section in enumerate(runs):
-        items: list[Part | Action] = []
+    for i, group in enumerate(groups):
+        items: list[LoweredGraph | Action] = []
         gradients: list[int] = []
-        for run, later in zip(section, needed[i], strict=True):
-            if not isinstance(run, list):
-                live, owned = live_after(graph, run, live)
-                gradients += [whole.gradient_of[value] for value in owned]
-                items.append(run)
+        for item, later in zip(group, needed[i], strict=True):
+            if not isinstance(item, list):
+                live, owned = live_after(graph, item, live)
+                gradients += [shared.gradient_of[value] for value in owned]
+                items.append(item)
                 continue
-            lowering = _Lowering(whole, live)
-            lowering.follow(run)
-            last_of_forward = i == 0 and run is section[-1]
+            lowering = _GraphLowering(shared, live)
+            lowering.follow(item)
+            last_of_forward = i == 0 and item is group[-1]
             results = [lowering.resolve(node) for node in outputs] if last_of_forward else []
             results += [lowering.gradient(g) for g in lowering.delivered]
-            part = lowering.finish(results, later)
+            lowered = lowering.finish(results, later)
             gradients += lowering.delivered
-            items.append(part)
+            items.append(lowered)
             if i > 0:
-                overwritten |= lowering.overwritten & sections[0].gives
-            live = live - set(part.drops) | set(part.gives)
-        sections.append(Section(items=tuple(items), gives=frozenset(live), gradients=tuple(gradients)))
+                overwritten |= lowering.overwritten & segments[0].gives
+            live = live - set(lowered.drops) | set(lowered.gives)
+        segments.append(Segment(items=tuple(items), gives=frozenset(live), gradients=tuple(gradients)))
         if i == 0:
             live |= set(graph.tangents)
-    backward = tuple(sections[1:])
-    return Program(
-        forward=sections[0],
-        backward=backward,
+    forward, *backward = segments
+    return LoweredStep(
+        forward=forward,
+        backward=tuple(backward),
         overwritten=frozenset(overwritten),
-        read_again=tuple(sorted({v for section in backward for part in section.parts for v in part.reads})),
+        read_again=tuple(sorted({v for segment in backward for g in segment.graphs for v in g.reads})),
         tail=() if schedule.end is None else schedule.steps[schedule.end :],
     )
 
 
 @attrs.frozen(eq=False)
-class _Whole:
+class _StepLowering:
     """What the lowerings of all parts share.
 
     Attributes:
@@ -143,11 +142,11 @@ class _Whole:
         return {value: i for i, (_, _, value) in enumerate(self.translation.gradients)}
 
 
-class _Lowering:
+class _GraphLowering:
     """Emits one part; `nodes_of` maps live values, `views` the views rebuilt so far."""
 
-    def __init__(self, whole: _Whole, live: set[int]) -> None:
-        self.whole, self.translation = whole, whole.translation
+    def __init__(self, shared: _StepLowering, live: set[int]) -> None:
+        self.shared, self.translation = shared, shared.translation
         self.before = live
         self.untouched = set(live)
         self.fx = FxGraph()
@@ -165,7 +164,7 @@ class _Lowering:
         """A node for one tensor of the list; its index is known only when the part is finished."""
         with self.fx.inserting_after(self.head):
             self.head = self.fx.create_node("call_function", operator.getitem, (self.argument, 0), name=name)
-        captured = self.whole.node_of.get(value)
+        captured = self.shared.node_of.get(value)
         return self.head if captured is None else _like(self.head, captured)
 
     # -- following steps
@@ -177,7 +176,7 @@ class _Lowering:
             elif isinstance(step, Free):
                 self.drop(step.value)
             elif isinstance(step, Deliver):
-                self.delivered.append(self.whole.gradient_of[step.value])
+                self.delivered.append(self.shared.gradient_of[step.value])
 
     def drop(self, value: int) -> None:
         self.nodes_of.pop(value, None)
@@ -192,7 +191,7 @@ class _Lowering:
         repeat = step.implementation != 0
         if isinstance(recipe, ReadGenerator):
             (state,) = implementation.outputs
-            if state in self.whole.replays:
+            if state in self.shared.replays:
                 self.nodes_of[state] = self.fx.call_function(read_state, (recipe.device,))
             return
         made = self.translation.made_by[step.op]
@@ -229,7 +228,7 @@ class _Lowering:
 
     def emit(self, recipe: Recipe, repeat: bool) -> Node:
         match recipe:
-            case Call(node):
+            case CallOperator(node):
                 args, kwargs = self.call_arguments(node)
                 return self.fx.call_function(target_of(node), args, kwargs)
             case Draw(node, device, state):
@@ -263,7 +262,7 @@ class _Lowering:
                 return self.fx.call_function(read_state, (device,))
 
     def emit_in_place(self, recipe: Recipe, place: int, form: Any) -> Node:
-        assert isinstance(recipe, Call)
+        assert isinstance(recipe, CallOperator)
         args, kwargs = self.call_arguments(recipe.node)
         if form.out is not None:
             kwargs = {**kwargs, form.out: args[place]}
@@ -317,14 +316,14 @@ class _Lowering:
         stored = self.translation.graph.values[value]
         return stored.external or stored.placement is Placement.DEVICE
 
-    def lasts(self, value: int) -> bool:
+    def is_stable(self, value: int) -> bool:
         """Whether the caller's tensor stays where it is from call to call, as an input does not."""
         return self.translation.graph.values[value].role in (Role.PARAM, Role.BUFFER)
 
-    def finish(self, results: Sequence[Node], needed: set[int]) -> Part:
+    def finish(self, results: Sequence[Node], needed: set[int]) -> LoweredGraph:
         """Number the list's entries, empty the list after reading it, and compile."""
         # What lasts from call to call comes first.
-        self.reads = dict(sorted(self.reads.items(), key=lambda read: not self.lasts(read[0])))
+        self.reads = dict(sorted(self.reads.items(), key=lambda read: not self.is_stable(read[0])))
         reads, takes = tuple(self.reads), tuple(self.takes)
         for i, node in enumerate((*self.reads.values(), *self.takes.values())):
             node.args = (self.argument, i)
@@ -335,9 +334,9 @@ class _Lowering:
         gives = tuple(sorted(made & needed))
         self.fx.output([*results, *(self.nodes_of[v] for v in gives)])
         module = read_later(self.fx)  # a runtime makes its own code of it
-        lasting = sum(map(self.lasts, reads))
-        return Part(
-            run=self.whole.runtime(module, Ends(lasting=lasting, results=len(results))),
+        interface = GraphInterface(stable_inputs=sum(map(self.is_stable, reads)), results=len(results))
+        return LoweredGraph(
+            run=self.shared.runtime(module, interface),
             reads=reads,
             takes=takes,
             drops=tuple(sorted(self.before - kept - (self.untouched & needed))),

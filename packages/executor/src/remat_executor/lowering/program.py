@@ -3,7 +3,7 @@
 import attrs
 from torch.fx import GraphModule
 
-from remat_executor.lowering.runtime_protocol import Run
+from remat_executor.lowering.runtime_protocol import GraphFunction
 from remat_executor.lowering.step_handler import Action
 from remat_graph import (
     Step,
@@ -11,7 +11,7 @@ from remat_graph import (
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Part:
+class LoweredGraph:
     """One lowered piece of a schedule.
 
     Attributes:
@@ -26,7 +26,7 @@ class Part:
         module: the fx module behind `run`, for reading.
     """
 
-    run: Run
+    run: GraphFunction
     reads: tuple[int, ...]
     takes: tuple[int, ...]
     drops: tuple[int, ...]
@@ -36,7 +36,7 @@ class Part:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Section:
+class Segment:
     """What runs in one go: the forward, or what the backward does between two handings over of gradients.
 
     Attributes:
@@ -45,18 +45,18 @@ class Section:
         gradients: for the backward, indices into `Translation.gradients` of its results, in their order.
     """
 
-    items: tuple[Part | Action, ...]
+    items: tuple[LoweredGraph | Action, ...]
     gives: frozenset[int]
     gradients: tuple[int, ...] = ()
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def graphs(self) -> tuple[LoweredGraph, ...]:
         """Its parts alone."""
-        return tuple(item for item in self.items if isinstance(item, Part))
+        return tuple(item for item in self.items if isinstance(item, LoweredGraph))
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Program:
+class LoweredStep:
     """A lowered schedule.
 
     Attributes:
@@ -67,8 +67,8 @@ class Program:
         tail: what follows the backward: the optimizer's step.
     """
 
-    forward: Section
-    backward: tuple[Section, ...]
+    forward: Segment
+    backward: tuple[Segment, ...]
     overwritten: frozenset[int]
     read_again: tuple[int, ...]
     tail: tuple[Step, ...] = ()

@@ -38,10 +38,10 @@ class StepHandler(Protocol):
         ...
 
 
-class Handlers(Protocol):
+class OffloadBackend(Protocol):
     """What moves between device and host for one module: it makes the handler of each call."""
 
-    def extended(self, graph: Graph, tensors: Tensors) -> Graph:
+    def extend_graph(self, graph: Graph, tensors: Tensors) -> Graph:
         """The captured graph with all that training holds, and what is known already of who is at home where.
 
         Args:
@@ -50,17 +50,17 @@ class Handlers(Protocol):
         """
         ...
 
-    def settle(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
+    def apply_placement(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
         """Bring everything to its home, with its values; the graph with everything there.
 
         Args:
-            graph: what `extended` gave.
+            graph: what `extend_graph` gave.
             on_host: indices of the values that its plan has placed on the host.
-            tensors: as for `extended`.
+            tensors: as for `extend_graph`.
         """
         ...
 
-    def entered(self) -> AbstractContextManager[None]:
+    def call_context(self) -> AbstractContextManager[None]:
         """Within it a call runs: the module's tensors are looked at."""
         ...
 
@@ -68,7 +68,7 @@ class Handlers(Protocol):
         """Wait until nothing runs in other threads: the module is about to be captured."""
         ...
 
-    def original(self) -> AbstractContextManager[object]:
+    def original_context(self) -> AbstractContextManager[object]:
         """In it the original module can run on the device, whatever of it is at home elsewhere."""
         ...
 
@@ -77,7 +77,7 @@ class Handlers(Protocol):
         ...
 
 
-def handled(graph: Graph, schedule: Schedule) -> frozenset[int]:
+def handled_steps(graph: Graph, schedule: Schedule) -> frozenset[int]:
     """Positions of the steps that a handler carries out."""
     moved = {step.transfer.value for step in schedule.steps if isinstance(step, Start)}
     gone: set[int] = set()

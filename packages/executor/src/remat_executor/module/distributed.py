@@ -30,7 +30,7 @@ from remat_graph.serialization.plans import plan_from_data, plan_to_data
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from remat_executor.module.pipeline import Planner
+    from remat_executor.module.pipeline import PlanFunction
 
 Ranks: TypeAlias = Literal["together", "alone"] | "ProcessGroup"
 
@@ -98,7 +98,7 @@ class SharedPlan(AbstractContextManager["SharedPlan"]):
             )
         self._next: Literal["reports", "verdicts", "nothing"] = "reports"
 
-    def planner(self, planner: "Planner", terms: Mapping[str, str] | None = None) -> "Planner":
+    def planner(self, planner: "PlanFunction", terms: Mapping[str, str] | None = None) -> "PlanFunction":
         """The planner to build the module with.
 
         Args:
@@ -127,7 +127,7 @@ class SharedPlan(AbstractContextManager["SharedPlan"]):
         if error is None:
             _raise_first(reports)
 
-    def _share(self, planner: "Planner", graph: Graph, terms: Mapping[str, str]) -> Plan:
+    def _share(self, planner: "PlanFunction", graph: Graph, terms: Mapping[str, str]) -> Plan:
         """Rank 0's plan, judged on this rank's graph."""
         reports = self._gather({"graph": _description(graph, terms), "workspaces": list(_workspaces(graph))})
         _raise_first(reports)

@@ -1,6 +1,6 @@
 """The way from a call to a planned step, in one function: `planned_step`.
 
-Capture, translate, annotate with costs, plan, place and lower: `Stages` carries these out.
+Capture, translate, annotate with costs, plan, place and lower: `PipelineStages` carries these out.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from torch import nn
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.joint_graph import capture, raise_as_original
 from remat_executor.costs.measure import MeasureError
-from remat_executor.errors import CaptureError, UntruePlan, note_on
+from remat_executor.errors import CaptureError, WrongPrediction, note_on
 from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.runtime_protocol import Runtime
-from remat_executor.lowering.step_handler import Handlers
+from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.module.peak_check import replan_until_it_fits
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.runtime.eager import Eager
@@ -35,7 +35,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (what, done, total)."""
 
 
-class Planner(Protocol):
+class PlanFunction(Protocol):
     """Any function from a graph to a plan on it."""
 
     def __call__(self, graph: Graph) -> Plan:
@@ -92,7 +92,7 @@ class Traced:
     tensors: Tensors
 
 
-def planned_step(stages: "Stages", call: CallToPlan, planner: Planner) -> PlannedStep:
+def planned_step(stages: "PipelineStages", call: CallToPlan, planner: PlanFunction) -> PlannedStep:
     """Capture, translate, measure, plan, place and lower the step of a call.
 
     Args:
@@ -129,7 +129,7 @@ def _unknown_names_refused() -> Generator[None, None, None]:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Stages:
+class PipelineStages:
     """The stages on the way to a planned step, and what they need.
 
     Attributes:
@@ -141,7 +141,7 @@ class Stages:
         runtime: the name of what it makes; all but ``"eager"`` are rehearsed.
         tightening: the planner that is asked again where a runtime takes more than is planned.
         part_nbytes: bytes of gradients that wait together at most in the backward.
-        handlers: for what plans do beside computing.
+        backend: for what plans do beside computing.
     """
 
     costs: CostSource
@@ -150,9 +150,9 @@ class Stages:
     device: torch.device | None = None
     new_runtime: Callable[[], Runtime] = Eager
     runtime: str = "eager"
-    tightening: Planner | None = None
+    tightening: PlanFunction | None = None
     part_nbytes: int | None = None
-    handlers: Handlers | None = None
+    backend: OffloadBackend | None = None
 
     @_unknown_names_refused()
     def capture(self, call: CallToPlan) -> Traced:
@@ -195,13 +195,13 @@ class Stages:
             finally:
                 del failed
         call.on_measured(traced.captured)
-        return graph if self.handlers is None else self.handlers.extended(graph, call.tensors)
+        return graph if self.backend is None else self.backend.extend_graph(graph, call.tensors)
 
     def place(self, call: CallToPlan, graph: Graph, plan: Plan) -> Graph:
         """Bring everything to the home that the plan gives it; the graph with everything there."""
-        if self.handlers is None:
+        if self.backend is None:
             return graph
-        return self.handlers.settle(graph, frozenset(plan.on_host), call.tensors)
+        return self.backend.apply_placement(graph, frozenset(plan.on_host), call.tensors)
 
     def lower(
         self, call: CallToPlan, traced: Traced, translation: Translation, graph: Graph, plan: Plan
@@ -213,7 +213,7 @@ class Stages:
             runtime = self.new_runtime()
             with without_any_autocast():  # as it will run
                 return PlannedStep.build(
-                    traced.captured, translation, graph, plan, runtime, self.part_nbytes, self.handlers
+                    traced.captured, translation, graph, plan, runtime, self.part_nbytes, self.backend
                 )
 
         step = build(plan)
@@ -245,11 +245,11 @@ def _verify(graph: Graph, plan: Plan) -> None:
     Raises:
         InvalidSchedule: the schedule cannot be carried out.
         OverBudget: it peaks above the plan's budget, whatever the plan says.
-        UntruePlan: its peak is not the one that the plan promises; where an optimizer steps, gradients that
-            are there already may take more than is seen here, and the plan promise it.
+        WrongPrediction: its peak differs from the plan's. Where an optimizer steps, a plan may predict more:
+            existing gradients cost bytes that this simulation does not see.
     """
     peak_nbytes = simulate(graph, plan.schedule).peak_nbytes
     if peak_nbytes > plan.budget_nbytes:
         raise OverBudget(solver=plan.solver, peak_nbytes=peak_nbytes, budget_nbytes=plan.budget_nbytes)
     if peak_nbytes > plan.peak_nbytes or (peak_nbytes < plan.peak_nbytes and not graph.updates):
-        raise UntruePlan(solver=plan.solver, promised_nbytes=plan.peak_nbytes, peak_nbytes=peak_nbytes)
+        raise WrongPrediction(solver=plan.solver, promised_nbytes=plan.peak_nbytes, peak_nbytes=peak_nbytes)

@@ -17,12 +17,12 @@ from remat_executor.errors import CaptureError, UnplannedUse
 from remat_executor.guards.signature import Signature, reason_for_original, reason_in_force
 from remat_executor.inspection.tensors import called_with
 from remat_executor.lowering.gradient_segments import check_part_nbytes
-from remat_executor.lowering.step_handler import Handlers
+from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.module.buckets import Buckets
 from remat_executor.module.combined_class import attribute_of, class_for
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget
-from remat_executor.module.pipeline import Planner, Progress, Stages
+from remat_executor.module.pipeline import PipelineStages, PlanFunction, Progress
 from remat_executor.module.plan_cache import MOST_PLANS, LRUCache
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.module.replanning import PlanManager
@@ -61,7 +61,7 @@ class PlannedModule(nn.Module):
         model: nn.Module,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        planner: Planner,
+        planner: PlanFunction,
         *,
         platform: Platform | None = None,
         cache_dir: str | Path | None = None,
@@ -71,7 +71,7 @@ class PlannedModule(nn.Module):
         buckets: Buckets | None = None,
         runtime: str = "eager",
         part_nbytes: int | None = None,
-        handlers: Handlers | None = None,
+        backend: OffloadBackend | None = None,
         device: torch.device | None = None,
     ) -> None:
         """Capture, measure and plan a step; the model, its buffers and the generators stay as they are.
@@ -94,9 +94,9 @@ class PlannedModule(nn.Module):
                 then be a `MarginPlanner`.
             part_nbytes: bytes of gradients that wait together at most before the backward hands them over;
                 0 for each by itself, None for as many parts as cost a hundredth of the step.
-            handlers: carry out what plans do beside computing; None if they only compute.
+            backend: carry out what plans do beside computing; None if they only compute.
             device: where plans run; None: where the model is. With it, the model may be on the meta device if
-                `handlers` give it values as they bring it to its homes.
+                `backend` give it values as they bring it to its homes.
 
         Raises:
             BadInput: the model or the sample cannot be planned, or max_plans, buckets or part_nbytes mean
@@ -114,7 +114,7 @@ class PlannedModule(nn.Module):
         manager = PlanManager(
             binding=ForwardBinding(original=model),
             planner=planner,
-            stages=Stages(
+            stages=PipelineStages(
                 costs=partial(with_costs, cache=CostCache(device, cache_dir), platform=platform),
                 differentiate=output_indices(differentiate),
                 on_progress=on_progress,
@@ -123,7 +123,7 @@ class PlannedModule(nn.Module):
                 runtime=runtime,
                 tightening=planner,
                 part_nbytes=part_nbytes,
-                handlers=handlers,
+                backend=backend,
             ),
             platform=platform,
             buckets=buckets,
@@ -131,7 +131,9 @@ class PlannedModule(nn.Module):
         )
         target = manager.binding.target()
         with torch.enable_grad():
-            manager.plan(tensors, manager.seen(manager.current_snapshot(target), tensors, target), target)
+            manager.plan(
+                tensors, manager.signature(manager.current_snapshot(target), tensors, target), target
+            )
         manager.binding.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
         manager.binding.runner = unseen_by_dynamo(PlannedModule._remat_run)
         self._remat_attach(manager)
@@ -204,7 +206,7 @@ class PlannedModule(nn.Module):
         manager: PlanManager = self._remat
         if manager.binding.inside:
             return manager.binding.resolved(target)(*args, **kwargs)
-        with nullcontext() if manager.handlers is None else manager.handlers.entered():
+        with nullcontext() if manager.backend is None else manager.backend.call_context():
             why, output = self._remat_serve(target, args, kwargs)
         return output if why is None else manager.run_uncapturable(target, args, kwargs, why)
 
@@ -224,16 +226,16 @@ class PlannedModule(nn.Module):
             reason = reason_for_original(tensors) or snapshot.objection
         if reason is not None:
             return None, manager.run_original(target, args, kwargs, reason)
-        seen = manager.seen(snapshot, tensors, target)
-        why = manager.uncapturable.get(seen.forward)
+        signature = manager.signature(snapshot, tensors, target)
+        why = manager.uncapturable.get(signature.forward)
         if why is not None:
             return why, None
         try:
-            step = manager.step_for(tensors, seen, target)
+            step = manager.step_for(tensors, signature, target)
         except CaptureError as error:
-            if seen.forward is None:
+            if signature.forward is None:
                 raise
-            manager.uncapturable[seen.forward] = error.problem
+            manager.uncapturable[signature.forward] = error.problem
             return error.problem, None
         if step is None:
             reason = "nothing that it returns requires a gradient"

@@ -8,15 +8,15 @@ import attrs
 import torch
 from torch import Tensor
 
-from remat_executor.autograd.chain import Call, Wiring, apply, without_autocast
+from remat_executor.autograd.chain import PlannedCall, Wiring, apply, without_autocast
 from remat_executor.capture.captured import Captured
 from remat_executor.costs.annotate import op_cost
 from remat_executor.fx_nodes import replayed
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.lower import lower
-from remat_executor.lowering.program import Program
+from remat_executor.lowering.program import LoweredStep
 from remat_executor.lowering.runtime_protocol import Runtime
-from remat_executor.lowering.step_handler import Handlers
+from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.torch_private.pytrees import unflatten
 from remat_executor.translation.recipes import OwnGradient
 from remat_executor.translation.translation import Translation
@@ -40,7 +40,7 @@ class PlannedStep:
     constants: tuple[Tensor, ...]
     owners: tuple[int, ...]  # per gradient the place of the tensor that gets it
     rehearsed_nbytes: int | None = None  # peak by the allocator, where the runtime had to be tried
-    handlers: Handlers | None = None  # for what the schedule does beside computing
+    backend: OffloadBackend | None = None  # for what the schedule does beside computing
 
     @classmethod
     def build(
@@ -51,7 +51,7 @@ class PlannedStep:
         plan: Plan,
         runtime: Runtime,
         part_nbytes: int | None = None,
-        handlers: Handlers | None = None,
+        backend: OffloadBackend | None = None,
     ) -> "PlannedStep":
         """Lower the plan's schedule."""
         translation = attrs.evolve(translation, graph=graph)  # with what was measured
@@ -83,7 +83,7 @@ class PlannedStep:
                 if n.op == "get_attr"
             ),
             owners=tuple(place for place, _, _ in translation.gradients),
-            handlers=handlers,
+            backend=backend,
         )
 
     @functools.cached_property
@@ -108,17 +108,17 @@ class PlannedStep:
         return self._gradient_layouts[value]
 
     @property
-    def program(self) -> Program:
+    def program(self) -> LoweredStep:
         """The lowered schedule."""
         return self.wiring.program
 
-    def call(self, flat: Sequence[Tensor]) -> Call:
+    def call(self, flat: Sequence[Tensor]) -> PlannedCall:
         """One call on the caller's tensors, in the order of `Tensors.flat`."""
-        return Call(
+        return PlannedCall(
             wiring=self.wiring,
             externals=(*flat, *self.constants),
             autocast=torch.is_autocast_enabled(self.wiring.device.type),
-            handler=None if self.handlers is None else self.handlers.begin(self, flat),
+            handler=None if self.backend is None else self.backend.begin(self, flat),
         )
 
     def measurements(self) -> list[Measurement]:
@@ -132,7 +132,7 @@ class PlannedStep:
                 )
         return list(costs.values())
 
-    def run(self, tensors: Tensors, on_begin: Callable[[Call], None] | None = None) -> Any:
+    def run(self, tensors: Tensors, on_begin: Callable[[PlannedCall], None] | None = None) -> Any:
         """Run the forward under autograd and put the outputs into their containers.
 
         Args:

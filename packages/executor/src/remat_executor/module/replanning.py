@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import nn
 
-from remat_executor.autograd.chain import Call
+from remat_executor.autograd.chain import PlannedCall
 from remat_executor.capture.captured import Captured
 from remat_executor.errors import NothingToDifferentiate, warn
 from remat_executor.fork_lock import ForkAwareLock
@@ -19,12 +19,12 @@ from remat_executor.guards.external_state import state_key
 from remat_executor.guards.signature import Signature
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import Tensors
-from remat_executor.lowering.step_handler import Handlers
+from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.module.buckets import Buckets
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import ForwardTarget
 from remat_executor.module.gc_pause import raised_gc_threshold
-from remat_executor.module.pipeline import CallToPlan, Planner, Stages, planned_step
+from remat_executor.module.pipeline import CallToPlan, PipelineStages, PlanFunction, planned_step
 from remat_executor.module.plan_cache import LRUCache
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.torch_private.dynamo import under_dynamo
@@ -61,8 +61,8 @@ class PlanManager:
     MOST_UNNEEDED_CAPTURES: ClassVar[int] = 3
 
     binding: ForwardBinding
-    planner: Planner
-    stages: Stages
+    planner: PlanFunction
+    stages: PipelineStages
     platform: Platform | None
     buckets: Buckets | None
     steps: LRUCache[Signature, PlannedStep]
@@ -86,7 +86,7 @@ class PlanManager:
             binding=self.binding.copied(original),
             snapshot=None,
             # What was assigned may mean the module that is copied, whose step is not the copy's.
-            steps=self.steps.copy(lambda seen: seen.forward is None),
+            steps=self.steps.copy(lambda signature: signature.forward is None),
             undifferentiable=LRUCache(),
             uncapturable=LRUCache(),
             warned=set(self.warned),
@@ -100,9 +100,9 @@ class PlanManager:
         return self.binding.original
 
     @property
-    def handlers(self) -> Handlers | None:
+    def backend(self) -> OffloadBackend | None:
         """For what plans do beside computing."""
-        return self.stages.handlers
+        return self.stages.backend
 
     # -- plans
 
@@ -114,35 +114,35 @@ class PlanManager:
                 snapshot = self.snapshot = Snapshot.take(self.original, target)
         return snapshot
 
-    def seen(self, snapshot: Snapshot, tensors: Tensors, target: ForwardTarget = None) -> Signature:
+    def signature(self, snapshot: Snapshot, tensors: Tensors, target: ForwardTarget = None) -> Signature:
         """The signature of a call; what moves does not run where it is."""
-        found = snapshot.signature(tensors, None if self.handlers is None else self.stages.device)
+        found = snapshot.signature(tensors, None if self.backend is None else self.stages.device)
         if target is self.original.__dict__.get("forward"):  # an attribute like others
             return found
         return attrs.evolve(found, forward=(target is None, state_key(target)))
 
-    def step_for(self, tensors: Tensors, seen: Signature, target: ForwardTarget) -> PlannedStep | None:
+    def step_for(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep | None:
         """The step for a call of this kind, or None; the first one is planned, and that is said."""
-        step: PlannedStep | None = self.steps.get(seen)
+        step: PlannedStep | None = self.steps.get(signature)
         if step is not None:
             self.unneeded_captures = 0
-        elif not self.undifferentiable.get(seen):
+        elif not self.undifferentiable.get(signature):
             try:
-                step = self._replan(tensors, seen, target)
+                step = self._replan(tensors, signature, target)
             except NothingToDifferentiate:
-                self.undifferentiable[seen] = True
+                self.undifferentiable[signature] = True
         if step is not None:
-            self.latest, self.latest_signature = step, seen
+            self.latest, self.latest_signature = step, signature
         return step
 
-    def _replan(self, tensors: Tensors, seen: Signature, target: ForwardTarget) -> PlannedStep:
+    def _replan(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep:
         with self.lock:
-            step: PlannedStep | None = self.steps.get(seen)
+            step: PlannedStep | None = self.steps.get(signature)
             if step is not None:  # by another thread, meanwhile
                 return step
-            changes = seen.changes(self.latest_signature)
+            changes = signature.changes(self.latest_signature)
             began_s = self.clock()
-            step = self.plan(tensors, seen, target)
+            step = self.plan(tensors, signature, target)
             took = format_seconds(self.clock() - began_s)
             self._warn_once(
                 "replanned",
@@ -159,36 +159,36 @@ class PlanManager:
             return step
 
     @raised_gc_threshold()
-    def plan(self, tensors: Tensors, seen: Signature, target: ForwardTarget) -> PlannedStep:
+    def plan(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep:
         """Capture, measure, plan and lower the step of a call; the plan for the same work serves again."""
-        if self.handlers is not None:
+        if self.backend is not None:
             # Capture sets flags for the whole process: an optimizer that steps meanwhile, in a lane's thread,
             # takes itself to be compiled, and rounds otherwise.
-            self.handlers.wait()
+            self.backend.wait()
         before = self.current_snapshot(target)
 
         def on_measured(captured: Captured) -> None:
-            nonlocal seen
+            nonlocal signature
             if self.reference_spec is None:
                 self.reference_spec = captured.out_spec
             if self._warn_external_state(before):
                 # Otherwise each later call would find the state changed.
-                seen = attrs.evolve(seen, own=self.current_snapshot(target).own)
+                signature = attrs.evolve(signature, own=self.current_snapshot(target).own)
 
         call = CallToPlan(
             model=self.original,
             tensors=tensors,
-            conditions=seen.conditions(),
+            conditions=signature.conditions(),
             forward=self.binding.traced(target),
             reference_spec=None if target == self.binding.first else self.reference_spec,
             on_measured=on_measured,
         )
         step = planned_step(self.stages, call, self._reuse_or_plan)
-        if self.handlers is not None:
+        if self.backend is not None:
             # The backend may have moved some of the module's tensors.
-            seen = self.seen(self.current_snapshot(target), tensors, target)
-        self.latest = self.steps[seen] = step
-        self.latest_signature = seen
+            signature = self.signature(self.current_snapshot(target), tensors, target)
+        self.latest = self.steps[signature] = step
+        self.latest_signature = signature
         return step
 
     def _reuse_or_plan(self, graph: Graph) -> Plan:
@@ -197,7 +197,7 @@ class PlanManager:
         self.unneeded_captures = self.unneeded_captures + 1 if same is not None else 0
         return same or self.planner(graph)
 
-    def begin_call(self, call: Call) -> None:
+    def begin_call(self, call: PlannedCall) -> None:
         """Note a call; say once that the one before it is in flight still."""
         last = None if self.last_call is None else self.last_call()
         if last is not None and last.saved is not None:
@@ -220,7 +220,7 @@ class PlanManager:
 
     def original_context(self) -> contextlib.AbstractContextManager[object]:
         """In it the original can run."""
-        return contextlib.nullcontext() if self.handlers is None else self.handlers.original()
+        return contextlib.nullcontext() if self.backend is None else self.backend.original_context()
 
     def run_original(
         self, target: ForwardTarget, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str

@@ -14,7 +14,7 @@ from remat_executor.errors import BadInput
 from remat_executor.guards.signature import hooked, hookless, is_planned, odd, unseen_change
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import Tensors, collect
-from remat_executor.module.pipeline import CallToPlan, Progress, Stages
+from remat_executor.module.pipeline import CallToPlan, PipelineStages, Progress
 from remat_executor.torch_private.module_hooks import global_module_hooks
 from remat_executor.translation.translate import work_device
 from remat_graph import Graph
@@ -22,7 +22,7 @@ from remat_graph.errors import shown
 from remat_graph.platforms.base import Platform
 
 
-def plan_graph(
+def step_graph(
     model: nn.Module,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -46,7 +46,7 @@ def plan_graph(
     """
     tensors = check_input(model, args, kwargs or {})
     cache = CostCache(work_device(tensors), cache_dir)
-    stages = Stages(
+    stages = PipelineStages(
         costs=functools.partial(with_costs, cache=cache, platform=platform),
         differentiate=output_indices(differentiate),
         on_progress=on_progress,

@@ -27,14 +27,14 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from remat_executor.errors import UnplannedUse
 from remat_executor.fx_nodes import args_of, is_item
-from remat_executor.lowering.runtime_protocol import Ends, Run
+from remat_executor.lowering.runtime_protocol import GraphFunction, GraphInterface
 from remat_executor.rng import default_generator, read_state, replay
 from remat_executor.runtime.mutations import written
 from remat_executor.torch_private.autograd import backward_keeps_graph
 
 
 @attrs.frozen(kw_only=True)
-class Place:
+class PoolTensor:
     """Where a tensor of the pool lies and how it looks."""
 
     address: int
@@ -45,7 +45,7 @@ class Place:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Place":
+    def of(cls, tensor: Tensor) -> "PoolTensor":
         """The place of a tensor, by its storage."""
         storage = tensor.untyped_storage()
         return cls(
@@ -58,7 +58,7 @@ class Place:
         )
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records work on a device; what it records shares one memory pool."""
 
     def holds(self, tensor: Tensor) -> bool:
@@ -79,7 +79,7 @@ class Recorder(Protocol):
         """
         ...
 
-    def at(self, place: Place) -> Tensor:
+    def at(self, place: PoolTensor) -> Tensor:
         """A tensor on memory of the pool that it does not own."""
         ...
 
@@ -87,7 +87,7 @@ class Recorder(Protocol):
 class _Memory:
     """Bytes of the pool, for `torch.as_tensor`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PoolTensor) -> None:
         self.__cuda_array_interface__ = {
             "shape": (place.nbytes,),
             "typestr": "|u1",
@@ -96,7 +96,7 @@ class _Memory:
         }
 
 
-class CudaRecorder:
+class CudaGraphRecorder:
     """CUDA graphs in one pool of the current device."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class CudaRecorder:
             results = work()
         return results, graph.replay
 
-    def at(self, place: Place) -> Tensor:
+    def at(self, place: PoolTensor) -> Tensor:
         """A tensor on memory of the pool."""
         whole = torch.as_tensor(_Memory(place), device="cuda").view(place.dtype)
         return whole.as_strided(place.size, place.stride, place.offset)
@@ -134,19 +134,19 @@ class CudaGraphs:
         saved: the storages that the latest recorded forward left, while they live.
     """
 
-    def __init__(self, recorder: Callable[[], Recorder] = CudaRecorder) -> None:
+    def __init__(self, recorder: Callable[[], GraphRecorder] = CudaGraphRecorder) -> None:
         self.recorder = recorder
-        self.parts: list[_Part] = []
-        self.pool: Recorder | None = None
+        self.graphs: list[_RecordedGraph] = []
+        self.pool: GraphRecorder | None = None
         self.recording = False
         self.addresses: set[int] = set()
         self.saved: list[weakref.ref[Any]] = []
 
-    def __call__(self, module: GraphModule, ends: Ends) -> Run:
+    def __call__(self, module: GraphModule, interface: GraphInterface) -> GraphFunction:
         """The next part of the program; the first one is its forward."""
-        part = _Part(program=self, module=module, ends=ends, first=not self.parts)
-        self.parts.append(part)
-        return part.run
+        graph = _RecordedGraph(program=self, module=module, interface=interface, first=not self.graphs)
+        self.graphs.append(graph)
+        return graph.run
 
     def in_use(self) -> bool:
         """Whether the saved values of an earlier call may still be wanted."""
@@ -156,12 +156,12 @@ class CudaGraphs:
         """Drop what is recorded, if anything: the pool is empty again."""
         self.pool = self.recorder()
         self.addresses.clear()
-        for part in self.parts:
-            part.recorded = None
+        for graph in self.graphs:
+            graph.recorded = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Recorded:
+class _Recording:
     """A recorded part.
 
     Attributes:
@@ -176,7 +176,7 @@ class _Recorded:
     addresses: dict[int, int]
     copies: dict[int, Tensor]
     redraws: dict[int, list[torch.Generator]]
-    outputs: dict[int, Place]
+    outputs: dict[int, PoolTensor]
 
     def fits(self, tensors: list[Tensor], indices: Iterable[int]) -> bool:
         """Whether these inputs lie where they lay."""
@@ -184,31 +184,31 @@ class _Recorded:
 
 
 @attrs.define(kw_only=True, eq=False)
-class _Part:
+class _RecordedGraph:
     program: CudaGraphs
     module: GraphModule
-    ends: Ends
+    interface: GraphInterface
     first: bool
     warm: bool = False
     distances: dict[int, int] = attrs.field(factory=dict)  # {output, a generator's state: offset since begin}
-    recorded: _Recorded | None = None
+    recorded: _Recording | None = None
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         """Run the part in the way that serves this call."""
         if not self.warm:
             return self.warm_up(tensors)
-        lasting = range(self.ends.lasting)
+        stable_inputs = range(self.interface.stable_inputs)
         if self.first:
             if self.program.in_use():
                 return self.as_it_is(tensors)
-            self.program.recording = self.recorded is None or not self.recorded.fits(tensors, lasting)
+            self.program.recording = self.recorded is None or not self.recorded.fits(tensors, stable_inputs)
             if self.program.recording:
                 self.program.start_over()
         elif backward_keeps_graph() or not self.from_pool(tensors):
             return self.as_it_is(tensors)
         if self.recorded is None:
             return self.record(tensors) if self.program.recording else self.as_it_is(tensors)
-        if not self.recorded.fits(tensors, lasting):
+        if not self.recorded.fits(tensors, stable_inputs):
             raise UnplannedUse(
                 problem="a parameter was moved between a forward and its backward",
                 advice="move the module before the forward",
@@ -230,7 +230,7 @@ class _Part:
 
     def from_pool(self, tensors: list[Tensor]) -> bool:
         """Whether the values that earlier parts left are those of a recorded call."""
-        passed = range(self.ends.lasting, len(tensors))
+        passed = range(self.interface.stable_inputs, len(tensors))
         if self.recorded is None:
             return any(_address(tensors[i]) in self.program.addresses for i in passed)
         return self.recorded.fits(tensors, passed)
@@ -239,12 +239,18 @@ class _Part:
         """Record the part on these tensors, or on copies that stay, and do it once."""
         program, pool = self.program, self.program.pool
         assert pool is not None
-        work = _Work(self.module)
+        work = _RecordingInterpreter(self.module)
         passed = [i for i in range(len(tensors)) if i not in work.redraws]
         host = not all(pool.holds(tensors[i]) for i in passed)  # a number there would stay what it is now
-        if host or not work.recordable or any(i >= self.ends.lasting for i in written(self.module)):
+        if (
+            host
+            or not work.recordable
+            or any(i >= self.interface.stable_inputs for i in written(self.module))
+        ):
             return self.as_it_is(tensors)
-        stay = [i for i in passed if i < self.ends.lasting or _address(tensors[i]) in program.addresses]
+        stay = [
+            i for i in passed if i < self.interface.stable_inputs or _address(tensors[i]) in program.addresses
+        ]
         copies = {i: tensors[i].clone() for i in passed if i not in stay}
         addresses = {i: tensors[i].data_ptr() for i in stay}
         inputs = [copies.get(i, tensor) for i, tensor in enumerate(tensors)]
@@ -253,14 +259,14 @@ class _Part:
         generators = [generator for several in work.redraws.values() for generator in several]
         outputs, do = pool.record(lambda: list(work.run(inputs)), generators)
         kept = [i for i in range(len(outputs)) if i not in self.distances]
-        self.recorded = _Recorded(
+        self.recorded = _Recording(
             do=do,
             addresses=addresses,
             copies=copies,
             redraws=work.redraws,
-            outputs={i: Place.of(outputs[i]) for i in kept},
+            outputs={i: PoolTensor.of(outputs[i]) for i in kept},
         )
-        program.addresses.update(_address(outputs[i]) for i in kept if i >= self.ends.results)
+        program.addresses.update(_address(outputs[i]) for i in kept if i >= self.interface.results)
         return self.done({i: outputs[i] for i in kept})
 
     def replay(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -279,10 +285,10 @@ class _Part:
         assert self.recorded is not None
         states = self.states()
         self.recorded.do()
-        saved = {i: t for i, t in outputs.items() if i >= self.ends.results}
+        saved = {i: t for i, t in outputs.items() if i >= self.interface.results}
         if self.first:
             self.program.saved = [weakref.ref(t.untyped_storage()) for t in saved.values()]
-        results = {i: t.clone() for i, t in outputs.items() if i < self.ends.results}
+        results = {i: t.clone() for i, t in outputs.items() if i < self.interface.results}
         found = results | saved | states
         return [found[i] for i in range(len(found))]
 
@@ -303,7 +309,7 @@ class _Part:
                 generator.set_state(tensors[i])
 
 
-class _Work(Interpreter):
+class _RecordingInterpreter(Interpreter):
     """A lowered graph as it is recorded: repeats draw from generators of their own, no state is read.
 
     Attributes:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from remat_executor.fx_nodes import args_of, is_item, source_of, target_of
-from remat_executor.lowering.runtime_protocol import Ends, Run
+from remat_executor.lowering.runtime_protocol import GraphFunction, GraphInterface
 from remat_executor.torch_private.dispatch import bare, dispatched, public_forms
 
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ class Eager:
     def __init__(self) -> None:
         self._forms: dict[tuple[Any, ...], _Form] = {}
 
-    def __call__(self, module: GraphModule, ends: Ends) -> Run:
+    def __call__(self, module: GraphModule, interface: GraphInterface) -> GraphFunction:
         """Prepare one graph; the one given stays as it is."""
         graph = Graph()
         graph.output(graph.graph_copy(module.graph, {}))
@@ -43,7 +43,7 @@ class Eager:
         for node in graph.nodes:
             if isinstance(node.target, torch._ops.OpOverload):
                 self._bind(node)
-        run: Run = GraphModule(module, graph).forward
+        run: GraphFunction = GraphModule(module, graph).forward
         return run
 
     def _bind(self, node: Node) -> None:

@@ -16,10 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat_executor.errors import warn
 from remat_executor.fx_nodes import args_of
-from remat_executor.lowering.runtime_protocol import Ends, Run
+from remat_executor.lowering.runtime_protocol import GraphFunction, GraphInterface
 from remat_executor.runtime.mutations import written
 from remat_executor.runtime.opaque_ops import Opaque
-from remat_executor.runtime.repeat_splits import cut
+from remat_executor.runtime.repeat_splits import split_at_repeats
 from remat_executor.torch_private.inductor import compile_by_inductor, inductor_decompositions
 from remat_graph.errors import text_of
 
@@ -33,29 +33,29 @@ class Inductor:
     def __init__(self) -> None:
         self.warned = False
 
-    def __call__(self, module: GraphModule, ends: Ends) -> Run:
+    def __call__(self, module: GraphModule, interface: GraphInterface) -> GraphFunction:
         """A part that compiles itself."""
-        return _Part(self, module).run
+        return _CompiledGraph(self, module).run
 
-    def compile(self, module: GraphModule, tensors: list[Tensor]) -> Run:
+    def compile(self, module: GraphModule, tensors: list[Tensor]) -> GraphFunction:
         """Compile a part for tensors like these; they are read for their layouts alone."""
         try:
-            return compile_part(module, tensors)
+            return compile_graph(module, tensors)
         except Exception as error:  # noqa: BLE001 - whatever a compiler fails with, the plan can still be run
             if not self.warned:
                 self.warned = True
                 line = (text_of(error).strip().splitlines() or [""])[0][:200]
                 problem = f"Inductor cannot compile a part of the plan ({type(error).__name__}: {line})"
                 warn(f"{problem}; that part runs uncompiled")
-            run: Run = module.forward
+            run: GraphFunction = module.forward
             return run
 
 
-class _Part:
+class _CompiledGraph:
     """A part in pieces, each compiled at its first run."""
 
     def __init__(self, program: Inductor, module: GraphModule) -> None:
-        self.program, self.pieces = program, cut(module)
+        self.program, self.pieces = program, split_at_repeats(module)
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         live = dict(zip(self.pieces.entries, tensors, strict=True))
@@ -68,7 +68,7 @@ class _Part:
         return [live[node] for node in self.pieces.results]
 
 
-def compile_part(module: GraphModule, tensors: list[Tensor]) -> Run:
+def compile_graph(module: GraphModule, tensors: list[Tensor]) -> GraphFunction:
     """Compile one lowered graph.
 
     Args:
@@ -88,7 +88,7 @@ def compile_part(module: GraphModule, tensors: list[Tensor]) -> Run:
     return _with_token(compiled) if opaque.ordered else lambda tensors: list(compiled(tensors))
 
 
-def _with_token(compiled: Callable[[list[Tensor]], Iterable[Tensor]]) -> Run:
+def _with_token(compiled: Callable[[list[Tensor]], Iterable[Tensor]]) -> GraphFunction:
     def run(tensors: list[Tensor]) -> list[Tensor]:
         tensors.append(torch.zeros(1))
         return list(compiled(tensors))[:-1]

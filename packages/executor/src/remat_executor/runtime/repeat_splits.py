@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from remat_executor.fx_nodes import args_of, is_item
-from remat_executor.lowering.runtime_protocol import Run
+from remat_executor.lowering.runtime_protocol import GraphFunction
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -33,7 +33,7 @@ class Piece:
     takes: tuple[Node, ...]
     last: frozenset[Node]
     gives: tuple[Node, ...]
-    run: Run | None = None
+    run: GraphFunction | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -54,7 +54,7 @@ class Pieces:
         return [live.pop(node) if node in piece.last else live[node] for node in piece.takes]
 
 
-def cut(module: GraphModule) -> Pieces:
+def split_at_repeats(module: GraphModule) -> Pieces:
     """Cut a lowered graph before each op that its piece has computed already."""
     argument = module.graph.find_nodes(op="placeholder")[0]
     entries = sorted((n for n in argument.users if is_item(n)), key=lambda n: args_of(n)[1])

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from remat_executor.stride_rules import Layouts
+from remat_executor.stride_rules import KernelLayouts
 from remat_executor.torch_private.lookup import private_name
 from remat_executor.torch_private.pytrees import flatten
 from remat_executor.torch_private.tensors import storage_id
@@ -48,7 +48,7 @@ def with_careful_fake_cache() -> Generator[None, None, None]:
         if infer is None or make_entry is None or entries is None:
             self.cache_enabled = False
             return
-        layouts = Layouts(private_name("torch.utils._mode_utils", "no_dispatch"))
+        layouts = KernelLayouts(private_name("torch.utils._mode_utils", "no_dispatch"))
 
         def dispatch(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             return layouts.corrected(func, args, kwargs, infer(func, types, args, kwargs))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @attrs.frozen(eq=False)
-class Call:
+class CallOperator:
     """Call an fx node's target on its arguments."""
 
     node: torch.fx.Node
@@ -56,7 +56,7 @@ class OwnGradient:
     stride: tuple[int, ...]
 
 
-Recipe = Call | Draw | ReadGenerator | TrainBatchNorm | WriteBack | OwnGradient
+Recipe = CallOperator | Draw | ReadGenerator | TrainBatchNorm | WriteBack | OwnGradient
 
 
 def own_copy(source: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:

@@ -23,7 +23,7 @@ from remat_executor.translation.gradient_layouts import obeys_layout, own_stride
 from remat_executor.translation.inplace import InPlace, in_place_forms
 from remat_executor.translation.keys import call_key, target_name
 from remat_executor.translation.recipes import (
-    Call,
+    CallOperator,
     Draw,
     OwnGradient,
     ReadGenerator,
@@ -167,7 +167,7 @@ class _Translator:
         )
         named = tuple((n, v) for n, v in made if n is not None)
         if state is None:
-            self.append(op, Call(node), named, forms)
+            self.append(op, CallOperator(node), named, forms)
             return
         device = str(self.draws_on(node))
         before = self.generator[device]

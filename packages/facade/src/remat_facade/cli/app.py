@@ -236,7 +236,7 @@ def largest_batch(
     time_limit: TimeLimitOption = None,
 ) -> None:
     """The largest batch that trains inside a budget."""
-    from remat_executor import plan_graph
+    from remat_executor import step_graph
     from remat_facade.cli.target import load_target
     from remat_facade.entrypoints.inputs import as_call, check_model
     from remat_facade.report.table import batch_table
@@ -251,7 +251,7 @@ def largest_batch(
             model, sample, sample_kwargs = load_target(target, batch)
             args, kwargs = as_call(sample, sample_kwargs)
             check_model(model, args, kwargs)
-            graph = plan_graph(model, args, kwargs)
+            graph = step_graph(model, args, kwargs)
             tell(f"batch {batch}: planning {len(graph.ops)} ops")
             return graph
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from remat_executor import PlannedModule, Planner
-from remat_executor.lowering.step_handler import Handlers
+from remat_executor import PlanFunction, PlannedModule
+from remat_executor.lowering.step_handler import OffloadBackend
 from remat_facade.entrypoints.inputs import Arguments, device_of
 from remat_facade.entrypoints.options import CallOptions, CostOptions, RunOptions
 from remat_facade.planning.memory_fit import Fit, Optimizer, fit_of
@@ -20,13 +20,13 @@ class BudgetedModule(PlannedModule):
         self,
         model: nn.Module,
         arguments: Arguments,
-        planner: Planner,
+        planner: PlanFunction,
         call: CallOptions,
         cost: CostOptions,
         run: RunOptions,
         *,
         optimizer: Optimizer,
-        handlers: Handlers | None = None,
+        backend: OffloadBackend | None = None,
         device: torch.device | None = None,
     ) -> None:
         """Capture, measure and plan a step, and become the planned module; as for `PlannedModule`.
@@ -39,7 +39,7 @@ class BudgetedModule(PlannedModule):
             cost: where the costs of operators come from.
             run: how plans run.
             optimizer: whose states count in `will_it_fit`, unless another is named there.
-            handlers: see there.
+            backend: see there.
             device: see there.
         """
         args, kwargs = arguments
@@ -57,7 +57,7 @@ class BudgetedModule(PlannedModule):
             buckets=run.buckets,
             runtime=run.runtime,
             part_nbytes=run.part_nbytes,
-            handlers=handlers,
+            backend=backend,
             device=device,
         )
         object.__setattr__(self, "_remat_optimizer", optimizer)

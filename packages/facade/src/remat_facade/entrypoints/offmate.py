@@ -149,7 +149,7 @@ class Offmate(BudgetedModule):
             cost,
             run,
             optimizer=training.optimizer,
-            handlers=training,
+            backend=training,
             device=training.machine.device,
         )
 

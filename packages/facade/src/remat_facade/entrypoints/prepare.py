@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from remat_executor import PlannedModule, plan_graph
+from remat_executor import PlannedModule, step_graph
 from remat_facade.entrypoints.inputs import Arguments, check_model
 from remat_facade.entrypoints.options import AnyPath, CallOptions, CostOptions, PlanOptions
 from remat_facade.errors import BadModel
@@ -68,7 +68,7 @@ def captured(model: nn.Module, arguments: Arguments, cost: CostOptions) -> Graph
         cost: where the costs come from.
     """
     args, kwargs = arguments
-    return plan_graph(
+    return step_graph(
         model, args, kwargs, platform=cost.platform, cache_dir=cost.folder, on_progress=cost.stages
     )
 

@@ -91,10 +91,10 @@ class Training:
         """Itself: an optimizer that is copied, to be tried out, is stepped by nobody else."""
         return self
 
-    # -- for the planner and the executor: `Handlers`
+    # -- for the planner and the executor: `OffloadBackend`
 
-    def extended(self, graph: Graph, tensors: Tensors) -> Graph:
-        """The captured graph with parameters, states and updates; see `Handlers`."""
+    def extend_graph(self, graph: Graph, tensors: Tensors) -> Graph:
+        """The captured graph with parameters, states and updates; see `OffloadBackend`."""
         self.lent_nbytes = _lent_nbytes(tensors, self.machine.device)
         if self.on_host is None and (pair := overlapping([param for _, param in tensors.parameters])):
             first, second = (tensors.parameters[place][0][0] for place in pair)
@@ -139,8 +139,8 @@ class Training:
             extended, {i for i, value in enumerate(extended.values) if value.name in self.on_host}
         )
 
-    def settle(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
-        """Bring everything to its home; see `Handlers`."""
+    def apply_placement(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
+        """Bring everything to its home; see `OffloadBackend`."""
         settled = with_placement(graph, on_host)
         if self.on_host is not None:
             return settled
@@ -166,8 +166,8 @@ class Training:
         return settled
 
     @context
-    def entered(self) -> Generator[None, None, None]:
-        """Within it a call runs; see `Handlers`.
+    def call_context(self) -> Generator[None, None, None]:
+        """Within it a call runs; see `OffloadBackend`.
 
         Raises:
             OffloadMisuse: a parameter has another layout or place now, or a gradient that nothing steps by.
@@ -181,7 +181,7 @@ class Training:
             yield
 
     def begin(self, step: PlannedStep, flat: Sequence[Tensor]) -> Transfers:
-        """The handler of one call; see `Handlers`.
+        """The handler of one call; see `OffloadBackend`.
 
         Raises:
             OffloadMisuse: one of the model's parameters is another object now.
@@ -192,9 +192,9 @@ class Training:
         return self.engine.begin(step)
 
     @context
-    def original(self) -> Generator[None, None, None]:
-        """In it the original can run; see `Handlers`."""
-        with self.entered(), Lending(self.engine.residency):
+    def original_context(self) -> Generator[None, None, None]:
+        """In it the original can run; see `OffloadBackend`."""
+        with self.call_context(), Lending(self.engine.residency):
             yield
 
     # -- in the place of the optimizer's methods
