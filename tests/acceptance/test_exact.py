@@ -127,7 +127,7 @@ def test_a_planner_that_lies_is_not_believed(cache: Path) -> None:
         plan = save_all(graph)
         return attrs.evolve(plan, peak_nbytes=1, budget_nbytes=plan.peak_nbytes - 1)
 
-    with pytest.raises(WrongPrediction, match="promises"):
+    with pytest.raises(WrongPrediction, match="predicts"):
         PlannedModule(model, args, kwargs, promise_less, cache_dir=cache)
     with pytest.raises(OverBudget):
         PlannedModule(model, args, kwargs, spend_more, cache_dir=cache)

@@ -340,7 +340,7 @@ def _failures(rank: int, cache: Path) -> None:
     with pytest.raises(CaptureError, match="branch depends"):
         Hiremate(build() if first else Branches(), batch(0), "100%", **options)
     for speaks in (Speaks(), SpeaksBackwards()):
-        with pytest.raises(CaptureError, match=r"speaks to other ranks.*either side"):
+        with pytest.raises(CaptureError, match=r"communicates with other ranks.*either side"):
             Hiremate(speaks, batch(0), "100%", **options)
 
     with pytest.raises(ZeroDivisionError if first else RankFailed, match="no reason"):

@@ -248,7 +248,7 @@ def test_a_runtime_that_takes_far_too_much(options: dict[str, Any], monkeypatch:
     """One line that names what it took and what to do; a planner that cannot plan tighter gets it too."""
     batch = sample(Blocks)
     hungry(monkeypatch, 1 << 20)
-    with pytest.raises(OverCompiled, match=r'takes .* of a budget of .*runtime="eager"'):
+    with pytest.raises(OverCompiled, match=r'needs .* of a budget of .*runtime="eager"'):
         Hiremate(built(Blocks), batch, "60%", runtime="inductor", **options)
 
     def exactly(graph: Graph) -> Plan:

@@ -76,7 +76,7 @@ def test_what_is_returned_stays_a_tensor_of_its_own() -> None:
             build.call(aten.detach.default, made),
             build.call(aten.view.default, made, [2, 3]),
         ),
-        GraphInterface(lasting=0, results=4),
+        GraphInterface(stable_inputs=0, results=4),
     )
     results = run([x])
     assert len({id(t) for t in (x, *results)}) == 5

@@ -1,4 +1,4 @@
-"""Planned calls whose outputs a tensor was made from: more than one call of a step is in flight then."""
+"""Count the pending planned calls that a tensor depends on: more than one at a time need a budget each."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from remat_executor.autograd.chain import PlannedCall
 
 
 def planned_calls_behind(tensors: Iterable[Tensor]) -> int:
-    """How many calls of planned modules lie in the history of these tensors."""
+    """How many calls of planned modules are in the autograd history of these tensors."""
     pending = [t.grad_fn for t in tensors if t.grad_fn is not None]
     seen, calls = set(pending), set()
     while pending:

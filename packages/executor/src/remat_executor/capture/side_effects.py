@@ -1,7 +1,7 @@
-"""Running a user's forward under watch: what it does beside computing, no captured graph would do again.
+"""Detect side effects of `forward` during capture: a captured graph would not replay them.
 
-Each such effect is refused where it happens, with what to do instead; effects that leave no trace afterwards
-(a seed set to what it was, `.data` replaced) are the reason to watch and not only to compare.
+Each side effect is refused where it happens, with advice. Some effects leave no trace (a seed set to its old
+value, a replaced `.data`), so comparing the state before and after is not enough.
 """
 
 import random
@@ -25,12 +25,16 @@ from remat_graph.contexts import context
 
 
 class SideEffectGuard(nn.Module):
-    """Calls the original, with other tensors in the place of its own, and refuses what a graph cannot do.
+    """Calls the original with substitutes for its tensors, and refuses side effects.
 
     Attributes:
-        replaced: indices into `Tensors.flat` of plainly held tensors that the forward replaced.
-        changes: what it set on its modules, put back by now.
-        raised: what it raised, until `take_error`.
+        original: the user's module.
+        substitutes: by name the tensors that replace parameters and buffers; the caller swaps them in.
+        in_slots: the tensors that replace those of `Tensors.slots`.
+        call: the original's forward, or the function that is planned instead.
+        replaced: indices into `Tensors.flat` of tensors in plain attributes that the forward replaced.
+        changes: what the forward assigned on its modules; it is restored.
+        raised: the forward's error, until `take_error`.
     """
 
     original: nn.Module
@@ -48,14 +52,6 @@ class SideEffectGuard(nn.Module):
         in_slots: list[Tensor],
         call: Callable[..., Any],
     ) -> None:
-        """Watch a forward.
-
-        Args:
-            original: the user's module.
-            substitutes: by name what stands for parameters and buffers; the caller puts it there.
-            in_slots: what stands for each of `Tensors.slots`.
-            call: its forward, or what is planned in its place.
-        """
         super().__init__()
         self.original = original
         self.__dict__.update(
@@ -67,10 +63,10 @@ class SideEffectGuard(nn.Module):
         """Call the original.
 
         Raises:
-            CaptureError: it assigned a parameter or buffer, set a generator or a tensor's `.data`, or spoke
-                to other ranks.
+            CaptureError: the forward assigns a parameter or buffer, sets a generator or a tensor's `.data`,
+                or communicates with other ranks.
         """
-        # Torch runs the forward twice to trace it: each time finds its module as the first did.
+        # Torch traces the forward twice; attributes are restored so that both runs find the same module.
         with (
             restored_attributes(self.original) as self.__dict__["changes"],
             self.substituted_slots(tensors.slots),
@@ -90,20 +86,20 @@ class SideEffectGuard(nn.Module):
                 path, _, attribute = name.rpartition(".")
                 if getattr(self.original.get_submodule(path), attribute) is not tensor:
                     raise CaptureError(
-                        problem=f"the forward puts a new tensor in the place of {name!r}",
+                        problem=f"the forward replaces {name!r} by a new tensor",
                         advice=f"write into it instead: self.{attribute}.copy_(...)",
                     )
         return output
 
     def caused(self, error: Exception) -> bool:
-        """Whether torch met this while the user's error passed, on which it wrote: a frozen class refuses."""
+        """Whether the user's error caused this one: torch writes on errors, which a frozen class refuses."""
         if self.raised is None or self.raised is error or isinstance(error, RematError):
             self.__dict__["raised"] = None
             return False
         return True
 
     def take_error(self) -> Exception:
-        """The user's error, which is not held here any more."""
+        """Return the user's error and forget it."""
         error = self.raised
         self.__dict__["raised"] = None
         assert error is not None
@@ -111,7 +107,7 @@ class SideEffectGuard(nn.Module):
 
     @context
     def substituted_slots(self, slots: Iterable[Slot]) -> Generator[None, None, None]:
-        """Put the stand-ins where the module plainly holds tensors; note which it replaces meanwhile."""
+        """Put the substitutes into plain attributes; record which of them the forward replaces."""
         swaps = [
             (slot, slot.holder[slot.key], substitute)
             for slot, substitute in zip(slots, self.in_slots, strict=True)
@@ -130,9 +126,9 @@ class SideEffectGuard(nn.Module):
 
 @context
 def direct_checkpoints() -> Generator[None, None, None]:
-    """Let reentrant checkpoints run what they wrap: their backward cannot be traced, and a plan has its own.
+    """Let reentrant checkpoints call their function directly: their backward cannot be traced.
 
-    As they do, gradients reach only what depends on a tensor that is passed to them.
+    As in a checkpoint, gradients flow only if a tensor argument requires one.
     """
 
     def run(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
@@ -156,7 +152,7 @@ def _holds(holder: Any, key: Any, tensor: Tensor) -> bool:
 
 
 class _NoDataAssignment(TorchFunctionMode):
-    """Refuses `tensor.data = ...`: the tensor stays the same object, so nothing else would notice."""
+    """Refuses `tensor.data = ...`, which leaves the tensor the same object and would go unnoticed."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
@@ -176,7 +172,7 @@ def _refuse_seeding(what: str) -> None:
 
 @context
 def only_torch_randomness(tensors: Tensors) -> Generator[None, None, None]:
-    """Put generators back, and refuse a forward that draws from one that no graph repeats."""
+    """Restore all generators, and refuse a forward that draws from Python's or numpy's."""
     before = (random.getstate(), np.random.get_state())
     try:
         with preserved_generators(t.device for t in tensors.flat):

@@ -1,4 +1,4 @@
-"""Global state of torch that chooses kernels, and so their times, their scratch and what a capture holds."""
+"""Global flags of torch that choose kernels, and so affect costs, workspaces and captured graphs."""
 
 import torch
 
@@ -8,7 +8,7 @@ _TF32 = {"cuda.conv", "cuda.rnn"}  # where torch's own default is not IEEE
 
 
 def unusual_flags() -> tuple[str, ...]:
-    """A word for each setting that is not torch's default."""
+    """A word for each flag that is not torch's default."""
     cudnn, attention = torch.backends.cudnn, torch.backends.cuda
     flags = {
         "deterministic": torch.are_deterministic_algorithms_enabled(),

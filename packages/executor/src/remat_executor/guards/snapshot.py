@@ -1,9 +1,8 @@
-"""What a module was when it was last read, and a quick look at whether it still is.
+"""A snapshot of a module, and a quick check whether it is still current.
 
-Reading all that a forward could notice takes some ten microseconds a submodule. Between two steps of a
-training loop nothing of it changes as a rule, so the next call only looks whether everything that was found
-is still the same object in the same place, in loops that run in C. If anything is not, the module is read
-again.
+Reading everything that a forward could notice costs about ten microseconds per submodule. Between two
+training steps usually nothing changes, so a call only checks that all objects are still the same in the same
+places, in loops that run in C. If anything differs, the module is read again.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -36,16 +35,16 @@ _NEEDED = frozenset(("training", *READ_REGISTRIES))
 
 @attrs.frozen(kw_only=True, eq=False)
 class Snapshot:
-    """A module as it was read.
+    """A module's state when it was read.
 
     Attributes:
-        target: what runs in the place of its forward; None if nothing does.
+        target: the function that runs instead of its forward; None for the forward.
         owned: its tensors.
-        own: its share of the signature of a call.
+        own: its part of the signature of a call.
         storages: the place of its first tensor with each storage.
-        objection: why it must run without a plan; None if it need not.
-        clocks: names of those that its forwards read.
-        is_current: whether it is still what it was.
+        objection: why it must run without a plan; None if a plan can serve.
+        clocks: names of the clocks that its forwards read.
+        is_current: whether nothing has changed since.
     """
 
     target: Any
@@ -58,18 +57,13 @@ class Snapshot:
 
     @classmethod
     def take(cls, module: nn.Module, target: Any = None) -> "Snapshot":
-        """Read a module.
-
-        Args:
-            module: the module.
-            target: what runs in the place of its forward.
-        """
+        """Read a module; `target` is the function that runs instead of its forward."""
         owned, limit = owned_by(module), TraversalLimit()
         first = storages(owned)
-        # A scripted module keeps what others have in their dict elsewhere: it is read anew each time.
+        # A scripted module keeps its state outside of its dict: it is read again at each call.
         readable = all(m.__dict__.keys() >= _NEEDED for _, m in owned.modules)
         external = ExternalState.of((m for _, m in owned.modules), module.forward, target)
-        own = own_signature(owned, first, limit, external)  # notes in `limit` what it looked into
+        own = own_signature(owned, first, limit, external)  # records in `limit` what it reads
         return cls(
             target=target,
             owned=owned,
@@ -81,12 +75,12 @@ class Snapshot:
         )
 
     def signature(self, tensors: Tensors, device: torch.device | None = None) -> Signature:
-        """The signature of a call of the module with these tensors, on a device if not where they are."""
+        """The signature of a call with these tensors; `device` is where it runs, if not where they are."""
         return signature(tensors, self.own, self.storages, device)
 
 
 class _ChangeDetector:
-    """Everything that was looked at, flat, so that looking again is a few loops in C."""
+    """Everything that was read, in flat lists, so that a comparison takes a few loops in C."""
 
     def __init__(self, owned: Owned, limit: TraversalLimit, external: ExternalState) -> None:
         self.cells = [place.holder for place in external.places if isinstance(place.holder, CellType)]
@@ -96,7 +90,7 @@ class _ChangeDetector:
             if not isinstance(place.holder, CellType):
                 named.setdefault(id(place.holder), (place.holder, []))[1].append(place.name)
         self.holders = [holder for holder, _ in named.values()]
-        # With two names or more it gives a tuple.
+        # With a single name, `itemgetter` would not return a tuple.
         self.takers = [itemgetter(*names, names[0]) for _, names in named.values()]
         self.external = list(chain.from_iterable(map(call, self.takers, self.holders)))
         modules = [module for _, module in owned.modules]
@@ -128,14 +122,14 @@ class _ChangeDetector:
         self.laid_out = layout_guard(self.tensors)
         try:
             self.addresses = list(map(Tensor.data_ptr, self.tensors))
-        except RuntimeError:  # a tensor without memory of its own, such as a shard: no quick look at that
+        except RuntimeError:  # a tensor without memory of its own, such as a shard: never current
             self.laid_out = bool
 
     def add(self, thing: Any, found: Contents) -> None:
-        """Note one thing that was looked into."""
+        """Add one object that was read."""
         kind = type(thing)
         if issubclass(kind, tuple | frozenset):
-            return  # stays what it is, and what is in it is noted on its own
+            return  # immutable; its items are added separately
         if issubclass(kind, list):
             self.lists.append(thing)
         elif issubclass(kind, dict) and all(type(key) is str for key in thing):
@@ -146,7 +140,7 @@ class _ChangeDetector:
             self.others.append((thing, found))
 
     def unchanged(self) -> bool:
-        """Whether all of it is as it was."""
+        """Whether everything is the same as before."""
         try:
             return (
                 list(map(len, self.attributes)) == self.counts
@@ -164,14 +158,18 @@ class _ChangeDetector:
                 and all(len(thing) == length for thing, length in self.counted)
                 and all(_unchanged(thing, found) for thing, found in self.others)
             )
-        except (KeyError, ValueError, RuntimeError):  # something is gone; another thread changes a container
+        except (
+            KeyError,
+            ValueError,
+            RuntimeError,
+        ):  # something is gone, or another thread changes a container
             return False
 
 
 def _reader(attributes: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-    """Takes from the dict of a module what a step depends on.
+    """A function that reads from a module's dict what a step depends on.
 
-    Where all of it is there and nothing else came, no attribute was renamed either: the others are registries
+    If all these keys exist and their number is unchanged, no attribute was renamed: the others are registries
     that every module has.
     """
     own = (name for name in attributes if name not in REGISTRIES)
@@ -183,7 +181,7 @@ def _same(now: Iterable[Any], before: list[Any]) -> bool:
 
 
 def _only_fields(thing: Any, found: Contents) -> bool:
-    """Whether an object's dict is all there is to it."""
+    """Whether an object's dict is its whole state."""
     fields = getattr(thing, "__dict__", None)
     return type(fields) is dict and len(fields) == len(found.parts)
 

@@ -1,9 +1,8 @@
-"""What a module holds beside tensors and submodules, as a key that changes when a forward could notice.
+"""Hashable keys of a module's plain attributes, which change when a forward could notice a change.
 
-Plain values count by value, functions by identity and by what they close over, containers and objects by
-their class and by what is in them: a config that holds a dict of numbers, a strategy object. How deep and how
-much is looked at is said in `remat_executor.inspection.object_contents`: a module that refers to its trainer
-must not make each call walk through a data set.
+Plain values are compared by value, functions by identity and closure, containers and objects by class and
+contents: a config that holds a dict of numbers, a strategy object. `object_contents` limits depth and size: a
+module that refers to its trainer must not make each call walk through a data set.
 """
 
 from collections.abc import Iterable, Set
@@ -18,16 +17,16 @@ from remat_executor.inspection.tensors import REGISTRIES
 MARKS = frozenset(
     {"_is_fsdp_managed_module", "_fsdp_use_orig_params", "_is_torch_compile", "_compiled_call_impl"}
 )
-"""Attributes that `fully_shard` and `torch.compile` set on modules for themselves; no forward reads them."""
+"""Attributes that `fully_shard` and `torch.compile` set on modules; no forward reads them."""
 
 MARK = "__composable_api_state_key"
-"""What the names of the attributes begin with that `fully_shard` keeps its own state under."""
+"""Prefix of the attributes in which `fully_shard` keeps its state."""
 
-_SIMPLE = frozenset((type(None), bool, int, str))  # those of PLAIN that `==` tells apart within one type
+_SIMPLE = frozenset((type(None), bool, int, str))  # types of PLAIN whose values `==` tells apart
 
 
 def exact_key(value: Any) -> tuple[Any, ...]:
-    """A key that tells apart what `==` does not: True from 1, 0.0 from -0.0; and a NaN equals itself."""
+    """A key that distinguishes True from 1 and 0.0 from -0.0, and in which a NaN equals itself."""
     if isinstance(value, float):
         return (type(value), value.hex())
     if isinstance(value, complex):
@@ -39,8 +38,8 @@ def attribute_keys(modules: Iterable[nn.Module], limit: TraversalLimit | None = 
     """(attribute, key) of every plain attribute of these modules; hashable.
 
     Args:
-        modules: of which the attributes are read.
-        limit: limits what is looked into, and notes it; None for a new one.
+        modules: the modules.
+        limit: limits and records what is read; None for a new one.
     """
     limit = limit or TraversalLimit()
     return tuple(
@@ -57,8 +56,8 @@ def key_of(value: Any, limit: TraversalLimit | None = None, levels: int = DEEPES
 
     Args:
         value: anything.
-        limit: limits what is looked into, and notes it; None for a new one.
-        levels: how deep.
+        limit: limits and records what is read; None for a new one.
+        levels: how deep to read.
     """
     limit = limit or TraversalLimit()
     kind = type(value)
@@ -73,7 +72,7 @@ def key_of(value: Any, limit: TraversalLimit | None = None, levels: int = DEEPES
     if issubclass(kind, Enum):
         return Identity(value)
     if not limit.enter(value):
-        return kind  # its parts stand where it was met first
+        return kind  # its parts are in the key of its first occurrence
     found = contents_of(value, limit) if levels else None
     if found is None:
         if not issubclass(kind, dict | list | Set):

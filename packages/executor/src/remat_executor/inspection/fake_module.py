@@ -1,6 +1,6 @@
-"""A model with stand-ins for its tensors, so that it can be traced for a device that does not hold it.
+"""Trace a model for a device that does not hold it, with fake tensors instead of its own.
 
-Stand-ins have the layout of what they stand for, are on the device that is planned for, and have no memory.
+A fake tensor has the layout of the original one, is on the planned device, and has no memory.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -19,16 +19,16 @@ from remat_graph.contexts import context
 def with_fake_tensors(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
 ) -> Generator[Tensors, None, None]:
-    """Within it the model has stand-ins for its parameters and buffers, and a call of it has for its inputs.
+    """A context in which fake tensors replace a model's parameters, buffers and inputs.
 
     Args:
         model: the module, on any device.
         args: positional inputs, on any device.
         kwargs: keyword inputs.
-        device: where the stand-ins are.
+        device: where the fake tensors are.
 
     Returns:
-        The tensors of the model and of the call.
+        The fake tensors of the model and of the call.
     """
     with fake_tensors() as fake:
 
@@ -38,14 +38,16 @@ def with_fake_tensors(
         with _replaced_tensors(model, make_fake):
             leaves, spec = flatten((args, dict(kwargs)))
             made = {id(leaf): make_fake(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
-            leaves = [made.get(id(leaf), leaf) for leaf in leaves]  # what is given twice is one input
+            leaves = [
+                made.get(id(leaf), leaf) for leaf in leaves
+            ]  # a tensor that is given twice is one input
             args, kwargs = unflatten(leaves, spec)
             yield collect(model, args, kwargs)
 
 
 @context
 def _replaced_tensors(model: nn.Module, make_fake: Callable[[Tensor], Tensor]) -> Generator[None, None, None]:
-    """The model with other tensors in the place of its parameters and buffers; tied ones stay tied."""
+    """A context in which other tensors replace the model's parameters and buffers; tied ones stay tied."""
     made: dict[int, Tensor] = {}
     before: list[tuple[Any, str, Tensor]] = []
     try:

@@ -1,4 +1,4 @@
-"""Which forward a call of a planned module means: the original's own, or what was assigned since."""
+"""Which forward a call of a planned module refers to: the original's own, or one that was assigned later."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from remat_graph.contexts import context
 
 
 class _Depth(threading.local):
-    """How many of something are under way in a thread."""
+    """How many nested calls are running in a thread."""
 
     count = 0
 
@@ -32,18 +32,18 @@ def _one_deeper(depth: _Depth) -> Generator[None, None, None]:
 
 @attrs.define(kw_only=True, eq=False)
 class ForwardBinding:
-    """The forwards of one planned module, and which are under way.
+    """The forwards of one planned module, and how many of them are running.
 
     Attributes:
         original: the module that is planned.
-        first: what the original's forward was when the module was planned.
+        first: the original's forward when the module was planned.
         assigned: what has been assigned to the planned module's forward since.
-        active: forwards of the original that are under way: what was a forward before runs as it is in them.
-        forward: the planned module's, as Dynamo leaves it alone, and
-        runner: the same for any of its forwards; made late, since Dynamo takes seconds to import.
+        forward: the planned module's forward, hidden from Dynamo.
+        runner: the same for any of its forwards; set late, since Dynamo takes seconds to import.
+        active: running forwards of the original; an earlier forward that they call runs unplanned.
     """
 
-    CAPTURES: ClassVar[_Depth] = _Depth()  # of all modules: one may be called inside of another's
+    CAPTURES: ClassVar[_Depth] = _Depth()  # of all modules: one may call another
 
     original: nn.Module
     first: ForwardTarget = None
@@ -56,11 +56,11 @@ class ForwardBinding:
         self.first = self.target()
 
     def copied(self, original: nn.Module) -> "ForwardBinding":
-        """For a copy of the module; nothing is assigned to it."""
+        """The binding of a copied module, to which nothing is assigned."""
         return attrs.evolve(self, original=original, assigned=NOTHING)
 
     def target(self) -> ForwardTarget:
-        """What the planned module's forward stands for now; None: the method of the original's class."""
+        """What the planned module's forward runs now; None: the method of the original's class."""
         if not isinstance(self.assigned, Nothing):
             return self.assigned
         if calls_itself(self.original):
@@ -70,13 +70,13 @@ class ForwardBinding:
         return own.target if mine else own  # type: ignore[union-attr]
 
     def resolved(self, target: ForwardTarget) -> Callable[..., Any]:
-        """The function itself."""
+        """The function that a target runs."""
         if target is None and calls_itself(self.original):
             return functools.partial(type(self.original).__call__, self.original)
         return self.shown(target)
 
     def shown(self, target: ForwardTarget) -> Callable[..., Any]:
-        """The forward whose signature and attributes it has."""
+        """The function whose signature and attributes a target shows."""
         if target is not None:
             return target
         if "forward" not in self.original.__dict__:
@@ -85,19 +85,23 @@ class ForwardBinding:
         return method
 
     def assign(self, forward: ForwardTarget) -> None:
-        """Let something else be what the planned module's forward stands for; None: its class's."""
+        """Set what the planned module's forward runs; None: the method of its class.
+
+        Raises:
+            CaptureError: this is called while the forward is captured.
+        """
         if self.active.count and self.CAPTURES.count:
             raise CaptureError(
-                problem="the forward puts another forward in its place, which a captured graph would not do",
-                advice="do it outside of the forward",
+                problem="the forward replaces itself, which a captured graph would not do",
+                advice="assign it outside of the forward",
             )
         self.assigned = NOTHING if forward is self.original.__dict__.get("forward") else forward
 
     def unassign(self) -> None:
-        """Let the planned module's forward be its class's, as it is where an instance's is deleted.
+        """Restore the forward of the class, as deleting an instance attribute does.
 
         Raises:
-            AttributeError: it is.
+            AttributeError: nothing was assigned.
         """
         own = "forward" in self.original.__dict__
         if self.assigned is NOTHING and not own:
@@ -105,13 +109,13 @@ class ForwardBinding:
         self.assigned = None if own else NOTHING
 
     def is_first(self, method: Any) -> bool:
-        """Whether a method is what `forward.__func__` gave before anything was assigned."""
+        """Whether a method is the `forward` from before anything was assigned."""
         planned = method.__self__.__dict__ is self.original.__dict__
         return planned and method.__func__ in (self.forward, getattr(self.forward, "__wrapped__", None))
 
     @property
     def inside(self) -> bool:
-        """Whether a forward of the original's, or any capture, is under way in this thread."""
+        """Whether a forward of the original, or any capture, is running in this thread."""
         return bool(self.active.count or self.CAPTURES.count)
 
     def traced(self, target: ForwardTarget) -> Callable[..., Any]:
@@ -124,5 +128,5 @@ class ForwardBinding:
         return call
 
     def running(self) -> contextlib.AbstractContextManager[None]:
-        """Within it a forward of the original's is under way."""
+        """A context in which a forward of the original runs."""
         return _one_deeper(self.active)

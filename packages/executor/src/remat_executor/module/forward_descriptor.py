@@ -1,9 +1,8 @@
-"""`forward` of a planned module: what it stands for is planned, and what is assigned to it as well.
+"""The descriptor of `forward` on planned modules: what is assigned to `forward` is planned as well.
 
-Programs replace the `forward` of a module that they are given: mixed precision is put around it, a trainer
-puts a function of its own in its place. So a planned module plans what its `forward` is now. A function that
-was taken from it before, and is called inside what replaced it, runs as it is there; called by itself, it is
-planned.
+Programs replace the `forward` of a module: mixed precision wraps it, a trainer installs a function of its
+own. So a planned module plans whatever its `forward` is now. A function that was read from `forward` earlier
+and is called inside the replacement runs unplanned there; called by itself, it is planned.
 """
 
 import functools
@@ -14,11 +13,11 @@ from types import MethodType
 from typing import Any
 
 ForwardTarget = Callable[..., Any] | None
-"""What a `forward` stands for: a function, or None for the method of the original's class."""
+"""What a `forward` runs: a function, or None for the method of the original's class."""
 
 
 class Nothing(Enum):
-    """Says that nothing was assigned."""
+    """The type of a sentinel: nothing was assigned."""
 
     NOTHING = 0
 
@@ -51,7 +50,7 @@ class Forward:
         module._remat.binding.unassign()
 
     def _of_class(self, owner: Any) -> Any:
-        """With the signature of the original's class: trainers ask it for the inputs that it names."""
+        """The function with the signature of the original's class, which trainers inspect for input names."""
         holders = [vars(kind)["forward"] for kind in owner.__mro__ if "forward" in vars(kind)]
         after = holders[holders.index(self) + 1]
 
@@ -62,7 +61,7 @@ class Forward:
 
 
 class BoundForward(functools.partial[Any]):
-    """As a bound method, which cannot have a signature of its own."""
+    """Acts as a bound method; a real one could not have a signature of its own."""
 
     @property
     def __self__(self) -> Any:
@@ -70,7 +69,7 @@ class BoundForward(functools.partial[Any]):
 
     @property
     def target(self) -> ForwardTarget:
-        """What it stands for."""
+        """What it runs."""
         target: ForwardTarget = self.args[1]
         return target
 

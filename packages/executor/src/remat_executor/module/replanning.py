@@ -1,4 +1,4 @@
-"""Plans for the ways in which a module is called: made when one is first needed, kept, found again."""
+"""Plans for each way a module is called: made at the first such call, kept, and found again."""
 
 import contextlib
 import time
@@ -36,26 +36,25 @@ from remat_graph.units import format_seconds
 
 @attrs.define(kw_only=True, eq=False)
 class PlanManager:
-    """How a planned module plans, and what it has planned.
+    """The plans of one planned module, and how new ones are made.
 
     Attributes:
         binding: the module that is planned, and which of its forwards is called.
         planner: from a graph to a plan.
-        stages: what else is needed on the way from a call to a planned step.
-        platform: gives the times instead of the clock, if it does.
+        stages: the other stages of the pipeline.
+        platform: gives the times instead of the clock; None: times are measured.
         buckets: pads inputs to a few lengths.
-        steps: the planned steps by how the module was called; `latest` is the one that ran last, for
-            `latest_signature`.
-        undifferentiable: ways of calling it whose outputs require no gradient.
-        lock: held while the module is captured, when it holds stand-ins for its tensors.
+        steps: the planned steps by signature; `latest` is the one that ran last, for `latest_signature`.
+        undifferentiable: signatures of calls whose outputs require no gradient.
+        lock: held during capture, when the module holds fake tensors.
         runs: see `PlannedModule`.
-        warned: what has been said, which is said once.
-        reference_spec: structure of what the first captured step returned.
+        warned: kinds of warnings that were given; each is given once.
+        reference_spec: output structure of the first captured step.
         last_call: a weak reference to the call that began last.
-        clock: tells the seconds that planning again took.
-        unneeded_captures: calls in a row that were captured anew and found the plan they had.
-        uncapturable: what was assigned and cannot be captured, by its key, and why: it runs as it is, around
-            planned calls.
+        clock: gives the seconds that replanning took.
+        unneeded_captures: consecutive captures that found an existing plan for the same work.
+        uncapturable: why an assigned forward cannot be captured, by its key: it runs unplanned, and the
+            forwards that it calls run planned.
     """
 
     MOST_UNNEEDED_CAPTURES: ClassVar[int] = 3
@@ -80,12 +79,12 @@ class PlanManager:
     uncapturable: LRUCache[Any, str] = attrs.field(factory=LRUCache)
 
     def copied(self, original: nn.Module) -> "PlanManager":
-        """For a copy of the module: the same plans, nothing that it has seen or run."""
+        """The manager of a copied module: the same plans, without a record of calls."""
         return attrs.evolve(
             self,
             binding=self.binding.copied(original),
             snapshot=None,
-            # What was assigned may mean the module that is copied, whose step is not the copy's.
+            # An assigned forward may refer to the module that is copied; its step is not the copy's.
             steps=self.steps.copy(lambda signature: signature.forward is None),
             undifferentiable=LRUCache(),
             uncapturable=LRUCache(),
@@ -101,13 +100,13 @@ class PlanManager:
 
     @property
     def backend(self) -> OffloadBackend | None:
-        """For what plans do beside computing."""
+        """Carries out what plans do in addition to computing."""
         return self.stages.backend
 
     # -- plans
 
     def current_snapshot(self, target: ForwardTarget) -> Snapshot:
-        """The module as it is now, and what a forward that stands in its place can read."""
+        """The module's present state, and what a forward called in its place can read."""
         snapshot = self.snapshot
         if snapshot is None or snapshot.target is not target or not snapshot.is_current():
             with self.lock:
@@ -115,14 +114,14 @@ class PlanManager:
         return snapshot
 
     def signature(self, snapshot: Snapshot, tensors: Tensors, target: ForwardTarget = None) -> Signature:
-        """The signature of a call; what moves does not run where it is."""
+        """The signature of a call; with offloading it runs on the plan's device, wherever its tensors are."""
         found = snapshot.signature(tensors, None if self.backend is None else self.stages.device)
         if target is self.original.__dict__.get("forward"):  # an attribute like others
             return found
         return attrs.evolve(found, forward=(target is None, state_key(target)))
 
     def step_for(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep | None:
-        """The step for a call of this kind, or None; the first one is planned, and that is said."""
+        """The step for a call, planned if it is new; None if the call returns nothing to differentiate."""
         step: PlannedStep | None = self.steps.get(signature)
         if step is not None:
             self.unneeded_captures = 0
@@ -138,32 +137,31 @@ class PlanManager:
     def _replan(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep:
         with self.lock:
             step: PlannedStep | None = self.steps.get(signature)
-            if step is not None:  # by another thread, meanwhile
+            if step is not None:  # another thread has planned it meanwhile
                 return step
             changes = signature.changes(self.latest_signature)
             began_s = self.clock()
             step = self.plan(tensors, signature, target)
             took = format_seconds(self.clock() - began_s)
             self._warn_once(
-                "replanned",
-                f"called in another way ({changes} changed): planning again took {took}",
+                "replanned", f"called in another way ({changes} changed): planning again took {took}"
             )
             self.runs["replanned"] += 1
             self._warn_dropped()
             if self.unneeded_captures == self.MOST_UNNEEDED_CAPTURES:
                 self._warn_once(
-                    "in vain",
-                    f"each call is captured anew because {changes} changes, and no op depends on it: keep it "
-                    "outside of the module",
+                    "unneeded captures",
+                    f"every call is recaptured because {changes} changes although no op reads it; "
+                    "store it outside the module",
                 )
             return step
 
     @raised_gc_threshold()
     def plan(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep:
-        """Capture, measure, plan and lower the step of a call; the plan for the same work serves again."""
+        """Capture, measure, plan and lower the step of a call; a plan for the same work is reused."""
         if self.backend is not None:
-            # Capture sets flags for the whole process: an optimizer that steps meanwhile, in a lane's thread,
-            # takes itself to be compiled, and rounds otherwise.
+            # Capture sets process-wide flags: an optimizer that steps in another thread meanwhile would
+            # behave as if it were compiled, and round differently.
             self.backend.wait()
         before = self.current_snapshot(target)
 
@@ -192,73 +190,76 @@ class PlanManager:
         return step
 
     def _reuse_or_plan(self, graph: Graph) -> Plan:
-        """The plan for the same work, if there is one, or a new one."""
         same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
         self.unneeded_captures = self.unneeded_captures + 1 if same is not None else 0
         return same or self.planner(graph)
 
+    # -- calls
+
     def begin_call(self, call: PlannedCall) -> None:
-        """Note a call; say once that the one before it is in flight still."""
+        """Record a call; warn once if the previous one is still pending."""
         last = None if self.last_call is None else self.last_call()
         if last is not None and last.saved is not None:
             self._warn_once(
-                "in flight",
-                "called again before the backward of the call before, which is held as well: each call in "
-                "flight takes a budget of its own; call backward first, or give that much less as budget",
+                "pending calls",
+                "called again before the backward of the previous call, whose values are still held: each "
+                "pending call needs a budget of its own; call backward first, or give a budget for one of them",
             )
         self.last_call = weakref.ref(call)
-        # Asked ever more rarely: a walk up the stack costs some microseconds.
+        # Checked at calls 1, 2, 4, 8, ...: a walk up the stack costs some microseconds.
         count = self.runs["planned"]
         if not count & (count - 1) and "compiled" not in self.warned and under_dynamo():
             self.warn_compiled()
 
     def count_original(self, reason: str) -> None:
-        """Note that the original runs, and why."""
+        """Record that the original runs, and why."""
         self.runs["original"] += 1
-        if torch.is_grad_enabled():  # otherwise there is nothing to plan, and that is no news
+        if torch.is_grad_enabled():  # otherwise there is nothing to plan, as a user expects
             self._warn_once("original", f"the original module runs without a plan: {reason}")
 
     def original_context(self) -> contextlib.AbstractContextManager[object]:
-        """In it the original can run."""
+        """A context in which the original can run."""
         return contextlib.nullcontext() if self.backend is None else self.backend.original_context()
 
     def run_original(
         self, target: ForwardTarget, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
     ) -> Any:
-        """Run it in the place of a plan, and note why."""
+        """Run the original instead of a plan, and record why."""
         self.count_original(reason)
         with self.original_context(), self.binding.running():
             return self.binding.resolved(target)(*args, **kwargs)
 
     def run_uncapturable(
-        self, target: ForwardTarget, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: str
+        self, target: ForwardTarget, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
     ) -> Any:
-        """Run what was assigned and cannot be captured: the forwards that it calls are planned."""
+        """Run an assigned forward that cannot be captured; the forwards that it calls are planned."""
         before = self.runs["planned"], self.runs["original"]
         result = self.binding.resolved(target)(*args, **kwargs)
         if before == (self.runs["planned"], self.runs["original"]):
-            self.count_original(f"what was assigned to its forward cannot be captured ({why})")
+            self.count_original(f"what was assigned to its forward cannot be captured ({reason})")
         else:
             self._warn_once(
-                "outside",
-                f"what was assigned to its forward lies outside of the plan and the budget ({why})",
+                "uncapturable",
+                f"what was assigned to its forward lies outside of the plan and the budget ({reason})",
             )
         return result
 
+    # -- warnings
+
     def _warn_external_state(self, before: Snapshot) -> bool:
-        """Say what a forward reads or changes outside of its module that a plan does not.
+        """Warn of what a forward reads or changes outside of its module and a plan does not.
 
         Args:
             before: the module when its capture began.
 
         Returns:
-            whether the capture changed it.
+            whether capture changed external state.
         """
         if before.clocks:
             self._warn_once(
                 "clock",
-                f"the forward reads the clock ({', '.join(before.clocks)}): a planned module keeps what it "
-                "read when it was planned; pass the time as an argument",
+                f"the forward reads the clock ({', '.join(before.clocks)}): a planned module keeps the value "
+                "read during planning; pass the time as an argument",
             )
         now = self.current_snapshot(before.target).own.external_state
         changed = {label for label, _ in {*before.own.external_state} ^ {*now}}
@@ -271,10 +272,10 @@ class PlanManager:
         return bool(changed)
 
     def warn_compiled(self) -> None:
-        """Tell whoever compiles the planned module that it changes nothing."""
+        """Warn that compiling the planned module has no effect."""
         self._warn_once(
             "compiled",
-            "torch.compile changes nothing of a planned module, whose plan runs as it is: give "
+            "torch.compile changes nothing in a planned module, whose plan runs unchanged: give "
             'runtime="inductor" to compile the plan',
         )
 
@@ -283,8 +284,8 @@ class PlanManager:
             self.runs["dropped"] = self.steps.dropped
             self._warn_once(
                 "dropped",
-                f"called in more than {self.steps.most} ways: the plan not used for the longest time is "
-                "dropped for each new one; pad lengths with buckets=, or raise max_plans=",
+                f"called in more than {self.steps.most} ways: each new plan replaces the least recently used "
+                "one; pad lengths with buckets=, or raise max_plans=",
             )
 
     def _warn_once(self, kind: str, message: str) -> None:
@@ -294,5 +295,5 @@ class PlanManager:
 
 
 def _same_work(one: Graph, other: Graph) -> bool:
-    """Whether a plan for one graph is a plan for the other: what changed did not reach it."""
+    """Whether a plan for one graph is a plan for the other: the change did not affect the graph."""
     return (one.values, one.ops, one.conditions) == (other.values, other.ops, other.conditions)

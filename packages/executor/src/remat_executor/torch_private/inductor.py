@@ -10,7 +10,7 @@ import torch
 from remat_executor.torch_private.lookup import private_name
 
 
-def inductor_lacks(device_type: str) -> str | None:
+def missing_for_inductor(device_type: str) -> str | None:
     """What Inductor needs on a device and this machine does not have; None if it has all."""
     if device_type != "cpu":
         return None if private_name("torch.utils._triton", "has_triton")() else "Triton"

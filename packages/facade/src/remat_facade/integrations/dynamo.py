@@ -76,7 +76,7 @@ class _Planned:
         self.calls += 1
         # Equal blocks share one graph, so its second call may be the second of a step.
         if self.calls <= 2 and planned_calls_behind(tensors) == 1:
-            self.planned._remat.warned.add("in flight")  # as is said here
+            self.planned._remat.warned.add("pending calls")  # the warning below says it
             warn(
                 "the model is compiled into several graphs, and each keeps to the budget by itself: "
                 "together they may hold more; fullgraph=True shows where it breaks"
