@@ -236,7 +236,7 @@ class _Reader:
                 if name not in _ALWAYS or isinstance(found, FunctionType):
                     holder = self._members.setdefault(
                         base, vars(base)
-                    )  # `vars` returns a new object each time
+                    )  # `vars` creates a new proxy
                     place = StateLocation(f"{base.__name__}.{name}", holder, name)
                     self.places.setdefault((id(holder), name), place)
                 self.meet(found, names, f"{base.__name__}.{name}")

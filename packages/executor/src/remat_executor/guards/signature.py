@@ -216,7 +216,7 @@ def objection(owned: Owned) -> str | None:
 
 
 def reason_in_force() -> str | None:
-    """Why no call can be served by a plan now; checked first, since some transforms forbid reading tensors."""
+    """Why no plan can serve now; checked first, since some transforms forbid reading tensors."""
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return "gradients are off (no_grad or inference mode)"
     transformed = active_transform()

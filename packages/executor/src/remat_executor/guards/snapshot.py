@@ -162,7 +162,7 @@ class _ChangeDetector:
             KeyError,
             ValueError,
             RuntimeError,
-        ):  # something is gone, or another thread changes a container
+        ):  # something is gone or changed by another thread
             return False
 
 

@@ -203,7 +203,7 @@ class PlanManager:
             self._warn_once(
                 "pending calls",
                 "called again before the backward of the previous call, whose values are still held: each "
-                "pending call needs a budget of its own; call backward first, or give a budget for one of them",
+                "pending call needs a budget of its own; call backward first, or lower the budget",
             )
         self.last_call = weakref.ref(call)
         # Checked at calls 1, 2, 4, 8, ...: a walk up the stack costs some microseconds.
