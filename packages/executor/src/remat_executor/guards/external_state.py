@@ -234,9 +234,7 @@ class _Reader:
                 elif isinstance(found, staticmethod | classmethod):
                     found = found.__func__
                 if name not in _ALWAYS or isinstance(found, FunctionType):
-                    holder = self._members.setdefault(
-                        base, vars(base)
-                    )  # `vars` creates a new proxy
+                    holder = self._members.setdefault(base, vars(base))  # `vars` creates a new proxy
                     place = StateLocation(f"{base.__name__}.{name}", holder, name)
                     self.places.setdefault((id(holder), name), place)
                 self.meet(found, names, f"{base.__name__}.{name}")

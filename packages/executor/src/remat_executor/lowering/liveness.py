@@ -1,29 +1,18 @@
-"""Liveness of a schedule: which steps become one graph, and which values live from one graph to the next."""
+"""Liveness of a schedule: which steps form one graph, and which values live from one graph to the next."""
 
 from collections.abc import Iterable, Sequence
 from typing import cast
 
 from remat_executor.lowering.step_handler import Action, reads
-from remat_executor.translation.recipes import (
-    Draw,
-)
+from remat_executor.translation.recipes import Draw
 from remat_executor.translation.translation import Translation
-from remat_graph import (
-    Compute,
-    Deliver,
-    Free,
-    Graph,
-    Lane,
-    OptimizerStep,
-    Start,
-    Step,
-)
+from remat_graph import Compute, Deliver, Free, Graph, Lane, OptimizerStep, Start, Step
 
 
 def group_steps(steps: Sequence[Step], first: int, handled: frozenset[int]) -> list[list[Step] | Action]:
-    """Steps in runs that become one graph each, and between them those that a handler carries out.
+    """Group consecutive steps into lists that become one graph each, separated by a handler's steps.
 
-    The last one is a run, an empty one if need be: what a section returns, a graph returns.
+    The last item is always a list, which may be empty: a segment's results are the results of a graph.
     """
     found: list[list[Step] | Action] = []
     run: list[Step] = []
@@ -39,7 +28,7 @@ def group_steps(steps: Sequence[Step], first: int, handled: frozenset[int]) -> l
 
 
 def needed_later(graph: Graph, segments: Sequence[Sequence[list[Step] | Action]]) -> list[list[set[int]]]:
-    """For each run of each section the values that what follows it needs."""
+    """For each item of each segment the values that later items need."""
     needed: set[int] = set()
     found: list[list[set[int]]] = []
     for segment in reversed(segments):
@@ -52,7 +41,7 @@ def needed_later(graph: Graph, segments: Sequence[Sequence[list[Step] | Action]]
 
 
 def live_after(graph: Graph, step: Action, live: set[int]) -> tuple[set[int], list[int]]:
-    """What is live after a handler's step, and the gradients that the step makes an end of."""
+    """The live values after a handler's step, and the gradients that the step delivers or consumes."""
     match step:
         case Start(transfer) if transfer.lane is Lane.TO_DEVICE:
             return live | {transfer.value}, []
@@ -67,12 +56,12 @@ def live_after(graph: Graph, step: Action, live: set[int]) -> tuple[set[int], li
 
 
 def read_by(graph: Graph, steps: Iterable[Step]) -> set[int]:
-    """Values that these steps compute with or deliver."""
+    """Values that these steps read or deliver."""
     return set().union(*(reads(graph, step) for step in steps if isinstance(step, Compute | Deliver)))
 
 
 def repeated_draws(translation: Translation, steps: Iterable[Step]) -> set[int]:
-    """Generator states that a repeat will ask for; the others need not be read."""
+    """Generator states that a repeat needs; the others need not be read."""
     seen: set[int] = set()
     found: set[int] = set()
     for step in steps:

@@ -1,10 +1,10 @@
-"""Lowering: a schedule becomes fx graphs, one for the forward and a chain of them for the backward.
+"""Lower a schedule to fx graphs: the forward, and a chain of segments for the backward.
 
-Each graph takes its tensors in one list, which it empties, so that fx's generated code, which drops every
-name after its last use, frees a storage exactly where the schedule does. A section of the backward
-(`gradient_segments`) ends by handing over its gradients, and passes on what the next ones still need. Where
-a schedule moves values or steps the optimizer, a section is several graphs with those steps between them.
-Views are rebuilt from their base where they are read, once per graph while the base lives.
+Each graph takes its tensors in one list, which it empties. Since fx's generated code drops every name after
+its last use, a storage is freed exactly where the schedule frees it. A segment of the backward delivers its
+gradients at its end and passes on the values that later segments need. Where a schedule moves values or steps
+the optimizer, a segment consists of several graphs with those steps between them. Views are rebuilt from
+their base where they are read, once per graph while the base lives.
 """
 
 import operator
@@ -38,15 +38,7 @@ from remat_executor.translation.recipes import (
     own_copy,
 )
 from remat_executor.translation.translation import Translation
-from remat_graph import (
-    Compute,
-    Deliver,
-    Free,
-    Placement,
-    Role,
-    Schedule,
-    Step,
-)
+from remat_graph import Compute, Deliver, Free, Placement, Role, Schedule, Step
 
 aten = torch.ops.aten
 
@@ -118,10 +110,10 @@ def lower(
 
 @attrs.frozen(eq=False)
 class _StepLowering:
-    """What the lowerings of all parts share.
+    """What the lowerings of all graphs of a step share.
 
     Attributes:
-        replays: generator states that a repeat will ask for.
+        replays: generator states that a repeat needs.
         node_of: per value the captured node that makes it.
         gradient_of: per value that is a gradient its index into `Translation.gradients`.
     """
@@ -143,7 +135,7 @@ class _StepLowering:
 
 
 class _GraphLowering:
-    """Emits one part; `nodes_of` maps live values, `views` the views rebuilt so far."""
+    """Emits one graph; `nodes_of` maps live values, `views` the views rebuilt so far."""
 
     def __init__(self, shared: _StepLowering, live: set[int]) -> None:
         self.shared, self.translation = shared, shared.translation
@@ -161,7 +153,7 @@ class _GraphLowering:
         self.overwritten: set[int] = set()
 
     def unpack(self, name: str, value: int) -> Node:
-        """A node for one tensor of the list; its index is known only when the part is finished."""
+        """A node for one tensor of the list; `finish` sets its index."""
         with self.fx.inserting_after(self.head):
             self.head = self.fx.create_node("call_function", operator.getitem, (self.argument, 0), name=name)
         captured = self.shared.node_of.get(value)
@@ -215,7 +207,7 @@ class _GraphLowering:
         return self.fx.call_function(operator.getitem, (result, node.args[1]))
 
     def define(self, value: int, node: Node) -> None:
-        """Bind a value; a repeat's second copy of an output or gradient is not kept."""
+        """Bind a value; a second copy of an output or gradient, made by a repeat, is dropped."""
         if self.is_live(value) and self.translation.graph.values[value].pinned:
             return
         self.drop(value)
@@ -236,7 +228,7 @@ class _GraphLowering:
                 if not repeat:
                     return self.fx.call_function(target_of(node), args, kwargs)
                 if node.target is noise_dropout:
-                    # fx cannot print a function of ours as an argument, only as a target.
+                    # fx cannot print a function of this package as an argument, only as a target.
                     return self.fx.call_function(
                         replay_noise_dropout, (self.value_node(state), device, *args), kwargs
                     )
@@ -300,7 +292,7 @@ class _GraphLowering:
             self.takes[value] = self.nodes_of[value] = self.unpack(f"v{value}", value)
             self.untouched.discard(value)
         elif value not in self.nodes_of:
-            assert self.is_lent(value), self.translation.graph.values[value].name
+            assert self.is_persistent(value), self.translation.graph.values[value].name
             self.reads[value] = self.nodes_of[value] = self.unpack(f"x{value}", value)
         return self.nodes_of[value]
 
@@ -311,18 +303,18 @@ class _GraphLowering:
             return self.resolve(node)
         return self.value_node(value)
 
-    def is_lent(self, value: int) -> bool:
-        """Whether it is the caller's, or the optimizer's on the device: there in every call."""
+    def is_persistent(self, value: int) -> bool:
+        """Whether it exists in every call: a caller's tensor, or an optimizer state on the device."""
         stored = self.translation.graph.values[value]
         return stored.external or stored.placement is Placement.DEVICE
 
     def is_stable(self, value: int) -> bool:
-        """Whether the caller's tensor stays where it is from call to call, as an input does not."""
+        """Whether a caller's tensor keeps its address from call to call, unlike an input."""
         return self.translation.graph.values[value].role in (Role.PARAM, Role.BUFFER)
 
     def finish(self, results: Sequence[Node], needed: set[int]) -> LoweredGraph:
         """Number the list's entries, empty the list after reading it, and compile."""
-        # What lasts from call to call comes first.
+        # Tensors that keep their address come first.
         self.reads = dict(sorted(self.reads.items(), key=lambda read: not self.is_stable(read[0])))
         reads, takes = tuple(self.reads), tuple(self.takes)
         for i, node in enumerate((*self.reads.values(), *self.takes.values())):
@@ -330,10 +322,10 @@ class _GraphLowering:
         with self.fx.inserting_after(self.head):
             self.fx.call_method("clear", (self.argument,))
         kept = {v for v in takes if self.nodes_of.get(v) is self.takes[v] and v in needed}
-        made = {v for v in self.nodes_of if not self.is_lent(v) and v not in kept}
+        made = {v for v in self.nodes_of if not self.is_persistent(v) and v not in kept}
         gives = tuple(sorted(made & needed))
         self.fx.output([*results, *(self.nodes_of[v] for v in gives)])
-        module = read_later(self.fx)  # a runtime makes its own code of it
+        module = read_later(self.fx)  # a runtime generates its own code
         interface = GraphInterface(stable_inputs=sum(map(self.is_stable, reads)), results=len(results))
         return LoweredGraph(
             run=self.shared.runtime(module, interface),
@@ -347,7 +339,7 @@ class _GraphLowering:
 
 
 def _like(lowered: Node, captured: Node) -> Node:
-    """Note on a lowered node what capture knows of its tensor, for the runtimes."""
+    """Copy the fake tensor of a captured node to a lowered one, for the runtimes."""
     if "val" in captured.meta:
         lowered.meta["val"] = captured.meta["val"]
     return lowered

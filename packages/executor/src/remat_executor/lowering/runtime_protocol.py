@@ -1,4 +1,4 @@
-"""What runs a lowered graph: the protocol of runtimes."""
+"""The protocol of runtimes, which run lowered graphs."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -13,11 +13,11 @@ GraphFunction = Callable[[list[Tensor]], list[Tensor]]
 
 @attrs.frozen(kw_only=True)
 class GraphInterface:
-    """What comes into a lowered graph and what goes out, as far as a runtime must know.
+    """What a runtime must know of the inputs and outputs of a lowered graph.
 
     Attributes:
         stable_inputs: how many inputs come first that keep their address from call to call, as parameters do.
-        results: how many tensors go out first that are the caller's: outputs, gradients.
+        results: how many outputs come first that the caller gets: outputs, gradients.
     """
 
     stable_inputs: int
@@ -25,7 +25,7 @@ class GraphInterface:
 
 
 class Runtime(Protocol):
-    """Makes the lowered graphs of one program runnable; called in the order in which they run."""
+    """Makes the lowered graphs of one step runnable; called in the order in which they run."""
 
     def __call__(self, module: GraphModule, interface: GraphInterface) -> GraphFunction:
         """Prepare one graph.
@@ -33,6 +33,6 @@ class Runtime(Protocol):
         Args:
             module: one placeholder, a list of tensors; ATen operators and functions of this package in the
                 order of the schedule; returns a list.
-            interface: what its list begins with, and what it returns first.
+            interface: describes its inputs and outputs.
         """
         ...

@@ -1,19 +1,17 @@
-"""Lowered graphs recorded as CUDA graphs and replayed: no launch costs, the same memory at every step.
+"""Record lowered graphs as CUDA graphs and replay them: no launch costs, and the same memory at every step.
 
-Each part is run once as it is, recorded when it runs next, and replayed from then on. The parts of a program
-share one memory pool and are recorded in the order in which they run, so that the pool holds what the plan
-says: a value that one part leaves for a later one stays at its address, and what the plan frees is reused.
-What the caller gets is copied out of the pool, what he passes in is copied into tensors that stay.
+Each lowered graph runs once unrecorded, is recorded at its next run, and is replayed from then on. The graphs
+of a step share one memory pool and are recorded in the order in which they run, so the pool holds what the
+plan predicts: a value that one graph leaves for a later one keeps its address, and freed memory is reused.
+The caller's results are copied out of the pool, and his inputs are copied into tensors that stay.
 
-A pool serves one call at a time. A part runs as it is, unrecorded, whenever it is given values from elsewhere
-than the pool: in a second forward before the first one's backward, or in a backward with ``retain_graph``.
+A pool serves one call at a time. A graph runs unrecorded if its values are not from the pool: in a second
+forward before the first one's backward, or in a backward with ``retain_graph``. Two cases cannot be recorded
+and always run unrecorded: numbers on the host among the inputs, and writes into an input of the caller.
 
-Two things cannot be recorded, and a part that has one runs as it is: numbers on the host among its inputs,
-and writing into an input of the caller's.
-
-Random numbers: draws take theirs from the default generator, which recorded graphs advance as eager runs do.
-What a draw is repeated from is (seed, offset at the call's begin + its own distance), computed at each call;
-the repeat draws from a generator of its own that is set to that state.
+Draws use the default generator, which recorded graphs advance as eager runs do. The state from which a draw
+is repeated is (seed, offset at the beginning of the call + the draw's distance), computed at each call; the
+repeat draws from a generator of its own that is set to that state.
 """
 
 import weakref
@@ -35,7 +33,7 @@ from remat_executor.torch_private.autograd import backward_keeps_graph
 
 @attrs.frozen(kw_only=True)
 class PoolTensor:
-    """Where a tensor of the pool lies and how it looks."""
+    """Address and layout of a tensor in the pool."""
 
     address: int
     nbytes: int
@@ -46,7 +44,7 @@ class PoolTensor:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "PoolTensor":
-        """The place of a tensor, by its storage."""
+        """Describe a tensor by its storage."""
         storage = tensor.untyped_storage()
         return cls(
             address=storage.data_ptr(),
@@ -59,28 +57,28 @@ class PoolTensor:
 
 
 class GraphRecorder(Protocol):
-    """Records work on a device; what it records shares one memory pool."""
+    """Records work on a device; all records share one memory pool."""
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies on the device."""
+        """Whether a tensor is on the device."""
         ...
 
     def record(
         self, work: Callable[[], list[Tensor]], generators: Sequence[torch.Generator]
     ) -> tuple[list[Tensor], Callable[[], None]]:
-        """Record work without doing it.
+        """Record work without running it.
 
         Args:
-            work: what to record; it draws from these generators beside the default one.
+            work: the work; it draws from these generators in addition to the default one.
             generators: they keep their states outside of the record.
 
         Returns:
-            The results, which lie in the pool, and a function that does the work.
+            The results, which are in the pool, and a function that runs the work.
         """
         ...
 
     def at(self, place: PoolTensor) -> Tensor:
-        """A tensor on memory of the pool that it does not own."""
+        """A tensor on memory of the pool, without ownership."""
         ...
 
 
@@ -103,7 +101,7 @@ class CudaGraphRecorder:
         self.pool = torch.cuda.graph_pool_handle()
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies on the device."""
+        """Whether a tensor is on the device."""
         return tensor.is_cuda
 
     def record(
@@ -113,7 +111,7 @@ class CudaGraphRecorder:
         graph = torch.cuda.CUDAGraph()
         for generator in generators:
             graph.register_generator_state(generator)
-        # The engine's other threads may be at work: only this one is recorded.
+        # Other threads of the engine may work meanwhile; only this one is recorded.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             results = work()
         return results, graph.replay
@@ -125,12 +123,12 @@ class CudaGraphRecorder:
 
 
 class CudaGraphs:
-    """The parts of one program.
+    """The runtime of one step.
 
     Attributes:
-        pool: what records; None until the second call.
-        recording: whether the call under way is recorded.
-        addresses: where the pool holds what parts leave for later ones.
+        pool: the recorder; None until the second call.
+        recording: whether the running call is recorded.
+        addresses: where the pool holds values that graphs leave for later ones.
         saved: the storages that the latest recorded forward left, while they live.
     """
 
@@ -143,17 +141,17 @@ class CudaGraphs:
         self.saved: list[weakref.ref[Any]] = []
 
     def __call__(self, module: GraphModule, interface: GraphInterface) -> GraphFunction:
-        """The next part of the program; the first one is its forward."""
+        """Prepare the next graph of the step; the first one is its forward."""
         graph = _RecordedGraph(program=self, module=module, interface=interface, first=not self.graphs)
         self.graphs.append(graph)
         return graph.run
 
     def in_use(self) -> bool:
-        """Whether the saved values of an earlier call may still be wanted."""
+        """Whether the saved values of an earlier call may still be needed."""
         return any(reference() is not None for reference in self.saved)
 
     def start_over(self) -> None:
-        """Drop what is recorded, if anything: the pool is empty again."""
+        """Drop all records and begin with an empty pool."""
         self.pool = self.recorder()
         self.addresses.clear()
         for graph in self.graphs:
@@ -162,24 +160,24 @@ class CudaGraphs:
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Recording:
-    """A recorded part.
+    """A recorded graph.
 
     Attributes:
-        do: does it.
-        addresses: {input: where it must lie}.
+        run: runs the recorded work.
+        addresses: {input: the address that it must have}.
         copies: {input: the tensor that it is copied to}.
-        redraws: {input, a generator's state: the generators that are set to it}.
-        outputs: {output that is no such state: its place}.
+        redraws: {input that is a generator state: the generators that are set to it}.
+        outputs: {output that is not a generator state: its tensor in the pool}.
     """
 
-    do: Callable[[], None]
+    run: Callable[[], None]
     addresses: dict[int, int]
     copies: dict[int, Tensor]
     redraws: dict[int, list[torch.Generator]]
     outputs: dict[int, PoolTensor]
 
     def fits(self, tensors: list[Tensor], indices: Iterable[int]) -> bool:
-        """Whether these inputs lie where they lay."""
+        """Whether these inputs have the recorded addresses."""
         return all(tensors[i].data_ptr() == self.addresses[i] for i in indices if i in self.addresses)
 
 
@@ -190,24 +188,24 @@ class _RecordedGraph:
     interface: GraphInterface
     first: bool
     warm: bool = False
-    distances: dict[int, int] = attrs.field(factory=dict)  # {output, a generator's state: offset since begin}
+    distances: dict[int, int] = attrs.field(factory=dict)  # {output that is a generator state: offset}
     recorded: _Recording | None = None
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Run the part in the way that serves this call."""
+        """Replay, record or run the graph, whatever this call allows."""
         if not self.warm:
             return self.warm_up(tensors)
         stable_inputs = range(self.interface.stable_inputs)
         if self.first:
             if self.program.in_use():
-                return self.as_it_is(tensors)
+                return self.run_unrecorded(tensors)
             self.program.recording = self.recorded is None or not self.recorded.fits(tensors, stable_inputs)
             if self.program.recording:
                 self.program.start_over()
         elif backward_keeps_graph() or not self.from_pool(tensors):
-            return self.as_it_is(tensors)
+            return self.run_unrecorded(tensors)
         if self.recorded is None:
-            return self.record(tensors) if self.program.recording else self.as_it_is(tensors)
+            return self.record(tensors) if self.program.recording else self.run_unrecorded(tensors)
         if not self.recorded.fits(tensors, stable_inputs):
             raise UnplannedUse(
                 problem="a parameter was moved between a forward and its backward",
@@ -215,39 +213,41 @@ class _RecordedGraph:
             )
         return self.replay(tensors)
 
-    def as_it_is(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Run without a record."""
+    def run_unrecorded(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Run the graph without a record."""
         return list(self.module.forward(tensors))
 
     def warm_up(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Run without a record; note how far the generator has come at each state that is read."""
+        """Run the graph without a record; note the generator's offset at each state that it reads."""
         self.warm = True
         generator = drawing_generator(self.module)
         begin = _offset(generator.get_state()) if generator is not None else 0
-        results = self.as_it_is(tensors)
+        results = self.run_unrecorded(tensors)
         self.distances = {i: _offset(results[i]) - begin for i in states_read(self.module)}
         return results
 
     def from_pool(self, tensors: list[Tensor]) -> bool:
-        """Whether the values that earlier parts left are those of a recorded call."""
+        """Whether the values of earlier graphs are those of a recorded call."""
         passed = range(self.interface.stable_inputs, len(tensors))
         if self.recorded is None:
             return any(_address(tensors[i]) in self.program.addresses for i in passed)
         return self.recorded.fits(tensors, passed)
 
     def record(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Record the part on these tensors, or on copies that stay, and do it once."""
+        """Record the graph on these tensors, or on copies that stay, and run it once."""
         program, pool = self.program, self.program.pool
         assert pool is not None
         work = _RecordingInterpreter(self.module)
         passed = [i for i in range(len(tensors)) if i not in work.redraws]
-        host = not all(pool.holds(tensors[i]) for i in passed)  # a number there would stay what it is now
+        host = not all(
+            pool.holds(tensors[i]) for i in passed
+        )  # a number on the host would be recorded as a constant
         if (
             host
             or not work.recordable
             or any(i >= self.interface.stable_inputs for i in written(self.module))
         ):
-            return self.as_it_is(tensors)
+            return self.run_unrecorded(tensors)
         stay = [
             i for i in passed if i < self.interface.stable_inputs or _address(tensors[i]) in program.addresses
         ]
@@ -257,10 +257,10 @@ class _RecordedGraph:
         self.set_generators(work.redraws, tensors)
         tensors.clear()
         generators = [generator for several in work.redraws.values() for generator in several]
-        outputs, do = pool.record(lambda: list(work.run(inputs)), generators)
+        outputs, run = pool.record(lambda: list(work.run(inputs)), generators)
         kept = [i for i in range(len(outputs)) if i not in self.distances]
         self.recorded = _Recording(
-            do=do,
+            run=run,
             addresses=addresses,
             copies=copies,
             redraws=work.redraws,
@@ -270,7 +270,7 @@ class _RecordedGraph:
         return self.done({i: outputs[i] for i in kept})
 
     def replay(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Do the recorded work on the tensors of this call."""
+        """Run the recorded work on the tensors of this call."""
         recorded, pool = self.recorded, self.program.pool
         assert recorded is not None
         assert pool is not None
@@ -281,10 +281,10 @@ class _RecordedGraph:
         return self.done({i: pool.at(place) for i, place in recorded.outputs.items()})
 
     def done(self, outputs: dict[int, Tensor]) -> list[Tensor]:
-        """Do the work that these outputs are of; copy the caller's out of the pool."""
+        """Run the recorded work; copy the caller's outputs out of the pool."""
         assert self.recorded is not None
         states = self.states()
-        self.recorded.do()
+        self.recorded.run()
         saved = {i: t for i, t in outputs.items() if i >= self.interface.results}
         if self.first:
             self.program.saved = [weakref.ref(t.untyped_storage()) for t in saved.values()]
@@ -293,7 +293,7 @@ class _RecordedGraph:
         return [found[i] for i in range(len(found))]
 
     def states(self) -> dict[int, Tensor]:
-        """The states that eager would read in this call, from where the generator stands."""
+        """The generator states that eager would read in this call."""
         generator = drawing_generator(self.module) if self.distances else None
         if generator is None:
             return {}
@@ -310,11 +310,11 @@ class _RecordedGraph:
 
 
 class _RecordingInterpreter(Interpreter):
-    """A lowered graph as it is recorded: repeats draw from generators of their own, no state is read.
+    """Runs a graph for recording: repeats draw from generators of their own, and no state is read.
 
     Attributes:
-        redraws: {index of a state in the list of tensors: the generators that are to be set to it}.
-        recordable: whether every state comes from another part or goes to one.
+        redraws: {index of a state in the list of tensors: the generators that are set to it}.
+        recordable: whether every state comes from another graph or goes to one.
     """
 
     def __init__(self, module: GraphModule) -> None:
@@ -331,7 +331,7 @@ class _RecordingInterpreter(Interpreter):
         self.recordable = len(self.generators) == len(nodes) and len(states_read(module)) == len(reads)
 
     def run_node(self, n: Node) -> Any:
-        """Run a node, or what stands for it while recording."""
+        """Run a node, or its replacement while recording."""
         if n.target is read_state:
             return torch.empty(0)  # computed at each call instead
         if n not in self.generators:
@@ -360,7 +360,7 @@ def drawing_generator(module: GraphModule) -> torch.Generator | None:
 
 
 def _offset(state: Tensor) -> int:
-    """How far a CUDA generator is: the second number of its state."""
+    """The offset of a CUDA generator: the second number of its state."""
     return int(state.view(torch.int64)[1])
 
 

@@ -1,6 +1,6 @@
-"""Pointwise ops that may write their result over an input that dies: in-place forms with the same kernel.
+"""Pointwise ops that may overwrite a dying input: their in-place forms, which run the same kernel.
 
-Functionalization turns ``relu_`` into ``relu``, which costs a second storage at the peak. Each entry gives
+Functionalization turns ``relu_`` into ``relu``, which needs a second storage at the peak. Each entry names
 the overload that writes into one of its inputs and was checked to return the same bits.
 """
 
@@ -19,7 +19,7 @@ class InPlace:
 
     Attributes:
         target: the overload to call.
-        out: keyword that takes the tensor to write over; None if that is the first argument.
+        out: keyword of the tensor to overwrite; None if that is the first argument.
     """
 
     target: Callable[..., Any]
@@ -27,7 +27,7 @@ class InPlace:
 
 
 def in_place_forms() -> dict[Any, dict[int, InPlace]]:
-    """For each overload that has in-place forms: argument position that is written over -> form."""
+    """For each overload with in-place forms: {position of the overwritten argument: form}."""
     over_self = (
         (aten.relu.default, aten.relu_.default),
         (aten.hardtanh.default, aten.hardtanh_.default),

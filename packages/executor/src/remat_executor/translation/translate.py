@@ -1,8 +1,8 @@
-"""From the joint fx graph to the IR and back: ops, values, and how each op is carried out.
+"""Translate the joint fx graph to the IR: ops, values, and a recipe for each op.
 
-Storages of the graph become values; what changes the caller's tensors becomes a chain of versions of an
-external value, so that the referee refuses a repeat that would read a later one. Generators are such chains:
-a draw moves its generator on, and its repeat reads the state that an op before it kept.
+Storages of the graph become values. Writes to the caller's tensors become a chain of versions of an external
+value, so the simulator refuses a repeat that would read a later version. Generators are such chains too: a
+draw advances its generator, and its repeat reads the state that an op before it saved.
 """
 
 from collections.abc import Iterable
@@ -49,9 +49,9 @@ def translate(
 
     Args:
         captured: the joint graph.
-        tensors: what it was captured with.
+        tensors: the tensors of the trace.
         name: name of the graph.
-        conditions: what a plan depends on beside the ops.
+        conditions: what a plan depends on in addition to the ops.
 
     Raises:
         CaptureError: an op shares storage in a way that cannot be followed.
@@ -146,7 +146,7 @@ class _Translator:
         named = {storage_id(value[u.args[1]]): u for u in bases}
         found: list[tuple[Node | None, Tensor]] = []
         for tensor in meta_tensors(value):
-            # A tensor returned twice may be two in the kernel: the second is counted while the op runs.
+            # A fake tensor that is returned twice may be two tensors of the kernel: both are counted.
             found.append((named.pop(storage_id(tensor), None), tensor))
         return found
 
@@ -208,7 +208,7 @@ class _Translator:
         return device if device.index is not None or device.type == "cpu" else self.device
 
     def add_reader(self, node: Node, backward: bool) -> int:
-        """Add the op that reads the generator's state before a draw; the value index of the state."""
+        """Add the op that reads the generator's state before a draw; return the state's value index."""
         device = self.draws_on(node)
         if str(device) not in self.generator:
             self.generator[str(device)] = self.add_value(
@@ -302,7 +302,7 @@ class _Translator:
                 tangent = output.tangent.meta["val"]
                 fields: dict[str, Any] = {"role": Role.TANGENT, "of": index}
                 if tangent.ndim == 0 and index is not None:
-                    # `loss.backward()` holds the gradient it begins with: it is counted with the loss.
+                    # `loss.backward()` holds its initial gradient, which is counted with the loss.
                     loss = self.values[index]
                     self.values[index] = attrs.evolve(loss, nbytes=loss.nbytes + tangent.element_size())
                     self.write_over_nothing(index)
@@ -310,15 +310,15 @@ class _Translator:
                 self.add_value(output.tangent, tangent, **fields)
 
     def write_over_nothing(self, value: int) -> None:
-        """Keep the op that makes a value from taking over an input's storage."""
+        """Forbid the op that makes a value to overwrite an input."""
         for i, op in enumerate(self.ops):
             if value in op.first.outputs:
-                only = tuple(attrs.evolve(way, reuses=()) for way in op.implementations)
-                self.ops[i] = attrs.evolve(op, implementations=only)
+                without = tuple(attrs.evolve(run, reuses=()) for run in op.implementations)
+                self.ops[i] = attrs.evolve(op, implementations=without)
                 self.in_place[i] = {}
 
     def reusable(self, node: Node, outputs: tuple[int, ...]) -> dict[int, tuple[int, InPlace]]:
-        """Values that this op could write over, with the argument position and the form to call."""
+        """Values that this op could overwrite, with the argument position and the form to call."""
         forms = self.forms.get(node.target, {})
         found: dict[int, tuple[int, InPlace]] = {}
         result = node.meta["val"]
@@ -338,14 +338,14 @@ class _Translator:
             )
             whole = stored.nbytes == self.values[outputs[0]].nbytes
             twice = sum(a is argument for a in node.args if isinstance(a, Node)) > 1
-            # A tangent belongs to autograd, which may still show it to somebody: never written.
-            lent = stored.external or stored.role is Role.TANGENT
-            if same and whole and alone and not twice and not lent:
+            # A tangent belongs to autograd, which may pass it on, so it is never written.
+            foreign = stored.external or stored.role is Role.TANGENT
+            if same and whole and alone and not twice and not foreign:
                 found[value] = (place, form)
         return found
 
     def add_gradients(self) -> tuple[tuple[int, Node, int], ...]:
-        """Give every gradient a storage of its own that autograd can take over without a copy."""
+        """Give every gradient its own storage, which autograd can take over without a copy."""
         places = {node: i for i, node in enumerate(self.captured.externals)}
         bases = [self.flow.base_of.get(g, g) for _, g in self.captured.gradients]
         found = []
@@ -384,7 +384,7 @@ class _Translator:
         return value
 
     def forbid_stale_repeats(self) -> tuple[Op, ...]:
-        """An op that reads a caller's tensor before the forward overwrites it must not run again."""
+        """The ops; one that reads a caller's tensor before the forward overwrites it must not be repeated."""
         overwritten = {v.replaces for v in self.values if v.replaces is not None}
         return tuple(
             attrs.evolve(op, rerun=None)
