@@ -11,10 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-import remat_executor.module.planned_module
 from remat_executor import MemoryMeter, PlannedModule, step_graph
+from remat_executor.costs.annotate import with_costs
+from remat_executor.costs.cache import CostCache
 from remat_executor.errors import WrongPrediction
 from remat_facade import Hiremate
+from remat_facade.planning.method import Method
+from remat_facade.planning.planner import Planner
 from remat_graph import Graph, OverBudget
 from remat_graph.plan import Plan
 from remat_solvers import InfeasibleBudget
@@ -99,15 +102,16 @@ def lying_costs(graph: Graph) -> Graph:
     return attrs.evolve(graph, values=values)
 
 
-def test_the_meter_catches_a_schedule_that_lies(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_meter_catches_a_schedule_that_lies(cache: Path) -> None:
     """With sizes halved behind the planner's back, the run breaks its promises and the harness says so."""
-    honest = remat_executor.module.planned_module.with_costs
-    monkeypatch.setattr(
-        remat_executor.module.planned_module, "with_costs", lambda *a, **k: lying_costs(honest(*a, **k))
-    )
 
-    def build(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hiremate:
-        return Hiremate(model, args, "60%", sample_kwargs=kwargs, cache_dir=cache, time_limit_s=QUICK_S)
+    def costs(*args: Any, **options: Any) -> Graph:
+        return lying_costs(with_costs(*args, cache=CostCache(folder=cache), **options))
+
+    planner = Planner(budget="60%", method=Method(time_limit_s=QUICK_S))
+
+    def build(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlannedModule:
+        return PlannedModule(model, args, kwargs, planner, costs=costs)
 
     broken = dict(broken_rules(compare(get_case("sequential"), build)))
     assert {"budget", "live", "allocator"} <= broken.keys()

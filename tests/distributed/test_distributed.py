@@ -22,12 +22,14 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import remat_executor.module.planned_module
 from remat_executor import BadInput, CaptureError, MemoryMeter, PlannedModule, RematWarning
+from remat_executor.costs.annotate import with_costs
+from remat_executor.costs.cache import CostCache
 from remat_executor.errors import RankFailed, RanksDiffer
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import collect
 from remat_executor.module.distributed import SharedPlan
+from remat_executor.module.pipeline import CostSource
 from remat_facade import Hiremate
 from remat_graph import BadBudget, Graph
 from remat_graph.plan import Plan
@@ -308,10 +310,15 @@ def break_down(graph: Graph) -> Plan:
     raise ZeroDivisionError("no reason")
 
 
-def _planned(planner: Callable[[Graph], Plan], cache: Path, after: Exception | None = None) -> PlannedModule:
+def _planned(
+    planner: Callable[[Graph], Plan],
+    cache: Path,
+    after: Exception | None = None,
+    costs: CostSource | None = None,
+) -> PlannedModule:
     """Planned together; `after` goes wrong once the plan has come."""
-    with SharedPlan() as together:
-        planned = PlannedModule(build(), batch(0), {}, together.planner(planner), cache_dir=cache)
+    with SharedPlan() as shared:
+        planned = PlannedModule(build(), batch(0), {}, shared.planner(planner), cache_dir=cache, costs=costs)
         if after is not None:
             raise after
     return planned
@@ -367,11 +374,11 @@ def test_what_fails_on_one_rank_is_raised_on_all(ranks: Ranks, cache: Path) -> N
 
 
 def _workspaces(rank: int, cache: Path) -> None:
-    honest, asked = remat_executor.module.planned_module.with_costs, []
+    asked = []
 
     def measured(*args: Any, **options: Any) -> Graph:
         """As if rank 1 had measured a workspace at its first op."""
-        graph = honest(*args, **options)
+        graph = with_costs(*args, cache=CostCache(folder=cache), **options)
         op = graph.ops[0]
         larger = tuple(attrs.evolve(i, workspace_nbytes=rank << 20) for i in op.implementations)
         return attrs.evolve(graph, ops=(attrs.evolve(op, implementations=larger), *graph.ops[1:]))
@@ -380,9 +387,7 @@ def _workspaces(rank: int, cache: Path) -> None:
         asked.append(graph.ops[0].first.workspace_nbytes)
         return save_all(graph)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remat_executor.module.planned_module, "with_costs", measured)
-        planned = _planned(plan, cache)
+    planned = _planned(plan, cache, costs=measured)
     assert [[1 << 20], []] == gathered(asked)
     one, other = gathered((planned.plan.schedule, planned.plan.peak_nbytes))
     assert one[0] == other[0]

@@ -4,14 +4,19 @@ import copy
 import types
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from remat_executor import PlannedModule
+from remat_executor.guards.signature import Signature
 from remat_executor.guards.snapshot import Snapshot
+from tests.helpers.planners import save_all
 
 
 class Slotted:
@@ -177,3 +182,27 @@ def test_a_config_in_the_place_of_an_equal_one_is_watched() -> None:
     model.config.width = 5
     assert not second.is_current()
     assert Snapshot.take(model).own.attributes != second.own.attributes
+
+
+def test_a_call_computes_its_signature_once(tmp_path: Path) -> None:
+    """On the path of every planned call there is one signature and no new snapshot."""
+    x = torch.randn(2, 3)
+    planned = PlannedModule(nn.Linear(3, 3), (x,), {}, save_all, cache_dir=tmp_path)
+    planned(x)
+    signatures: list[Signature] = []
+
+    class Counting(Snapshot):
+        """A snapshot that counts the signatures that are made with it."""
+
+        def signature(self, *args: Any) -> Signature:
+            signatures.append(super().signature(*args))
+            return signatures[-1]
+
+    manager = planned._remat
+    fields = {field.name: getattr(manager.snapshot, field.name) for field in attrs.fields(Snapshot)}
+    manager.snapshot = counting = Counting(**fields)
+    for calls in range(1, 4):
+        planned(x)
+        assert len(signatures) == calls
+        assert manager.snapshot is counting
+    assert planned.runs == {"planned": 4}
