@@ -249,11 +249,7 @@ class _SegmentFunction(torch.autograd.Function):
 
 
 def run_under_autograd(call: PlannedCall, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Run the forward under autograd.
-
-    Args:
-        call: the call.
-        owners: per gradient of the translation the tensor that gets it.
+    """Run the forward under autograd; `owners` are the tensors that get the gradients.
 
     Returns:
         the differentiable outputs, in the order of `Wiring.differentiable`.

@@ -14,13 +14,7 @@ _OWN, _TORCH = str(Path(__file__).parents[1]), torch.__path__[0]  # frames of ne
 
 
 def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureError:
-    """Turn an error of a trace into a `CaptureError`.
-
-    Args:
-        error: the error.
-        module: the user's module.
-        runs: whether the original is known to accept the call.
-    """
+    """Turn an error of a trace into a `CaptureError`; `runs` if the original is known to accept the call."""
     place = where(error, module)
     kind = type(module).__name__
     if is_data_dependent(error):

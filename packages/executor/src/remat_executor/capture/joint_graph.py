@@ -34,7 +34,7 @@ def capture(
 
     Args:
         module: the user's module, in the mode to capture.
-        tensors: what `collect` found of it and the sample.
+        tensors: the module's and the sample's.
         differentiate: indices among the output tensors that get gradients; None: see `default_choice`.
         call: the function to trace instead of the module's forward.
         reference_spec: output structure of the module's own forward; None: that of the traced function.
@@ -82,18 +82,10 @@ def capture(
 
 
 def raise_as_original(module: nn.Module, tensors: Tensors, call: Callable[..., Any]) -> bool:
-    """Raise the error that the original raises for this call.
-
-    Args:
-        module: the original.
-        tensors: its tensors and the call's.
-        call: its forward, or the function that is planned instead.
+    """Raise the error that the original raises for this call, with a note that names its place.
 
     Returns:
         Whether the original is known to raise nothing.
-
-    Raises:
-        Exception: the original's error, with a note that names its place.
     """
 
     def forward(copies: Tensors) -> object:

@@ -25,12 +25,7 @@ from remat_executor.torch_private.capture import (
 
 
 def read_joint(joint: Joint, result: TraceResult, tensors: Tensors) -> Captured:
-    """Classify placeholders and outputs of the joint graph.
-
-    Args:
-        joint: the graph; ops whose eager kernels differ are replaced in place.
-        result: what the trace recorded in addition to the graph.
-        tensors: the module's and the call's.
+    """Classify placeholders and outputs of the joint graph; replace ops whose eager kernels differ.
 
     Raises:
         CaptureError: the step has an effect that a lowered graph would not reproduce.
@@ -111,10 +106,7 @@ def _own_outputs(
 
 
 def _check_effects(
-    graph_module: torch.fx.GraphModule,
-    externals: Sequence[Node],
-    replaced: Collection[int],
-    tensors: Tensors,
+    graph_module: torch.fx.GraphModule, externals: Sequence[Node], replaced: Collection[int], tensors: Tensors
 ) -> None:
     """Refuse effects that the trace accepts and a lowered graph would not reproduce.
 

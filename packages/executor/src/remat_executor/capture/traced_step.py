@@ -57,10 +57,7 @@ class TracedStep(nn.Module):
         for i, (_, buffer) in enumerate(tensors.buffers):
             self.buffers_.register_buffer(str(i), buffer)
         # In the instance's dict, hidden from nn.Module: its parameters are those above.
-        self.__dict__["_original"] = module
-        self.__dict__["_tensors"] = tensors
-        self.__dict__["_call"] = call
-        self.__dict__["_reference_spec"] = reference_spec
+        self.__dict__.update(_original=module, _tensors=tensors, _call=call, _reference_spec=reference_spec)
         self.__dict__["_differentiate"] = None if differentiate is None else set(differentiate)
         self.result: TraceResult | None = None
 
@@ -157,10 +154,7 @@ def _check_choice(wanted: set[int] | None, requires: list[bool], others: Iterabl
 def default_choice(outputs: list[Tensor], standard: bool = True) -> set[int]:
     """Indices of the outputs to differentiate: a scalar in front is a loss and the only one, otherwise all.
 
-    Args:
-        outputs: the output tensors.
-        standard: whether the structure is that of the model's own output; a trainer may use another one
-            differently.
+    An output that is not of the model's `standard` structure comes from a trainer: all of it counts.
     """
     differentiable = [i for i, output in enumerate(outputs) if output.requires_grad]
     if standard and differentiable and outputs[differentiable[0]].ndim == 0:

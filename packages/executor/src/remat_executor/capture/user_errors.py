@@ -45,12 +45,7 @@ class OriginalOutcome:
 
 
 def run_original(forward: Callable[[Tensors], object], tensors: Tensors) -> OriginalOutcome:
-    """Run a forward without writing into the user's tensors.
-
-    Args:
-        forward: calls the original through a `SideEffectGuard`, with the given tensors instead of its own.
-        tensors: the module's and the call's.
-    """
+    """Run the original by `forward(tensors)` without writing into the user's tensors."""
     if any(map(has_no_values, tensors.flat)):
         return OriginalOutcome()
     if len({t.device for t in tensors.flat if t.ndim}) > 1:  # some are placed elsewhere

@@ -157,15 +157,7 @@ class _Reader:
     def place(
         self, holder: Holder, name: str, label: str, names: frozenset[str], levels: int = DEEPEST
     ) -> None:
-        """Guard a location and follow its value.
-
-        Args:
-            holder: where it is.
-            name: its key there.
-            label: its name for messages.
-            names: all names in the function, which may include members of the value.
-            levels: how deep to follow.
-        """
+        """Guard a location and follow its value to the members in `names`, at most `levels` deep."""
         value = holder.cell_contents if isinstance(holder, CellType) else holder[name]
         if not name.startswith("__") and not isinstance(value, ModuleType):
             self.places.setdefault((id(holder), name), StateLocation(label, holder, name))

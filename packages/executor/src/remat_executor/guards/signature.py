@@ -90,14 +90,7 @@ class Signature:
 def own_signature(
     owned: Owned, first: Mapping[int, int], limit: TraversalLimit, external_state: ExternalState
 ) -> OwnSignature:
-    """Read the module's part of a signature.
-
-    Args:
-        owned: its tensors.
-        first: `storages(owned)`.
-        limit: records what was read.
-        external_state: what its forwards can read outside of it.
-    """
+    """Read the module's part of a signature; `first` is `storages(owned)`, `limit` records what is read."""
     return OwnSignature(
         modules=_structure(owned.modules),
         attributes=attribute_keys((m for _, m in owned.modules), limit),
@@ -119,14 +112,7 @@ def storages(owned: Owned) -> dict[int, int]:
 def signature(
     tensors: Tensors, own: OwnSignature, owned_storages: Mapping[int, int], device: torch.device | None = None
 ) -> Signature:
-    """Read the signature of a call.
-
-    Args:
-        tensors: the module's and the call's.
-        own: the module's part.
-        owned_storages: `storages` of the module.
-        device: where it runs; None: where the module is.
-    """
+    """Read the signature of a call that runs on `device`; None: where the module is."""
     if device is None:
         device = tensors.flat[0].device if tensors.flat else torch.device("cpu")
     inputs = tensors.inputs

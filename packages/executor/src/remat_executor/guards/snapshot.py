@@ -158,11 +158,7 @@ class _ChangeDetector:
                 and all(len(thing) == length for thing, length in self.counted)
                 and all(_unchanged(thing, found) for thing, found in self.others)
             )
-        except (
-            KeyError,
-            ValueError,
-            RuntimeError,
-        ):  # something is gone or changed by another thread
+        except (KeyError, ValueError, RuntimeError):  # something is gone or changed by another thread
             return False
 
 

@@ -35,12 +35,7 @@ def exact_key(value: Any) -> tuple[Any, ...]:
 
 
 def attribute_keys(modules: Iterable[nn.Module], limit: TraversalLimit | None = None) -> tuple[Any, ...]:
-    """(attribute, key) of every plain attribute of these modules; hashable.
-
-    Args:
-        modules: the modules.
-        limit: limits and records what is read; None for a new one.
-    """
+    """(attribute, key) of every plain attribute of these modules; hashable. `limit` records what is read."""
     limit = limit or TraversalLimit()
     return tuple(
         (name, key_of(value, limit))
@@ -52,13 +47,7 @@ def attribute_keys(modules: Iterable[nn.Module], limit: TraversalLimit | None = 
 
 
 def key_of(value: Any, limit: TraversalLimit | None = None, levels: int = DEEPEST) -> Any:
-    """A hashable key that changes when a reader of the value could notice.
-
-    Args:
-        value: anything.
-        limit: limits and records what is read; None for a new one.
-        levels: how deep to read.
-    """
+    """A hashable key that changes when a reader of the value, at most `levels` deep, could notice."""
     limit = limit or TraversalLimit()
     kind = type(value)
     if kind in _SIMPLE:

@@ -19,13 +19,7 @@ from remat_graph.contexts import context
 def with_fake_tensors(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
 ) -> Generator[Tensors, None, None]:
-    """A context in which fake tensors replace a model's parameters, buffers and inputs.
-
-    Args:
-        model: the module, on any device.
-        args: positional inputs, on any device.
-        kwargs: keyword inputs.
-        device: where the fake tensors are.
+    """A context in which fake tensors on `device` replace a model's parameters, buffers and inputs.
 
     Returns:
         The fake tensors of the model and of the call.

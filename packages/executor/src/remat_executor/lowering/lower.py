@@ -51,15 +51,7 @@ def lower(
     runtime: Runtime,
     part_nbytes: int | None = None,
 ) -> LoweredStep:
-    """Turn a schedule into runnable graphs.
-
-    Args:
-        captured: the joint graph.
-        translation: its IR and the way back.
-        schedule: valid steps on that IR.
-        runtime: makes each graph runnable.
-        part_nbytes: see `split_backward`.
-    """
+    """Turn a schedule into graphs that `runtime` makes runnable; `part_nbytes` as for `split_backward`."""
     graph = translation.graph
     handled = handled_steps(graph, schedule)
     groups = [group_steps(schedule.steps[: schedule.boundary], 0, handled)]
@@ -264,10 +256,7 @@ class _GraphLowering:
         args: tuple[Any, ...] = node.args
         if drops_statistics(node):
             args = (*args[:3], None, None, *args[5:])
-        return (
-            torch.fx.node.map_arg(args, self.resolve),
-            torch.fx.node.map_arg(node.kwargs, self.resolve),
-        )
+        return (torch.fx.node.map_arg(args, self.resolve), torch.fx.node.map_arg(node.kwargs, self.resolve))
 
     def resolve(self, node: Node) -> Node:
         """The lowered node for an original one: a value, or a view rebuilt from its base."""

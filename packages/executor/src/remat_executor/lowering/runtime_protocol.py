@@ -35,4 +35,3 @@ class Runtime(Protocol):
                 order of the schedule; returns a list.
             interface: describes its inputs and outputs.
         """
-        ...

@@ -31,11 +31,9 @@ class StepHandler(Protocol):
             the gradient of a `Deliver`; one None for an update within the backward, whose gradient autograd
             does not get; else nothing.
         """
-        ...
 
     def begin_backward(self) -> None:
         """Check that the backward can begin."""
-        ...
 
 
 class OffloadBackend(Protocol):
@@ -48,7 +46,6 @@ class OffloadBackend(Protocol):
             graph: as captured and measured.
             tensors: the module's and the call's, in the order of the graph's values.
         """
-        ...
 
     def apply_placement(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
         """Move persistent values to their placement, and return the graph with that placement.
@@ -58,23 +55,18 @@ class OffloadBackend(Protocol):
             on_host: indices of the values that the plan places on the host.
             tensors: as for `extend_graph`.
         """
-        ...
 
     def call_context(self) -> AbstractContextManager[None]:
         """A context for a call, in which the module's tensors can be read."""
-        ...
 
     def wait(self) -> None:
         """Wait until no other thread works, before the module is captured."""
-        ...
 
     def original_context(self) -> AbstractContextManager[object]:
         """A context in which the original can run on the device, wherever its tensors are placed."""
-        ...
 
     def begin(self, step: Any, flat: Sequence[Tensor]) -> StepHandler:
         """Make the handler of one call of a `PlannedStep` on `Tensors.flat`."""
-        ...
 
 
 def handled_steps(graph: Graph, schedule: Schedule) -> frozenset[int]:

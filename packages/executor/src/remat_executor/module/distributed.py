@@ -56,8 +56,7 @@ def plan_sharing(ranks: Ranks | None) -> AbstractContextManager["SharedPlan | No
         return nullcontext()
     if isinstance(ranks, str) and ranks != "together":
         raise BadInput(
-            problem=f"ranks={shown(ranks)} is invalid",
-            advice='give "together", "alone" or a process group',
+            problem=f"ranks={shown(ranks)} is invalid", advice='give "together", "alone" or a process group'
         )
     return SharedPlan(None if isinstance(ranks, str) else ranks)
 

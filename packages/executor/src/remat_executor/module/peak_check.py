@@ -32,15 +32,12 @@ class MarginPlanner(Protocol):
 
     def budget_for(self, graph: Graph) -> int:
         """The bytes that a plan of this graph may need; a saved plan may be for another budget."""
-        ...
 
     def with_margin(self, nbytes: int) -> "MarginPlanner":
         """The same planner with a margin of n bytes."""
-        ...
 
     def __call__(self, graph: Graph) -> Plan:
         """Plan the graph; raises if the budget cannot be met."""
-        ...
 
 
 def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
@@ -65,11 +62,7 @@ def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
 
     device = translation.device
     try:
-        with (
-            preserved_generators([device]),
-            torch.enable_grad(),
-            torch.autocast(device.type, enabled=False),
-        ):
+        with preserved_generators([device]), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             for _ in range(_WARM_UPS):
                 once()
             return allocator_peak(once, device).peak_nbytes
@@ -85,14 +78,7 @@ def replan_until_it_fits(
     rebuild: Callable[[Plan], PlannedStep],
     runtime: str,
 ) -> PlannedStep:
-    """A step whose measured peak fits the planner's budget; the peak is noted on it.
-
-    Args:
-        step: the first planned step.
-        tensors: what it is called with.
-        planner: asked again if the step needs too much.
-        rebuild: lowers another plan.
-        runtime: its name, for messages.
+    """A step whose measured peak fits the planner's budget; `rebuild` lowers another plan of the planner.
 
     Raises:
         OverCompiled: no plan was found that fits.

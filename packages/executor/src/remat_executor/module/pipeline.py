@@ -40,7 +40,6 @@ class PlanFunction(Protocol):
 
     def __call__(self, graph: Graph) -> Plan:
         """Plan the graph; raises if the budget cannot be met."""
-        ...
 
 
 class CostSource(Protocol):
@@ -55,7 +54,6 @@ class CostSource(Protocol):
         on_progress: Callable[[int, int], None] | None = None,
     ) -> Graph:
         """The translation's graph with its costs."""
-        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -140,12 +140,7 @@ class PlannedStep:
         return list(costs.values())
 
     def run(self, tensors: Tensors, on_begin: Callable[[PlannedCall], None] | None = None) -> Any:
-        """Run the forward under autograd and put the outputs into their containers.
-
-        Args:
-            tensors: the module's and the call's.
-            on_begin: called with the call before it runs.
-        """
+        """Run the forward under autograd and nest its outputs; `on_begin` is called before it runs."""
         captured, flat = self.captured, tensors.flat
         call = self.call(flat)
         if on_begin is not None:

@@ -247,14 +247,7 @@ class PlanManager:
     # -- warnings
 
     def _warn_external_state(self, before: Snapshot) -> bool:
-        """Warn of what a forward reads or changes outside of its module and a plan does not.
-
-        Args:
-            before: the module when its capture began.
-
-        Returns:
-            whether capture changed external state.
-        """
+        """Warn of external state that the forward reads or changes; return whether capture changed it."""
         if before.clocks:
             self._warn_once(
                 "clock",

@@ -74,18 +74,11 @@ def output_indices(differentiate: object) -> tuple[int, ...] | None:
 
 
 def check_input(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    device: torch.device | None = None,
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device | None = None
 ) -> Tensors:
     """Collect the tensors of a model and a sample; check that they can be planned.
 
-    Args:
-        model: the module.
-        args: positional inputs.
-        kwargs: keyword inputs.
-        device: where it will run, and where its values will be placed; None: where the model is.
+    With a `device`, the model may have no values yet: they are placed there later.
 
     Raises:
         BadInput: with what came and what to do.

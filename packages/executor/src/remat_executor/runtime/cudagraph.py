@@ -61,7 +61,6 @@ class GraphRecorder(Protocol):
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is on the device."""
-        ...
 
     def record(
         self, work: Callable[[], list[Tensor]], generators: Sequence[torch.Generator]
@@ -75,11 +74,9 @@ class GraphRecorder(Protocol):
         Returns:
             The results, which are in the pool, and a function that runs the work.
         """
-        ...
 
     def at(self, place: PoolTensor) -> Tensor:
         """A tensor on memory of the pool, without ownership."""
-        ...
 
 
 class _Memory:

@@ -34,10 +34,7 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def compile_by_inductor(traced: torch.fx.GraphModule) -> Callable[[list[torch.Tensor]], Any]:
-    """Compile a flat graph in its given order.
-
-    Args:
-        traced: a graph of functional ATen operators on fake tensors, which returns a list.
+    """Compile a flat graph of functional ATen operators on fake tensors, in its order.
 
     Returns:
         a function that takes a list of tensors, empties it and frees each after its last use.

@@ -15,12 +15,7 @@ def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
 
 
 def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:
-    """Replace the step of one optimizer object; a scheduler still notices its steps.
-
-    Args:
-        optimizer: the object; its class is unchanged.
-        step: takes the optimizer and a closure.
-    """
+    """Replace one optimizer's step by `step(optimizer, closure)`; a scheduler still notices steps."""
 
     def stepped(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         mark_stepped(self)

@@ -45,13 +45,7 @@ def work_device(tensors: Tensors) -> torch.device:
 def translate(
     captured: Captured, tensors: Tensors, *, name: str, conditions: Iterable[tuple[str, str]] = ()
 ) -> Translation:
-    """Build the IR of a captured step.
-
-    Args:
-        captured: the joint graph.
-        tensors: the tensors of the trace.
-        name: name of the graph.
-        conditions: what a plan depends on in addition to the ops.
+    """Build the IR of a captured step; `conditions` are what a plan depends on in addition to the ops.
 
     Raises:
         CaptureError: an op shares storage in a way that cannot be followed.
