@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
@@ -86,7 +85,8 @@ class CostCache:
         if self._may_write:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_sealed(self._content(self._costs[path]), path)
+                kept = {k: [*attrs.astuple(c)] for k, c in self._costs[path].items() if self._plausible(c)}
+                write_sealed({"format": _FORMAT, "version": _VERSION, "costs": kept}, path)
             except OSError as error:
                 self._may_write = False
                 warn(
@@ -114,10 +114,6 @@ class CostCache:
         time_s, workspace_nbytes, output_nbytes = numbers[0].seconds(), numbers[1].size(), numbers[2].size()
         cost = MeasuredCost(time_s=time_s, workspace_nbytes=workspace_nbytes, output_nbytes=output_nbytes)
         return cost if self._plausible(cost) else reader.fail("more than an operator can need on this device")
-
-    def _content(self, costs: Mapping[str, MeasuredCost]) -> dict[str, Any]:
-        kept = {key: list(attrs.astuple(cost)) for key, cost in costs.items() if self._plausible(cost)}
-        return {"format": _FORMAT, "version": _VERSION, "costs": kept}
 
     def _plausible(self, cost: MeasuredCost) -> bool:
         most_nbytes = max(cost.workspace_nbytes, cost.output_nbytes)

@@ -83,7 +83,8 @@ def contents_of(thing: Any, limit: TraversalLimit) -> Contents | None:
     if issubclass(kind, (Tensor, nn.Module, type, types.ModuleType, *PLAIN)) or _is_infrastructure(kind):
         return None
     try:
-        if _length(thing) > limit.left:
+        sized = issubclass(kind, (dict, list, tuple, set, frozenset, deque))
+        if (len(thing) if sized else 0) > limit.left:
             return None
         found = _read(thing, kind)
     except Exception:  # noqa: BLE001 - whatever a user's class raises when it is read
@@ -102,11 +103,6 @@ def _is_infrastructure(kind: type) -> bool:
                 return True
             name = name.rpartition(".")[0]
     return False
-
-
-def _length(thing: Any) -> int:
-    sized = (dict, list, tuple, set, frozenset, deque)
-    return len(thing) if issubclass(type(thing), sized) else 0
 
 
 def _read(thing: Any, kind: type) -> Contents | None:
@@ -156,9 +152,8 @@ def _numbers(thing: Any, kind: type) -> Contents | None:
         if len(thing) > _MOST_NBYTES:
             return None
         taken = thing[:]
-        return Contents(
-            "numbers", (("", bytes(memoryview(thing).cast("B"))),), lambda: _overwrite(thing, taken)
-        )
+        content = bytes(memoryview(thing).cast("B"))
+        return Contents("numbers", (("", content),), lambda: thing.__setitem__(slice(None), taken))
     if issubclass(kind, random.Random) and kind is not random.SystemRandom:
         state = thing.getstate()
         return Contents("numbers", (("", state),), lambda: thing.setstate(state))
@@ -217,10 +212,6 @@ def _refill(thing: Any, content: Any) -> None:
         thing.update(content)
     else:
         thing.extend(content)
-
-
-def _overwrite(thing: Any, content: Any) -> None:
-    thing[:] = content
 
 
 def _set_cells(cells: list[Any], held: list[Any]) -> None:

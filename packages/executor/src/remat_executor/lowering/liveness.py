@@ -35,7 +35,8 @@ def needed_later(graph: Graph, segments: Sequence[Sequence[list[Step] | Action]]
         mine = []
         for run in reversed(segment):
             mine.append(set(needed))
-            needed |= read_by(graph, run) if isinstance(run, list) else reads(graph, run)
+            steps = [s for s in run if isinstance(s, Compute | Deliver)] if isinstance(run, list) else [run]
+            needed = needed.union(*(reads(graph, step) for step in steps))
         found.append(mine[::-1])
     return found[::-1]
 
@@ -53,11 +54,6 @@ def live_after(graph: Graph, step: Action, live: set[int]) -> tuple[set[int], li
             return live, [update.grad for update in graph.updates if update.param == value]
         case _:
             return live, []
-
-
-def read_by(graph: Graph, steps: Iterable[Step]) -> set[int]:
-    """Values that these steps read or deliver."""
-    return set().union(*(reads(graph, step) for step in steps if isinstance(step, Compute | Deliver)))
 
 
 def repeated_draws(translation: Translation, steps: Iterable[Step]) -> set[int]:

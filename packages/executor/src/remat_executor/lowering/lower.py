@@ -211,39 +211,32 @@ class _GraphLowering:
     # -- emitting
 
     def emit(self, recipe: Recipe, repeat: bool) -> Node:
+        call = self.fx.call_function
         match recipe:
             case CallOperator(node):
-                args, kwargs = self.call_arguments(node)
-                return self.fx.call_function(target_of(node), args, kwargs)
+                return call(target_of(node), *self.call_arguments(node))
             case Draw(node, device, state):
                 args, kwargs = self.call_arguments(node)
                 if not repeat:
-                    return self.fx.call_function(target_of(node), args, kwargs)
+                    return call(target_of(node), args, kwargs)
                 if node.target is noise_dropout:
                     # fx cannot print a function of this package as an argument, only as a target.
-                    return self.fx.call_function(
-                        replay_noise_dropout, (self.value_node(state), device, *args), kwargs
-                    )
-                return self.fx.call_function(
-                    replay, (self.value_node(state), device, target_of(node), *args), kwargs
-                )
+                    return call(replay_noise_dropout, (self.value_node(state), device, *args), kwargs)
+                return call(replay, (self.value_node(state), device, target_of(node), *args), kwargs)
             case TrainBatchNorm(node, mean, variance):
                 x, weight, bias = torch.fx.node.map_arg(args_of(node)[:3], self.resolve)
                 rest = node.args[5:]
+                norm = aten._native_batch_norm_legit
                 if repeat:
-                    return self.fx.call_function(
-                        aten._native_batch_norm_legit.no_stats, (x, weight, bias, *rest)
-                    )
+                    return call(norm.no_stats, (x, weight, bias, *rest))
                 statistics = (self.resolve(mean), self.resolve(variance))
-                return self.fx.call_function(
-                    aten._native_batch_norm_legit.default, (x, weight, bias, *statistics, *rest)
-                )
+                return call(norm.default, (x, weight, bias, *statistics, *rest))
             case WriteBack(target, source):
-                return self.fx.call_function(aten.copy_.default, (self.resolve(target), self.resolve(source)))
+                return call(aten.copy_.default, (self.resolve(target), self.resolve(source)))
             case OwnGradient(source, size, stride):
-                return self.fx.call_function(own_copy, (self.resolve(source), size, stride))
+                return call(own_copy, (self.resolve(source), size, stride))
             case ReadGenerator(device):
-                return self.fx.call_function(read_state, (device,))
+                return call(read_state, (device,))
 
     def emit_in_place(self, recipe: Recipe, place: int, form: Any) -> Node:
         assert isinstance(recipe, CallOperator)
@@ -269,9 +262,7 @@ class _GraphLowering:
             if is_item(node):
                 made = self.fx.call_function(operator.getitem, (self.resolve(source), *rest))
             else:
-                args = torch.fx.node.map_arg(node.args, self.resolve)
-                kwargs = torch.fx.node.map_arg(node.kwargs, self.resolve)
-                made = self.fx.call_function(target_of(node), args, kwargs)
+                made = self.fx.call_function(target_of(node), *self.call_arguments(node))
             self.views[node] = _like(made, node)
             self.views_on.setdefault(value, []).append(node)
         return self.views[node]

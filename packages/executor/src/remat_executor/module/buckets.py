@@ -25,16 +25,12 @@ from remat_graph.errors import shown
 Number = bool | int | float
 
 
-def _sizes(sizes: Any) -> Any:
-    return sizes if isinstance(sizes, int | str) or not hasattr(sizes, "__iter__") else tuple(sizes)
+def _as_tuple(given: Any) -> Any:
+    return given if isinstance(given, str) or not hasattr(given, "__iter__") else tuple(given)
 
 
-def _mapping(pad: Any) -> Any:
+def _as_dict(pad: Any) -> Any:
     return dict(pad) if isinstance(pad, Mapping) else pad
-
-
-def _places(cut: Any) -> Any:
-    return cut if cut is None or not hasattr(cut, "__iter__") else tuple(cut)
 
 
 @attrs.frozen(kw_only=True)
@@ -53,10 +49,10 @@ class Buckets:
         BadInput: with what is wrong and what was expected.
     """
 
-    sizes: int | tuple[int, ...] = attrs.field(converter=_sizes)
-    pad: Mapping[str, Number] = attrs.field(converter=_mapping)
+    sizes: int | tuple[int, ...] = attrs.field(converter=_as_tuple)
+    pad: Mapping[str, Number] = attrs.field(converter=_as_dict)
     dim: int = 1
-    cut: tuple[int, ...] | None = attrs.field(default=None, converter=_places)
+    cut: tuple[int, ...] | None = attrs.field(default=None, converter=_as_tuple)
 
     def __attrs_post_init__(self) -> None:
         given = self.sizes if isinstance(self.sizes, tuple) else (self.sizes,)

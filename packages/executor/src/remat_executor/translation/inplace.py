@@ -28,8 +28,8 @@ class InPlace:
 
 def in_place_forms() -> dict[Any, dict[int, InPlace]]:
     """For each overload with in-place forms: {position of the overwritten argument: form}."""
-    pointwise = ("relu", "hardtanh", "hardswish", "hardsigmoid", "silu", "gelu", "elu", "leaky_relu")
-    pointwise += ("sigmoid", "tanh", "exp", "neg")
+    pointwise = ["relu", "hardtanh", "hardswish", "hardsigmoid", "silu", "gelu", "elu", "leaky_relu"]
+    pointwise += ["sigmoid", "tanh", "exp", "neg"]
     over_self = [(getattr(aten, name).default, getattr(aten, f"{name}_").default) for name in pointwise]
     over_self += [(aten.pow.Tensor_Scalar, aten.pow_.Scalar)]
     for name in ("add", "mul", "div", "masked_fill"):
