@@ -29,9 +29,7 @@ import torch
 import record
 from remat_executor import MemoryMeter
 from remat_facade import Hiremate, Offmate
-from remat_graph import Graph
-from remat_graph.budget import noremat_peak_nbytes
-from remat_graph.serialization.graphs import load_graph
+from remat_graph import Graph, load_graph, noremat_peak_nbytes
 from remat_graph.serialization.schedules import schedule_to_data
 from remat_graph.testing.random_training import random_links, random_training
 from remat_solvers import Deadline, Problem, get_solver, min_budget, solver_names

@@ -31,8 +31,9 @@ from torch.nn.parallel import DistributedDataParallel
 import record
 from remat_executor import step_graph
 from remat_facade import Hiremate
-from remat_graph.budget import gradient_nbytes, noremat_peak_nbytes
-from remat_solvers.queries import min_budget
+from remat_graph import noremat_peak_nbytes
+from remat_graph.budget import gradient_nbytes
+from remat_solvers import min_budget
 from tests.helpers.acceptance import as_it_is, broken_rules, compare, whole_step
 from tests.helpers.models import CASES, ModelCase
 from tests.helpers.ranks import Ranks
@@ -208,7 +209,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="*", help="names of tests/helpers/models.py; all of them by default")
+    parser.add_argument(
+        "models", nargs="*", help="names of model cases (tests/helpers/models); all of them by default"
+    )
     parser.add_argument("--budgets", default=",".join(BUDGETS))
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds for the solver per plan")
     parser.add_argument("--part-nbytes", type=int, help="bytes of gradients that wait together at most")

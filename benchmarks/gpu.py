@@ -50,9 +50,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
 import report
-from remat_executor.memory.allocator import allocator_peak
+from remat_executor import allocator_peak
 from remat_facade import Hiremate
-from remat_graph import Measured, Measurement, RematError, load_platform, save_platform
+from remat_graph import Measured, RematError, load_platform, save_platform
+from remat_graph.platforms.measured import Measurement
 from tests.helpers.models import import_torchvision, import_transformers
 
 RESULTS = Path(__file__).resolve().parent / "results"

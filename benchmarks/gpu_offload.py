@@ -42,7 +42,7 @@ import record
 import report
 from gpu import device_name
 from offload_ways import Shape, Way, cpu_step, eager, finish, new_machine, offmate, save_on_cpu
-from remat_executor.memory.meter import MemoryMeter
+from remat_executor import MemoryMeter
 from remat_facade.planning.memory_fit import free_on
 from remat_graph import Lane, Links, RematError
 from remat_offload import HostPool, Machine

@@ -24,8 +24,7 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from remat_executor import step_graph
-from remat_graph import Graph, Role
-from remat_graph.platforms.base import Roofline
+from remat_graph import Graph, Role, Roofline
 from tests.helpers.models import import_torchvision, import_transformers
 
 

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import record
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Progress, get_solver
 from remat_solvers.bounds import lower_bound
 from remat_solvers.testing import mobile, transformer

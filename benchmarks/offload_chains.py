@@ -20,8 +20,7 @@ from pathlib import Path
 import attrs
 
 import record
-from remat_graph import Graph, Links
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import Graph, Links, noremat_peak_nbytes
 from remat_graph.testing.random_graphs import random_chain
 from remat_solvers import Deadline, Problem, Solution, get_solver
 from remat_solvers.methods.pofo import Pofo

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
 from remat_executor.costs.estimate import estimated_graph
-from remat_graph import Graph, H200Spec, Role, Timeline, simulate
-from remat_graph.simulator.timeline import Grads
+from remat_graph import Grads, Graph, Role, Timeline, simulate
+from remat_graph.platforms.base import H200Spec
 from remat_graph.training import Optimized, accumulating, training_graph, with_placement
 from remat_solvers import Deadline, Problem, Solution
 from remat_solvers.offload.parameter_groups import params_of

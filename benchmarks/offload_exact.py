@@ -23,9 +23,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
-from remat_executor.memory.meter import MemoryMeter
+from remat_executor import MemoryMeter
 from remat_facade.errors import NoRoom
-from remat_graph.units import format_nbytes
+from remat_graph import format_nbytes
 from remat_offload import HostPool, SimulatedMachine
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Mapped, Run, differences, kept_on_device, offmate
 

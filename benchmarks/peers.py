@@ -55,13 +55,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
 from peer_models import MODELS, Model, Step
-from remat_executor import MemoryMeter, PlannedModule
+from remat_executor import MemoryMeter, PlannedModule, allocator_peak
 from remat_executor.errors import OverCompiled
-from remat_executor.memory.allocator import allocator_peak
 from remat_facade import Hiremate
 from remat_facade.planning.planner import PLANNING_S
-from remat_graph import Graph, Schedule, get_platform, simulate
-from remat_graph.plan import Plan
+from remat_graph import Graph, Plan, Schedule, get_platform, simulate
 from remat_solvers import Deadline, InfeasibleBudget, Problem, get_solver
 from remat_solvers.bounds import tight_bound
 from remat_solvers.queries import infeasible

@@ -45,7 +45,7 @@ def observe(model: str, budget: str, way: str) -> dict[str, Any]:
 
     from remat_executor import MemoryMeter, step_graph
     from remat_facade import Hiremate
-    from remat_solvers.queries import min_budget
+    from remat_solvers import min_budget
     from tests.helpers.models import get_case
 
     torch.set_num_threads(1)

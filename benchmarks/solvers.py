@@ -17,9 +17,7 @@ from pathlib import Path
 import attrs
 
 import record
-from remat_graph import Graph, simulate
-from remat_graph.budget import noremat_peak_nbytes
-from remat_graph.serialization.graphs import load_graph
+from remat_graph import Graph, load_graph, noremat_peak_nbytes, simulate
 from remat_solvers import Deadline, Problem, Progress, Status, get_solver
 from remat_solvers.bounds import lower_bound, tight_bound
 from remat_solvers.bounds.floor import working_nbytes

@@ -28,8 +28,7 @@ GRAPH = Path(__file__).parents[1] / "tests" / "data" / "graphs" / "gpt2.json"
 
 def compile_kernels() -> dict[str, Any]:
     """Run every compiled loop once, on a graph where nothing is easy."""
-    from remat_graph import load_graph
-    from remat_graph.budget import resolve_budget
+    from remat_graph import load_graph, resolve_budget
     from remat_solvers import solve
 
     graph = load_graph(GRAPH)

@@ -18,8 +18,7 @@ from remat_executor.errors import WrongPrediction
 from remat_facade import Hiremate
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import Planner
-from remat_graph import Graph, OverBudget
-from remat_graph.plan import Plan
+from remat_graph import Graph, OverBudget, Plan
 from remat_solvers import InfeasibleBudget
 from tests.helpers.acceptance import broken_rules, compare, whole_step
 from tests.helpers.models import CI_CASES, ModelCase, get_case

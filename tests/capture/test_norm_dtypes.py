@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from remat_executor import PlannedModule
 from remat_facade import Hiremate
-from remat_graph import Graph
-from remat_graph.plan import Plan
+from remat_graph import Graph, Plan
 from tests.helpers.planners import plan_order
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

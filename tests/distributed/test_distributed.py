@@ -31,8 +31,7 @@ from remat_executor.inspection.tensors import collect
 from remat_executor.module.distributed import SharedPlan
 from remat_executor.module.pipeline import CostSource
 from remat_facade import Hiremate
-from remat_graph import BadBudget, Graph
-from remat_graph.plan import Plan
+from remat_graph import BadBudget, Graph, Plan
 from remat_graph.platforms.base import Flops
 from remat_solvers import InfeasibleBudget
 from tests.helpers.planners import repeat_at_random, save_all

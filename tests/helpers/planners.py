@@ -3,8 +3,7 @@
 import random
 
 from remat_executor import PlanFunction
-from remat_graph import Graph, Schedule
-from remat_graph.plan import Plan
+from remat_graph import Graph, Plan, Schedule
 
 AMPLE_NBYTES = 1 << 50
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from remat_executor.memory.meter import MemoryMeter
+from remat_executor import MemoryMeter
 from remat_facade.errors import NoRoom
-from remat_graph.errors import BadBudget
+from remat_graph import BadBudget
 from remat_offload import HostPool, SimulatedMachine
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Mapped, Run, kept_on_device, offmate
 

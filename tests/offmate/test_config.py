@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch.optim import SGD
 
-from remat_facade import Offmate, from_config
-from remat_facade.config.types import generate_config
+from remat_facade import Offmate, from_config, generate_config
 from remat_facade.entrypoints.named_optimizer import named_optimizer
 from remat_facade.errors import BadConfig
 from tests.helpers.offmates import MODELS, PLATFORM, Run, differences

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from remat_executor.errors import RematWarning
+from remat_executor import RematWarning
 from remat_facade import Offmate
 from remat_graph import Lane
 from remat_offload import HostPool, MachineMisuse, SimulatedMachine

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from remat_executor.memory.meter import MemoryMeter
+from remat_executor import MemoryMeter
 from remat_graph import Lane
 from remat_offload import HostPool, SimulatedMachine
 from remat_offload.engine.on_demand_weights import Lending

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from remat_executor.errors import RematWarning, UnplannedUse
+from remat_executor import RematWarning, UnplannedUse
 from remat_facade.errors import BadModel, NoRoom
-from remat_graph import Lane
-from remat_graph.errors import BadBudget
+from remat_graph import BadBudget, Lane
 from remat_offload import CannotPin, HostPool, LaneFailed, RefusedOptimizer, SimulatedMachine
 from remat_offload.errors import BadWeights, OffloadMisuse
 from remat_offload.host_memory.pinned import RegisteredMemory

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from remat_executor.memory.allocator import allocator_peak
+from remat_executor import allocator_peak
 from remat_facade import Hiremate
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]

@@ -9,8 +9,7 @@ from torch import nn
 
 from remat_executor import BadInput, PlannedModule, RematWarning
 from remat_facade import Hiremate
-from remat_graph import Graph
-from remat_graph.plan import Plan
+from remat_graph import Graph, Plan
 from tests.helpers.planners import save_all
 
 

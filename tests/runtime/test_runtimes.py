@@ -28,9 +28,7 @@ from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_facade import Hiremate
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import Planner
-from remat_graph import Graph
-from remat_graph.budget import resolve_budget
-from remat_graph.plan import Plan
+from remat_graph import Graph, Plan, resolve_budget
 from tests.helpers.models import Block
 from tests.helpers.planners import save_all
 

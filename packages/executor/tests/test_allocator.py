@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from remat_executor.memory.allocator import ProfilerBusy, allocator_peak
-from remat_executor.memory.meter import MemoryMeter
+from remat_executor import MemoryMeter, allocator_peak
+from remat_executor.memory.allocator import ProfilerBusy
 
 N = 1000
 NBYTES = 4 * N

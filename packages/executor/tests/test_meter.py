@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from remat_executor.memory.meter import MemoryMeter
+from remat_executor import MemoryMeter
 
 N = 1000
 NBYTES = 4 * N

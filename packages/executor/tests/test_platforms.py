@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from remat_executor import PlannedModule, step_graph
-from remat_executor.errors import UnplannedUse
+from remat_executor import PlannedModule, UnplannedUse, step_graph
 from remat_executor.translation.keys import anywhere
-from remat_graph import H200Spec, Measured, OpCost, load_platform, save_platform
+from remat_graph import Measured, OpCost, load_platform, save_platform
+from remat_graph.platforms.base import H200Spec
 from tests.helpers.planners import save_all
 
 

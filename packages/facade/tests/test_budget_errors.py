@@ -13,8 +13,7 @@ import remat_facade
 from remat_facade import Hiremate, Offmate, Rockmate, from_config, generate_config, save_config
 from remat_facade.entrypoints.inputs import as_call
 from remat_facade.errors import BadConfig, BadModel, BadSample, BudgetAboveDevice
-from remat_graph import BadFile, RematError, save_plan
-from remat_graph.errors import BadBudget, ForeignPlan, OverBudget
+from remat_graph import BadBudget, BadFile, ForeignPlan, OverBudget, RematError, save_plan
 from remat_solvers import InfeasibleBudget, UnknownSolver
 
 

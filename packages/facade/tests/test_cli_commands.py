@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from remat_facade import load_config
 from remat_facade.cli.app import main
 from remat_facade.config.types import config_types
-from remat_facade.config.yaml_io import load_config
 from remat_solvers import solver_names
 
 GPT2 = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs" / "gpt2.json"

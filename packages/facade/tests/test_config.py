@@ -10,10 +10,10 @@ import attrs
 import pytest
 import yaml
 
+from remat_facade import from_config, generate_config, load_config, save_config
 from remat_facade.config.fields import links_from
-from remat_facade.config.types import AutoConfig, OffmateConfig, config_types, generate_config
-from remat_facade.config.yaml_io import config_text, load_config, save_config
-from remat_facade.entrypoints.factory import from_config
+from remat_facade.config.types import AutoConfig, OffmateConfig, config_types
+from remat_facade.config.yaml_io import config_text
 from remat_facade.errors import BadConfig, CannotWrite
 from remat_facade.planning.memory_fit import states_nbytes
 from remat_facade.planning.method import Method, choose_method

@@ -20,10 +20,8 @@ from remat_facade.planning.memory_fit import (
     states_nbytes,
     total_nbytes,
 )
-from remat_graph import load_plan
-from remat_graph.budget import parse_nbytes
+from remat_graph import format_nbytes, load_plan, parse_nbytes
 from remat_graph.serialization.plans import plan_to_data
-from remat_graph.units import format_nbytes
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,7 @@ from remat_facade.report import picture
 from remat_facade.report.html import page
 from remat_facade.report.table import Table, plan_table, repeats_table
 from remat_facade.report.trace import repeated_targets, trace, unplanned
-from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, simulate
-from remat_graph.plan import Plan
+from remat_graph import Graph, Implementation, Op, Plan, Role, Schedule, Value, simulate
 
 
 def chain(length: int = 6, name: str = "chain") -> Graph:

@@ -21,12 +21,12 @@ from remat_graph import (
     InvalidSchedule,
     Op,
     Placement,
+    Plan,
     Role,
     Schedule,
     Value,
     simulate,
 )
-from remat_graph.plan import Plan
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_schedules import random_moves, random_order
 from remat_solvers.testing import chain

@@ -9,8 +9,7 @@ from remat_facade.cli.app import main
 from remat_facade.errors import NoRoom
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import Planner
-from remat_graph import save_graph
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import noremat_peak_nbytes, save_graph
 from remat_solvers import Deadline, InfeasibleBudget, min_budget
 from remat_solvers.testing import chain
 

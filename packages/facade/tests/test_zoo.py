@@ -17,8 +17,7 @@ from remat_facade.errors import PlanNotKept
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import SAVED, Planner
 from remat_facade.planning.zoo import Zoo
-from remat_graph import Graph, load_graph
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import Graph, load_graph, noremat_peak_nbytes
 from remat_graph.platforms.base import with_times
 from remat_graph.serialization.json_reader import write_sealed
 

@@ -17,15 +17,13 @@ from remat_graph import (
     Plan,
     RematError,
     Schedule,
-    graph_from_data,
-    graph_to_data,
     load_graph,
     load_order,
     load_plan,
-    plan_from_data,
-    plan_to_data,
     simulate,
 )
+from remat_graph.serialization.graphs import graph_from_data, graph_to_data
+from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.testing.random_graphs import random_graph
 
 GRAPH = random_graph(4)

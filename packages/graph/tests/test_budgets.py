@@ -13,11 +13,11 @@ from remat_graph import (
     Role,
     Schedule,
     Value,
-    gradient_nbytes,
     noremat_peak_nbytes,
     resolve_budget,
     simulate,
 )
+from remat_graph.budget import gradient_nbytes
 from remat_graph.testing.strategies import graphs
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from remat_graph import Role, fingerprint, graph_to_data, load_graph, resolve_budget, save_graph
+from remat_graph import Role, fingerprint, load_graph, resolve_budget, save_graph
 from remat_graph.partition import repeated_blocks
+from remat_graph.serialization.graphs import graph_to_data
 
 FOLDER = Path(__file__).resolve().parents[3] / "tests" / "data" / "graphs"
 

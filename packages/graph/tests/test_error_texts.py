@@ -3,9 +3,8 @@
 import attrs
 import pytest
 
-from remat_graph import RematError, parse_nbytes
-from remat_graph.errors import BadBudget, cut, shown
-from remat_graph.platforms.base import get_platform
+from remat_graph import BadBudget, RematError, get_platform, parse_nbytes
+from remat_graph.errors import cut, shown
 from remat_graph.serialization.json_reader import Reader
 
 

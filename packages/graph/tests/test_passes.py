@@ -7,6 +7,7 @@ from remat_graph import (
     Deliver,
     Free,
     FreeHost,
+    Grads,
     Graph,
     Implementation,
     InvalidSchedule,
@@ -24,7 +25,6 @@ from remat_graph import (
     Wait,
     simulate,
 )
-from remat_graph.simulator.timeline import Grads
 from remat_graph.training import accumulating, with_placement
 
 LINKS = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20, host_nbytes_per_s=40)

@@ -8,24 +8,21 @@ import pytest
 
 from remat_graph import (
     BadFile,
-    Flops,
-    H200Spec,
     Links,
     Measured,
-    Measurement,
     OpCost,
     Platform,
     Roofline,
     UnknownPlatform,
     find_platform,
     get_platform,
-    links_of,
     load_platform,
     platform_names,
     save_platform,
     with_platform,
-    with_times,
 )
+from remat_graph.platforms.base import Flops, H200Spec, links_of, with_times
+from remat_graph.platforms.measured import Measurement
 from remat_graph.testing.random_graphs import random_graph
 
 

@@ -15,20 +15,17 @@ from remat_graph import (
     Update,
     Value,
     fingerprint,
-    graph_from_data,
-    graph_to_data,
     load_graph,
     load_order,
     load_plan,
-    plan_from_data,
-    plan_to_data,
     save_graph,
     save_order,
     save_plan,
-    schedule_from_data,
-    schedule_to_data,
     simulate,
 )
+from remat_graph.serialization.graphs import graph_from_data, graph_to_data
+from remat_graph.serialization.plans import plan_from_data, plan_to_data
+from remat_graph.serialization.schedules import schedule_from_data, schedule_to_data
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_schedules import random_moves, random_order
 from remat_graph.testing.strategies import graphs, schedules

@@ -16,6 +16,7 @@ from remat_graph import (
     Op,
     OptimizerStep,
     Placement,
+    Plan,
     Role,
     Schedule,
     Start,
@@ -27,7 +28,6 @@ from remat_graph import (
     simulate,
     verify,
 )
-from remat_graph.plan import Plan
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.serialization.schedules import schedule_from_data, schedule_to_data
 from remat_graph.training import Optimized, accumulating, persistent, training_graph, with_placement

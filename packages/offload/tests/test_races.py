@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_graph import Lane
-from remat_offload import HostPool, LaneFailed, MachineMisuse, Race, Recorder, SimulatedMachine, find_races
-from remat_offload.machine.base import Ticket
+from remat_offload import (
+    HostPool,
+    LaneFailed,
+    MachineMisuse,
+    Race,
+    Recorder,
+    SimulatedMachine,
+    Ticket,
+    find_races,
+)
 
 
 def races(recorder: Recorder) -> list[tuple[str, str]]:

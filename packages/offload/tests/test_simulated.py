@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from remat_executor.memory.meter import MemoryMeter
+from remat_executor import MemoryMeter
 from remat_graph import Lane
 from remat_offload import HostPool, LaneFailed, MachineMisuse, SimulatedMachine
 from remat_offload.machine.bandwidth import measure_links

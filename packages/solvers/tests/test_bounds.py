@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from packages.solvers.tests import oracle
 
-from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, simulate
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, noremat_peak_nbytes, simulate
 from remat_solvers import Problem, SolverWarning, Status, get_solver
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.bounds.coarse import CoarseBound

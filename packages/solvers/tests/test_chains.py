@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remat_graph import Graph, Implementation, Op, Value, simulate
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import Graph, Implementation, Op, Value, noremat_peak_nbytes, simulate
 from remat_graph.partition import articulation_places, at_articulations
 from remat_solvers import Problem
 from remat_solvers.chain import table

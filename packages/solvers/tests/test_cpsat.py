@@ -11,10 +11,8 @@ import attrs
 import pytest
 from packages.solvers.tests import oracle, stage_oracle
 
-from remat_graph import Graph
-from remat_graph.budget import noremat_peak_nbytes
-from remat_solvers import BadParameter, Deadline, Problem, Solution, get_solver
-from remat_solvers.errors import SolverWarning
+from remat_graph import Graph, noremat_peak_nbytes
+from remat_solvers import BadParameter, Deadline, Problem, Solution, SolverWarning, get_solver
 from remat_solvers.testing import layer_graph, random_graph
 
 ORACLES = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles"

@@ -6,8 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, load_graph, simulate
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import (
+    Graph,
+    Implementation,
+    Op,
+    Role,
+    Schedule,
+    Value,
+    load_graph,
+    noremat_peak_nbytes,
+    simulate,
+)
 from remat_graph.partition import at_articulations, cut
 from remat_solvers import Deadline, Problem, Solution, get_solver
 from remat_solvers.chain.block_options import Menus, with_turn, without_turn

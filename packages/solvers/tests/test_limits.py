@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remat_graph import Graph
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import Graph, noremat_peak_nbytes
 from remat_graph.partition import at_articulations
 from remat_graph.testing.random_training import random_links, random_training
 from remat_solvers import Deadline, Problem, Progress, get_solver, min_budget, solver_names

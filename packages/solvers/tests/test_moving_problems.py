@@ -3,8 +3,7 @@
 import attrs
 import pytest
 
-from remat_graph import Compute, Free, Lane, Links, Schedule, Start, Transfer, simulate
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import Compute, Free, Lane, Links, Schedule, Start, Transfer, noremat_peak_nbytes, simulate
 from remat_graph.serialization.schedules import schedule_from_data, schedule_to_data
 from remat_graph.testing.random_graphs import random_chain
 from remat_solvers import Problem, Status, judge, judge_schedule

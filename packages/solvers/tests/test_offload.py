@@ -8,9 +8,19 @@ from typing import Any
 import attrs
 import pytest
 
-from remat_graph import Graph, Lane, Links, OptimizerStep, Placement, Role, Schedule, Start, simulate
-from remat_graph.budget import noremat_peak_nbytes
-from remat_graph.simulator.timeline import Grads
+from remat_graph import (
+    Grads,
+    Graph,
+    Lane,
+    Links,
+    OptimizerStep,
+    Placement,
+    Role,
+    Schedule,
+    Start,
+    noremat_peak_nbytes,
+    simulate,
+)
 from remat_graph.testing.random_graphs import random_chain, random_graph
 from remat_graph.testing.random_training import random_links, random_training
 from remat_graph.training import Optimized, accumulating, training_graph, with_placement

@@ -3,7 +3,7 @@
 import pytest
 from packages.solvers.tests import oracle
 
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import noremat_peak_nbytes
 from remat_solvers import Problem, Status, get_solver
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.testing import random_graph

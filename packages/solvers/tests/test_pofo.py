@@ -8,8 +8,7 @@ import pytest
 from packages.solvers.tests import lane_oracle, plan_oracle
 from packages.solvers.tests.test_robust import GRAPHS
 
-from remat_graph import Graph, Links, Start, simulate
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import Graph, Links, Start, noremat_peak_nbytes, simulate
 from remat_graph.partition import at_articulations
 from remat_graph.testing.random_graphs import random_chain, random_graph
 from remat_graph.testing.random_training import random_links, streamed

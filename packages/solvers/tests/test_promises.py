@@ -6,9 +6,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from remat_graph import Graph, simulate
-from remat_graph.budget import noremat_peak_nbytes
-from remat_graph.serialization.graphs import load_graph
+from remat_graph import Graph, load_graph, noremat_peak_nbytes, simulate
 from remat_solvers import Deadline, InfeasibleBudget, Problem, Status, get_solver, min_budget, solve
 from remat_solvers.testing import chain, random_graph, unet
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from remat_graph import Graph
-from remat_graph.budget import noremat_peak_nbytes
-from remat_solvers.queries import budgets_of, max_batch, min_budget, pareto
+from remat_graph import Graph, noremat_peak_nbytes
+from remat_solvers import min_budget
+from remat_solvers.queries import budgets_of, max_batch, pareto
 from remat_solvers.testing import layer_graph, random_graph
 
 VGG19 = Path(__file__).resolve().parents[3] / "tests" / "data" / "oracles" / "VGG19_flops_b1.json"

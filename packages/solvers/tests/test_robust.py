@@ -5,8 +5,7 @@ from collections.abc import Callable
 import attrs
 import pytest
 
-from remat_graph import Graph, Implementation, Op, Value, simulate
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import Graph, Implementation, Op, Value, noremat_peak_nbytes, simulate
 from remat_solvers import Deadline, Problem, Status, get_solver, solver_names
 from remat_solvers.testing import random_graph
 

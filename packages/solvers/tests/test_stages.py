@@ -7,8 +7,7 @@ import attrs
 import pytest
 from packages.solvers.tests import stage_oracle
 
-from remat_graph import Graph, Placement, Role, Value
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import Graph, Placement, Role, Value, noremat_peak_nbytes
 from remat_solvers import BadParameter, Deadline, Problem
 from remat_solvers.methods.checkmate import ACCOUNTINGS, Checkmate
 from remat_solvers.methods.checkmate_lp import CheckmateLP

@@ -1,13 +1,6 @@
 """A training step as plain data: the graph, the schedule, and the referee that judges one on the other."""
 
-from remat_graph.budget import (
-    Budget,
-    BudgetLike,
-    gradient_nbytes,
-    noremat_peak_nbytes,
-    parse_nbytes,
-    resolve_budget,
-)
+from remat_graph.budget import Budget, noremat_peak_nbytes, parse_nbytes, resolve_budget
 from remat_graph.errors import (
     BadBudget,
     BadFile,
@@ -23,19 +16,8 @@ from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Implementation, Op, Placement, Role, Update, Value
 from remat_graph.links import Links
 from remat_graph.plan import Plan
-from remat_graph.platforms.base import (
-    Flops,
-    H200Spec,
-    OpCost,
-    Platform,
-    Roofline,
-    get_platform,
-    links_of,
-    platform_names,
-    with_platform,
-    with_times,
-)
-from remat_graph.platforms.measured import Measured, Measurement, find_platform, load_platform, save_platform
+from remat_graph.platforms.base import OpCost, Platform, Roofline, get_platform, platform_names, with_platform
+from remat_graph.platforms.measured import Measured, find_platform, load_platform, save_platform
 from remat_graph.schedule import (
     Compute,
     Deliver,
@@ -49,9 +31,9 @@ from remat_graph.schedule import (
     Transfer,
     Wait,
 )
-from remat_graph.serialization.graphs import graph_from_data, graph_to_data, load_graph, save_graph
-from remat_graph.serialization.plans import load_plan, plan_from_data, plan_to_data, save_plan
-from remat_graph.serialization.schedules import load_order, save_order, schedule_from_data, schedule_to_data
+from remat_graph.serialization.graphs import load_graph, save_graph
+from remat_graph.serialization.plans import load_plan, save_plan
+from remat_graph.serialization.schedules import load_order, save_order
 from remat_graph.simulator.simulate import simulate
 from remat_graph.simulator.timeline import Grads, Timeline
 from remat_graph.units import format_nbytes, format_seconds
@@ -63,24 +45,20 @@ __all__ = [
     "BadBudget",
     "BadFile",
     "Budget",
-    "BudgetLike",
     "Compute",
     "Deliver",
     "FalseBound",
-    "Flops",
     "ForeignPlan",
     "Free",
     "FreeHost",
     "Grads",
     "Graph",
-    "H200Spec",
     "Implementation",
     "InvalidGraph",
     "InvalidSchedule",
     "Lane",
     "Links",
     "Measured",
-    "Measurement",
     "Op",
     "OpCost",
     "OptimizerStep",
@@ -105,28 +83,19 @@ __all__ = [
     "format_nbytes",
     "format_seconds",
     "get_platform",
-    "gradient_nbytes",
-    "graph_from_data",
-    "graph_to_data",
-    "links_of",
     "load_graph",
     "load_order",
     "load_plan",
     "load_platform",
     "noremat_peak_nbytes",
     "parse_nbytes",
-    "plan_from_data",
-    "plan_to_data",
     "platform_names",
     "resolve_budget",
     "save_graph",
     "save_order",
     "save_plan",
     "save_platform",
-    "schedule_from_data",
-    "schedule_to_data",
     "simulate",
     "verify",
     "with_platform",
-    "with_times",
 ]

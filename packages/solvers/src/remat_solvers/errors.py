@@ -5,9 +5,8 @@ from typing import ClassVar
 
 import attrs
 
-from remat_graph import RematError
+from remat_graph import RematError, format_nbytes
 from remat_graph.errors import ProblemError, shown
-from remat_graph.units import format_nbytes
 
 
 class SolverWarning(UserWarning):

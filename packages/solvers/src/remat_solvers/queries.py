@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
-from remat_graph import Graph, Schedule, simulate
-from remat_graph.budget import noremat_peak_nbytes
+from remat_graph import Graph, Schedule, noremat_peak_nbytes, simulate
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.cut import CutBound
 from remat_solvers.errors import InfeasibleBudget

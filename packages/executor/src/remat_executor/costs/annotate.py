@@ -38,9 +38,8 @@ from remat_executor.translation.recipes import (
     own_copy,
 )
 from remat_executor.translation.translation import Translation
-from remat_graph import Graph
-from remat_graph.platforms.base import OpCost, Platform
-from remat_graph.platforms.measured import Measured, Measurement
+from remat_graph import Graph, Measured, OpCost, Platform
+from remat_graph.platforms.measured import Measurement
 
 aten = torch.ops.aten
 _DRAWN = 1 << 20

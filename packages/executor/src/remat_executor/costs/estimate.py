@@ -17,8 +17,7 @@ from remat_executor.costs.annotate import op_cost
 from remat_executor.errors import BadInput
 from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.translation.translate import translate
-from remat_graph import Graph
-from remat_graph.platforms.base import Platform, with_platform
+from remat_graph import Graph, Platform, with_platform
 
 
 def estimated_graph(

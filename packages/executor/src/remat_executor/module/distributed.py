@@ -21,10 +21,8 @@ import attrs
 import torch.distributed as dist
 
 from remat_executor.errors import BadInput, RankFailed, RanksDiffer, warn
-from remat_graph import Graph, RematError
+from remat_graph import Graph, Plan, RematError, fingerprint
 from remat_graph.errors import shown, text_of
-from remat_graph.fingerprint import fingerprint
-from remat_graph.plan import Plan
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 
 if TYPE_CHECKING:

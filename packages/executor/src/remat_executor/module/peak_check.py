@@ -17,9 +17,7 @@ from remat_executor.inspection.tensors import Tensors
 from remat_executor.memory.allocator import allocator_peak
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.rng import preserved_generators
-from remat_graph import Graph, RematError
-from remat_graph.plan import Plan
-from remat_graph.units import format_nbytes
+from remat_graph import Graph, Plan, RematError, format_nbytes
 
 _MOST_ATTEMPTS = 5
 _WARM_UPS = 1

@@ -30,9 +30,7 @@ from remat_executor.module.step_graph import check_input, output_indices
 from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
 from remat_executor.translation.translate import work_device
-from remat_graph import Graph
-from remat_graph.plan import Plan
-from remat_graph.platforms.base import Platform
+from remat_graph import Graph, Plan, Platform
 from remat_graph.platforms.measured import Measurement
 
 

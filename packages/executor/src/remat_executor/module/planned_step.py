@@ -20,8 +20,7 @@ from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.torch_private.pytrees import unflatten
 from remat_executor.translation.recipes import OwnGradient
 from remat_executor.translation.translation import Translation
-from remat_graph import Graph, Update
-from remat_graph.plan import Plan
+from remat_graph import Graph, Plan, Update
 from remat_graph.platforms.measured import Measurement
 
 GradientLayout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]

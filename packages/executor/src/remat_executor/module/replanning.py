@@ -28,10 +28,7 @@ from remat_executor.module.pipeline import CallToPlan, PipelineStages, PlanFunct
 from remat_executor.module.plan_cache import LRUCache
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.torch_private.dynamo import under_dynamo
-from remat_graph import Graph
-from remat_graph.plan import Plan
-from remat_graph.platforms.base import Platform
-from remat_graph.units import format_seconds
+from remat_graph import Graph, Plan, Platform, format_seconds
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -17,9 +17,8 @@ from remat_executor.inspection.tensors import Tensors, collect
 from remat_executor.module.pipeline import CallToPlan, PipelineStages, Progress
 from remat_executor.torch_private.module_hooks import global_module_hooks
 from remat_executor.translation.translate import work_device
-from remat_graph import Graph
+from remat_graph import Graph, Platform
 from remat_graph.errors import shown
-from remat_graph.platforms.base import Platform
 
 
 def step_graph(

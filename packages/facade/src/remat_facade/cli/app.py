@@ -102,8 +102,7 @@ def plan(
     from remat_facade.cli.target import load_target
     from remat_facade.planning.method import choose_method
     from remat_facade.report.table import fit_table
-    from remat_graph.budget import parse_nbytes
-    from remat_graph.platforms.measured import find_platform
+    from remat_graph import find_platform, parse_nbytes
 
     check_places(
         {"--out": out, "--graph-out": graph_out},
@@ -123,7 +122,7 @@ def plan(
     deliver(made, out)
     show(fit_table(fit))
     if graph_out is not None:
-        from remat_graph.serialization.graphs import save_graph
+        from remat_graph import save_graph
 
         say(f"wrote {save_to(graph_out, lambda path: save_graph(graph, path))}")
     if fit.fits is False:
@@ -145,7 +144,7 @@ def solve(
     """Plan a saved graph; needs no torch."""
     from remat_facade.planning.method import choose_method
     from remat_facade.planning.planner import Planner
-    from remat_graph.serialization.graphs import load_graph
+    from remat_graph import load_graph
 
     check_places(
         {"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config}
@@ -166,7 +165,7 @@ def smallest_budget(
 ) -> None:
     """The smallest budget that works; needs no torch."""
     from remat_facade.report.table import smallest_table
-    from remat_graph.serialization.graphs import load_graph
+    from remat_graph import load_graph
     from remat_solvers import Deadline, min_budget
 
     with progress(f"reading {graph}") as tell:
@@ -190,8 +189,7 @@ def sweep(
 ) -> None:
     """Extra time against budget, method by method; needs no torch."""
     from remat_facade.report import sweep as report
-    from remat_graph.budget import resolve_budget
-    from remat_graph.serialization.graphs import load_graph
+    from remat_graph import load_graph, resolve_budget
     from remat_solvers import get_solver
     from remat_solvers.queries import bounds_of, budgets_of, pareto
 
@@ -240,7 +238,7 @@ def largest_batch(
     from remat_facade.cli.target import load_target
     from remat_facade.entrypoints.inputs import as_call, check_model
     from remat_facade.report.table import batch_table
-    from remat_graph.budget import parse_nbytes
+    from remat_graph import parse_nbytes
     from remat_solvers.queries import max_batch
 
     nbytes = parse_nbytes(budget)
@@ -300,8 +298,7 @@ def show_plan(
 ) -> None:
     """Show a plan; given its graph, what runs again, and pictures of it."""
     from remat_facade.report.table import plan_table, repeats_table
-    from remat_graph.serialization.graphs import load_graph
-    from remat_graph.serialization.plans import load_plan
+    from remat_graph import load_graph, load_plan
 
     places = {"--png": png, "--matrix": matrix, "--html": html}
     check_places(places, {"PLAN": plan, "--graph": graph})

@@ -7,15 +7,13 @@ from remat_facade.cli.terminal import say, show
 from remat_facade.files import save_to, write_whole
 
 if TYPE_CHECKING:
-    from remat_graph import Graph
-    from remat_graph.plan import Plan
+    from remat_graph import Graph, Plan
 
 
 def deliver(made: "Plan", plan_out: Path | None, order_out: Path | None = None) -> None:
     """Show a plan; write it, and its order, where a path is given."""
     from remat_facade.report.table import plan_table
-    from remat_graph.serialization.plans import save_plan
-    from remat_graph.serialization.schedules import save_order
+    from remat_graph import save_order, save_plan
 
     show(plan_table(made))
     if plan_out is not None:

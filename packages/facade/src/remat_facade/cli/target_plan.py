@@ -7,9 +7,7 @@ if TYPE_CHECKING:
     from remat_facade.planning.memory_fit import Fit
     from remat_facade.planning.method import Method
     from remat_facade.planning.planner import Progress
-    from remat_graph import Graph
-    from remat_graph.plan import Plan
-    from remat_graph.platforms.base import Platform
+    from remat_graph import Graph, Plan, Platform
 
 
 def plan_and_fit(

@@ -8,9 +8,8 @@ from typing import Any
 import attrs
 
 from remat_facade.errors import BadConfig
-from remat_graph import Links
-from remat_graph.budget import parse_nbytes
-from remat_graph.errors import BadBudget, cut, shown
+from remat_graph import BadBudget, Links, parse_nbytes
+from remat_graph.errors import cut, shown
 
 
 def option(

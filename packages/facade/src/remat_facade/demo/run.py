@@ -21,11 +21,7 @@ from remat_facade.planning.planner import PLANNING_S, Progress, silent
 from remat_facade.report import picture
 from remat_facade.report.html import page
 from remat_facade.report.table import Table, repeats_table
-from remat_graph import Graph
-from remat_graph.plan import Plan
-from remat_graph.serialization.graphs import save_graph
-from remat_graph.serialization.plans import save_plan
-from remat_graph.units import format_nbytes, format_seconds
+from remat_graph import Graph, Plan, format_nbytes, format_seconds, save_graph, save_plan
 
 SEED = 0
 METERED, RECORDED, TIMED = (

@@ -8,7 +8,7 @@ from remat_executor.lowering.step_handler import OffloadBackend
 from remat_facade.entrypoints.inputs import Arguments, device_of
 from remat_facade.entrypoints.options import CallOptions, CostOptions, RunOptions
 from remat_facade.planning.memory_fit import Fit, Optimizer, fit_of
-from remat_graph.budget import parse_nbytes
+from remat_graph import parse_nbytes
 
 
 class BudgetedModule(PlannedModule):

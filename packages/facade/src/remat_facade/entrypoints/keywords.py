@@ -8,8 +8,7 @@ from remat_executor.module.distributed import Ranks
 from remat_facade.entrypoints.options import AnyPath
 from remat_facade.planning.memory_fit import Optimizer
 from remat_facade.planning.planner import Progress
-from remat_graph.plan import Plan
-from remat_graph.platforms.base import Platform
+from remat_graph import Plan, Platform
 
 if TYPE_CHECKING:  # a `Rockmate` does without the offloading engine
     import torch

@@ -16,8 +16,7 @@ from remat_facade.errors import BadConfig, BadModel
 from remat_facade.planning.memory_fit import free_on
 from remat_facade.planning.method import as_config
 from remat_facade.planning.offmate_planner import OffmatePlanner
-from remat_graph import Links
-from remat_graph.budget import parse_nbytes
+from remat_graph import Links, parse_nbytes
 from remat_graph.platforms.base import links_of
 from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine
 from remat_offload.engine.training_session import Training

@@ -26,8 +26,7 @@ from remat_facade.entrypoints.options import AnyPath, CallOptions, CostOptions, 
 from remat_facade.errors import BadConfig
 from remat_facade.planning.memory_fit import Fit
 from remat_facade.planning.planner import Progress
-from remat_graph import Links
-from remat_graph.platforms.base import Platform
+from remat_graph import Links, Platform
 from remat_offload import HostPool, HostPoolStatistics, Machine
 from remat_offload.engine.training_session import Training
 from remat_offload.engine.weight_loading import Weights

@@ -19,7 +19,7 @@ from remat_facade.entrypoints.inputs import Arguments, as_call
 from remat_facade.planning.memory_fit import Optimizer
 from remat_facade.planning.planner import Progress, silent
 from remat_facade.planning.zoo import Zoo
-from remat_graph.platforms.base import Platform
+from remat_graph import Platform
 
 AnyPath = str | PathLike[str]
 

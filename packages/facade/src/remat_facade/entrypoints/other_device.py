@@ -8,8 +8,7 @@ from remat_facade.entrypoints.options import CallOptions, CostOptions, PlanOptio
 from remat_facade.entrypoints.prepare import captured, prepare
 from remat_facade.planning.memory_fit import auto_budget
 from remat_facade.planning.method import Method
-from remat_graph import Graph
-from remat_graph.plan import Plan
+from remat_graph import Graph, Plan
 
 
 def plan_elsewhere(

@@ -10,9 +10,7 @@ from remat_facade.planning.memory_fit import auto_budget, total_nbytes
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import Planner
 from remat_facade.planning.planner_wrappers import FixedPlanner
-from remat_graph import Graph
-from remat_graph.plan import Plan
-from remat_graph.serialization.plans import load_plan
+from remat_graph import Graph, Plan, load_plan
 
 
 def plan_model(

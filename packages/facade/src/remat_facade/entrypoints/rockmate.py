@@ -27,8 +27,7 @@ from remat_facade.planning.memory_fit import Optimizer, fit_of
 from remat_facade.planning.method import choose_method
 from remat_facade.planning.planner import Progress
 from remat_facade.planning.planner_wrappers import AnnotatedPlanner, RanksPlanner
-from remat_graph.plan import Plan
-from remat_graph.platforms.base import Platform
+from remat_graph import Plan, Platform
 
 
 class Rockmate(BudgetedModule):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_facade.errors import NothingLeft, UnknownOptimizer
-from remat_graph.units import format_nbytes
+from remat_graph import format_nbytes
 
 RESERVE = 0.05
 """Part of the free memory that ``budget="auto"`` leaves alone: fragments, other libraries, small tensors."""

@@ -8,10 +8,7 @@ import attrs
 from remat_facade.errors import NoRoom
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import PLANNING_S, StepPlanner, versions
-from remat_graph import Grads, Graph, Links, simulate
-from remat_graph.budget import Budget
-from remat_graph.errors import BadBudget
-from remat_graph.plan import Plan
+from remat_graph import BadBudget, Budget, Grads, Graph, Links, Plan, simulate
 from remat_graph.training import accumulating, with_placement
 from remat_offload.engine.training_session import Training
 from remat_solvers import Deadline, Problem

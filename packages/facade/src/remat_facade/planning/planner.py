@@ -15,15 +15,11 @@ import attrs
 from remat_facade.errors import BudgetAboveDevice, NotFound
 from remat_facade.planning.method import Method
 from remat_facade.planning.zoo import Zoo
-from remat_graph import Graph, Schedule
-from remat_graph.budget import Budget
-from remat_graph.errors import BadBudget, shown
-from remat_graph.plan import Plan
-from remat_graph.units import format_nbytes, format_seconds
-from remat_solvers import Deadline, InfeasibleBudget, Problem, Solution, get_solver
+from remat_graph import BadBudget, Budget, Graph, Plan, Schedule, format_nbytes, format_seconds
+from remat_graph.errors import shown
+from remat_solvers import Deadline, InfeasibleBudget, Problem, Solution, get_solver, min_budget
 from remat_solvers import Progress as SolverProgress
 from remat_solvers.protocol import SMALLEST
-from remat_solvers.queries import min_budget
 
 Progress = Callable[[str], None]
 """Told in a few words what begins now."""

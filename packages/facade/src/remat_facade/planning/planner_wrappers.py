@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from remat_facade.planning.onednn_note import scratch_note
-from remat_graph import Graph
-from remat_graph.errors import OverBudget
-from remat_graph.fingerprint import fingerprint
-from remat_graph.plan import Plan
+from remat_graph import Graph, OverBudget, Plan, fingerprint
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 
 if TYPE_CHECKING:  # it imports torch

@@ -30,10 +30,7 @@ import attrs
 
 from remat_facade.errors import PlanNotKept
 from remat_facade.planning.method import Method
-from remat_graph import BadFile, Graph, RematError
-from remat_graph.errors import ForeignPlan, OverBudget
-from remat_graph.fingerprint import fingerprint
-from remat_graph.plan import Plan
+from remat_graph import BadFile, ForeignPlan, Graph, OverBudget, Plan, RematError, fingerprint
 from remat_graph.serialization.json_reader import read_sealed, write_sealed
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.training import with_placement

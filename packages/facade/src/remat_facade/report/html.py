@@ -8,8 +8,7 @@ import attrs
 from remat_facade.report.matrix import draw_matrix
 from remat_facade.report.picture import Palette, draw, svg
 from remat_facade.report.table import Table, plan_table, repeats_table
-from remat_graph import Graph
-from remat_graph.plan import Plan
+from remat_graph import Graph, Plan
 
 _DARK = Palette(
     paper="#15191f",

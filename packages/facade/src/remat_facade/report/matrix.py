@@ -20,8 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from remat_facade.report.picture import Palette, legend
 from remat_facade.report.stages import Stages, pooled, stages
-from remat_graph import Graph
-from remat_graph.plan import Plan
+from remat_graph import Graph, Plan
 
 CELLS = 240  # rows and columns of a panel: a cell is some three pixels wide
 SHADES = (0.3, 0.5, 0.75, 1.0)  # opacity of a cell of which up to a quarter, a half, ... is live

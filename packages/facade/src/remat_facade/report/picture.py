@@ -18,9 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from remat_facade.report.trace import Trace, trace, unplanned
-from remat_graph import Graph
-from remat_graph.plan import Plan
-from remat_graph.units import format_nbytes
+from remat_graph import Graph, Plan, format_nbytes
 
 
 @attrs.frozen(kw_only=True)

@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 
 from remat_facade.report.picture import Palette
 from remat_facade.report.table import Table
-from remat_graph import Graph
-from remat_graph.budget import noremat_peak_nbytes
-from remat_graph.units import format_nbytes
+from remat_graph import Graph, format_nbytes, noremat_peak_nbytes
 from remat_solvers.queries import Point
 
 Curves = Mapping[str, Sequence[Point]]  # by solver

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from remat_facade.report.trace import repeated_targets
-from remat_graph import Graph
-from remat_graph.plan import Plan
-from remat_graph.units import format_nbytes, format_seconds
-from remat_solvers.queries import MaxBatch, MinBudget
+from remat_graph import Graph, Plan, format_nbytes, format_seconds
+from remat_solvers import MinBudget
+from remat_solvers.queries import MaxBatch
 
 if TYPE_CHECKING:  # it imports torch
     from remat_facade.planning.memory_fit import Fit

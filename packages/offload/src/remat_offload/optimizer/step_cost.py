@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch.optim import Optimizer
 
-from remat_executor.memory.allocator import allocator_peak
+from remat_executor import allocator_peak
 from remat_offload.optimizer.private_copy import narrowed, step_tensor
 from remat_offload.optimizer.trial_steps import generators_kept
 

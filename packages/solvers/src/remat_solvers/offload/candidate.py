@@ -4,8 +4,7 @@ from collections.abc import Collection, Sequence
 
 import attrs
 
-from remat_graph import Graph, Links, Schedule, Timeline, simulate
-from remat_graph.simulator.timeline import Grads
+from remat_graph import Grads, Graph, Links, Schedule, Timeline, simulate
 from remat_graph.training import with_placement
 from remat_solvers.offload.schedule_writer import hand_over, judged
 from remat_solvers.offload.training_problem import Style, ready

@@ -15,6 +15,7 @@ from remat_graph import (
     Compute,
     Deliver,
     Free,
+    Grads,
     Lane,
     Links,
     OptimizerStep,
@@ -27,7 +28,6 @@ from remat_graph import (
     Wait,
     simulate,
 )
-from remat_graph.simulator.timeline import Grads
 from remat_solvers.offload.optimizer_updates import CpuQueue, optimizers_call
 from remat_solvers.offload.training_problem import Stepping
 from remat_solvers.transfers.placement import Placed

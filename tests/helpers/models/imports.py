@@ -1,0 +1,37 @@
+"""Import torchvision and transformers, which only some of the models need."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import torch
+
+
+def import_torchvision() -> ModuleType:
+    """Import torchvision, also where its compiled operators do not fit the installed torch, a CPU build say.
+
+    Its Python part then fails on two schemas that the operators would have brought; no model here calls them.
+    """
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _KEPT_LIBRARIES.append(library)
+    return importlib.import_module("torchvision")
+
+
+def import_transformers() -> Any:
+    """Import transformers, which imports torchvision itself where that is installed, and fails with it."""
+    if importlib.util.find_spec("torchvision") is not None:
+        import_torchvision()
+    return importlib.import_module("transformers")
+
+
+_KEPT_LIBRARIES: list[torch.library.Library] = []  # a Library takes its schemas along when it is collected
