@@ -144,7 +144,7 @@ def test_what_cannot_be_looked_into_counts_by_identity(make: Callable[[], Any]) 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, lambda _: logging.getLogger("some")])
 def test_machinery_around_a_model_is_not_looked_into(make: Callable[[Any], Any]) -> None:
-    """An optimizer that steps, a logger that remembers levels: no change of the model's settings."""
+    """An optimizer that steps, a logger that remembers levels: no change of the model's attributes."""
     module = nn.Linear(2, 2)
     module.held = make(module.parameters())
     before = attribute_keys([module])
@@ -157,7 +157,7 @@ def test_machinery_around_a_model_is_not_looked_into(make: Callable[[Any], Any])
 
 
 def test_one_limit_for_all_that_is_held() -> None:
-    """A million numbers in nested containers are not walked through at each call."""
+    """A million numbers in nested containers are not traversed at each call."""
     module = nn.Module()
     module.held = {i: {j: list(range(100)) for j in range(100)} for i in range(100)}
     key = attribute_keys([module])
@@ -229,7 +229,7 @@ def test_equal_but_not_the_same() -> None:
 
 
 def test_cycles_and_tensors() -> None:
-    """An object that refers to itself ends the walk; tensors are the graph's inputs."""
+    """An object that refers to itself ends the traversal; tensors are the graph's inputs."""
     module = nn.Module()
     module.box = Box(table=torch.zeros(2))
     module.box.me = module.box

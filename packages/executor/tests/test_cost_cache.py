@@ -198,7 +198,7 @@ def test_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_conditions_have_files_of_their_own(tmp_path: Path) -> None:
-    """Another number of threads is another file: kernels take other times and other scratch."""
+    """Another number of threads is another file: kernels have other times and other workspaces."""
     before = torch.get_num_threads()
     path = CostCache(folder=tmp_path).path
     try:
@@ -211,7 +211,7 @@ def test_conditions_have_files_of_their_own(tmp_path: Path) -> None:
 
 
 def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """REMAT_CACHE_DIR is taken as it is; without it the platform's folder for caches is used."""
+    """REMAT_CACHE_DIR is used unchanged; without it the platform's folder for caches is used."""
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "mine"))
     assert tmp_path / "mine" == default_folder()
     monkeypatch.delenv("REMAT_CACHE_DIR")
@@ -221,7 +221,7 @@ def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def test_a_home_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user whom the system does not know has no home: one line, and another folder."""
+    """An unknown user has no home folder: one line, and another folder."""
     monkeypatch.setenv("REMAT_CACHE_DIR", "~nobody_of_this_name/cache")
     with pytest.warns(UserWarning, match="set REMAT_CACHE_DIR"):
         assert default_folder().is_absolute()

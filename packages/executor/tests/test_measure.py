@@ -36,7 +36,7 @@ def convolution(backward: bool) -> Factory:
 
 
 def test_bytes() -> None:
-    """Outputs hold what they hold, views nothing; a convolution takes scratch, an elementwise op none."""
+    """Outputs count with their bytes, views with none; a convolution needs a workspace, an elementwise op none."""
     costs = measure(
         {
             "relu": unary(aten.relu, 1000),
@@ -59,10 +59,10 @@ def test_bytes() -> None:
         "conv": x,
         "conv backward": x + w,
     } == held
-    scratch = {key: cost.workspace_nbytes for key, cost in costs.items()}
-    assert {"relu": 0, "view": 0, "max": 0, "in place": 0, "nothing": 0}.items() <= scratch.items()
-    assert scratch["conv"] >= x // 2
-    assert scratch["conv backward"] >= x // 2
+    workspaces = {key: cost.workspace_nbytes for key, cost in costs.items()}
+    assert {"relu": 0, "view": 0, "max": 0, "in place": 0, "nothing": 0}.items() <= workspaces.items()
+    assert workspaces["conv"] >= x // 2
+    assert workspaces["conv backward"] >= x // 2
 
 
 def test_scratch_that_an_op_frees_before_its_output_is_made() -> None:
@@ -78,9 +78,9 @@ def test_scratch_that_an_op_frees_before_its_output_is_made() -> None:
         del held
         return made
 
-    costs = measure({"before": lambda: work, "beside": lambda: more})
+    costs = measure({"before": lambda: work, "during": lambda: more})
     assert (costs["before"].output_nbytes, costs["before"].workspace_nbytes) == (2400, 1600)
-    assert (costs["beside"].output_nbytes, costs["beside"].workspace_nbytes) == (2400, 4000)
+    assert (costs["during"].output_nbytes, costs["during"].workspace_nbytes) == (2400, 4000)
 
 
 def test_times_are_of_one_run() -> None:
@@ -215,7 +215,7 @@ def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
 
 @pytest.mark.cuda
 def test_on_cuda() -> None:
-    """Events time the device, statistics tell its bytes, and its generator is put back."""
+    """Events time the device, statistics count its bytes, and its generator is restored."""
     torch.cuda.manual_seed(7)
     expected = torch.rand(3, device="cuda")
     torch.cuda.manual_seed(7)

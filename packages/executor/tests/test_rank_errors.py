@@ -1,4 +1,4 @@
-"""Errors that one rank tells the others arrive as themselves where they are ours and plain."""
+"""Errors of one rank arrive on the others with their class, if they are a `RematError` with plain fields."""
 
 from typing import Any
 

@@ -3,7 +3,7 @@
 A trace infers strides and dtypes from rules, not from kernels. For the operators below the two differ where
 an input is not contiguous or inputs differ in precision, as under autocast (torch 2.11 to 2.13 on CPU): a
 batch norm of a transposed input has other strides, and the means of a half-precision layer norm with float32
-weights are float32. The rest of such a trace could not run. For these operators the kernel itself runs on
+weights are float32. Later ops of such a trace could not run. For these operators the kernel itself runs on
 zeros, once for each layout.
 """
 

@@ -2,9 +2,9 @@
 
 A trace fails for two reasons: the model does not accept the call (a sample of a wrong width, a user's
 `raise`), or capture does not support what the model does (a branch on data, numpy). The exception does not
-tell: fake tensors have messages and types of their own, and user code may react to them in any way. So after
-a failed capture the forward runs once more, on real tensors. An error that it raises is the user's, with the
-type, arguments and traceback that it has without remat.
+show which: fake tensors have messages and types of their own, and user code may react to them in any way. So
+after a failed capture the forward runs once more, on real tensors. An error that it raises is the user's,
+with the type, arguments and traceback that it has without remat.
 
 The run changes nothing of the user's: buffers, inputs and tensors in attributes are copies, a write into a
 parameter ends the run, attributes and generators are restored. Gradients are on, since some errors need them,

@@ -153,9 +153,9 @@ class SharedPlan(AbstractContextManager["SharedPlan"]):
     def _gather(self, report: dict[str, Any]) -> list[dict[str, Any]]:
         """The reports of all ranks. No other collective follows unless the caller sets `_next`."""
         self._next = "nothing"
-        texts: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(texts, json.dumps(report), group=self._group)
-        reports = [json.loads(text) for text in texts]
+        gathered: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(gathered, json.dumps(report), group=self._group)
+        reports = [json.loads(text) for text in gathered]
         for rank, found in enumerate(reports):
             if "error" in found:
                 found["error"]["rank"] = rank

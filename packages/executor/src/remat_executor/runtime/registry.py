@@ -23,7 +23,7 @@ def runtime_factory(
     device: torch.device,
     missing: Callable[[str], str | None] = missing_for_inductor,
 ) -> RuntimeFactory:
-    """The factory of a named runtime; a factory is returned as it is.
+    """The factory of a named runtime; a factory is returned unchanged.
 
     Args:
         runtime: a name of `RUNTIMES`, or a factory.
