@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from remat_executor import MemoryMeter, PlannedModule, step_graph
+from remat_executor import MemoryMeter, PlannedModule, WrongPrediction, step_graph
 from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
-from remat_executor.errors import WrongPrediction
 from remat_facade import Hiremate
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import Planner

@@ -22,13 +22,20 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from remat_executor import BadInput, CaptureError, MemoryMeter, PlannedModule, RematWarning
+from remat_executor import (
+    BadInput,
+    CaptureError,
+    MemoryMeter,
+    PlannedModule,
+    RankFailed,
+    RanksDiffer,
+    RematWarning,
+    SharedPlan,
+)
 from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
-from remat_executor.errors import RankFailed, RanksDiffer
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import collect
-from remat_executor.module.distributed import SharedPlan
 from remat_executor.module.pipeline import CostSource
 from remat_facade import Hiremate
 from remat_graph import BadBudget, Graph, Plan

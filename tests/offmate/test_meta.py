@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from remat_executor import step_graph
-from remat_executor.costs.estimate import estimated_graph
+from remat_executor import estimated_graph, step_graph
 from remat_facade.errors import NoRoom
 from remat_offload import HostPool
 from remat_offload.errors import BadWeights, OffloadMisuse

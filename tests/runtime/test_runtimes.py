@@ -17,11 +17,11 @@ from torch.fx import GraphModule
 from remat_executor import (
     BadInput,
     MemoryMeter,
+    OverCompiled,
     PlannedModule,
     RematWarning,
     allocator_peak,
 )
-from remat_executor.errors import OverCompiled
 from remat_executor.lowering.runtime_protocol import GraphFunction, GraphInterface
 from remat_executor.runtime.inductor import Inductor
 from remat_executor.runtime.registry import RuntimeFactory, runtime_factory

@@ -36,7 +36,7 @@ def convolution(backward: bool) -> Factory:
 
 
 def test_bytes() -> None:
-    """Outputs count with their bytes, views with none; a convolution needs a workspace, an elementwise op none."""
+    """Outputs count with their bytes, views with none; a convolution needs a workspace, a relu none."""
     costs = measure(
         {
             "relu": unary(aten.relu, 1000),

@@ -96,7 +96,7 @@ def test_a_checkpoint_makes_its_activations_twice() -> None:
 
 
 def test_what_was_there_is_free() -> None:
-    """A storage that is not in the baseline costs nothing, neither when a view of it is made nor when it is freed."""
+    """A storage from before costs nothing, neither when a view of it is made nor when it is freed."""
     old = torch.zeros(N)
     with MemoryMeter() as meter:
         v = old.view(-1, 2)

@@ -5,7 +5,7 @@ from typing import Any
 import attrs
 import pytest
 
-from remat_executor.errors import RankFailed
+from remat_executor import RankFailed
 from remat_executor.module import distributed
 from remat_graph import RematError
 

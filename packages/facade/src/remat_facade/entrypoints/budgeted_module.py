@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from remat_executor import PlanFunction, PlannedModule
-from remat_executor.lowering.step_handler import OffloadBackend
+from remat_executor import OffloadBackend, PlanFunction, PlannedModule
 from remat_facade.entrypoints.inputs import Arguments, device_of
 from remat_facade.entrypoints.options import CallOptions, CostOptions, RunOptions
 from remat_facade.planning.memory_fit import Fit, Optimizer, fit_of
