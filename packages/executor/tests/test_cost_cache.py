@@ -190,7 +190,7 @@ def test_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)  # a full disk, which no argument can bring about
     with pytest.warns(UserWarning, match="No space left"):
         CostCache(folder=tmp_path).add({"b": COST})
     assert CostCache(folder=tmp_path).get(["a", "b"]) == {"a": COST}
@@ -215,7 +215,7 @@ def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "mine"))
     assert tmp_path / "mine" == default_folder()
     monkeypatch.delenv("REMAT_CACHE_DIR")
-    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("sys.platform", "linux")  # the environment, as the variables are
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tmp_path / "remat" == default_folder()
 

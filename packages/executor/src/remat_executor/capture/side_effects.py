@@ -178,7 +178,8 @@ def only_torch_randomness(tensors: Tensors) -> Generator[None, None, None]:
         with preserved_generators(t.device for t in tensors.flat):
             yield
     finally:
-        drew_python, drew_numpy = random.getstate() != before[0], not _same_numpy(before[1])
+        drew_python = random.getstate() != before[0]
+        drew_numpy = not all(map(np.array_equal, np.random.get_state(), before[1]))
         random.setstate(before[0])
         np.random.set_state(before[1])
     if drew_python or drew_numpy:
@@ -187,8 +188,3 @@ def only_torch_randomness(tensors: Tensors) -> Generator[None, None, None]:
             "captured graph cannot repeat",
             advice="draw with torch instead, or wrap the submodules around the draw",
         )
-
-
-def _same_numpy(before: Any) -> bool:
-    now = np.random.get_state()
-    return all(np.array_equal(a, b) for a, b in zip(now, before, strict=True))

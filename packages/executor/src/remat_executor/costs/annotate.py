@@ -1,6 +1,7 @@
 """Annotate the ops of a graph with costs: measured seconds and workspaces; FLOPs and bytes for platforms."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -201,9 +202,9 @@ class _Arguments:
             case TrainBatchNorm(node):
                 return lambda: self.batch_norm(node, repeat)
             case WriteBack(target, source):
-                return lambda: self.write_back(target, source)
+                return lambda: partial(_copy, *(_random_like(n.meta["val"]) for n in (target, source)))
             case OwnGradient(source, size, stride):
-                return lambda: self.own_gradient(source, size, stride)
+                return lambda: partial(own_copy, _random_like(source.meta["val"]), size, stride)
 
     def call_or_deep_call(self, node: Node) -> Callable[[], object]:
         """The call on random arguments; if the kernel refuses those, on the results of their producers."""
@@ -258,20 +259,6 @@ class _Arguments:
         mean, variance = (_random_like(a.meta["val"]) for a in args_of(node)[3:5])
         return lambda: aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, *rest)
 
-    def write_back(self, target: Node, source: Node) -> Callable[[], object]:
-        written, read = _random_like(target.meta["val"]), _random_like(source.meta["val"])
-
-        def run() -> None:
-            written.copy_(read)
-
-        return run
-
-    def own_gradient(
-        self, source: Node, size: tuple[int, ...], stride: tuple[int, ...]
-    ) -> Callable[[], object]:
-        read = _random_like(source.meta["val"])
-        return lambda: own_copy(read, size, stride)
-
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return self.arguments_of(node.args), self.arguments_of(dict(node.kwargs))
 
@@ -310,6 +297,10 @@ class _Arguments:
         twins = source_of(base).users if is_item(base) else ()
         names = (n for n in twins if is_second_name(n, base) and self.translation.base_of.get(n) is base)
         return replayed(node, {base: tensor} | dict.fromkeys(names, tensor))
+
+
+def _copy(written: Tensor, read: Tensor) -> None:
+    written.copy_(read)
 
 
 def _random_like(like: Tensor) -> Tensor:

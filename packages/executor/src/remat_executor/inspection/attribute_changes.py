@@ -82,16 +82,13 @@ class _Container:
         elif self.kind == "numbers":
             name = self.name
         private = any(part.startswith("_") for part in name.split("."))
-        grows = self.kind == "items" and not private and not _has_tensor(old, new)
+        grows = self.kind == "items" and not private and not isinstance(old, Tensor)
+        grows = grows and not isinstance(new, Tensor)
         if isinstance(old, _COUNTS) or self.kind in ("registry", "numbers") or grows:
             changes.state.append(name)
         elif self.kind != "fields" and not private:
             # A field of an object that was None is a default, which every call fills in.
             changes.kept.append(name)
-
-
-def _has_tensor(*values: Any) -> bool:
-    return any(isinstance(value, Tensor) for value in values)
 
 
 def _containers(module: nn.Module) -> Iterator[_Container]:

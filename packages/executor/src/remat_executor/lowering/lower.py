@@ -7,8 +7,8 @@ the optimizer, a segment consists of several graphs with those steps between the
 their base where they are read, once per graph while the base lives.
 """
 
-import operator
 from collections.abc import Sequence
+from operator import getitem
 from typing import Any
 
 import attrs
@@ -147,7 +147,7 @@ class _GraphLowering:
     def unpack(self, name: str, value: int) -> Node:
         """A node for one tensor of the list; `finish` sets its index."""
         with self.fx.inserting_after(self.head):
-            self.head = self.fx.create_node("call_function", operator.getitem, (self.argument, 0), name=name)
+            self.head = self.fx.create_node("call_function", getitem, (self.argument, 0), name=name)
         captured = self.shared.node_of.get(value)
         return self.head if captured is None else _like(self.head, captured)
 
@@ -191,12 +191,8 @@ class _GraphLowering:
         for node, value in made:
             if value in dying and value in implementation.outputs:
                 continue
-            self.define(value, _like(self.part_of(result, node), node))
-
-    def part_of(self, result: Node, node: Node) -> Node:
-        if not is_item(node):
-            return result
-        return self.fx.call_function(operator.getitem, (result, node.args[1]))
+            made_node = self.fx.call_function(getitem, (result, node.args[1])) if is_item(node) else result
+            self.define(value, _like(made_node, node))
 
     def define(self, value: int, node: Node) -> None:
         """Bind a value; a second copy of an output or gradient, made by a repeat, is dropped."""
@@ -260,7 +256,7 @@ class _GraphLowering:
         if node not in self.views:
             source, rest = source_of(node), node.args[1:]
             if is_item(node):
-                made = self.fx.call_function(operator.getitem, (self.resolve(source), *rest))
+                made = self.fx.call_function(getitem, (self.resolve(source), *rest))
             else:
                 made = self.fx.call_function(target_of(node), *self.call_arguments(node))
             self.views[node] = _like(made, node)

@@ -143,10 +143,6 @@ class CudaGraphs:
         self.graphs.append(graph)
         return graph.run
 
-    def in_use(self) -> bool:
-        """Whether the saved values of an earlier call may still be needed."""
-        return any(reference() is not None for reference in self.saved)
-
     def start_over(self) -> None:
         """Drop all records and begin with an empty pool."""
         self.pool = self.recorder()
@@ -194,7 +190,7 @@ class _RecordedGraph:
             return self.warm_up(tensors)
         stable_inputs = range(self.interface.stable_inputs)
         if self.first:
-            if self.program.in_use():
+            if any(reference() is not None for reference in self.program.saved):  # a pending backward
                 return self.run_unrecorded(tensors)
             self.program.recording = self.recorded is None or not self.recorded.fits(tensors, stable_inputs)
             if self.program.recording:

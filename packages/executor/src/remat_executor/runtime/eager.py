@@ -61,7 +61,9 @@ def fold_views(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.target not in _VIEWS:
             continue
-        same = _equal_to(node) or known.setdefault((node.target, *map(_hashable, node.args)), node)
+        same = _equal_to(node) or known.setdefault(
+            (node.target, *(tuple(a) if isinstance(a, list) else a for a in node.args)), node
+        )
         if same is node or (node in returned and (same in returned or is_item(same))):
             continue
         if node in returned:
@@ -87,10 +89,6 @@ def _equal_to(node: Node) -> Node | None:
 def _shape(node: Node) -> torch.Size | None:
     value = node.meta.get("val")
     return value.shape if isinstance(value, Tensor) else None
-
-
-def _hashable(argument: Any) -> Any:
-    return tuple(argument) if isinstance(argument, list) else argument
 
 
 def _kind(argument: Any) -> Any:

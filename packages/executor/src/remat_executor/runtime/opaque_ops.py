@@ -52,7 +52,10 @@ class Opaque(Interpreter):
             self.operators[node], self.tokens[node] = _own_copy(), False
         elif target is recording_lstm_layer:
             self.operators[node], self.tokens[node] = _lstm_layer(), False
-        elif target is noise_dropout or (may_draw(target) and _returns_tensors(target)):
+        # Compilers do not touch operators that return lists of tensors.
+        elif target is noise_dropout or (
+            may_draw(target) and all(str(returned.type) == "Tensor" for returned in target._schema.returns)
+        ):
             self.operators[node], self.tokens[node] = _draw(target), True
 
     def flat(self, *tensors: Tensor) -> list[Tensor]:
@@ -127,11 +130,6 @@ def _lstm_layer() -> Operator:
     arguments, results = _signature(target)
     schema = f"({arguments}) -> ({', '.join(['Tensor'] * results)})"
     return _operator("recording_lstm_layer", schema, recording_lstm_layer, target)
-
-
-def _returns_tensors(target: Any) -> bool:
-    """Whether an operator returns tensors only; compilers do not touch operators that return lists."""
-    return all(str(returned.type) == "Tensor" for returned in target._schema.returns)
 
 
 def _signature(target: Any) -> tuple[str, int]:
