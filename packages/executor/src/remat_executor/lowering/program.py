@@ -58,7 +58,7 @@ class LoweredStep:
 
     Attributes:
         forward: makes the outputs that are not replayed, then what the backward needs.
-        backward: the sections of the backward in order; the last one delivers at least one gradient.
+        backward: the segments of the backward in order; the last one delivers at least one gradient.
         overwritten: values that the forward saves and the backward overwrites.
         read_again: indices of the externals that the backward reads.
         tail: what follows the backward: the optimizer's step.

@@ -139,7 +139,7 @@ class CudaGraphs:
 
     def __call__(self, module: GraphModule, interface: GraphInterface) -> GraphFunction:
         """Prepare the next graph of the step; the first one is its forward."""
-        graph = _RecordedGraph(program=self, module=module, interface=interface, first=not self.graphs)
+        graph = _RecordedGraph(runtime=self, module=module, interface=interface, first=not self.graphs)
         self.graphs.append(graph)
         return graph.run
 
@@ -176,7 +176,7 @@ class _Recording:
 
 @attrs.define(kw_only=True, eq=False)
 class _RecordedGraph:
-    program: CudaGraphs
+    runtime: CudaGraphs
     module: GraphModule
     interface: GraphInterface
     first: bool
@@ -190,15 +190,15 @@ class _RecordedGraph:
             return self.warm_up(tensors)
         stable_inputs = range(self.interface.stable_inputs)
         if self.first:
-            if any(reference() is not None for reference in self.program.saved):  # a pending backward
+            if any(reference() is not None for reference in self.runtime.saved):  # a pending backward
                 return self.run_unrecorded(tensors)
-            self.program.recording = self.recorded is None or not self.recorded.fits(tensors, stable_inputs)
-            if self.program.recording:
-                self.program.start_over()
+            self.runtime.recording = self.recorded is None or not self.recorded.fits(tensors, stable_inputs)
+            if self.runtime.recording:
+                self.runtime.start_over()
         elif backward_keeps_graph() or not self.from_pool(tensors):
             return self.run_unrecorded(tensors)
         if self.recorded is None:
-            return self.record(tensors) if self.program.recording else self.run_unrecorded(tensors)
+            return self.record(tensors) if self.runtime.recording else self.run_unrecorded(tensors)
         if not self.recorded.fits(tensors, stable_inputs):
             raise UnplannedUse(
                 problem="a parameter was moved between a forward and its backward",
@@ -223,12 +223,12 @@ class _RecordedGraph:
         """Whether the values of earlier graphs are those of a recorded call."""
         passed = range(self.interface.stable_inputs, len(tensors))
         if self.recorded is None:
-            return any(_address(tensors[i]) in self.program.addresses for i in passed)
+            return any(_address(tensors[i]) in self.runtime.addresses for i in passed)
         return self.recorded.fits(tensors, passed)
 
     def record(self, tensors: list[Tensor]) -> list[Tensor]:
         """Record the graph on these tensors, or on copies that stay, and run it once."""
-        program, pool = self.program, self.program.pool
+        runtime, pool = self.runtime, self.runtime.pool
         assert pool is not None
         work = _RecordingInterpreter(self.module)
         passed = [i for i in range(len(tensors)) if i not in work.redraws]
@@ -242,7 +242,7 @@ class _RecordedGraph:
         ):
             return self.run_unrecorded(tensors)
         stay = [
-            i for i in passed if i < self.interface.stable_inputs or _address(tensors[i]) in program.addresses
+            i for i in passed if i < self.interface.stable_inputs or _address(tensors[i]) in runtime.addresses
         ]
         copies = {i: tensors[i].clone() for i in passed if i not in stay}
         addresses = {i: tensors[i].data_ptr() for i in stay}
@@ -259,12 +259,12 @@ class _RecordedGraph:
             redraws=work.redraws,
             outputs={i: PoolTensor.of(outputs[i]) for i in kept},
         )
-        program.addresses.update(_address(outputs[i]) for i in kept if i >= self.interface.results)
+        runtime.addresses.update(_address(outputs[i]) for i in kept if i >= self.interface.results)
         return self.done({i: outputs[i] for i in kept})
 
     def replay(self, tensors: list[Tensor]) -> list[Tensor]:
         """Run the recorded work on the tensors of this call."""
-        recorded, pool = self.recorded, self.program.pool
+        recorded, pool = self.recorded, self.runtime.pool
         assert recorded is not None
         assert pool is not None
         for i, copy in recorded.copies.items():
@@ -280,7 +280,7 @@ class _RecordedGraph:
         self.recorded.run()
         saved = {i: t for i, t in outputs.items() if i >= self.interface.results}
         if self.first:
-            self.program.saved = [weakref.ref(t.untyped_storage()) for t in saved.values()]
+            self.runtime.saved = [weakref.ref(t.untyped_storage()) for t in saved.values()]
         results = {i: t.clone() for i, t in outputs.items() if i < self.interface.results}
         found = results | saved | states
         return [found[i] for i in range(len(found))]
