@@ -22,17 +22,18 @@ def exact(data: dict[str, Any]) -> Iterator[str]:
     """The acceptance over models."""
     yield "## Exact and within the budget\n"
     yield (
-        "Three training steps with momentum and dropout beside the unplanned model, at the smallest budget "
-        "found and at 40, 70 and 100 %. Exact: outputs, gradients, parameters, buffers and the generator's "
-        "state are equal to the bit. Sizes in MiB; *accumulating* is the metered peak with `.grad` there.\n"
+        "Three training steps with momentum and dropout, compared with the unplanned model, at the smallest "
+        "budget found and at 40, 70 and 100 %. Exact: outputs, gradients, parameters, buffers and the state "
+        "of the generator are bit-identical. Sizes in MiB; *accumulating* is the metered peak of a step that "
+        "adds to existing `.grad` tensors.\n"
     )
     yield from accepted(data)
 
 
 def exact_parts(data: dict[str, Any]) -> Iterator[str]:
     """The same, with as many parts as can be."""
-    yield "## The same, each gradient handed over by itself\n"
-    yield "As above with `part_nbytes=0`: *parts* is in how many the backward was cut.\n"
+    yield "## The same, each gradient delivered by itself\n"
+    yield "As above with `part_nbytes=0`; *parts* is the number of parts of the backward.\n"
     yield from accepted(data)
 
 
@@ -40,8 +41,8 @@ def exact_ddp(data: dict[str, Any]) -> Iterator[str]:
     """The same, under DDP."""
     yield "## The same, under DistributedDataParallel\n"
     yield (
-        "Two processes by gloo on inputs of their own, with one plan and `part_nbytes=0`, beside the "
-        "unplanned model under DDP; each row is of one rank.\n"
+        "Two gloo processes with different inputs, one plan and `part_nbytes=0`, compared with the unplanned "
+        "model under DDP; each row is one rank.\n"
     )
     yield from accepted(data)
 
@@ -86,9 +87,9 @@ def solvers(data: dict[str, Any]) -> Iterator[str]:
     """The corpus."""
     yield "## Solvers on the graph corpus\n"
     yield (
-        "In percent of the unplanned step; `known` is the best schedule found before remat, `first` and "
-        "`goal` the seconds to a first plan and to one within 1.0 point of the bound (2.5 at 30 %, 3 points "
-        "above the best known at 20 %).\n"
+        "Overheads in percent of the unplanned step. `known` is the best schedule found before remat; "
+        "`first` and `goal` are the seconds to a first plan and to a plan within 1.0 point of the bound (2.5 "
+        "at 30 %, 3 points above the best known at 20 %).\n"
     )
     yield made_with(data)
     header = (
@@ -100,10 +101,10 @@ def solvers(data: dict[str, Any]) -> Iterator[str]:
 
 def others(data: dict[str, Any]) -> Iterator[str]:
     """Graphs that the corpus does not hold."""
-    yield "## Solvers on other graphs\n"
+    yield "## Solvers on graphs outside of the corpus\n"
     yield (
-        "Made from models by `benchmarks/graphs.py`. The last budget of each is 1.5 times what its largest "
-        "op holds; infeasible ones have a certificate.\n"
+        "`benchmarks/graphs.py` made these graphs from models. The last budget of each is 1.5 times what its "
+        "largest op needs; infeasible budgets have a certificate.\n"
     )
     yield made_with(data)
     header = "graph, ops, budget, status, overhead, bound, first, goal, whole s, fast bound s"
@@ -126,7 +127,7 @@ def solved(row: dict[str, Any], keys: Iterable[str]) -> list[str]:
 def growth(data: dict[str, Any]) -> Iterator[str]:
     """Seconds over ops."""
     yield "## Growth\n"
-    yield "Equal decoder layers at 60 % of the unplanned peak.\n"
+    yield "Models of equal decoder layers, at 60 % of the unplanned peak.\n"
     yield made_with(data)
     yield "![Seconds over ops](images/growth.png)\n"
     keys = ("bound_s", "first_s", "wall_s", "overhead_pct", "lower_bound_pct")
@@ -139,11 +140,11 @@ def growth(data: dict[str, Any]) -> Iterator[str]:
 
 def peers(data: dict[str, Any]) -> Iterator[str]:
     """Against hand-placed checkpoints, torch's own budget and Inductor."""
-    yield "## Beside other ways to save memory\n"
+    yield "## Comparison with other methods\n"
     yield (
-        "One meter, one run; FLOPs computed again and bytes made again in percent of eager's. Rows that say "
-        "inductor are read by the allocator, which sees into compiled kernels, and their budgets are of "
-        "eager's peak by that reading.\n"
+        "One meter, one run; recomputed FLOPs and rewritten bytes in percent of those of eager. Rows with "
+        "inductor are measured with the allocator, which also counts memory of compiled kernels; their "
+        "budgets are shares of the eager peak measured in the same way.\n"
     )
     yield made_with(data)
     header = (
@@ -163,11 +164,11 @@ def peers(data: dict[str, Any]) -> Iterator[str]:
 
 
 def runtime(data: dict[str, Any]) -> Iterator[str]:
-    """Steps with nothing recomputed beside eager's."""
-    yield "## A step with nothing recomputed, beside eager's\n"
+    """Steps without recomputation, compared with eager."""
+    yield "## Speed of a step without recomputation\n"
     yield (
-        "`hatch run bench-runtime`: medians over interleaved steps, as ratios to eager's; with `.grad` None, "
-        "and adding to one that is there. The control is eager beside eager, with its range.\n"
+        "`hatch run bench-runtime`: medians over interleaved steps, as ratios to eager; with `.grad` None, "
+        "and adding to an existing `.grad`. The control is eager against eager, with its range.\n"
     )
     yield made_with(data)
     header = "model, ops, parts, eager ms, ratio, adding, control, allowed, us an op, ready s"
@@ -192,12 +193,12 @@ def runtime(data: dict[str, Any]) -> Iterator[str]:
 
 
 def startup(data: dict[str, Any]) -> Iterator[str]:
-    """From the call to a ready module."""
-    yield "## From the call to a ready module\n"
+    """Seconds from the call to a planned module."""
+    yield "## Time to plan\n"
     yield (
-        "`hatch run bench-startup`: GPT-2 of width 768, batch 4 x 512, at 50 %; cold with empty caches, warm "
-        f"with what a cold one left. Our kernels took {data['compile_s']:.1f} s beforehand, to be compiled "
-        "or loaded.\n"
+        "`hatch run bench-startup`: seconds from the call to a planned module, for GPT-2 of width 768, batch "
+        "4 x 512, at 50 %; cold with empty caches, warm with those of a cold run. Compiling or loading the "
+        f"kernels of the solvers took {data['compile_s']:.1f} s before.\n"
     )
     yield made_with({key: value for key, value in data.items() if key != "compile_s"})
     phases = ("total_s", "cpu_s", "capture", "measure", "plan", "lower")
@@ -230,13 +231,13 @@ def distributed(data: dict[str, Any]) -> Iterator[str]:
     """When DDP's buckets are ready."""
     yield "## Gradients under DDP\n"
     yield (
-        "`hatch run bench-distributed`, two processes: when each bucket of gradients is ready, as a share of "
-        "the backward. The control hands over all gradients at the end.\n"
+        "`hatch run bench-distributed`, two processes: the time at which each bucket of gradients is ready, "
+        "as a share of the backward. The control delivers all gradients at the end.\n"
     )
     yield made_with(data)
     most = max(len(row["fractions"]) for row in data["rows"].values())
     yield from table(
-        ("", *map(str, range(most)), "step ms", "equal to the bit"),
+        ("", *map(str, range(most)), "step ms", "bit-identical"),
         (
             [
                 name,
@@ -251,15 +252,15 @@ def distributed(data: dict[str, Any]) -> Iterator[str]:
 
 
 def scratch(data: dict[str, Any]) -> Iterator[str]:
-    """What a process takes beside torch's allocator."""
-    yield "## What a process takes on the CPU\n"
+    """What a process allocates past torch's allocator."""
+    yield "## Memory outside of the budget on the CPU\n"
     yield (
-        "`hatch run bench-scratch`: the budget of a planned step, and in percent of it what the meter reads "
-        "and what the whole process takes from the C library in blocks of 4 KiB and more: in its first step, "
-        "in later ones, and what it goes on to hold after the first (*kept*). *code* is what compiled "
-        "kernels reserve beside that; few of its pages are touched. What the process takes beyond the meter "
-        "is the libraries' own; *gpt2*, the control, runs nothing in oneDNN. *cache0* is the same plan with "
-        "`ONEDNN_PRIMITIVE_CACHE_CAPACITY=0` in the environment.\n"
+        "`hatch run bench-scratch`: the budget of a planned step, and in percent of the budget what the "
+        "meter reads and what the whole process allocates from the C library in blocks of 4 KiB and more: "
+        "in its first step, in later steps, and what it keeps after the first (*kept*). *code* is the "
+        "address space that compiled kernels reserve in addition; few of these pages are touched. The "
+        "difference to the meter is allocated by libraries; *gpt2*, the control, runs nothing in oneDNN. "
+        "*cache0* is the same plan with `ONEDNN_PRIMITIVE_CACHE_CAPACITY=0` in the environment.\n"
     )
     yield made_with(data)
     shares = ("metered", "first", "later", "kept", "code")
@@ -283,9 +284,9 @@ def device(data: dict[str, Any]) -> Iterator[str]:
     """What an accelerator measured; see gpu.py for the goals."""
     yield f"## {data['device']}\n"
     yield (
-        "`hatch run bench-gpu`: the allocator's peak above what was there when the step began, the time "
-        "beside eager's, and how far both are from the plan's. MONeT: what its authors published for a third "
-        "of the memory.\n"
+        "`hatch run bench-gpu`: the peak of the allocator above its bytes at the begin of the step, the time "
+        "relative to eager, and how far both are from the plan. MONeT: the overhead that its authors "
+        "published for a third of the memory.\n"
     )
     yield made_with(data)
     header = (
@@ -319,7 +320,7 @@ def device(data: dict[str, Any]) -> Iterator[str]:
 
 PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]]] = {
     "results": (
-        "# Results\n\nEvery figure here was printed by a command of this repository: `hatch run exact`.\n",
+        "# Results\n\nEvery figure on this page was printed by `hatch run exact`.\n",
         {
             "exact": exact,
             "exact_parts": exact_parts,
@@ -331,12 +332,11 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
         },
     ),
     "benchmarks": (
-        "# Benchmarks\n\nEvery figure here was printed by the command that stands above it.\n",
+        "# Benchmarks\n\nEvery figure on this page was printed by the command named above its table.\n",
         {"runtime": runtime, "startup": startup, "distributed": distributed, "scratch": scratch},
     ),
     "offmate_results": (
-        "# Offmate: results\n\nEvery figure here was printed by a command of this repository: "
-        "`hatch run offload`.\n",
+        "# Offmate: results\n\nEvery figure on this page was printed by `hatch run offload`.\n",
         {
             "offload_exact": report_offload.exact,
             "offload": report_offload.overlap,
@@ -362,7 +362,7 @@ def main() -> int:
             if path.exists():
                 lines.extend(section(json.loads(path.read_text())))
         if page == "benchmarks" and not devices:
-            lines.append("No GPU has been measured yet: `hatch run bench-gpu` adds its table here.\n")
+            lines.append("No GPU was measured yet; `hatch run bench-gpu` adds its table here.\n")
         target = ROOT / "docs" / f"{page}.md"
         target.write_text("\n".join(lines))
         print(f"wrote {target.relative_to(ROOT)}")

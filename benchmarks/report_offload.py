@@ -15,12 +15,12 @@ def kib(nbytes: int) -> str:
 def exact(data: dict[str, Any]) -> Iterator[str]:
     """Bits and bytes of whole trainings."""
     rows = data["rows"]
-    yield "## Exact, and within both budgets\n"
+    yield "## Exact and within both budgets\n"
     yield (
         "`python benchmarks/offload_exact.py`: small models with dropout, tied weights, clipping and four "
         "micro-batches, trained plainly and by `Offmate`, saved and resumed in the middle. Exact: losses, "
-        "parameters, buffers and states are equal to the bit, resumed or not. Sizes in KiB, metered at "
-        f"every step. {len(rows)} rows, {sum(bool(row['broken']) for row in rows)} with a rule broken.\n"
+        "parameters, buffers and states are bit-identical, resumed or not. Sizes in KiB, metered at every "
+        f"step. {len(rows)} rows, {sum(bool(row['broken']) for row in rows)} with a broken rule.\n"
     )
     yield made_with(data)
     header = (
@@ -42,7 +42,7 @@ def exact(data: dict[str, Any]) -> Iterator[str]:
             ]
         )
     yield from table(header.split(", "), cells)
-    yield "Many steps: what a step takes at first and at last, KiB.\n"
+    yield "Many steps: the peak of the first and of the last step, in KiB.\n"
     yield from table(
         ("model", "style", "steps", "first", "last"),
         [
@@ -54,13 +54,13 @@ def exact(data: dict[str, Any]) -> Iterator[str]:
 
 
 def overlap(data: dict[str, Any]) -> Iterator[str]:
-    """Steps beside their roofs."""
+    """Steps against their roofs."""
     *rows, optimizer = data["rows"]
-    yield "## What hides\n"
+    yield "## What overlaps\n"
     yield (
-        "`python benchmarks/offload.py`: steps on a simulated device beside the longest of their computing, "
-        "each link's bytes and the optimizer's, which is their roof. *hidden*: the plan says that nothing is "
-        "waited for; then a step may take 1.10 of its roof.\n"
+        "`python benchmarks/offload.py`: time of steps on a simulated device, relative to their roof: the "
+        "longest of compute, of the copies on each link, and of the optimizer. *hidden*: according to the "
+        "plan compute waits for nothing; then a step may take 1.10 of its roof.\n"
     )
     yield made_with(data)
     header = (
@@ -78,21 +78,21 @@ def overlap(data: dict[str, Any]) -> Iterator[str]:
         ],
     )
     yield (
-        "The CPU's optimizer, parameter by parameter on its lane, is "
+        "The optimizer on the CPU, parameter by parameter on its lane, is "
         f"{optimizer['as_fast']:.3f} times as fast as one fused step over a flat buffer "
-        f"({optimizer['lane_gb_per_s']:.1f} beside {optimizer['flat_gb_per_s']:.1f} GB/s), both while "
-        "copies go both ways.\n"
+        f"({optimizer['lane_gb_per_s']:.1f} and {optimizer['flat_gb_per_s']:.1f} GB/s), both with concurrent "
+        "copies in both directions.\n"
     )
 
 
 def decisions(data: dict[str, Any]) -> Iterator[str]:
     """What is planned for models larger than a device."""
-    yield "## What is decided\n"
+    yield "## Decisions for large models\n"
     yield (
         "`python benchmarks/offload_decisions.py`: Llama 3 8B and Qwen3 14B, planned from the meta device "
-        "for an H200 of 450 TFLOP/s, 55 GB/s either way and 150 GB/s of host memory; nothing was run. GiB "
-        "and seconds, bounds in brackets. *away*: the share of the model that is placed on the host; "
-        "*streamed*: whose states are; *moved*: bytes of activations.\n"
+        "for an H200 with 450 TFLOP/s, 55 GB/s in each direction and 150 GB/s of host memory; nothing was "
+        "run. GiB and seconds, limits in brackets. *on host*: the share of the model that is "
+        "placed there; *streamed*: the share of which only the states are; *moved*: bytes of activations.\n"
     )
     yield made_with(data)
     rows = []
@@ -117,36 +117,36 @@ def decisions(data: dict[str, Any]) -> Iterator[str]:
             ]
         )
     header = (
-        "case, device, host, away, streamed, moved, step s, best share by hand s, overhead, of the roof, "
+        "case, device, host, on host, streamed, moved, step s, best share by hand s, overhead, of the roof, "
         "planned in s"
     )
     yield from table(header.split(", "), rows)
 
 
 def chains(data: dict[str, Any]) -> Iterator[str]:
-    """Beside the chain program, and beside recomputation alone."""
+    """Compared with `pofo`, and with recomputation alone."""
     rows = data["rows"]
     above = [row["above"] for row in rows if row["above"] is not None]
     removed = [row["removed"] for row in rows if row["removed"] is not None]
-    yield "## Beside the chain program, and recomputation alone\n"
+    yield "## Comparison with `pofo`, and with recomputation alone\n"
     yield (
-        f"`python benchmarks/offload_chains.py`: {len(rows)} chains. `offload` beside `pofo` on {len(above)} "
-        f"of them: median {percent(statistics.median(above))} slower, worst {percent(max(above))}. Of the "
-        "overhead of the best plan that moves nothing, copies remove "
-        f"{percent(statistics.median(removed))} in the median and {percent(min(removed))} at least, on the "
-        f"{len(removed)} whose links allow it.\n"
+        f"`python benchmarks/offload_chains.py`: {len(rows)} chains. `offload` against `pofo` on "
+        f"{len(above)} of them: median {percent(statistics.median(above))} slower, worst "
+        f"{percent(max(above))}. On the {len(removed)} chains whose links allow it, copies remove "
+        f"{percent(statistics.median(removed))} of the overhead of the best plan without copies in the "
+        f"median, and {percent(min(removed))} at least.\n"
     )
     yield made_with(data)
 
 
 def moving(data: dict[str, Any]) -> Iterator[str]:
     """What an accelerator measured where values move; see gpu_offload.py."""
-    yield f"## Moving: {data['device']}\n"
+    yield f"## Offloading: {data['device']}\n"
     rates = ["; ".join(f"{lane} {rate / 1e9:.1f}" for lane, rate in row.items()) for row in data["rates"]]
     yield (
-        "`hatch run bench-gpu-offload`: training all of a model with fp32 masters and Adam's states, within "
-        "a share of what eager takes. Hidden is the share of the optimizer that adds nothing to a step. "
-        f"GB/s: {', '.join(rates)}, each group at once.\n"
+        "`hatch run bench-gpu-offload`: training of a whole model with fp32 masters and Adam states, "
+        "within a share of the memory of eager. Hidden is the share of the optimizer that adds nothing to a "
+        f"step. GB/s: {', '.join(rates)}, each group concurrently.\n"
     )
     yield made_with(data)
     header = (

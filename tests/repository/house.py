@@ -173,6 +173,7 @@ ALLOWED = (
     ("remat_offload/host_memory/|docs/api/", r"\b[Ll]end(s|ing)?\b|\b[Ll]ent\b", "`HostPool.lend` is public"),
     ("", r"\.lend\b", "`HostPool.lend` is public"),
     ("", r"\bthe rest of\b", "plain English"),
+    ("CONTRIBUTING", r"\|[^|]*\|$", "the glossary names what its words replace"),
 )
 
 

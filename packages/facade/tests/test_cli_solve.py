@@ -146,7 +146,7 @@ def test_memory_that_runs_out_is_one_line(
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("remat_graph.serialization.graphs.load_graph", full)
+    monkeypatch.setattr("remat_graph.load_graph", full)
     assert solve(UNET, "--budget", "40%") == 2
     assert "memory does not do for it" in complaint(capsys)
 

@@ -183,7 +183,7 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: offmate\nlinks: {to_host_nbytes_per_s: " + "9" * 400 + "}", "links: wants bytes a second"),
         ("type: offmate\nlinks: {to_host_nbytes_per_s: true}", "links: wants bytes a second"),
         (b"\x89PNG\r\n\x1a\n\x00", "not text"),
-        (b"type: auto\n" * 30_000, "is longer than 64 KiB, so none of our files"),
+        (b"type: auto\n" * 30_000, "is longer than 64 KiB, the limit for such files"),
     ],
 )
 def test_what_is_wrong_is_named(text: str | bytes, said: str, tmp_path: Path) -> None:

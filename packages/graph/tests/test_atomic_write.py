@@ -1,4 +1,4 @@
-"""A file is written whole or not at all."""
+"""Files are written atomically."""
 
 import os
 
@@ -9,7 +9,7 @@ from remat_graph.serialization.json_reader import write_json
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
-    """And no litter beside it."""
+    """It leaves no temporary file either."""
     path = tmp_path / "order.json"
     save_order([1, 2], path)
     for broken in (object(), float("nan"), {1: object()}):
@@ -20,7 +20,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
-    """Ctrl-C right before the last moment."""
+    """Ctrl-C right before the file is replaced."""
     path = tmp_path / "order.json"
     save_order([1, 2], path)
 
@@ -35,7 +35,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_a_missing_folder_is_the_systems_error(tmp_path):
-    """Nothing is made that was not asked for."""
+    """No folder is created."""
     with pytest.raises(FileNotFoundError):
         save_order([1], tmp_path / "nowhere" / "order.json")
     assert [] == os.listdir(tmp_path)
@@ -43,7 +43,7 @@ def test_a_missing_folder_is_the_systems_error(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are posix")
 def test_the_mode_is_that_of_any_other_file(tmp_path):
-    """A replaced file keeps its own."""
+    """A replaced file keeps its own mode."""
     path, plain = tmp_path / "order.json", tmp_path / "plain"
     save_order([1], path)
     plain.write_text("")

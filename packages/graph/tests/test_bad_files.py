@@ -1,4 +1,4 @@
-"""Whatever a file holds, its reader gives a graph, a plan, an order, or one clear line."""
+"""For every content of a file, its reader returns a graph, plan or order, or raises one clear error."""
 
 import copy
 import json
@@ -63,11 +63,11 @@ GOOD = {"graph": graph_to_data(GRAPH), "plan": plan_to_data(PLAN), "order": [0, 
         (b'{"format": NaN}', "NaN is not a number"),
         (b"[Infinity]", "Infinity is not a number"),
         (b"[" * 100_000, "nested too deeply"),
-        (b"[" + b"9" * 10_000 + b"]", "cannot be used"),
+        (b"[" + b"9" * 10_000 + b"]", "contains invalid data"),
     ],
 )
 def test_what_is_no_json_is_refused(tmp_path, kind, content, problem):
-    """Missing, empty, binary, cut off, and JSON that only Python speaks."""
+    """Missing, empty, binary and truncated files, and constants that only Python accepts."""
     path = tmp_path / "file.json"
     if content is not None:
         path.write_bytes(content)
@@ -78,14 +78,14 @@ def test_what_is_no_json_is_refused(tmp_path, kind, content, problem):
 
 
 def test_a_folder_is_no_file(tmp_path):
-    """The system's own reason is passed on."""
+    """The reason of the operating system is part of the message."""
     with pytest.raises(BadFile, match="cannot be read"):
         load_graph(tmp_path)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
 def test_an_unreadable_file_is_refused(tmp_path):
-    """Permissions, too."""
+    """The file has no read permission."""
     path = tmp_path / "secret.json"
     path.write_text("[]")
     path.chmod(0)
@@ -96,7 +96,7 @@ def test_an_unreadable_file_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", READERS)
 @pytest.mark.parametrize("length", [1, 0.2, 0.5, 0.9, 0.999])
 def test_a_truncated_file_is_refused(tmp_path, kind, length):
-    """Wherever it ends."""
+    """At every length."""
     text = json.dumps(GOOD[kind])
     path = tmp_path / "file.json"
     path.write_text(text[: max(1, int(length * len(text)) - 1)])
@@ -116,7 +116,7 @@ def test_a_truncated_file_is_refused(tmp_path, kind, length):
     ],
 )
 def test_another_version_or_kind_is_refused(tmp_path, kind, change, problem):
-    """A newer file is refused by saying so."""
+    """The message for a newer file names both versions."""
     path = tmp_path / "file.json"
     path.write_text(json.dumps(GOOD[kind] | change))
     with pytest.raises(BadFile, match=problem):
@@ -124,7 +124,7 @@ def test_another_version_or_kind_is_refused(tmp_path, kind, change, problem):
 
 
 def test_kinds_are_not_mixed_up(tmp_path):
-    """A plan is no graph, a graph no order."""
+    """A plan is not a graph, a graph is not an order."""
     for kind in READERS:
         path = tmp_path / f"{kind}.json"
         path.write_text(json.dumps(GOOD[kind]))
@@ -135,7 +135,7 @@ def test_kinds_are_not_mixed_up(tmp_path):
 
 
 def put(data, place, content):
-    """A deep copy with the content at a place, or without it."""
+    """A deep copy of data with new content at a place, or with the place removed."""
     data = copy.deepcopy(data)
     *way, last = place
     spot = data
@@ -155,16 +155,16 @@ def put(data, place, content):
         (["name"], 3, "name: text was wanted, but it is int 3"),
         (["values"], {}, "values: a list was wanted"),
         (["values", 0], [], r"values\[0\]: an object was wanted"),
-        (["values", 0, "nbytes"], -1, r"values\[0\].nbytes: a whole number from 0 on"),
+        (["values", 0, "nbytes"], -1, r"values\[0\].nbytes: a whole number from 0 to 2"),
         (["values", 0, "nbytes"], 1.5, "a whole number"),
         (["values", 0, "nbytes"], True, "a whole number"),
         (["values", 0, "nbytes"], 2**63, "a whole number"),
         (["values", 0, "nbytes"], 2**53 + 1, r"at most 9,007,199,254,740,992 bytes were wanted"),
         (["values", 0, "nbytes"], None, "it is null"),
-        (["values", 0, "role"], "lunch", "'lunch' is none of activation"),
+        (["values", 0, "role"], "lunch", "'lunch' is not one of activation"),
         (["values", 0, "of"], 10_000, "there is no value 10000"),
         (["values", 0, "external"], 1, "true or false was wanted"),
-        (["values", 0, "home"], "away", "'away' is none of device, host"),
+        (["values", 0, "home"], "away", "'away' is not one of device, host"),
         (["values", 0, "shape"], [1], "unknown key 'shape'"),
         (["values", 1, "name"], "input0", "two values have this name"),
         (["ops", 0, "name"], ..., "'name' is missing"),
@@ -172,9 +172,9 @@ def put(data, place, content):
         (["ops", 0, "implementations"], [], "it has no implementation"),
         (["ops", 0, "backward"], True, "forward op after backward op"),
         (["ops", 0, "implementations", 0, "inputs"], [99_999], "there is no value 99999"),
-        (["ops", 0, "implementations", 0, "inputs"], [-1], "a whole number from 0 on"),
+        (["ops", 0, "implementations", 0, "inputs"], [-1], "a whole number from 0 to 2"),
         (["ops", 0, "implementations", 0, "outputs"], "12", "a list was wanted"),
-        (["ops", 0, "implementations", 0, "time_s"], -0.5, "a finite number from 0 on"),
+        (["ops", 0, "implementations", 0, "time_s"], -0.5, "a finite number from 0 to"),
         (["ops", 0, "implementations", 0, "time_s"], "1", "a number was wanted"),
         (["ops", 0, "implementations", 0, "time_s"], float("inf"), "a finite number"),
         (["ops", 0, "implementations", 0, "time_s"], float("nan"), "a finite number"),
@@ -182,15 +182,15 @@ def put(data, place, content):
         (["ops", 0, "implementations", 0, "workspace_nbytes"], 0.5, "a whole number"),
         (["ops", 0, "implementations", 0, "workspace_nbytes"], 2**60, "bytes were wanted"),
         (["rounding_nbytes"], 2**62, "bytes in all; at most"),
-        (["ops", 0, "implementations", 0, "reuses"], [[1]], "a pair of values"),
+        (["ops", 0, "implementations", 0, "reuses"], [[1]], "two values"),
         (["rounding_nbytes"], 0, "must be at least 1"),
-        (["conditions"], [["mode"]], "a pair of texts"),
+        (["conditions"], [["mode"]], "two strings"),
         (["updates"], [{"param": 0}], "'grad' is missing"),
-        (["updates"], [{"param": 0, "grad": 0}], "is no gradient"),
+        (["updates"], [{"param": 0, "grad": 0}], "is not a gradient"),
     ],
 )
 def test_wrong_graph_content_is_named_with_its_place(place, content, problem):
-    """Types, ranges, references."""
+    """Wrong types, ranges and references."""
     with pytest.raises(BadFile, match=problem) as caught:
         graph_from_data(put(GOOD["graph"], place, content), source="g.json")
     assert str(caught.value).startswith("g.json: ")
@@ -202,18 +202,18 @@ def test_wrong_graph_content_is_named_with_its_place(place, content, problem):
     [
         (["ops", 0, "id"], 1, r"ops\[0\]: its id is 1"),
         (["ops", 0, "inputs"], [1], "before anything makes it"),
-        (["ops", 0, "time_us"], -1, "a finite number from 0 on"),
+        (["ops", 0, "time_us"], -1, "a finite number from 0 to"),
         (["ops", 1, "time_us"], ..., "'time_us' is missing"),
         (["ops", 1, "name"], "f", "two ops have this name|two values have this name"),
         (["values", 0, "op"], 7, "there is no op 7"),
-        (["values", 0, "op"], 1, "op b does not make it"),
+        (["values", 0, "op"], 1, "op b does not have it among its outputs"),
         (["values", 0, "bytes"], "8", "a whole number"),
         (["loss_value"], 2, "there is no value 2"),
         (["ops"], [], "there is no value|there is no op"),
     ],
 )
 def test_wrong_corpus_content_is_named_with_its_place(place, content, problem):
-    """The other format is read with the same suspicion."""
+    """The corpus format is checked in the same way."""
     graph_from_data(CORPUS)
     with pytest.raises(BadFile, match=problem):
         graph_from_data(put(CORPUS, place, content))
@@ -236,23 +236,23 @@ def test_wrong_corpus_content_is_named_with_its_place(place, content, problem):
         (["versions"], {"torch": 2}, "versions.torch: text was wanted"),
         (["deadline_hit"], 0, "true or false"),
         (["schedule", "boundary"], 10**6, "there is no boundary"),
-        (["schedule", "steps"], [["fly", 1]], "is no step"),
-        (["schedule", "steps"], [["compute"]], "is no step"),
-        (["schedule", "steps"], [[]], "is no step"),
+        (["schedule", "steps"], [["fly", 1]], "is not a step"),
+        (["schedule", "steps"], [["compute"]], "is not a step"),
+        (["schedule", "steps"], [[]], "is not a step"),
         (["schedule", "steps"], [["free", -1]], "a whole number"),
         (["schedule", "steps"], [["start", 0, "compute"]], "start cannot be on lane compute"),
         (["schedule", "steps"], [["optimizer_step", 0, "to_host"]], "cannot be on lane to_host"),
     ],
 )
 def test_wrong_plan_content_is_named_with_its_place(place, content, problem):
-    """Without any graph at hand."""
+    """Checked without a graph."""
     with pytest.raises(BadFile, match=problem):
         plan_from_data(put(GOOD["plan"], place, content))
 
 
 @contextmanager
 def within(seconds):
-    """Raise where the block takes longer: a loop that has no end ends the test."""
+    """Raise if the block takes longer than this many seconds, so that an endless loop ends the test."""
 
     def stop(*_):
         raise TimeoutError
@@ -267,7 +267,7 @@ def within(seconds):
 
 
 def test_statistics_may_not_be_nested_without_end(tmp_path):
-    """Deeper than our own code goes, though the parser follows."""
+    """The parser accepts a depth at which our own recursion would fail."""
     path = tmp_path / "plan.json"
     plan = {name: part for name, part in GOOD["plan"].items() if name != "solver_stats"}
     path.write_text(json.dumps(plan)[:-1] + ', "solver_stats": {"a": ' + "[" * 900 + "]" * 900 + "}}")
@@ -277,30 +277,30 @@ def test_statistics_may_not_be_nested_without_end(tmp_path):
 
 @pytest.mark.parametrize("kind", READERS)
 def test_a_file_is_not_read_beyond_what_ours_can_hold(tmp_path, kind):
-    """A sparse file of 40 GiB is refused before it is in memory, a device that never ends too."""
+    """A sparse file of 40 GiB and an endless device are refused before they fill the memory."""
     path = tmp_path / "file.json"
     with open(path, "wb") as file:
         file.truncate(40 * 2**30)
     for place in (path, "/dev/zero"):
-        with within(20), pytest.raises(BadFile, match="is longer than 65,536 KiB, so none of our files"):
+        with within(20), pytest.raises(BadFile, match="is longer than 65,536 KiB, the limit for such files"):
             READERS[kind](place)
 
 
 def test_a_list_is_no_longer_than_ours_can_be():
-    """Each member takes a hundred times its two bytes while it is read."""
+    """Each item takes a hundred times its two bytes while it is read."""
     with pytest.raises(BadFile, match="values: a list of at most 4,000,000 was wanted, but it has 4,000,001"):
         graph_from_data(GOOD["graph"] | {"values": [0] * 4_000_001})
 
 
 def test_sums_of_sizes_stay_exact():
-    """Each size is possible, the sum is none that 64-bit arrays and floats hold."""
+    """Each size is valid, but their sum is not exact in 64-bit arrays and floats."""
     values = [value | {"nbytes": 2**52} for value in GOOD["graph"]["values"]]
     with pytest.raises(BadFile, match="bytes in all; at most 9,007,199,254,740,992 can be counted"):
         graph_from_data(GOOD["graph"] | {"values": values, "updates": []})
 
 
 def many_values(count):
-    """That many values of one byte, as data."""
+    """Data of that many values of one byte."""
     return [{"name": f"v{i}", "nbytes": 1, "external": True} for i in range(count)]
 
 
@@ -331,7 +331,7 @@ LONG_FILES = {
 
 @pytest.mark.parametrize("case", LONG_FILES)
 def test_reading_takes_no_time_that_grows_with_the_square(case):
-    """Minutes for a hundred thousand of anything, where a pass over them looks through all of them."""
+    """A quadratic reader would need minutes for a hundred thousand items."""
     with within(20):
         try:
             graph_from_data(LONG_FILES[case])
@@ -343,7 +343,7 @@ def test_reading_takes_no_time_that_grows_with_the_square(case):
 
 
 def test_a_foreign_plan_is_refused():
-    """A plan is for one graph; the error names both."""
+    """The error names both graphs."""
     with pytest.raises(ForeignPlan, match=r"random-4-8.*random-5-8.*solve again"):
         plan_from_data(GOOD["plan"], graph=random_graph(5))
 
@@ -358,13 +358,13 @@ def test_a_foreign_plan_is_refused():
     ],
 )
 def test_a_plan_that_does_not_run_is_refused(place, content, problem):
-    """With a graph the referee is asked."""
+    """With a graph, its schedule is simulated."""
     with pytest.raises(BadFile, match=problem):
         plan_from_data(put(GOOD["plan"], place, content), graph=GRAPH)
 
 
 def test_a_plan_that_understates_its_peak_is_corrected_or_refused():
-    """What a file says of itself is not believed."""
+    """The peak in the file is not trusted."""
     peak = PLAN.peak_nbytes
     assert PLAN == plan_from_data(put(GOOD["plan"], ["peak_nbytes"], peak - 1), graph=GRAPH)
     lying = GOOD["plan"] | {"peak_nbytes": 0, "budget_nbytes": peak - 1}
@@ -374,7 +374,7 @@ def test_a_plan_that_understates_its_peak_is_corrected_or_refused():
 
 @pytest.mark.parametrize("content", [{}, [[0]], [0.5], ["0"], [-1], [True], [None], 3, "order"])
 def test_an_order_is_a_list_of_indices(tmp_path, content):
-    """Nothing else; and with a graph they lie within it."""
+    """Other data is refused; with a graph, indices must lie within it."""
     path = tmp_path / "order.json"
     path.write_text(json.dumps(content))
     with pytest.raises(BadFile):
@@ -382,7 +382,7 @@ def test_an_order_is_a_list_of_indices(tmp_path, content):
 
 
 def test_an_order_for_a_larger_graph_is_refused(tmp_path):
-    """With a graph at hand."""
+    """With a graph, its ops are counted."""
     path = tmp_path / "order.json"
     path.write_text("[0, 1000]")
     assert (0, 1000) == load_order(path)
@@ -429,12 +429,12 @@ def test_junk_anywhere_gives_our_error_or_none(kind, data, junk):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('{"format": "x", "format": "y"}', "holds what cannot be used: 'format' twice in one object"),
-        ('{"format": ' + "1" * 5000 + "}", "holds what cannot be used: a number of thousands of digits"),
+        ('{"format": "x", "format": "y"}', "contains invalid data: 'format' twice in one object"),
+        ('{"format": ' + "1" * 5000 + "}", "contains invalid data: a number of thousands of digits"),
     ],
 )
 def test_what_would_be_read_otherwise_than_written_is_refused(tmp_path, text, problem):
-    """In words of ours: nothing that Python says of its settings."""
+    """The message does not repeat Python's advice to change its settings."""
     path = tmp_path / "graph.json"
     path.write_text(text)
     with pytest.raises(BadFile) as caught:
@@ -443,22 +443,22 @@ def test_what_would_be_read_otherwise_than_written_is_refused(tmp_path, text, pr
 
 
 def test_a_mark_before_the_text_is_passed_over(tmp_path):
-    """Some editors write one."""
+    """Some editors write a byte order mark."""
     path = tmp_path / "graph.json"
     path.write_text(json.dumps(graph_to_data(GRAPH)), encoding="utf-8-sig")
     assert graph_to_data(GRAPH) == graph_to_data(load_graph(path))
 
 
 def test_half_a_letter_is_no_text():
-    """JSON can say it, but no output can."""
+    """JSON can express half a surrogate pair, but no output can write it."""
     with pytest.raises(BadFile, match="name: text that can be written was wanted"):
         graph_from_data({**graph_to_data(GRAPH), "name": "\ud800"})
 
 
 def test_a_plan_that_claims_a_false_bound_is_refused():
-    """Its file is named, and what to do."""
+    """The message names the file and says what to do."""
     data = copy.deepcopy(GOOD["plan"]) | {"lower_bound_s": 9e18}
     with pytest.raises(
-        BadFile, match=r"^plan.json: its lower bound of 9e\+18 s is above the .*: solve again"
+        BadFile, match=r"^plan.json: its lower bound of 9e\+18 s is above its compute time of .*: solve again"
     ):
         plan_from_data(data, graph=GRAPH, source="plan.json")

@@ -1,4 +1,4 @@
-"""A second simulator without running totals: before each step it asks anew what is live."""
+"""A second simulator without running totals: before each step it determines again which values are live."""
 
 from hypothesis import given, settings
 
@@ -63,7 +63,7 @@ def test_the_referee_agrees_with_a_brute_force_simulator(case):
 @settings(deadline=None)
 @given(schedules())
 def test_the_peak_is_the_largest_moment(case):
-    """The timeline's moments and its peak tell the same story."""
+    """The peak is the largest of the bytes per step."""
     graph, schedule = case
     timeline = simulate(graph, schedule)
     pinned = {*graph.outputs, *graph.gradients}

@@ -1,4 +1,4 @@
-"""What a budget means for a graph."""
+"""Budgets resolve to bytes of a graph."""
 
 import numpy as np
 import pytest
@@ -52,12 +52,12 @@ def step(rounding: int = 1) -> Graph:
     ],
 )
 def test_a_percentage_leaves_the_gradients_alone(budget, expected):
-    """G + 0.40 (P - G); sizes are themselves."""
+    """It means G + 0.40 (P - G); sizes need no graph."""
     assert expected == resolve_budget(budget, step())
 
 
 def test_a_budget_is_parsed_before_there_is_a_graph():
-    """Bytes are known then; a percentage waits for its graph."""
+    """Sizes are known then; a percentage needs its graph."""
     size, share = Budget.parse("1KiB"), Budget.parse("40%")
     assert (1024, False) == (size.nbytes, size.is_percentage)
     assert (None, True) == (share.nbytes, share.is_percentage)
@@ -65,7 +65,7 @@ def test_a_budget_is_parsed_before_there_is_a_graph():
 
 
 def test_gradients_count_as_they_are_allocated():
-    """With the allocator's rounding in both G and P."""
+    """Both G and P include the allocator's rounding."""
     graph = step(512)
     assert (512, 1024 + 512 + 512) == (gradient_nbytes(graph), noremat_peak_nbytes(graph))
     assert 512 + 768 == resolve_budget("50%", graph)
@@ -74,7 +74,7 @@ def test_gradients_count_as_they_are_allocated():
 @settings(deadline=None, max_examples=50)
 @given(graphs())
 def test_the_whole_is_the_unplanned_peak(graph):
-    """100 % is what the unplanned step needs."""
+    """100 % is the peak of the unplanned step."""
     peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
     if peak:
         assert peak == resolve_budget("100%", graph)
@@ -89,10 +89,10 @@ def test_the_whole_is_the_unplanned_peak(graph):
         ("0GiB", "is zero"),
         (-5, "is negative"),
         ("-40%", "is negative"),
-        ("2 bananas", "'bananas' is no unit"),
+        ("2 bananas", "'bananas' is not a unit"),
         ("", "neither a size nor a percentage"),
         ("%", "neither a size nor a percentage"),
-        ("40%%", "is no unit"),
+        ("40%%", "is not a unit"),
         (True, "is a bool"),
         (2.5, "not a whole number"),
         ("2.5", "not a whole number"),
@@ -104,7 +104,7 @@ def test_the_whole_is_the_unplanned_peak(graph):
     ],
 )
 def test_a_bad_budget_is_one_clear_line(budget, problem):
-    """What came, what is wrong, what to give instead."""
+    """The message says what came, what is wrong, and what to give instead."""
     with pytest.raises(BadBudget, match=problem) as caught:
         resolve_budget(budget, step())
     assert str(caught.value).startswith(f"budget {budget!r}: ")

@@ -1,4 +1,4 @@
-"""A buffer that the model overwrites has versions; no op may read or write the wrong one."""
+"""A buffer that the model overwrites has versions; no op may read or write the wrong version."""
 
 import pytest
 
@@ -54,13 +54,13 @@ def test_a_repeat_leaves_the_statistics_alone():
     ],
 )
 def test_the_wrong_version_is_caught(steps, problem):
-    """Too early, too late, and twice."""
+    """A read or write that is too early, too late, or repeated."""
     with pytest.raises(InvalidSchedule, match=problem):
         simulate(norms(), Schedule(steps, len(steps)))
 
 
 def test_a_blind_write_keeps_its_place():
-    """A write that reads nothing still has to wait for the version it replaces, and comes once."""
+    """A write that reads nothing still follows the version it replaces, and happens once."""
     values = [
         Value(name=f"b{i}", nbytes=8, external=True, role=Role.BUFFER, replaces=i - 1 if i else None)
         for i in range(3)

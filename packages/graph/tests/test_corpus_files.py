@@ -1,4 +1,4 @@
-"""Corpus graphs are graphs like any other: saved, read back, fingerprinted, their layers found."""
+"""Corpus graphs can be saved, read back and fingerprinted like any graph, and their layers are found."""
 
 from pathlib import Path
 
@@ -17,14 +17,14 @@ def graph(request):
 
 
 def test_resident_values_cost_nothing(graph):
-    """Outputs and gradients live in buffers of the caller's."""
+    """Outputs and gradients lie in buffers of the caller."""
     pinned = [value for value in graph.values if value.pinned]
     assert {Role.OUTPUT, Role.GRAD} == {value.role for value in pinned}
     assert {0} == {value.nbytes for value in pinned}
 
 
 def test_it_comes_back_from_our_format(graph, tmp_path):
-    """Field by field."""
+    """Every field is equal."""
     save_graph(graph, tmp_path / "graph.json")
     again = load_graph(tmp_path / "graph.json")
     assert graph_to_data(graph) == graph_to_data(again)
@@ -32,7 +32,7 @@ def test_it_comes_back_from_our_format(graph, tmp_path):
 
 
 def test_a_percentage_is_one_of_the_save_all_peak(graph):
-    """There are no gradient bytes in the corpus."""
+    """The corpus has no gradient bytes."""
     assert resolve_budget("100%", graph) // 2 == resolve_budget("50%", graph)
 
 

@@ -1,4 +1,4 @@
-"""However long what an error quotes is, its text is a line that can be read."""
+"""The text of an error is one readable line, however long the quoted values are."""
 
 import attrs
 import pytest
@@ -9,14 +9,14 @@ from remat_graph.serialization.json_reader import Reader
 
 
 class Long:
-    """What has much to say of itself, in many lines."""
+    """An object with a long `repr` of many lines."""
 
     def __repr__(self):
         return "long\n" * 100_000
 
 
 def nested(levels):
-    """Texts to the power of levels."""
+    """Lists nested to that many levels."""
     made = "x"
     for _ in range(levels):
         made = [made] * 9
@@ -37,7 +37,7 @@ def nested(levels):
     ids=["text", "number", "list", "mapping", "object", "nested", "bytes"],
 )
 def test_a_value_is_shown_in_one_short_line(value):
-    """Whatever it is; it is not even written out first."""
+    """The full `repr` is not even made."""
     text = shown(value)
     assert 0 < len(text) <= 160
     assert "\n" not in text
@@ -45,12 +45,12 @@ def test_a_value_is_shown_in_one_short_line(value):
 
 @pytest.mark.parametrize("value", [1, -1.5, "text", None, True, [1, 2], {"a": (1, 2)}])
 def test_a_short_value_is_shown_as_it_is(value):
-    """As Python writes it."""
+    """Its text is Python's `repr`."""
     assert repr(value) == shown(value)
 
 
 def test_a_text_is_cut_in_the_middle():
-    """What came stands at the beginning, and what to do at the end."""
+    """The problem stands at the beginning, the advice at the end."""
     text = cut("what came " + "x" * 10**6 + " what to do", 100)
     assert len(text) == 100
     assert text.startswith("what came")
@@ -59,7 +59,7 @@ def test_a_text_is_cut_in_the_middle():
 
 
 def test_no_error_is_longer():
-    """Not even one whose class says nothing of it."""
+    """This holds for classes that define only `__str__`, too."""
 
     @attrs.frozen(kw_only=True, str=False)
     class Mine(RematError):
@@ -85,14 +85,14 @@ def test_no_error_is_longer():
     ],
 )
 def test_wrong_values_of_any_length_are_told_briefly(wrong):
-    """With our errors, and what to do about them."""
+    """The errors are ours, and say what to do."""
     with pytest.raises(RematError) as caught:
         wrong()
     assert len(str(caught.value)) < 400
 
 
 def test_what_an_error_holds_is_whole():
-    """Only its text is cut."""
+    """Only the text is shortened, not the fields."""
     error = BadBudget(budget="x" * 10**4, problem="is none")
     assert 10**4 == len(error.budget)
     assert 2000 == len(str(error))

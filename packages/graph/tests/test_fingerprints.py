@@ -29,12 +29,12 @@ def remeasured(graph):
 @settings(deadline=None)
 @given(graphs())
 def test_measuring_again_changes_nothing(graph):
-    """Times, scratch, rounding, names."""
+    """Times, workspaces, rounding and names."""
     assert fingerprint(graph) == fingerprint(remeasured(graph))
 
 
 def test_it_is_the_same_on_every_machine():
-    """A change of the scheme must change its prefix, so the value is written down here."""
+    """The value is written down, because a change of the scheme must change its prefix."""
     values = [Value(name="x", nbytes=4, external=True), Value(name="y", nbytes=8, role=Role.OUTPUT)]
     way = Implementation(inputs=(0,), outputs=(1,), time_s=1, reuses=((1, 0),))
     op = Op(name="f", target="aten.relu", key="relu 4", implementations=(way,))
@@ -88,7 +88,7 @@ def test_what_matters_changes_it(change):
 
 
 def test_the_order_of_conditions_does_not_matter():
-    """They are a mapping."""
+    """Conditions are a mapping."""
     pairs = (("mode", "train"), ("autocast", "off"))
     one, other = (attrs.evolve(random_graph(1), conditions=p) for p in (pairs, pairs[::-1]))
     assert fingerprint(one) == fingerprint(other)

@@ -1,4 +1,4 @@
-"""`Schedule.from_order` says with frees what an order says by itself."""
+"""`Schedule.from_order` makes the frees that an order determines."""
 
 from collections import Counter
 
@@ -24,7 +24,7 @@ def test_a_valid_order_makes_a_valid_schedule(graph, seed, forget):
 @settings(deadline=None, max_examples=150)
 @given(schedules(), st.data())
 def test_a_later_free_is_never_better(case, data):
-    """Delaying any free leaves the peak where it was or raises it."""
+    """Delaying a free never lowers the peak."""
     graph, schedule = case
     steps = list(schedule.steps)
     frees = [i for i, step in enumerate(steps) if isinstance(step, Free)]
@@ -68,7 +68,7 @@ def chain() -> Graph:
 
 
 def test_a_value_that_nothing_reads_goes_at_once():
-    """The frees of a chain stand right after the last use."""
+    """It is freed directly after the op that makes it."""
     expected = (Compute(0), Compute(1), Free(0), Compute(2), Free(2), Free(1))
     schedule = Schedule.from_order(chain(), range(3))
     assert sorted(expected, key=repr) == sorted(schedule.steps, key=repr)
@@ -79,6 +79,6 @@ def test_a_value_that_nothing_reads_goes_at_once():
     ("order", "problem"), [([0, 1, 0, 2], "only once"), ([0, 1, 3], "no op 3"), ([-1], "no op -1")]
 )
 def test_an_order_that_cannot_be_is_refused(order, problem):
-    """A repeat that is forbidden and an op that is not there."""
+    """A repeat that is not allowed, and an index that is not an op's."""
     with pytest.raises(InvalidSchedule, match=problem):
         Schedule.from_order(chain(), order)

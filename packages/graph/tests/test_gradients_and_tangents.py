@@ -1,4 +1,4 @@
-"""What the boundary brings and what a delivered gradient costs."""
+"""Tangents become live at the boundary; delivered gradients stay counted or are freed."""
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +37,7 @@ def step() -> Graph:
 
 
 def test_tangents_come_at_the_boundary_and_outputs_stay():
-    """Both are counted; outputs until the end."""
+    """Both are counted; outputs stay until the end."""
     schedule = Schedule.from_order(step(), range(3))
     timeline = simulate(step(), schedule)
     assert 1 == schedule.boundary
@@ -53,14 +53,14 @@ def test_a_gradient_waits_for_the_last_reader_of_its_parameter():
 
 
 def test_accumulating_frees_what_is_delivered():
-    """With `.grad` there already, a delivered gradient goes."""
+    """If `.grad` exists already, a delivered gradient is freed."""
     steps = [Compute(0), Compute(1), Deliver(3), Compute(2), Deliver(4)]
     assert 7 + 7 + 200 == simulate(step(), Schedule(steps, 1)).peak_nbytes
     assert 7 + 7 + 100 == simulate(step(), Schedule(steps, 1), grads=Grads.ACCUMULATE).peak_nbytes
 
 
 def test_a_delivered_gradient_cannot_be_read():
-    """It is autograd's from then on."""
+    """It belongs to autograd from then on."""
     reader = Op(
         name="reader",
         target="f",
@@ -76,13 +76,13 @@ def test_a_delivered_gradient_cannot_be_read():
 
 
 def test_an_op_that_reads_a_tangent_waits_for_the_boundary():
-    """Before it, there is no tangent."""
+    """Before the boundary the tangent is not live."""
     with pytest.raises(InvalidSchedule, match="t, which is not live"):
         simulate(step(), Schedule([Compute(0), Compute(1), Compute(2), Deliver(3), Deliver(4)], 5))
 
 
 def test_a_repeat_makes_a_second_copy_of_a_pinned_value():
-    """It is counted while the op runs, and dropped then."""
+    """The copy is counted while the op runs, and freed then."""
     order = [0, 1, 2, 1]
     timeline = simulate(step(), Schedule.from_order(step(), order))
     assert 7 + 7 + 200 + 100 == timeline.peak_nbytes
@@ -92,7 +92,7 @@ def test_a_repeat_makes_a_second_copy_of_a_pinned_value():
 @settings(deadline=None)
 @given(schedules())
 def test_accumulating_never_needs_more(case):
-    """So a plan for `.grad` None holds for both states."""
+    """So a plan for `.grad` None is valid for both states."""
     graph, schedule = case
     new = simulate(graph, schedule)
     accumulate = simulate(graph, schedule, grads=Grads.ACCUMULATE)

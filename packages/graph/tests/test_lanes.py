@@ -1,4 +1,4 @@
-"""Lanes slow each other as links and memory do, and what one step leaves to them goes on beside the next."""
+"""Lanes slow each other through links and memory, and pending work continues during the next step."""
 
 import attrs
 import pytest
@@ -24,27 +24,27 @@ from remat_graph import (
     Wait,
     simulate,
 )
-from remat_graph.simulator.lanes import Job, finish_times
+from remat_graph.simulator.lanes import LaneJob, finish_times
 
 OUT, BACK, CPU, COMPUTE = Lane.TO_HOST, Lane.TO_DEVICE, Lane.CPU_OPTIMIZER, Lane.COMPUTE
 
 
 def test_two_directions_share_a_link():
-    """Half speed for both while both are busy; what is left goes at its own speed again."""
+    """Both run at half speed while both are busy; then the other one runs at full speed."""
     links = Links(
         to_host_nbytes_per_s=10,
         to_device_nbytes_per_s=10,
         to_host_duplex_nbytes_per_s=5,
         to_device_duplex_nbytes_per_s=5,
     )
-    assert [4.0, 6.0] == finish_times([Job(OUT, 2.0), Job(BACK, 4.0)], links)
+    assert [4.0, 6.0] == finish_times([LaneJob(OUT, 2.0), LaneJob(BACK, 4.0)], links)
 
 
 def test_copies_take_the_optimizers_memory():
     """One direction takes a quarter of the host's bandwidth, two take half of it."""
     links = Links(to_host_nbytes_per_s=25, to_device_nbytes_per_s=25, host_nbytes_per_s=100)
-    assert [3.0, 4.0] == finish_times([Job(OUT, 3.0), Job(CPU, 3.25)], links)
-    assert [2.0, 2.0, 2.0] == finish_times([Job(OUT, 2.0), Job(BACK, 2.0), Job(CPU, 1.0)], links)
+    assert [3.0, 4.0] == finish_times([LaneJob(OUT, 3.0), LaneJob(CPU, 3.25)], links)
+    assert [2.0, 2.0, 2.0] == finish_times([LaneJob(OUT, 2.0), LaneJob(BACK, 2.0), LaneJob(CPU, 1.0)], links)
 
 
 @given(
@@ -54,9 +54,9 @@ def test_copies_take_the_optimizers_memory():
     )
 )
 def test_without_contention_each_job_begins_when_it_can(drawn):
-    """Against the plain recursion: after its lane's last job and after what it waits for."""
+    """Compared with the recursion: after the last job of its lane and after its dependencies."""
     jobs = [
-        Job(lane, eighths / 8, tuple(sorted(a for a in after if a < place)))
+        LaneJob(lane, eighths / 8, tuple(sorted(a for a in after if a < place)))
         for place, (lane, eighths, after) in enumerate(drawn)
     ]
     ends, last = [], dict.fromkeys(Lane, 0.0)
@@ -68,7 +68,7 @@ def test_without_contention_each_job_begins_when_it_can(drawn):
 
 
 def streaming(compute_s: int, update_s: int) -> tuple[Graph, Schedule]:
-    """A weight fetched, used forward and backward, its gradient sent, and its update left to the CPU."""
+    """A weight is fetched, used forward and backward, its gradient is copied, and the CPU updates it."""
     values = [
         Value(name="w", nbytes=10, role=Role.PARAM, placement=Placement.HOST),
         Value(name="y", nbytes=1, role=Role.OUTPUT),
@@ -91,7 +91,7 @@ def streaming(compute_s: int, update_s: int) -> tuple[Graph, Schedule]:
 
 
 def test_what_a_step_leaves_goes_on_beside_the_next():
-    """The next fetch of the weight waits for its update, whatever else could go on."""
+    """The next fetch of the weight waits for its update; other work continues."""
     graph, schedule = streaming(compute_s=6, update_s=4)
     links = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=10)
     once = simulate(graph, schedule, links=links)
@@ -104,7 +104,7 @@ def test_what_a_step_leaves_goes_on_beside_the_next():
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, 5e-324, 1e-13, 2e18, float("inf"), float("nan")])
 def test_bandwidths_that_nothing_has(rate):
-    """A copy over them would take no number of seconds that can be added up."""
+    """The seconds of a copy over them could not be added to others."""
     for field in attrs.fields(Links):
         with pytest.raises(ValueError, match=field.name):
             Links(**{field.name: rate})

@@ -1,4 +1,4 @@
-"""A schedule that lies is caught: the referee believes no step."""
+"""The simulation refuses every wrong schedule; it trusts no step."""
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +28,7 @@ from remat_graph.testing.strategies import schedules
 @settings(deadline=None, max_examples=150)
 @given(schedules(), st.data())
 def test_a_missing_compute_is_caught(case, data):
-    """Leaving out any run leaves something unread, unfreed or never run."""
+    """Without any one run, some value is unread, some free fails, or an op never runs."""
     graph, schedule = case
     runs = [i for i, step in enumerate(schedule.steps) if isinstance(step, Compute)]
     position = data.draw(st.sampled_from(runs))
@@ -49,7 +49,7 @@ def test_a_missing_compute_is_caught(case, data):
 @settings(deadline=None, max_examples=150)
 @given(schedules(), st.data())
 def test_a_free_that_comes_too_early_is_caught(case, data):
-    """A value freed right before its last reader is missed by that reader."""
+    """A value is freed right before its last reader."""
     graph, schedule = case
     steps = list(schedule.steps)
     reads = [
@@ -96,7 +96,7 @@ GOOD = [Compute(0), Compute(1), Free(0), Compute(2), Free(1), Deliver(2)]
 
 
 def test_the_good_one_is_good():
-    """What the cases below are changes of."""
+    """The cases below change this schedule."""
     simulate(pair(), Schedule(GOOD, 3))
 
 
@@ -109,7 +109,7 @@ def test_the_good_one_is_good():
         (GOOD[:5], 3, 5, "gradient g is never delivered"),
         ([*GOOD, Deliver(2)], 3, 6, "not a live gradient"),
         ([*GOOD[:4], Deliver(1), *GOOD[4:]], 3, 4, "not a live gradient"),
-        ([*GOOD[:5], Free(2)], 3, 5, "freed before it was delivered"),
+        ([*GOOD[:5], Free(2)], 3, 5, "freed before it is delivered"),
         ([*GOOD, Free(1)], 3, 6, "b is freed but not live"),
         ([*GOOD, Free(9)], 3, 6, "no value 9"),
         ([*GOOD, Free(-1)], 3, 6, "no value -1"),
@@ -121,7 +121,7 @@ def test_the_good_one_is_good():
         ([*GOOD, Compute(9)], 3, 6, "no op 9"),
         ([*GOOD, Compute(-1)], 3, 6, "no op -1"),
         ([*GOOD, Compute(0, 1)], 3, 6, "no implementation 1"),
-        ([*GOOD, "free 1"], 3, 6, "is no step"),
+        ([*GOOD, "free 1"], 3, 6, "is not a step"),
         (GOOD, 1, 1, "runs first after the boundary"),
         (GOOD, 7, 0, "boundary 7 lies outside"),
         (GOOD, -1, 0, "boundary -1 lies outside"),

@@ -1,4 +1,4 @@
-"""Two implementations are tied by what they read: a backward reads what only its forward makes."""
+"""Two implementations are tied by their inputs: a backward reads what only its forward makes."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from remat_graph import (
 
 
 def relu() -> Graph:
-    """Way 0 keeps the input for the backward, way 1 a packed mask; way 1 is slower."""
+    """Implementation 0 keeps the input for the backward, 1 keeps a packed mask and is slower."""
     values = [
         Value(name="x", nbytes=800),
         Value(name="y", nbytes=800, role="output"),
@@ -43,7 +43,7 @@ def relu() -> Graph:
 
 
 def test_the_mask_lets_the_input_go():
-    """Way 1 on both sides holds 25 bytes instead of 800 across the boundary."""
+    """Implementation 1 on both sides holds 25 bytes instead of 800 across the boundary."""
     plain = Schedule.from_order(relu(), range(3))
     masked = [Compute(0), Compute(1, 1), Free(0), Compute(2, 1), Free(2), Free(3), Deliver(4)]
     assert 4 * 800 == simulate(relu(), plain).peak_nbytes
@@ -60,7 +60,7 @@ def test_ways_do_not_mix():
 
 
 def test_a_repeat_uses_the_way_for_repeats():
-    """Here it is the masked one, and its time is what the repeat costs."""
+    """Here it is the one with the mask, and its time counts as recomputed."""
     steps = [Compute(0), Compute(1), Compute(1, 1), Free(0), Compute(2, 1), Free(2), Free(3), Deliver(4)]
     assert 2.0 == simulate(relu(), Schedule(steps, 4)).recomputed_s
     steps[2] = Compute(1, 0)

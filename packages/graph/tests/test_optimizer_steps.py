@@ -1,4 +1,4 @@
-"""The optimizer as steps of the schedule: on the device or on the CPU, its copies never stale, never torn."""
+"""Optimizer steps run on the device or on the CPU; stale and partly copied values are refused."""
 
 import pytest
 
@@ -28,11 +28,11 @@ from remat_graph import (
 LINKS = Links(to_host_nbytes_per_s=10, to_device_nbytes_per_s=20)
 
 
-def graph(home: Placement) -> Graph:
+def graph(placement: Placement) -> Graph:
     """Forward reads a parameter of 40 bytes, backward makes its gradient and reads it again."""
     values = [
-        Value(name="w", nbytes=40, role=Role.PARAM, placement=home),
-        Value(name="m", nbytes=80, role=Role.OPTIMIZER_STATE, placement=home, of=0),
+        Value(name="w", nbytes=40, role=Role.PARAM, placement=placement),
+        Value(name="m", nbytes=80, role=Role.OPTIMIZER_STATE, placement=placement, of=0),
         Value(name="y", nbytes=10, role=Role.OUTPUT),
         Value(name="g", nbytes=40, role=Role.GRAD, of=0),
     ]
@@ -63,12 +63,12 @@ FETCH = [Start(W), Wait(W)]
 STEP = [*FETCH, Compute(0), Compute(1)]
 
 
-def replay(home, steps):
-    return simulate(graph(home), Schedule(steps, min(len(steps), steps.index(Compute(1)))), links=LINKS)
+def replay(placement, steps):
+    return simulate(graph(placement), Schedule(steps, min(len(steps), steps.index(Compute(1)))), links=LINKS)
 
 
 def test_an_update_on_the_device():
-    """It takes its time on the compute lane, after which the gradient may go."""
+    """It takes its time on the compute lane; then the gradient may be freed."""
     timeline = replay(Placement.DEVICE, [Compute(0), Compute(1), ON_DEVICE, Free(3)])
     assert 4.0 == timeline.time_s == timeline.lane_s[Lane.COMPUTE]
     assert 40 + 80 + 10 + 40 == timeline.peak_nbytes
@@ -76,7 +76,7 @@ def test_an_update_on_the_device():
 
 
 def test_an_update_on_the_cpu_overlaps():
-    """The gradient goes over, the CPU updates while the device is free to do something else."""
+    """The gradient is copied, and the CPU updates while the device computes."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, Free(0)]
     timeline = replay(Placement.HOST, steps)
     assert 2 + 2 + 4 + 30 == timeline.time_s  # fetch w, compute, send g, update
@@ -86,19 +86,19 @@ def test_an_update_on_the_cpu_overlaps():
 
 
 def test_a_copy_back_waits_for_the_update():
-    """The new parameter leaves the host when the CPU has made it."""
+    """The new parameter is copied after the CPU has made it."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, Free(0), *FETCH, Free(0)]
     assert 2 + 2 + 4 + 30 + 2 == replay(Placement.HOST, steps).time_s
 
 
 def test_the_cpu_waits_for_the_gradient():
-    """The update may be queued while the gradient is still on its way."""
+    """The update may be queued while the copy of the gradient is pending."""
     steps = [*STEP, Start(G), ON_CPU, Wait(G), Free(3), Free(0)]
     assert 2 + 2 + 4 + 30 == replay(Placement.HOST, steps).time_s
 
 
 def test_host_bytes_wait_for_the_cpu():
-    """A gradient on the host goes only when the update that reads it is done."""
+    """A gradient on the host is freed only after the update that reads it."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, FreeHost(3)]
     timeline = replay(Placement.HOST, [*steps, Free(0)])
     assert 38.0 == timeline.time_s
@@ -108,13 +108,13 @@ def test_host_bytes_wait_for_the_cpu():
 
 
 def test_a_stale_device_copy_still_serves_the_step():
-    """A repeat after the CPU's update needs the old parameter, which the device still has."""
+    """A repeat after the CPU's update needs the old parameter, which is still on the device."""
     steps = [*STEP, Start(G), Wait(G), Free(3), ON_CPU, Compute(0), Free(0)]
     assert 1.0 == replay(Placement.HOST, steps).recomputed_s
 
 
 @pytest.mark.parametrize(
-    ("home", "steps", "problem"),
+    ("placement", "steps", "problem"),
     [
         (
             Placement.DEVICE,
@@ -143,29 +143,29 @@ def test_a_stale_device_copy_still_serves_the_step():
         (Placement.HOST, [*STEP, Start(G), Wait(G), Free(3)], "gradient g is never delivered"),
     ],
 )
-def test_each_mistake_is_named(home, steps, problem):
-    """Races, stale copies and what is forgotten."""
+def test_each_mistake_is_named(placement, steps, problem):
+    """Races, stale copies and missing steps."""
     with pytest.raises(InvalidSchedule, match=problem):
-        replay(home, steps)
+        replay(placement, steps)
 
 
 def test_what_persists_ends_at_home_and_up_to_date():
-    """An update on the device of a parameter that lives on the host has to be written back."""
+    """A parameter placed on the host is written back after an update on the device."""
     begin = [*STEP, Start(M), Wait(M), ON_DEVICE, Free(3)]
-    with pytest.raises(InvalidSchedule, match="w does not end up to date at home"):
+    with pytest.raises(InvalidSchedule, match="w must end up to date on the host"):
         replay(Placement.HOST, [*begin, Free(0), Free(1)])
-    home_again = [FreeHost(0), FreeHost(1), Start(W_BACK), Start(M_BACK), Wait(W_BACK), Wait(M_BACK)]
-    assert 2 + 2 + 4 + 2 + 4 + 8 == replay(Placement.HOST, [*begin, *home_again, Free(0), Free(1)]).time_s
-    with pytest.raises(InvalidSchedule, match="m does not end up to date at home"):
-        replay(Placement.HOST, [*begin, *home_again[:1], *home_again[2:3], home_again[4], Free(0), Free(1)])
+    write_back = [FreeHost(0), FreeHost(1), Start(W_BACK), Start(M_BACK), Wait(W_BACK), Wait(M_BACK)]
+    assert 2 + 2 + 4 + 2 + 4 + 8 == replay(Placement.HOST, [*begin, *write_back, Free(0), Free(1)]).time_s
+    with pytest.raises(InvalidSchedule, match="m must end up to date on the host"):
+        replay(Placement.HOST, [*begin, *write_back[:1], *write_back[2:3], write_back[4], Free(0), Free(1)])
 
 
 def test_a_device_copy_that_is_gone_is_missed_at_home():
-    """A persistent value freed without a copy back."""
-    with pytest.raises(InvalidSchedule, match="m does not end up to date at home"):
+    """A persistent value is freed without a copy back."""
+    with pytest.raises(InvalidSchedule, match="m must end up to date on the device"):
         replay(Placement.DEVICE, [Compute(0), Compute(1), ON_DEVICE, Free(3), Free(1)])
 
 
 def test_a_delivered_gradient_leaves_the_update_to_the_user():
-    """The graph's updates need not be in the schedule then."""
+    """Then the schedule need not contain the updates of the graph."""
     assert 2.0 == replay(Placement.DEVICE, [Compute(0), Compute(1), Deliver(3)]).time_s

@@ -1,4 +1,4 @@
-"""Every pass groups every op once, each group is a graph of its own, and there is a way back."""
+"""Every pass puts every op into one group, each group is a graph, and orders can be mapped back."""
 
 from collections import Counter
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_every_op_is_in_one_group(name, graph):
 @settings(deadline=None, max_examples=40)
 @given(graph=graphs())
 def test_every_group_is_a_graph_of_its_own(name, graph):
-    """Well formed; its ops cost what they cost in the whole, and its values are theirs or lent."""
+    """It is well formed; its ops cost the same as in the whole graph, and other values are external."""
     for subgraph in PASSES[name](graph).subgraphs:
         verify(subgraph.graph)
         made = {v for op in subgraph.graph.ops for way in op.implementations for v in way.outputs}
@@ -70,16 +70,16 @@ def test_every_group_is_a_graph_of_its_own(name, graph):
 @settings(deadline=None, max_examples=40)
 @given(graph=graphs(), seed=st.integers(0, 999))
 def test_orders_of_the_groups_are_an_order_of_the_whole(name, graph, seed):
-    """Valid, with the runs of each group in the order in which the group had them."""
+    """The joined order is valid, and keeps the order of runs within each group."""
     groups = PASSES[name](graph)
     orders = {}
     for group, subgraph in enumerate(groups.subgraphs):
         order = random_order(subgraph.graph, seed + group)
         simulate(subgraph.graph, Schedule.from_order(subgraph.graph, order))
-        there, back = subgraph.split(order)
-        if all(not graph.ops[op].backward for op in there):
+        forward, backward = subgraph.split(order)
+        if all(not graph.ops[op].backward for op in forward):
             orders[group] = order
-            assert subgraph.lift(order) == there + back
+            assert subgraph.lift(order) == forward + backward
     joined = groups.join(orders)
     simulate(graph, Schedule.from_order(graph, joined))
     for group, order in orders.items():
@@ -90,7 +90,7 @@ def test_orders_of_the_groups_are_an_order_of_the_whole(name, graph, seed):
 @settings(deadline=None, max_examples=40)
 @given(graph=graphs())
 def test_equal_keys_are_equal_graphs(graph):
-    """The same order is worth the same in each of them."""
+    """The same order has the same peak and time in each of them."""
     for partition in PASSES.values():
         known = {}
         for subgraph in partition(graph).subgraphs:
@@ -124,7 +124,7 @@ def test_equal_layers_of_the_corpus(graph, name, equal):
 
 
 def test_grouping_keeps_to_its_limits():
-    """So many groups, or as few as the size of a group allows."""
+    """The number of groups, or the fewest that the largest size of a group allows."""
     graph = load_graph(CORPUS / "unet.json")
     forward = sum(not op.backward for op in graph.ops)
     for most in (1, 3, 16, forward, 10 * forward):
@@ -133,7 +133,7 @@ def test_grouping_keeps_to_its_limits():
 
 
 def test_grouping_closes_around_what_is_wide():
-    """A chain that is wide inside two pieces is parted where it is narrow."""
+    """A chain that is wide inside two pieces is cut where it is narrow."""
     sizes = [9, 50, 50, 1, 50, 50, 9]
     values = [Value(name=f"v{i}", nbytes=nbytes) for i, nbytes in enumerate(sizes)]
     ops = [op(f"f{i}", [i - 1] if i else [], [i]) for i in range(len(sizes))]
@@ -143,7 +143,7 @@ def test_grouping_closes_around_what_is_wide():
 
 
 def test_what_one_value_crosses():
-    """A skip closes the places under it."""
+    """Positions under a skip are not articulation points."""
     values = [Value(name=f"v{i}", nbytes=1) for i in range(5)]
     ops = [op("a", [], [0]), op("b", [0], [1]), op("c", [1], [2]), op("d", [0, 2], [3]), op("e", [3], [4])]
     graph = Graph(name="skip", values=values, ops=ops)
@@ -170,7 +170,7 @@ def test_nothing_to_group(name):
 
 
 def test_what_may_not_run_again_may_not_in_a_group_either():
-    """An op that reads a buffer's old version, which an op of another group overwrites."""
+    """An op reads the old version of a buffer, which an op of another group overwrites."""
     values = [
         Value(name="old", nbytes=4, external=True, role=Role.BUFFER),
         Value(name="new", nbytes=4, external=True, role=Role.BUFFER, replaces=0),

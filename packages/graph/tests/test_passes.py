@@ -1,4 +1,4 @@
-"""Several forwards and backwards to one step of the optimizer, gradients added up where they are."""
+"""Several forwards and backwards for one step of the optimizer, with gradients accumulated where they are."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_the_optimizer_steps_once() -> None:
 
 
 def test_its_own_call_comes_once() -> None:
-    """What follows the end of the schedule is left out of all passes but the last."""
+    """Steps after the end of the schedule run in the last pass only."""
     schedule = Schedule([Compute(0), Compute(1), Deliver(3), ON_DEVICE], 1, 3)
     timeline = simulate(accumulating(graph()), schedule, grads=Grads.ACCUMULATE, passes=4)
     assert 4 * 2.0 + 2.0 == timeline.time_s
@@ -77,7 +77,7 @@ def test_its_own_call_comes_once() -> None:
 
 
 def test_streamed_states_stay_at_home_until_then() -> None:
-    """They pass through the device in the last pass alone."""
+    """They pass through the device in the last pass only."""
     steps = [
         Compute(0),
         Compute(1),
@@ -97,7 +97,7 @@ def test_streamed_states_stay_at_home_until_then() -> None:
 
 
 def test_adding_on_the_host_takes_the_cpu() -> None:
-    """Two gradients are read and one is written; the first pass finds none to add to."""
+    """Two gradients are read and one is written; the first pass has none to add to."""
     steps = [
         Start(W),
         Wait(W),
@@ -120,7 +120,7 @@ def test_adding_on_the_host_takes_the_cpu() -> None:
 
 
 def test_gradients_that_the_cpu_has_yet_to_read() -> None:
-    """They lie on the host while the next forward begins, beside what that one sends there."""
+    """They are on the host while the next forward begins and sends other values there."""
     values = list(graph(0, 1).values)
     steps = [Start(W), Wait(W), Compute(0), Compute(1), Free(0), Start(G), Wait(G), Free(3), ON_CPU]
     assert 120 + 40 == simulate(graph(0, 1), Schedule(steps, 3), links=LINKS, periods=2).host_peak_nbytes
@@ -131,14 +131,14 @@ def test_gradients_that_the_cpu_has_yet_to_read() -> None:
     )
     held = Graph(name="held", values=values, ops=ops, updates=graph().updates)
     away, back = Transfer(4, Lane.TO_HOST), Transfer(4, Lane.TO_DEVICE)
-    there = [Start(away), Wait(away), Free(4), Start(back), Wait(back), FreeHost(4), Free(4)]
-    schedule = Schedule([*steps[:3], *there, *steps[3:]], 10)
+    swaps = [Start(away), Wait(away), Free(4), Start(back), Wait(back), FreeHost(4), Free(4)]
+    schedule = Schedule([*steps[:3], *swaps, *steps[3:]], 10)
     assert 120 + 40 == simulate(held, schedule, links=LINKS).host_peak_nbytes
     assert 120 + 40 + 30 == simulate(held, schedule, links=LINKS, periods=2).host_peak_nbytes
 
 
 def test_what_computing_waits_for() -> None:
-    """Seconds by lane: the fetch of the weight, two; the gradient's copy, four."""
+    """Seconds by lane: two for the fetch of the weight, four for the copy of the gradient."""
     steps = [
         Start(W),
         Wait(W),
@@ -158,6 +158,6 @@ def test_what_computing_waits_for() -> None:
 
 
 def test_a_pass_without_its_gradient_is_refused() -> None:
-    """In each pass, not in the last one alone."""
+    """This holds for each pass, not only for the last."""
     with pytest.raises(InvalidSchedule, match="never delivered"):
         simulate(graph(), Schedule([Compute(0), Compute(1)], 1), passes=2)

@@ -1,4 +1,4 @@
-"""A plan says what the referee says, and one above its budget is never made."""
+"""The figures of a plan are simulated, and a plan above its budget is never made."""
 
 import math
 import pickle
@@ -27,7 +27,7 @@ def make(schedule=SCHEDULE, *, budget_nbytes=PEAK, lower_bound_s=0.0, **options)
 @settings(deadline=None)
 @given(schedules())
 def test_every_figure_is_the_referees(case):
-    """Peaks, seconds, and what follows from them."""
+    """Peaks, seconds, and the ratios that follow from them."""
     graph, schedule = case
     timeline = simulate(graph, schedule)
     plan = Plan.from_schedule(
@@ -43,7 +43,7 @@ def test_every_figure_is_the_referees(case):
 
 
 def test_a_plan_above_the_budget_is_refused():
-    """By one byte; and the class itself cannot be talked into one."""
+    """By one byte; the constructor refuses it too."""
     with pytest.raises(OverBudget, match=f"{PEAK:,} bytes, above the budget of {PEAK - 1:,}"):
         make(budget_nbytes=PEAK - 1)
     with pytest.raises(OverBudget):
@@ -51,13 +51,13 @@ def test_a_plan_above_the_budget_is_refused():
 
 
 def test_a_schedule_that_cannot_run_is_refused():
-    """Before any figure of it is believed."""
+    """Before any figure is used."""
     with pytest.raises(InvalidSchedule):
         make(Schedule(SCHEDULE.steps[1:], SCHEDULE.boundary - 1))
 
 
 def test_a_bound_above_the_schedule_is_refused():
-    """It would prove the impossible; a solver's rounding is forgiven."""
+    """Such a bound is wrong; rounding errors of a solver are tolerated."""
     time_s = simulate(GRAPH, SCHEDULE).time_s
     with pytest.raises(FalseBound, match="tester claims"):
         make(lower_bound_s=1.01 * time_s)
@@ -66,7 +66,7 @@ def test_a_bound_above_the_schedule_is_refused():
 
 @pytest.mark.parametrize("bound", [math.nan, math.inf, -1.0])
 def test_a_bound_is_a_number(bound):
-    """Not a number, infinite, negative."""
+    """NaN, infinity and negative numbers are refused."""
     with pytest.raises((ValueError, FalseBound)):
         make(lower_bound_s=bound)
 
@@ -81,7 +81,7 @@ def test_ratios_are_of_the_unplanned_time():
 
 
 def test_the_summary_says_what_matters():
-    """Peak, budget, overhead, bound, solver; and whether the clock cut in."""
+    """Peak, budget, overhead, bound, solver, and whether the deadline was hit."""
     text = make(platform="flops", deadline_hit=True).summary()
     for word in ("random-4-8", "peak", "budget", "repeated ops", "by tester on flops", "deadline"):
         assert word in text
@@ -89,7 +89,7 @@ def test_the_summary_says_what_matters():
 
 
 def test_statistics_are_what_json_gives_back():
-    """Solvers count in numpy; NaN is nothing."""
+    """Numpy scalars become numbers; NaN becomes None."""
     stats = {
         "n": np.int64(3),
         "gap": np.float64("nan"),
@@ -102,12 +102,12 @@ def test_statistics_are_what_json_gives_back():
 
 
 def test_a_plan_names_its_maker():
-    """The version of this package is there without asking."""
+    """The version of this package is always included."""
     assert {"remat_graph", "torch"} == set(make(versions={"torch": "2.13.0"}).versions)
 
 
 def test_plans_and_errors_cross_processes():
-    """A worker's plan or error reaches its parent."""
+    """Both can be sent from a worker process."""
     plan = make()
     assert plan == pickle.loads(pickle.dumps(plan))
     error = OverBudget(solver="s", peak_nbytes=2, budget_nbytes=1)

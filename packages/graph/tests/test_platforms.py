@@ -1,4 +1,4 @@
-"""Seconds from FLOPs and bytes."""
+"""Platforms give seconds from FLOPs and bytes."""
 
 import json
 import math
@@ -27,14 +27,14 @@ from remat_graph.testing.random_graphs import random_graph
 
 
 def test_flops_count_flops_alone():
-    """Ratios of times are ratios of FLOPs, whatever else an op moves."""
+    """Ratios of times are ratios of FLOPs, whatever bytes an op moves."""
     heavy, light = OpCost(flops=4e9, read_nbytes=10**12), OpCost(flops=1e9)
     assert 4.0 == Flops().time_s(heavy) / Flops().time_s(light)
     assert 0.0 == Flops().time_s(OpCost(read_nbytes=10**12, written_nbytes=10**12))
 
 
 def test_a_roofline_takes_the_longer_and_launches():
-    """Computing and moving overlap, the launch does not."""
+    """Computing and moving overlap; the launch is added."""
     device = Roofline(flops_per_s=100, nbytes_per_s=10, launch_s=0.5)
     assert 2.5 == device.time_s(OpCost(flops=200, read_nbytes=5, written_nbytes=5))
     assert 3.5 == device.time_s(OpCost(flops=200, read_nbytes=10, written_nbytes=20))
@@ -45,7 +45,7 @@ def test_a_roofline_takes_the_longer_and_launches():
     "options", [{"flops_per_s": 0}, {"nbytes_per_s": -1}, {"launch_s": -1}, {"flops_per_s": math.nan}]
 )
 def test_rates_are_positive(options):
-    """A device that does nothing per second is none."""
+    """Zero and negative rates are refused."""
     with pytest.raises(ValueError, match=next(iter(options))):
         Roofline(**options)
 
@@ -60,7 +60,7 @@ def test_platforms_are_found_by_name():
 
 
 def test_an_unknown_platform_names_the_known():
-    """One line."""
+    """The message is one line."""
     with pytest.raises(
         UnknownPlatform, match=r"no cost platform 'abacus': choose one of .*flops, h200-spec, roofline"
     ):
@@ -68,7 +68,7 @@ def test_an_unknown_platform_names_the_known():
 
 
 def test_times_are_replaced_where_named():
-    """Everything else stays."""
+    """All other times stay."""
     graph = random_graph(4)
     timed = with_times(graph, {(0, 0): 7.0})
     assert 7.0 == timed.ops[0].first.time_s
@@ -92,7 +92,7 @@ def measured(launch_s=1e-6):
 
 
 def test_what_was_measured_is_taken_and_the_rest_fitted():
-    """Known keys to the bit; others by the device's best rates and the slowness of their name."""
+    """Known keys are exact; others use the fitted rates and the slowdown of their name."""
     device = measured()
     for each in device.measurements.values():
         assert each.time_s == device.time_s(each.cost)
@@ -106,14 +106,14 @@ def test_what_was_measured_is_taken_and_the_rest_fitted():
 
 
 def test_a_platform_without_measurements_is_a_roofline():
-    """Nothing to fit: the rates of the corpus."""
+    """Its rates are those of the corpus."""
     cost = OpCost(flops=1e12, read_nbytes=10**9)
     empty = Measured(device="none", date="2026-11-22", measurements=[])
     assert empty.time_s(cost) == Roofline().time_s(cost)
 
 
 def test_a_platform_survives_its_file(tmp_path):
-    """Saved and found again by its path, equal; names are found as before."""
+    """It is equal when it is found by its path; names are found as before."""
     path = tmp_path / "abacus.json"
     save_platform(measured(), path)
     assert measured() == load_platform(path) == find_platform(str(path))
@@ -121,7 +121,7 @@ def test_a_platform_survives_its_file(tmp_path):
 
 
 def test_a_platform_may_have_links(tmp_path):
-    """Found where they are, None where nobody knows them; a file keeps what was measured of them."""
+    """They are found, or None; a file keeps measured ones."""
     expected = Links(to_host_nbytes_per_s=55e9, to_device_nbytes_per_s=55e9, host_nbytes_per_s=150e9)
     assert expected == links_of(H200Spec())
     assert links_of(Roofline()) is None
@@ -137,7 +137,7 @@ def test_a_platform_may_have_links(tmp_path):
         (lambda d: d.pop("measurements"), "'measurements' is missing"),
         (lambda d: d.update(format="remat-plan"), "its format is 'remat-plan', 'remat-platform' was wanted"),
         (lambda d: d.update(version=9), "version 9, newer than our 1"),
-        (lambda d: d["measurements"]["mm(float32[0])"].update(time_s=-1), "a finite number from 0 on"),
+        (lambda d: d["measurements"]["mm(float32[0])"].update(time_s=-1), "a finite number from 0 to"),
         (lambda d: d["measurements"]["mm(float32[0])"].update(time_s=9e18), "no operator takes 9e\\+18 s"),
         (
             lambda d: d["measurements"]["mm(float32[0])"].update(time_s=5e-324),
@@ -164,7 +164,7 @@ def test_a_platform_may_have_links(tmp_path):
     ],
 )
 def test_a_bad_platform_file_is_one_line(tmp_path, change, problem):
-    """With the file and the place."""
+    """The message names the file and the place."""
     path = tmp_path / "abacus.json"
     save_platform(measured(), path)
     data = json.loads(path.read_text())
@@ -177,7 +177,7 @@ def test_a_bad_platform_file_is_one_line(tmp_path, change, problem):
 
 
 def test_an_h200_that_is_not_at_hand():
-    """Sustained rates, and it says so; with links, so that moves can be planned over them."""
+    """Its name says that nothing was measured; with its links, transfers can be planned."""
     assert "not measured" in H200Spec().name
     assert H200Spec().time_s(OpCost(flops=450e12)) == 1.0
     assert H200Spec(flops_per_s=989.5e12).time_s(OpCost(flops=989.5e12)) == 1.0
@@ -197,7 +197,7 @@ def test_an_h200_that_is_not_at_hand():
     ],
 )
 def test_an_h200_computes_at_the_rate_of_the_arithmetic(arithmetic, tflops):
-    """The data sheet's rates, and of all of them the same part is sustained; bytes move as they do."""
+    """The same share of each data sheet rate is sustained; memory traffic takes the same time."""
     cost = OpCost(flops=1e15, arithmetic=arithmetic)
     sheet = H200Spec(flops_per_s=989.5e12)
     assert 1e3 / tflops == pytest.approx(sheet.time_s(cost))

@@ -1,4 +1,4 @@
-"""The referee and the corpus' own judge say the same of any schedule of any corpus graph."""
+"""The simulation and the corpus' own judge agree on any schedule of any corpus graph."""
 
 import importlib.util
 import json
@@ -28,34 +28,34 @@ def case(request):
 
 
 def random_order(graph: Graph, rng: random.Random, forget: float) -> list[int]:
-    """Ops in random topological order, some values forgotten and computed again when they are read."""
+    """Ops in random topological order; some values are freed and recomputed when they are read."""
     readers = [0] * len(graph.ops)
     followers: list[list[int]] = [[] for _ in graph.ops]
     for i, op in enumerate(graph.ops):
         for maker in {graph.producer[v] for v in op.first.inputs}:
             followers[maker].append(i)
             readers[i] += 1
-    there: set[int] = set()
+    live: set[int] = set()
     order: list[int] = []
 
     def run(op: int) -> None:
         stack = [op]
         while stack:
-            missing = [v for v in graph.ops[stack[-1]].first.inputs if v not in there]
+            missing = [v for v in graph.ops[stack[-1]].first.inputs if v not in live]
             if missing:
                 stack.append(graph.producer[missing[0]])
                 continue
             op = stack.pop()
             order.append(op)
-            there.update(graph.ops[op].first.outputs)
+            live.update(graph.ops[op].first.outputs)
 
     ready = [i for i, count in enumerate(readers) if not count]
     while ready:
         forward = [i for i in ready if not graph.ops[i].backward] or ready
         chosen = min(rng.sample(forward, min(2, len(forward))))
         ready.remove(chosen)
-        if rng.random() < forget and there:
-            there.difference_update(rng.sample(sorted(there), min(len(there), 1 + int(4 * rng.random()))))
+        if rng.random() < forget and live:
+            live.difference_update(rng.sample(sorted(live), min(len(live), 1 + int(4 * rng.random()))))
         run(chosen)
         for follower in followers[chosen]:
             readers[follower] -= 1
@@ -65,12 +65,12 @@ def random_order(graph: Graph, rng: random.Random, forget: float) -> list[int]:
 
 
 def test_all_six_graphs_are_here():
-    """So that the tests below say something."""
+    """Otherwise the tests below would check nothing."""
     assert 6 == len(NAMES)
 
 
 def test_the_unplanned_peaks_are_equal(judge, case):
-    """Budgets are fractions of it."""
+    """Budgets are fractions of this peak."""
     raw, graph = case
     assert judge.save_all_peak(raw) == noremat_peak_nbytes(graph)
 
@@ -88,7 +88,7 @@ def test_peaks_and_overheads_are_equal(judge, case, seed):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_both_refuse_an_order_that_cannot_be(judge, case, seed):
-    """A run too few, or a run too early."""
+    """A run is missing, or comes too early."""
     raw, graph = case
     rng = random.Random(seed)
     order = list(range(len(graph.ops)))

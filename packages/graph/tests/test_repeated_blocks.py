@@ -45,7 +45,7 @@ def test_all_layers_are_found(layers):
 
 
 def test_blocks_are_cut_where_least_crosses():
-    """Between layers one small value crosses; inside, larger ones do."""
+    """One small value crosses between layers; larger values cross inside."""
     blocks = repeated_blocks(network(4))[0].blocks
     assert [2, 7, 12, 17] == [block.start for block in blocks]
     assert [(1,), (6,), (11,), (16,)] == [block.inputs for block in blocks]
@@ -53,7 +53,7 @@ def test_blocks_are_cut_where_least_crosses():
 
 
 def test_an_odd_layer_splits_the_rest_but_not_the_group():
-    """Equal layers on both sides of it are one repetition."""
+    """Equal layers on both sides of it form one repetition."""
     found = repeated_blocks(network(7, odd=3))[0]
     assert (6, 5) == (len(found.blocks), found.length)
     assert 17 not in [block.start for block in found.blocks]
@@ -77,7 +77,7 @@ def test_nothing_repeats():
 
 
 def wired_alike(graph, source, target):
-    """Checks an isomorphism by its definition."""
+    """Check an isomorphism by its definition."""
     ops, values = source, target
     for one, other in ops.items():
         first, second = graph.ops[one], graph.ops[other]
@@ -103,7 +103,7 @@ def check(graph):
 
 
 def repeat(graph: Graph, times: int) -> Graph:
-    """The graph several times, side by side."""
+    """Several copies of the graph one after another."""
     values, ops = [], []
     for copy in range(times):
         shift = len(values)
@@ -127,7 +127,7 @@ def repeat(graph: Graph, times: int) -> Graph:
 @settings(deadline=None)
 @given(graphs(), st.integers(2, 5))
 def test_blocks_correspond_and_do_not_overlap(graph, times):
-    """Whatever is found is equal by definition; a graph put side by side with itself is found."""
+    """All blocks are equal by definition; copies of a whole graph are found."""
     check(graph)
     taken = check(repeat(graph, times))
     if len(graph.ops) >= 2:

@@ -1,4 +1,4 @@
-"""An output takes over the storage of an input that dies right there."""
+"""An output takes over the storage of an input that is freed directly after the op."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from remat_graph import (
 
 
 def chain(length: int = 4, **last: object) -> Graph:
-    """v0 -> v1 -> ..., each in place of the one before."""
+    """v0 -> v1 -> ..., each in the storage of the one before."""
     values = [Value(name=f"v{i}", nbytes=100) for i in range(length - 1)]
     values.append(Value(name=f"v{length - 1}", **({"nbytes": 100} | last)))
     ways = [Implementation(inputs=(), outputs=(0,))] + [
@@ -30,7 +30,7 @@ def chain(length: int = 4, **last: object) -> Graph:
 
 
 def test_a_chain_of_reuses_holds_one_storage():
-    """However long it is; and nothing is left at the end."""
+    """At any length; nothing is held at the end."""
     graph = chain(6)
     timeline = simulate(graph, Schedule.from_order(graph, range(6)))
     assert (100, 100) == (timeline.peak_nbytes, timeline.live_peak_nbytes)
@@ -38,7 +38,7 @@ def test_a_chain_of_reuses_holds_one_storage():
 
 
 def test_an_input_that_lives_on_is_not_taken_over():
-    """The free must follow at once, before anything else happens."""
+    """The free must follow directly after the op."""
     graph = chain(3)
     late = [Compute(0), Compute(1), Compute(2), Free(0), Free(1), Free(2)]  # v0 lives on, v1 dies in op 2
     assert 200 == simulate(graph, Schedule(late, 6)).peak_nbytes
@@ -47,7 +47,7 @@ def test_an_input_that_lives_on_is_not_taken_over():
 
 
 def test_an_output_is_not_taken_over():
-    """The caller holds it, so it never dies."""
+    """The caller holds it, so it is never freed."""
     values = [Value(name="y", nbytes=100, role="output"), Value(name="z", nbytes=100)]
     graph = Graph(name="held", values=values, ops=chain(2).ops)
     assert 200 == simulate(graph, Schedule.from_order(graph, range(2))).peak_nbytes
@@ -56,7 +56,7 @@ def test_an_output_is_not_taken_over():
 
 
 def test_a_pinned_value_may_take_over_and_then_stays():
-    """A gradient written in place of its input costs nothing more, to the end."""
+    """A gradient in the storage of its input needs no more bytes until the end."""
     graph = chain(3, role="grad")
     timeline = simulate(graph, Schedule.from_order(graph, range(3)))
     assert 100 == timeline.peak_nbytes
@@ -64,7 +64,7 @@ def test_a_pinned_value_may_take_over_and_then_stays():
 
 
 def test_an_external_value_is_not_taken_over():
-    """The caller lent it."""
+    """The caller owns it."""
     values = [Value(name="x", nbytes=100, external=True), Value(name="y", nbytes=100)]
     way = Implementation(inputs=(0,), outputs=(1,), reuses=((1, 0),))
     graph = Graph(name="lent", values=values, ops=[Op(name="f", target="f", implementations=(way,))])
@@ -85,7 +85,7 @@ def test_one_input_serves_one_output():
 
 
 def test_a_taken_storage_can_be_computed_anew():
-    """Taking over leaves no trace on the value that was taken over."""
+    """The value can be recomputed into a new storage."""
     graph = chain(3)
     timeline = simulate(graph, Schedule.from_order(graph, [0, 1, 0, 1, 2]))
     assert 100 == timeline.peak_nbytes
@@ -99,7 +99,7 @@ def test_sizes_must_match():
 
 
 def test_a_delivered_gradient_is_a_copy_of_nothing():
-    """Delivering a gradient that took a storage over keeps that storage."""
+    """A gradient that took a storage over keeps that storage when it is delivered."""
     graph = chain(2, role="grad")
     steps = [Compute(0), Compute(1), Free(0), Deliver(1)]
     assert (100,) * 4 == simulate(graph, Schedule(steps, 4)).live_nbytes

@@ -1,4 +1,4 @@
-"""What is written is what is read."""
+"""Data that is read equals the data that was written."""
 
 import json
 
@@ -36,7 +36,7 @@ def fields(graph):
 
 
 def with_everything(graph):
-    """What random graphs lack: an optimizer, chunks, homes, conditions."""
+    """Fields that random graphs lack: an optimizer, chunks, placements, conditions."""
     extra = [
         Value(name="chunk", nbytes=5, role=Role.PARAM, chunk_of="whole", placement=Placement.HOST),
         Value(
@@ -54,7 +54,7 @@ def with_everything(graph):
 @settings(deadline=None)
 @given(graphs())
 def test_a_graph_comes_back(graph):
-    """Through JSON text, field by field, and with the same fingerprint."""
+    """Through JSON text every field and the fingerprint are equal."""
     graph = with_everything(graph)
     again = graph_from_data(json.loads(json.dumps(graph_to_data(graph))))
     assert fields(graph) == fields(again)
@@ -64,7 +64,7 @@ def test_a_graph_comes_back(graph):
 @settings(deadline=None)
 @given(schedules(), st.integers(0, 2**32 - 1))
 def test_a_schedule_comes_back(case, seed):
-    """Transfers and all."""
+    """Transfers included."""
     graph, schedule = case
     schedule = random_moves(graph, schedule, seed)
     data = json.loads(json.dumps(schedule_to_data(schedule)))
@@ -91,7 +91,7 @@ def plan(graph, schedule):
 @settings(deadline=None)
 @given(schedules())
 def test_a_plan_comes_back(case):
-    """With its graph at hand and without."""
+    """With its graph and without."""
     graph, schedule = case
     made = plan(graph, schedule)
     data = json.loads(json.dumps(plan_to_data(made)))
@@ -101,7 +101,7 @@ def test_a_plan_comes_back(case):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_files_come_back(tmp_path, seed):
-    """Graph, plan and order, by text path and by `Path`."""
+    """Graph, plan and order, by path as text and as `Path`."""
     graph = random_graph(seed)
     order = random_order(graph, seed)
     made = plan(graph, Schedule.from_order(graph, order))

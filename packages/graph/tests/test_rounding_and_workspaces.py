@@ -1,4 +1,4 @@
-"""What the allocator sees is more than the tensors: sizes rounded up, and scratch while a kernel runs."""
+"""The allocator holds more than the tensors: sizes are rounded up, and kernels need workspaces."""
 
 import attrs
 from hypothesis import given, settings
@@ -25,7 +25,7 @@ def test_each_storage_is_rounded_up():
 
 
 def test_a_workspace_lives_while_its_op_runs():
-    """It adds to inputs and outputs of its own op alone."""
+    """It is added to the inputs and outputs of its own op only."""
     first, second = two(1, (10_000, 0)), two(1, (0, 10_000))
     for graph, expected, step in ((first, 513 + 10_000, 0), (second, 514 + 10_000, 1)):
         timeline = simulate(graph, Schedule.from_order(graph, range(2)))
@@ -36,7 +36,7 @@ def test_a_workspace_lives_while_its_op_runs():
 @settings(deadline=None)
 @given(schedules(), st.sampled_from((1, 2, 512, 2**21)))
 def test_rounding_never_lowers_a_peak(case, rounding):
-    """It adds less than one granule for each value."""
+    """It adds less than one granule per value."""
     graph, schedule = case
     rounded = attrs.evolve(graph, rounding_nbytes=rounding)
     exact, seen = simulate(attrs.evolve(graph, rounding_nbytes=1), schedule), simulate(rounded, schedule)

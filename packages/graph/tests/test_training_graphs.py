@@ -1,4 +1,4 @@
-"""A captured step with parameters, states and updates; gradients on the host; the optimizer's own call."""
+"""Training graphs: parameters, states and updates; gradients on the host; steps in the optimizer's call."""
 
 import pytest
 
@@ -34,7 +34,7 @@ from remat_graph.training import Optimized, accumulating, persistent, training_g
 
 
 def captured() -> Graph:
-    """One weight of 40 bytes and a frozen one of 8, as capture gives them."""
+    """One weight of 40 bytes and a frozen one of 8, as in a captured graph."""
     values = [
         Value(name="w", nbytes=40, role=Role.PARAM, external=True),
         Value(name="frozen", nbytes=8, role=Role.PARAM, external=True),
@@ -55,7 +55,7 @@ def captured() -> Graph:
 
 
 def trained() -> Graph:
-    """With a momentum of 40 bytes, and scratch of 16 on the device."""
+    """With a momentum of 40 bytes, and a workspace of 16 on the device."""
     return training_graph(captured(), [Optimized(param=0, states=(("m", 40),), workspace_nbytes=16)])
 
 
@@ -76,7 +76,7 @@ ON_HOST = [
 
 
 def test_what_persists_is_charged():
-    """Parameters, frozen ones too, and states; the captured values keep their indices."""
+    """Parameters, also frozen ones, and states are counted; captured values keep their indices."""
     graph = trained()
     verify(graph)
     assert captured().ops == graph.ops
@@ -89,7 +89,7 @@ def test_what_persists_is_charged():
 
 
 def test_a_gradient_handed_over_on_the_host():
-    """It leaves the device and lies on the host until the next step; accumulated, it is added and goes."""
+    """It stays on the host until the next step; accumulated, it is added and freed."""
     graph = with_placement(trained(), {0, 4})
     schedule = Schedule(ON_HOST, 3, 9)
     new = simulate(graph, schedule)
@@ -101,23 +101,23 @@ def test_a_gradient_handed_over_on_the_host():
 @pytest.mark.parametrize(
     ("steps", "end", "problem"),
     [
-        (ON_HOST, 8, "belongs to the optimizer's call"),
+        (ON_HOST, 8, "computes or delivers, but runs in the optimizer's call"),
         (ON_HOST, 11, "end 11 lies outside"),
         (ON_HOST, 2, "end 2 lies outside"),
-        ([*ON_HOST[:6], Free(3), *ON_HOST[8:]], None, "freed while its transfer is under way"),
+        ([*ON_HOST[:6], Free(3), *ON_HOST[8:]], None, "freed while its transfer is pending"),
         ([*ON_HOST[:6], Deliver(3), *ON_HOST[9:]], None, "delivered while its transfer"),
         ([*ON_HOST[:9], Deliver(3)], None, "is not a live gradient"),
         ([*ON_HOST, OptimizerStep(0, Lane.CPU_OPTIMIZER)], None, "updated twice"),
     ],
 )
 def test_each_mistake_is_named(steps, end, problem):
-    """Where the backward ends, what is handed over, what comes twice."""
+    """The end of the backward, deliveries, repeated updates."""
     with pytest.raises(InvalidSchedule, match=problem):
         simulate(with_placement(trained(), {0, 4}), Schedule(steps, 3, end))
 
 
 def test_plans_with_homes_survive_a_file(tmp_path):
-    """Who is placed on the host, what that takes, and where the optimizer's call begins."""
+    """Values on the host, their bytes, and where the optimizer's call begins."""
     graph = with_placement(trained(), {0, 4})
     schedule = Schedule(ON_HOST, 3, 9)
     assert schedule == schedule_from_data(schedule_to_data(schedule), graph=graph)
@@ -130,7 +130,7 @@ def test_plans_with_homes_survive_a_file(tmp_path):
 
 
 def test_plans_with_links_are_judged_by_them(tmp_path):
-    """On slow links a plan takes as long after a file as before; what is no rate is named."""
+    """A plan for slow links takes as long after it is read; an invalid rate is named."""
     graph, path = with_placement(trained(), {0, 4}), tmp_path / "plan.json"
     options = {"budget_nbytes": 100, "lower_bound_s": 0.0, "solver": "by hand", "periods": 3}
     slow, quick = (

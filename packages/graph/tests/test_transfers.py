@@ -1,4 +1,4 @@
-"""Transfers run beside compute, each direction on its own lane, and the referee knows when each is done."""
+"""Transfers run concurrently with compute, each direction on its own lane."""
 
 import pytest
 from hypothesis import given, settings
@@ -68,7 +68,7 @@ def replay(steps, links=SLOW):
 
 
 def test_lanes_overlap_and_waits_hold_the_compute_lane():
-    """Transfers take bytes over bandwidth, beside compute; each lane's busy time is its own."""
+    """A transfer takes bytes over bandwidth; each lane has its own busy time."""
     timeline = replay(MOVED)
     assert 27.0 == timeline.time_s
     lanes = {Lane.COMPUTE: 20.0, Lane.TO_HOST: 10.0, Lane.TO_DEVICE: 5.0, Lane.CPU_OPTIMIZER: 0.0}
@@ -77,13 +77,13 @@ def test_lanes_overlap_and_waits_hold_the_compute_lane():
 
 
 def test_a_fast_link_hides_the_transfers():
-    """Then compute alone counts."""
+    """Then the time is the compute time."""
     links = Links(to_host_nbytes_per_s=1e9, to_device_nbytes_per_s=1e12)
     assert replay(MOVED, links).time_s == pytest.approx(20.0, abs=1e-6)
 
 
 def test_bytes_are_held_at_both_ends_while_they_move():
-    """The source until it is freed, the destination from the start on; the host has a peak of its own."""
+    """The source until it is freed, the destination from the start on; the host has its own peak."""
     timeline = replay(MOVED)
     assert 100 == timeline.host_peak_nbytes
     assert 100 + 60 + 60 == timeline.peak_nbytes  # f2, or f3's output while `a` comes back
@@ -93,7 +93,7 @@ def test_bytes_are_held_at_both_ends_while_they_move():
 
 
 def test_the_same_lane_takes_one_transfer_after_another():
-    """Two copies away at once take as long as one after the other."""
+    """Two copies in one direction run one after the other."""
     other = Transfer(1, Lane.TO_HOST)
     steps = [Compute(0), Compute(1), Start(AWAY), Start(other), Wait(other), Wait(AWAY)]
     steps += [Compute(2), Compute(3), Compute(4)]
@@ -103,7 +103,7 @@ def test_the_same_lane_takes_one_transfer_after_another():
 
 
 def test_a_fetch_waits_for_the_copy_that_it_fetches():
-    """Opposite lanes are independent, but not for the same value."""
+    """Lanes of opposite directions are independent, except for the same value."""
     steps = [Compute(0), Compute(1), Compute(2), Compute(3), Start(AWAY), Wait(AWAY), Free(0)]
     steps += [Start(BACK), Wait(BACK), Compute(4)]
     assert 16 + 10 + 5 + 4 == replay(steps).time_s
@@ -112,19 +112,19 @@ def test_a_fetch_waits_for_the_copy_that_it_fetches():
 @pytest.mark.parametrize(
     ("steps", "step", "problem"),
     [
-        ([Compute(0), Start(AWAY), Free(0)], 2, "a is freed while its transfer is under way"),
-        ([Compute(0), Start(AWAY), Start(AWAY)], 2, "already on its way"),
-        ([Compute(0), Wait(AWAY)], 1, "not on its way"),
+        ([Compute(0), Start(AWAY), Free(0)], 2, "a is freed while its transfer is pending"),
+        ([Compute(0), Start(AWAY), Start(AWAY)], 2, "a has a pending transfer in that direction already"),
+        ([Compute(0), Wait(AWAY)], 1, "a wait for a, which has no pending transfer"),
         ([Start(AWAY)], 0, "not there"),
         ([Compute(0), Start(BACK)], 1, "not there"),
         ([Compute(0), Start(AWAY), Wait(AWAY), Start(BACK)], 3, "on the device already"),
         ([Compute(0), Start(AWAY), Wait(AWAY), Start(AWAY)], 3, "has a host copy already"),
-        ([Compute(0), Start(AWAY), FreeHost(0)], 2, "on the host while its transfer is under way"),
+        ([Compute(0), Start(AWAY), FreeHost(0)], 2, "on the host while its transfer is pending"),
         ([Compute(0), FreeHost(0)], 1, "freed on the host but is not there"),
         ([*MOVED[:8], Compute(4)], 8, "f4 reads a, which is not live"),
         ([*MOVED[:10], Compute(4)], 10, "f4 reads a, whose transfer was not waited for"),
-        ([*MOVED[:10], Free(0)], 10, "a is freed while its transfer is under way"),
-        ([*MOVED[:10], FreeHost(0)], 10, "on the host while its transfer is under way"),
+        ([*MOVED[:10], Free(0)], 10, "a is freed while its transfer is pending"),
+        ([*MOVED[:10], FreeHost(0)], 10, "on the host while its transfer is pending"),
         ([*MOVED[:10], Start(AWAY)], 10, "while it arrives"),
         (
             [*MOVED[:8], Start(BACK), Wait(BACK), Compute(4), Start(Transfer(4, Lane.TO_HOST))],
@@ -134,20 +134,20 @@ def test_a_fetch_waits_for_the_copy_that_it_fetches():
     ],
 )
 def test_each_race_is_named(steps, step, problem):
-    """What is in flight may not be touched."""
+    """A value with a pending transfer may not be freed or changed."""
     with pytest.raises(InvalidSchedule, match=problem) as caught:
         replay(steps)
     assert step == caught.value.step
 
 
 def test_a_transfer_has_two_directions():
-    """Compute is no direction."""
+    """Compute is not a direction."""
     with pytest.raises(ValueError, match="lane"):
         Transfer(0, Lane.COMPUTE)
 
 
 def test_one_chunk_of_a_tensor_moves_by_itself():
-    """The other stays where it is."""
+    """The other chunk stays."""
     values = [Value(name=f"part{i}", nbytes=50, chunk_of="whole") for i in range(2)]
     values.append(Value(name="end", nbytes=0))
     ways = [((), (0, 1)), ((0, 1), (2,))]
@@ -164,7 +164,7 @@ def test_one_chunk_of_a_tensor_moves_by_itself():
 @settings(deadline=None)
 @given(schedules(), st.integers(0, 2**32 - 1))
 def test_moving_changes_no_compute(case, seed):
-    """Sending values away and back keeps a schedule valid, its compute as it was, and counts host bytes."""
+    """Swaps keep a schedule valid and its compute time unchanged, and count host bytes."""
     graph, schedule = case
     moved = random_moves(graph, schedule, seed)
     before, after = simulate(graph, schedule), simulate(graph, moved)

@@ -1,4 +1,4 @@
-"""Bytes and seconds as text, and back."""
+"""Bytes and seconds as text, and parsed from text."""
 
 import math
 
@@ -28,7 +28,7 @@ from remat_graph import BadBudget, format_nbytes, format_seconds, parse_nbytes
     ],
 )
 def test_bytes_for_people(nbytes, expected):
-    """Three digits, a binary unit, and no 1024 of anything."""
+    """Three digits and a binary unit; never 1024 of a unit."""
     assert expected == format_nbytes(nbytes)
 
 
@@ -75,7 +75,7 @@ def test_seconds_for_people(seconds, expected):
     ],
 )
 def test_sizes_are_read(text, expected):
-    """Binary and decimal units, in any case; exactly."""
+    """Binary and decimal units, in any case, exactly."""
     assert expected == parse_nbytes(text)
 
 
@@ -99,7 +99,7 @@ NO_SIZE = (
 
 @pytest.mark.parametrize("text", [*NO_SIZE, *NO_TEXT, "-1", "\u00b2GB", "1e99GB"])
 def test_what_is_no_size_is_refused(text):
-    """One line that shows what came and what is wanted."""
+    """The message shows what came and what is accepted."""
     with pytest.raises(BadBudget) as caught:
         parse_nbytes(text)
     assert repr(text) in str(caught.value)
@@ -109,20 +109,20 @@ def test_what_is_no_size_is_refused(text):
 
 @given(st.integers(0, 2**60))
 def test_a_formatted_size_is_near(nbytes):
-    """Reading back what people are shown loses less than a percent."""
+    """Parsing a formatted size loses less than one percent."""
     assert parse_nbytes(format_nbytes(nbytes)) == pytest.approx(nbytes, rel=0.006)
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["B", "KiB", "MiB", "GiB", "kB", "MB", "GB"]))
 def test_whole_amounts_are_exact(amount, unit):
-    """However large."""
+    """At any size."""
     base = 1024 if "i" in unit else 1000
     assert amount * base ** "bkmg".index(unit[0].lower()) == parse_nbytes(f"{amount}{unit}")
 
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_size_or_an_error(text):
-    """Nothing else escapes."""
+    """No other exception is raised."""
     try:
         size = parse_nbytes(text)
     except BadBudget:

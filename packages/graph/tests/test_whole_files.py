@@ -1,4 +1,4 @@
-"""A process that was killed while it wrote leaves nothing for longer than until somebody writes there."""
+"""Temporary files of killed processes are removed by the next process that writes in the folder."""
 
 import os
 import signal
@@ -25,14 +25,14 @@ whole_file.write_whole(sys.argv[1], "half")
 
 
 def started(path, how):
-    """A process that stops right before its file would be in place."""
+    """A process that stops right before it replaces the target."""
     words = [sys.executable, "-c", STOPS, str(path), how]
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are posix")
 def test_what_a_killed_process_leaves_is_removed(tmp_path):
-    """By the next one that writes in that folder, whatever it writes."""
+    """By the next process that writes any file in that folder."""
     (tmp_path / "a").write_text("before")
     with started(tmp_path / "a", "killed") as process:
         assert -signal.SIGKILL == process.wait()
@@ -44,7 +44,7 @@ def test_what_a_killed_process_leaves_is_removed(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are posix")
 def test_what_another_process_is_writing_stays(tmp_path):
-    """It is not taken for abandoned."""
+    """A locked temporary file is not abandoned."""
     with started(tmp_path / "a", "waiting") as process:
         process.stdout.readline()
         write_whole(tmp_path / "b", "whole")
@@ -54,7 +54,7 @@ def test_what_another_process_is_writing_stays(tmp_path):
 
 
 def test_many_write_one_file_at_once(tmp_path):
-    """Each is whole, none fails, nothing is left beside it."""
+    """Each result is complete, no writer fails, no temporary file is left."""
     failed = []
 
     def write(letter):
@@ -75,7 +75,7 @@ def test_many_write_one_file_at_once(tmp_path):
 
 
 def test_files_of_others_stay(tmp_path):
-    """Only names that are ours are looked at."""
+    """Only files with the names of our temporary files are removed."""
     names = [".a.part", "a.remat-part", ".a.remat-part", ".a.0000000g.remat-part"]
     for name in names:
         (tmp_path / name).write_text("mine")
@@ -84,7 +84,7 @@ def test_files_of_others_stay(tmp_path):
 
 
 def test_without_locks(tmp_path, monkeypatch):
-    """Where there are none, a file that nobody has open can be removed and one in use cannot."""
+    """Then a temporary file can be removed only if no process has it open."""
     monkeypatch.setattr(whole_file, "fcntl", None)
     (tmp_path / ".a.00000000.remat-part").write_text("half")
     write_whole(tmp_path / "a", b"whole")
@@ -93,7 +93,7 @@ def test_without_locks(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are posix")
 def test_a_private_file_is_the_users_alone(tmp_path):
-    """Also one that was not before."""
+    """Also if the replaced file was not private."""
     path = tmp_path / "file"
     path.write_text("before")
     path.chmod(0o644)
@@ -102,7 +102,7 @@ def test_a_private_file_is_the_users_alone(tmp_path):
 
 
 def test_a_name_as_long_as_names_may_be(tmp_path):
-    """The temporary file's is no longer, in bytes."""
+    """The name of the temporary file is not longer, in bytes."""
     name = "é" * 127
     write_whole(tmp_path / name, "whole")
     assert [name] == os.listdir(tmp_path)
@@ -110,7 +110,7 @@ def test_a_name_as_long_as_names_may_be(tmp_path):
 
 @pytest.fixture
 def pipe(tmp_path, monkeypatch):
-    """A pipe whose other end is given up soon."""
+    """A pipe with a short `WAIT_S`."""
     monkeypatch.setattr(pipes, "WAIT_S", 0.1)
     os.mkfifo(tmp_path / "pipe")
     return tmp_path / "pipe"
@@ -118,16 +118,16 @@ def pipe(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
 def test_a_pipe_without_another_end_is_not_waited_for(pipe):
-    """Neither where a file is read nor where one is written."""
-    with pytest.raises(BadFile, match="it is a pipe into which nobody writes"):
+    """Neither to read nor to write."""
+    with pytest.raises(BadFile, match="it is a pipe into which no process writes"):
         read_json(pipe)
-    with pytest.raises(OSError, match="it is a pipe from which nobody reads"):
+    with pytest.raises(OSError, match="it is a pipe from which no process reads"):
         write_whole(pipe, "whole")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
 def test_a_pipe_with_a_writer_is_read_to_its_end(pipe):
-    """However long the writer takes: it writes when we have begun to wait for the second time."""
+    """However slow the writer is: it writes during the second wait."""
     reads = []
     read = os.read
 
@@ -150,9 +150,9 @@ def test_a_pipe_with_a_writer_is_read_to_its_end(pipe):
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
 def test_a_cache_is_not_written_into_a_pipe(pipe):
-    """Nor to any other thing in its place that is no file, which stays as it is."""
+    """A private file replaces only a regular file; anything else stays."""
     keeper = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(OSError, match="pipe is there and is no file"):
+    with pytest.raises(OSError, match="pipe exists and is not a file"):
         write_whole(pipe, "whole", private=True)
     assert b"" == os.read(keeper, 1)
     os.close(keeper)

@@ -1,4 +1,4 @@
-"""Budgets: what people write, in bytes."""
+"""Parse memory budgets, and resolve them to bytes for a graph."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from remat_graph.simulator.simulate import simulate
 from remat_graph.units import BINARY, DECIMAL
 
 BudgetLike = SupportsIndex | float | str
-"""What a person may give as a budget: bytes, or text such as ``"2GiB"``, ``"800MB"`` or ``"40%"``."""
+"""A budget as users give it: bytes, or text such as ``"2GiB"``, ``"800MB"`` or ``"40%"``."""
 
 _SCALES: dict[str, int] = {
     unit.lower(): base**power
@@ -31,28 +31,28 @@ def parse_nbytes(amount: BudgetLike) -> int:
     """Bytes of an int or of text with a unit.
 
     ``"2GiB"`` and ``"800MiB"`` are binary, ``"2GB"`` and ``"800MB"`` decimal, a bare number is bytes. Case
-    does not matter, fractions of a byte are dropped. Zero is a size too; negative sizes are not.
+    does not matter, fractions of a byte are dropped. Zero is a valid size; negative sizes are not.
 
     Raises:
-        BadBudget: anything else.
+        BadBudget: the amount is anything else.
     """
     try:
-        number, unit, shown = _split(amount)
+        number, unit, text = _split(amount)
         if unit == "%":
-            raise BadBudget(budget=shown, problem="a percentage says no number of bytes here")
-        return _as_nbytes(number, unit, shown)
+            raise BadBudget(budget=text, problem="a percentage is not a number of bytes")
+        return _as_nbytes(number, unit, text)
     except BadBudget as error:
         raise attrs.evolve(error, share=False) from None
 
 
 @attrs.frozen
 class Budget:
-    """A budget that is parsed and not resolved yet: bytes, or a percentage of what a graph needs.
+    """A parsed budget: bytes, or a percentage that a graph resolves to bytes.
 
     Attributes:
         nbytes: bytes; None for a percentage.
         percent: the percentage; 0 for bytes.
-        text: the budget as it was given, for messages.
+        text: the budget as it came, for messages.
     """
 
     nbytes: int | None
@@ -61,10 +61,7 @@ class Budget:
 
     @classmethod
     def parse(cls, budget: BudgetLike) -> "Budget":
-        """Read a budget, which needs no graph.
-
-        Args:
-            budget: whole bytes, text with a unit, or a percentage.
+        """Parse whole bytes, text with a unit, or a percentage.
 
         Raises:
             BadBudget: zero, negative, not finite, not whole, a bool, or text that is neither a size nor a
@@ -72,22 +69,21 @@ class Budget:
         """
         number, unit, text = _split(budget)
         if number <= 0:
-            problem = "is zero" if number == 0 else "is negative"
-            raise BadBudget(budget=text, problem=problem)
+            raise BadBudget(budget=text, problem="is zero" if number == 0 else "is negative")
         if unit == "%":
             return cls(nbytes=None, percent=number, text=text)
         return cls(nbytes=_at_least_one(_as_nbytes(number, unit, text), text), percent=0, text=text)
 
     @property
     def is_percentage(self) -> bool:
-        """Whether its bytes depend on the graph."""
+        """Whether the bytes depend on the graph."""
         return self.nbytes is None
 
     def resolve(self, graph: Graph) -> int:
-        """The bytes that it means for a graph.
+        """Bytes of the budget for a graph.
 
         Raises:
-            BadBudget: it comes to less than one byte.
+            BadBudget: the budget comes to less than one byte.
         """
         if self.nbytes is not None:
             return self.nbytes
@@ -97,14 +93,10 @@ class Budget:
 
 
 def resolve_budget(budget: BudgetLike, graph: Graph) -> int:
-    """Bytes that a budget means for a graph.
+    """Bytes of a budget for a graph: whole bytes, text with a unit, or a percentage.
 
     A percentage such as ``"40%"`` means G + 0.40 (P - G): P is the peak of the unplanned step with ``.grad``
     None, and G its gradients, which no plan can avoid.
-
-    Args:
-        budget: whole bytes, text with a unit, or a percentage.
-        graph: what percentages refer to.
 
     Raises:
         BadBudget: zero, negative, not finite, not whole, a bool, or text that is neither a size nor a
@@ -114,17 +106,17 @@ def resolve_budget(budget: BudgetLike, graph: Graph) -> int:
 
 
 def gradient_nbytes(graph: Graph) -> int:
-    """Bytes of all gradients as the allocator rounds them: what every plan holds when the step ends."""
+    """Bytes of all gradients, rounded as the allocator does: every plan holds them when the step ends."""
     return sum(graph.allocated_nbytes(grad) for grad in graph.gradients)
 
 
 def noremat_peak_nbytes(graph: Graph) -> int:
-    """Predicted peak of the unplanned step: every op once in trace order, each free at its earliest."""
+    """Predicted peak bytes of the unplanned step: every op once in trace order, each value freed early."""
     return simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
 
 
 def _split(amount: object) -> tuple[float | int, str, str]:
-    """Number, unit in lower case, and the amount as it came, for messages."""
+    """Return the number, the unit in lower case, and the amount as it came, for messages."""
     if isinstance(amount, str):
         came = repr(amount if len(amount) <= 40 else amount[:37] + "...")
         match = _AMOUNT.fullmatch(amount.strip())
@@ -132,7 +124,7 @@ def _split(amount: object) -> tuple[float | int, str, str]:
             raise BadBudget(budget=came, problem="is neither a size nor a percentage")
         digits, exponent, unit = match.group(1).replace("_", ""), match.group(2), match.group(3).lower()
         if unit not in _SCALES and unit not in ("", "%"):
-            raise BadBudget(budget=came, problem=f"{shown(match.group(3))} is no unit")
+            raise BadBudget(budget=came, problem=f"{shown(match.group(3))} is not a unit")
         if exponent is None and "." not in digits and len(digits) < 30:
             return int(digits), unit, came
         return _finite(float(digits + ("" if exponent is None else f"e{exponent}")), came), unit, came
@@ -149,25 +141,25 @@ def _split(amount: object) -> tuple[float | int, str, str]:
         raise BadBudget(budget=came, problem=f"is a {type(amount).__name__}") from None
 
 
-def _at_least_one(nbytes: int, shown: str) -> int:
+def _at_least_one(nbytes: int, text: str) -> int:
     if nbytes <= 0:
-        raise BadBudget(budget=shown, problem="comes to less than one byte")
+        raise BadBudget(budget=text, problem="comes to less than one byte")
     return nbytes
 
 
-def _finite(number: float, shown: str) -> float:
+def _finite(number: float, text: str) -> float:
     if not math.isfinite(number):
-        raise BadBudget(budget=shown, problem="is not a finite number")
+        raise BadBudget(budget=text, problem="is not a finite number")
     return number
 
 
-def _as_nbytes(number: float | int, unit: str, shown: str) -> int:
+def _as_nbytes(number: float | int, unit: str, text: str) -> int:
     if number < 0:
-        raise BadBudget(budget=shown, problem="is negative")
+        raise BadBudget(budget=text, problem="is negative")
     if not unit and number != int(number):
-        raise BadBudget(budget=shown, problem="is not a whole number of bytes")
+        raise BadBudget(budget=text, problem="is not a whole number of bytes")
     scale: int = _SCALES[unit or "b"]
     nbytes = math.floor(number * scale)
     if nbytes >= 2**63:
-        raise BadBudget(budget=shown, problem="is more than any machine has")
+        raise BadBudget(budget=text, problem="is more than any machine has")
     return nbytes

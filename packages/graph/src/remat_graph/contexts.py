@@ -1,7 +1,7 @@
-"""Context managers made of generators, which let any exception of a user's pass.
+"""Make context managers from generators that let every exception pass unchanged.
 
-Those of `contextlib` set an attribute of the exception that passes, and a class whose objects are frozen (a
-frozen dataclass, say) does not let them: the user would get that refusal in the place of the error.
+`contextlib` sets an attribute of an exception that passes. A class with frozen objects (a frozen dataclass,
+for example) refuses that, and the user would see the refusal instead of the error.
 """
 
 from collections.abc import Callable, Generator
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 def context(function: Callable[P, Generator[T, None, None]]) -> "Callable[P, Context[T]]":
-    """Like `contextlib.contextmanager`: what it makes is a context, or decorates a function."""
+    """Like `contextlib.contextmanager`: the result is a context manager or decorates a function."""
 
     @wraps(function)
     def made(*args: P.args, **kwargs: P.kwargs) -> Context[T]:
@@ -26,13 +26,13 @@ def context(function: Callable[P, Generator[T, None, None]]) -> "Callable[P, Con
 
 @final
 class Context(Generic[T]):
-    """What runs from a generator's start to its one `yield`, and from there to its end."""
+    """Enter by running a generator to its one `yield`; exit by running the generator to its end."""
 
     def __init__(self, make: Callable[[], Generator[T, None, None]]) -> None:
         self._make, self._generator = make, make()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """The function within a context of its own at each call."""
+        """Wrap a function so that each call runs in a new context."""
 
         @wraps(function)
         def within(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -59,6 +59,6 @@ class Context(Generic[T]):
             caused = isinstance(error, StopIteration) and raised.__cause__ is error
             if error is None or not (raised is error or caused):
                 raise
-            BaseException.with_traceback(error, traceback)  # as it was, without the generator's frames
+            BaseException.with_traceback(error, traceback)  # without the generator's frames
             return False
         raise RuntimeError("a context yields once")

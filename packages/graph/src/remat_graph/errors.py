@@ -1,4 +1,4 @@
-"""What can go wrong with a graph, a schedule or a saved file: one small class a mistake."""
+"""Errors of graphs, schedules, budgets and saved files; every error message is bounded in length."""
 
 import functools
 import reprlib
@@ -13,7 +13,7 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 3, 60, 40, 
 
 
 def shown(value: object) -> str:
-    """A value of the user's for an error's text: its `repr`, cut where that is long."""
+    """Text of a user's value for an error message: its `repr`, shortened where it is long."""
     try:
         text = _SHORT.repr(value)
     except ValueError:  # more digits than Python prints
@@ -22,15 +22,15 @@ def shown(value: object) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception of somebody else's says: its class may say nothing, or raise when it is asked."""
+    """Text of an exception of any class; a user's class may raise from `__str__`."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - the code is the user's
-        return f"({type(error).__name__} cannot say what it means)"
+        return f"({type(error).__name__} without a readable text)"
 
 
 def cut(text: str, most: int = _MOST_TEXT) -> str:
-    """A text without its middle where it is longer than so many characters; advice stands at the end."""
+    """Shorten a string to `most` characters: the middle is dropped, because advice stands at the end."""
     if len(text) <= most:
         return text
     tail = most // 4
@@ -40,7 +40,7 @@ def cut(text: str, most: int = _MOST_TEXT) -> str:
 class RematError(Exception):
     """Base of every error that remat raises on purpose; its text is one line that says what to do.
 
-    However long what it quotes is, the text is not: that holds for every subclass.
+    The text of every subclass is bounded, however long the quoted values are.
     """
 
     def __init_subclass__(cls) -> None:
@@ -70,12 +70,12 @@ def _rebuild(kind: type[RematError], args: tuple[Any, ...], fields: dict[str, An
 
 @attrs.frozen(kw_only=True, str=False)
 class ProblemError(RematError):
-    """A mistake that reads "prefix problem; advice" in one line.
+    """An error whose text is "prefix problem; advice" in one line.
 
     Attributes:
-        prefix: what the error is about; fields of the error are written ``{0.field}``.
+        prefix: subject of the error; fields of the error are written ``{0.field}``.
         problem: what came, and what was expected.
-        advice: what to do about it; empty where the problem says that.
+        advice: what to do; empty where the problem says that already.
     """
 
     prefix: ClassVar[str] = ""
@@ -113,7 +113,7 @@ class InvalidSchedule(ProblemError):
 
 @attrs.frozen(kw_only=True, str=False)
 class BadFile(ProblemError):
-    """A file is not what its reader wants: corrupt, truncated, newer, or of another kind.
+    """A file cannot be used: it is corrupt, truncated, too new, or of another kind.
 
     Attributes:
         path: the file.
@@ -124,23 +124,12 @@ class BadFile(ProblemError):
 
 
 class ForeignPlan(BadFile):
-    """A saved plan was made for another graph.
-
-    Attributes:
-        path: the file.
-        problem: what came, what was wanted, what to do.
-    """
+    """A saved plan was made for another graph."""
 
 
 @attrs.frozen(kw_only=True, str=False)
 class OverBudget(RematError):
-    """A schedule peaks above the budget that it was made for.
-
-    Attributes:
-        solver: who made it.
-        peak_nbytes: what the referee says.
-        budget_nbytes: what was allowed.
-    """
+    """The schedule of a solver peaks at `peak_nbytes`, by `simulate`, which is above its budget."""
 
     solver: str
     peak_nbytes: int
@@ -155,13 +144,7 @@ class OverBudget(RematError):
 
 @attrs.frozen(kw_only=True, str=False)
 class FalseBound(RematError):
-    """A solver claims that no schedule is as fast as the one at hand.
-
-    Attributes:
-        solver: who claims it.
-        lower_bound_s: the bound.
-        time_s: compute seconds of the schedule, by the referee.
-    """
+    """A solver claims a lower bound above the compute seconds of its own schedule, `time_s` by `simulate`."""
 
     solver: str
     lower_bound_s: float
@@ -176,12 +159,12 @@ class FalseBound(RematError):
 
 @attrs.frozen(kw_only=True, str=False)
 class BadBudget(RematError):
-    """A budget that says nothing usable.
+    """A budget cannot be read, or is not a positive number of bytes.
 
     Attributes:
-        budget: what came, as text.
+        budget: the value that came, as text.
         problem: what is wrong with it.
-        share: whether a share of a step's peak would be one.
+        share: whether a share of a step's peak would be accepted here.
     """
 
     budget: str
@@ -197,12 +180,7 @@ class BadBudget(RematError):
 
 @attrs.frozen(kw_only=True, str=False)
 class UnknownPlatform(RematError):
-    """No cost platform has this name.
-
-    Attributes:
-        name: what came.
-        known: the names there are.
-    """
+    """No platform has the name; `known` are the registered ones."""
 
     name: str
     known: tuple[str, ...]

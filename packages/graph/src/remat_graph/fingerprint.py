@@ -1,17 +1,16 @@
-"""Which graphs may share a plan: a hash of what makes a schedule valid and its bytes what they are.
+"""Hash the structure of a graph: graphs with equal hashes may share a plan.
 
-It covers the ops (target, key, direction, whether they repeat, what each implementation reads, makes and
-reuses), the values (bytes, role, who lends them, aliasing links, chunks, home), the optimizer's updates and
-the conditions. It leaves out what another measurement of the same step changes (times, workspaces, the
-allocator's rounding) and names, which say nothing. Whoever loads a plan asks the referee again, so those
-changes are seen.
+The hash covers the ops (target, key, direction, rerun, and the inputs, outputs and reuses of each
+implementation), the values (bytes, role, external, links, chunks, placement), the optimizer's updates and the
+conditions. It leaves out names, and what another measurement of the same step changes (times, workspaces, the
+allocator's rounding): a plan that is loaded for a graph is simulated again, which takes those into account.
 """
 
 import hashlib
 import json
 from typing import Any
 
-from remat_graph.ir import Graph, Implementation, Op, Value
+from remat_graph.ir import Graph, Op, Value
 
 PREFIX = "remat1:"
 """Version of the scheme; plans of another scheme never match."""
@@ -32,14 +31,12 @@ def fingerprint(graph: Graph) -> str:
 
 def _value(value: Value, chunks: dict[str, int]) -> list[Any]:
     chunk = None if value.chunk_of is None else chunks.setdefault(value.chunk_of, len(chunks))
-    home = None if value.placement is None else value.placement.value
-    return [value.nbytes, value.role.value, value.external, value.of, value.replaces, chunk, home]
+    placement = None if value.placement is None else value.placement.value
+    return [value.nbytes, value.role.value, value.external, value.of, value.replaces, chunk, placement]
 
 
 def _op(op: Op) -> list[Any]:
-    return [op.target, op.key, op.backward, op.rerun, [_implementation(i) for i in op.implementations]]
-
-
-def _implementation(implementation: Implementation) -> list[Any]:
-    reuses = [list(pair) for pair in implementation.reuses]
-    return [list(implementation.inputs), list(implementation.outputs), reuses]
+    implementations = [
+        [list(i.inputs), list(i.outputs), [list(pair) for pair in i.reuses]] for i in op.implementations
+    ]
+    return [op.target, op.key, op.backward, op.rerun, implementations]

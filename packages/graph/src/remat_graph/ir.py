@@ -1,7 +1,7 @@
-"""The intermediate representation: a training step as ops over storages, plain data without torch.
+"""Represent a training step as ops over storages: plain data without torch.
 
 A `Graph` holds `Value` storages and `Op` nodes and refers to both by index. Bytes are ints (``nbytes``),
-times are floats in seconds (``_s``). Views do not appear: their recipe belongs to the op that reads them.
+times are floats in seconds (``_s``). Views do not appear: the op that reads a view makes it.
 """
 
 from collections.abc import Iterable
@@ -12,12 +12,13 @@ from operator import index
 import attrs
 
 MOST_NBYTES = 2**53
-"""Of all that a graph holds: sums of sizes stay exact in 64-bit arrays, as integers and as floats."""
+"""Largest total size of a graph: sums of sizes stay exact in 64-bit arrays of integers and of floats."""
 
 
 # Attrs converters need a signature that names the item type, or type checkers lose it.
-def _indices(items: Iterable[int]) -> tuple[int, ...]:
-    return tuple(map(index, items))  # numpy's integers become ints, which JSON can hold
+def as_indices(items: Iterable[int]) -> tuple[int, ...]:
+    """Indices as a tuple of ints; numpy's integers become ints, which JSON can hold."""
+    return tuple(map(index, items))
 
 
 def _index_pairs(items: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -35,17 +36,17 @@ class Role(StrEnum):
     """What a storage is for."""
 
     ACTIVATION = "activation"
-    OUTPUT = "output"  # made by the forward and held by the caller until the backward ends
-    TANGENT = "tangent"  # gradient of an output, born at the boundary
+    OUTPUT = "output"  # made by the forward, held by the caller until the backward ends
+    TANGENT = "tangent"  # gradient of an output, live from the boundary on
     PARAM = "param"
-    GRAD = "grad"  # handed to autograd by a `Deliver` step
+    GRAD = "grad"  # delivered to autograd by a `Deliver` step
     OPTIMIZER_STATE = "optimizer_state"
-    RNG = "rng"  # generator state, kept so that a random op can draw the same numbers again
+    RNG = "rng"  # generator state, kept so that a recomputed random op draws the same numbers
     BUFFER = "buffer"
 
 
 class Placement(StrEnum):
-    """Where a value that outlives the step must be when the step begins and ends."""
+    """Where a value that persists across steps must be when a step begins and ends."""
 
     DEVICE = "device"
     HOST = "host"
@@ -59,14 +60,14 @@ class Value:
         name: unique in its graph.
         nbytes: size of the storage in bytes.
         role: what it is for.
-        external: lent by the caller (input, parameter, buffer): always there, never freed, charged 0 bytes.
+        external: owned by the caller (input, parameter, buffer): always present, never freed, counted as 0
+            bytes.
         of: index of the value this one belongs to: the output of a tangent, the parameter of a gradient or
             state.
-        replaces: index of the version that making this one overwrites; that version cannot be read
-            afterwards.
-        chunk_of: name of the tensor this value is a part of, if it can move by itself.
-        placement: set for values that persist across steps and are charged (parameters that move, optimizer
-            states).
+        replaces: index of the version that this one overwrites; that version cannot be read afterwards.
+        chunk_of: name of the tensor of which this value is a part that can move by itself.
+        placement: set for values that persist across steps and are counted (parameters that can move,
+            optimizer states).
     """
 
     name: str
@@ -80,7 +81,7 @@ class Value:
 
     @property
     def pinned(self) -> bool:
-        """Whether it stays from its first computation until it is delivered (gradients) or the step ends."""
+        """Whether the value stays from its first computation until it is delivered or the step ends."""
         return self.role in (Role.OUTPUT, Role.GRAD)
 
 
@@ -92,12 +93,12 @@ class Implementation:
         inputs: indices of the values it reads, without repeats.
         outputs: indices of the values it makes.
         time_s: seconds on the compute lane.
-        workspace_nbytes: scratch bytes held while it runs, beyond its outputs.
+        workspace_nbytes: bytes held while it runs, in addition to its outputs.
         reuses: pairs (output, input): the output takes over the input's storage if the input dies here.
     """
 
-    inputs: tuple[int, ...] = attrs.field(converter=_indices)
-    outputs: tuple[int, ...] = attrs.field(converter=_indices)
+    inputs: tuple[int, ...] = attrs.field(converter=as_indices)
+    outputs: tuple[int, ...] = attrs.field(converter=as_indices)
     time_s: float = attrs.field(default=0.0, converter=float, validator=_seconds)
     workspace_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     reuses: tuple[tuple[int, int], ...] = attrs.field(default=(), converter=_index_pairs)
@@ -113,10 +114,10 @@ class Op:
 
     Attributes:
         name: unique in its graph.
-        target: what it calls, e.g. ``aten.mm.default``.
-        backward: whether its first run belongs to the backward (it may still depend on forward values alone).
+        target: the operator it calls, e.g. ``aten.mm.default``.
+        backward: whether its first run belongs to the backward (it may still read forward values alone).
         key: structural key: equal keys mean the same kernel on the same shapes.
-        rerun: index of the implementation that a repeated run uses; None if it must run only once.
+        rerun: index of the implementation that recomputes its outputs; None if the op must run only once.
         implementations: at least one; a first run may use any.
     """
 
@@ -145,12 +146,12 @@ class Update:
         states: indices of its optimizer states.
         device_time_s: seconds on the compute lane.
         cpu_time_s: seconds on the CPU optimizer lane.
-        workspace_nbytes: scratch on the device while it runs there.
+        workspace_nbytes: device bytes held while it runs on the device.
     """
 
     param: int
     grad: int
-    states: tuple[int, ...] = attrs.field(default=(), converter=_indices)
+    states: tuple[int, ...] = attrs.field(default=(), converter=as_indices)
     device_time_s: float = attrs.field(default=0.0, converter=float, validator=_seconds)
     cpu_time_s: float = attrs.field(default=0.0, converter=float, validator=_seconds)
     workspace_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
@@ -175,12 +176,12 @@ class Graph:
     Attributes:
         name: for people.
         values: the storages; ops refer to them by index.
-        ops: in an order that can be run, every forward op before every backward op.
+        ops: in a valid order, every forward op before every backward op.
         updates: the optimizer's work, if the step includes it.
-        rounding_nbytes: the device allocator's granularity; `peak_nbytes` counts each storage rounded up to
-            it.
-        conditions: (name, value) pairs of what a plan depends on beside the ops: mode, autocast, kernel
-            flags.
+        rounding_nbytes: granularity of the device allocator; peaks count each storage rounded up to a
+            multiple of it.
+        conditions: (name, value) pairs on which a plan depends in addition to the ops: mode, autocast,
+            kernel flags.
     """
 
     name: str
@@ -191,7 +192,7 @@ class Graph:
     conditions: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_text_pairs)
 
     def allocated_nbytes(self, value: int) -> int:
-        """Bytes charged in `peak_nbytes`: 0 if external, else rounded up as the allocator does."""
+        """Bytes of a value as peaks count them: 0 if external, else rounded up as the allocator does."""
         stored = self.values[value]
         return 0 if stored.external else -(-stored.nbytes // self.rounding_nbytes) * self.rounding_nbytes
 
@@ -200,7 +201,7 @@ class Graph:
 
     @cached_property
     def outputs(self) -> tuple[int, ...]:
-        """Indices of the values handed to the caller."""
+        """Indices of the values returned to the caller."""
         return self._with_role(Role.OUTPUT)
 
     @cached_property
@@ -215,7 +216,7 @@ class Graph:
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
-        """For each value the op that makes it, or None for externals, tangents and persistents."""
+        """For each value the op that makes it; None for external and persistent values and tangents."""
         made: list[int | None] = [None] * len(self.values)
         for i, op in enumerate(self.ops):
             for implementation in op.implementations:

@@ -1,7 +1,7 @@
-"""A plan: a schedule with every figure the referee gives it, who made it and how good it can be at best."""
+"""Combine a schedule with its simulated bytes and times, its origin and its lower bound: a plan."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from operator import index
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from remat_graph.budget import gradient_nbytes
 from remat_graph.errors import FalseBound, OverBudget
 from remat_graph.fingerprint import fingerprint
-from remat_graph.ir import Graph, Placement
+from remat_graph.ir import Graph, Placement, as_indices
 from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
 from remat_graph.simulator.simulate import simulate
@@ -20,14 +20,14 @@ from remat_graph.training import persistent, with_placement
 from remat_graph.units import format_nbytes, format_seconds
 
 MOST_PERIODS = 16
-"""Steps of training that a plan may be timed over: the referee plays each of them, whoever asks for them."""
+"""Most training steps over which a plan may be timed: the simulation plays each of them."""
 
 _BOUND_SLACK = 1e-6  # relative; linear programs are solved to about this
 
 
 def _finite(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
     if not (math.isfinite(value) and value >= 0.0):
-        raise ValueError(f"{attribute.name} is {value}, not a finite number from 0 on")
+        raise ValueError(f"{attribute.name} is {value}, but must be finite and at least 0")
 
 
 def _copy_stats(stats: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -35,7 +35,7 @@ def _copy_stats(stats: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON gives back for it: statistics come as numpy scalars and tuples, and NaN is no JSON."""
+    """The value as JSON reads it back: lists for tuples, Python numbers for numpy's, None for NaN."""
     if isinstance(value, Mapping):
         return _copy_stats(value)
     if isinstance(value, list | tuple | set | frozenset):
@@ -47,44 +47,41 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | bool | int | float) else str(value)
 
 
-def _indices(items: Iterable[int]) -> tuple[int, ...]:
-    return tuple(map(index, items))
-
-
 def _copy_versions(versions: Mapping[str, str]) -> Mapping[str, str]:
     return dict(versions)
 
 
 _size = [attrs.validators.instance_of(int), attrs.validators.ge(0)]
+_count = [attrs.validators.instance_of(int), attrs.validators.ge(1), attrs.validators.le(MOST_PERIODS)]
 
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """What to run, what it will cost, and how far that may be from the best.
+    """A schedule, its predicted peaks and times, and how far its time may be from the best.
 
     Attributes:
         fingerprint: of the graph it was made for.
         graph_name: for people.
         schedule: the steps.
-        budget_nbytes: what it had to stay within.
-        peak_nbytes: predicted peak as the allocator sees it; the budget binds this.
-        live_peak_nbytes: predicted peak of tensor storages alone.
+        budget_nbytes: upper limit of `peak_nbytes`.
+        peak_nbytes: predicted device peak as the allocator sees it.
+        live_peak_nbytes: predicted device peak of tensor storages alone.
         noremat_peak_nbytes: the peak of the unplanned step.
         gradient_nbytes: bytes of gradients, held when the step ends.
         time_s: predicted seconds of the step.
         noremat_time_s: seconds of running every op once.
         recomputed_s: seconds of repeated runs.
-        lower_bound_s: no schedule within the budget computes for less than this, first runs included.
-        solver: who made the schedule.
-        solver_stats: what the solver tells about its work, JSON-able.
-        versions: of the packages that made it, by name.
+        lower_bound_s: compute seconds, first runs included, that every schedule within the budget needs.
+        solver: name of the solver that made the schedule.
+        solver_stats: statistics that the solver reports, JSON-able.
+        versions: of the packages that made the plan, by name.
         platform: where the times come from.
-        deadline_hit: whether a wall-clock deadline cut in, so that another run may end elsewhere.
-        notes: lines for the summary, of the moment: neither compared nor saved.
-        host_peak_nbytes: predicted peak of what the step has on the host.
+        deadline_hit: whether a wall-clock deadline stopped the solver, so that another run may differ.
+        notes: lines for the summary; neither compared nor saved.
+        host_peak_nbytes: predicted peak of bytes on the host.
         on_host: indices of the values that are placed on the host.
-        links: the bandwidths that its times are of; None if nothing moves.
-        periods: how many steps of training followed each other when it was timed, at most `MOST_PERIODS`.
+        links: bandwidths that its times assume; None if nothing moves.
+        periods: number of consecutive training steps that were timed, at most `MOST_PERIODS`.
     """
 
     fingerprint: str
@@ -106,16 +103,9 @@ class Plan:
     deadline_hit: bool = False
     notes: tuple[str, ...] = attrs.field(default=(), eq=False)
     host_peak_nbytes: int = attrs.field(default=0, validator=_size)
-    on_host: tuple[int, ...] = attrs.field(default=(), converter=_indices)
+    on_host: tuple[int, ...] = attrs.field(default=(), converter=as_indices)
     links: Links | None = None
-    periods: int = attrs.field(
-        default=1,
-        validator=[
-            attrs.validators.instance_of(int),
-            attrs.validators.ge(1),
-            attrs.validators.le(MOST_PERIODS),
-        ],
-    )
+    periods: int = attrs.field(default=1, validator=_count)
 
     def __attrs_post_init__(self) -> None:
         if self.peak_nbytes > self.budget_nbytes:
@@ -139,26 +129,26 @@ class Plan:
         links: Links | None = None,
         periods: int = 1,
     ) -> "Plan":
-        """Make the plan of a schedule; the referee gives every figure.
+        """Make the plan of a schedule; `simulate` gives its peaks and times.
 
         Args:
             graph: the graph.
             schedule: the steps.
-            budget_nbytes: what the peak may be at most.
-            lower_bound_s: what the solver proved; below `graph.time_s` only when an op has a faster
-                implementation.
-            solver: who made the schedule.
-            solver_stats: JSON-able.
+            budget_nbytes: upper limit of the peak.
+            lower_bound_s: the bound that the solver proved; below `graph.time_s` only where an op has a
+                faster implementation.
+            solver: name of the solver.
+            solver_stats: statistics, JSON-able.
             versions: of the packages that matter, by name.
             platform: where the graph's times come from.
-            deadline_hit: whether a wall-clock deadline cut in.
+            deadline_hit: whether a wall-clock deadline stopped the solver.
             links: bandwidths, if the schedule moves values.
-            periods: how many steps of training follow each other; see `simulate`.
+            periods: number of consecutive training steps; see `simulate`.
 
         Raises:
             InvalidSchedule: the schedule cannot be carried out.
-            OverBudget: it peaks above the budget. A plan above its budget is never made.
-            FalseBound: the lower bound is above what the schedule takes.
+            OverBudget: the schedule peaks above the budget. A plan above its budget is never made.
+            FalseBound: the lower bound is above the compute time of the schedule.
         """
         timeline = simulate(graph, schedule, links=links, periods=periods)
         compute_s = timeline.lane_s[Lane.COMPUTE]
@@ -191,17 +181,17 @@ class Plan:
 
     @property
     def overhead(self) -> float:
-        """Recomputed seconds over the unplanned step's, as a ratio: 0.05 is 5 % more."""
+        """Recomputed seconds as a ratio of the unplanned step's: 0.05 is 5 % more."""
         return self.recomputed_s / self.noremat_time_s if self.noremat_time_s else 0.0
 
     @property
     def lower_bound_overhead(self) -> float:
-        """What the overhead of any schedule within the budget is at least, as a ratio."""
+        """Lower bound of the overhead of every schedule within the budget, as a ratio."""
         return max(0.0, self.lower_bound_s / self.noremat_time_s - 1.0) if self.noremat_time_s else 0.0
 
     @property
     def gap(self) -> float:
-        """Overhead less its lower bound: what a perfect solver could still save, as a ratio."""
+        """Overhead less its lower bound: at most this ratio can still be saved."""
         return max(0.0, self.overhead - self.lower_bound_overhead)
 
     def summary(self) -> str:

@@ -1,4 +1,4 @@
-"""A schedule: the steps of one forward and backward, and how to make one from a list of op indices."""
+"""Describe a schedule: the steps of one forward and backward, made by hand or from a list of op indices."""
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -11,7 +11,7 @@ from remat_graph.ir import Graph, Role
 
 
 class Lane(StrEnum):
-    """What runs beside what."""
+    """A queue of work; the lanes run concurrently."""
 
     COMPUTE = "compute"
     TO_HOST = "to_host"
@@ -29,14 +29,14 @@ class Compute:
 
 @attrs.frozen
 class Free:
-    """Drop a value's device storage."""
+    """Free the device storage of a value."""
 
     value: int
 
 
 @attrs.frozen
 class Deliver:
-    """Hand a gradient to autograd; from then on the step cannot read it."""
+    """Deliver a gradient to autograd; from then on the step cannot read it."""
 
     value: int
 
@@ -51,21 +51,21 @@ class Transfer:
 
 @attrs.frozen
 class Start:
-    """Put a transfer on its lane; its destination bytes are held from now on."""
+    """Queue a transfer on its lane; its destination bytes are held from now on."""
 
     transfer: Transfer
 
 
 @attrs.frozen
 class Wait:
-    """Hold the compute lane until the transfer is done."""
+    """Block the compute lane until the transfer is done."""
 
     transfer: Transfer
 
 
 @attrs.frozen
 class FreeHost:
-    """Drop a value's host copy."""
+    """Free the host copy of a value."""
 
     value: int
 
@@ -92,10 +92,10 @@ class Schedule:
     """Steps in order.
 
     Attributes:
-        steps: what to do.
-        boundary: index of the first backward step; the tangents come live there.
-        end: index of the first step of the optimizer's own call, where it has one; None: the backward ends
-            with the last step.
+        steps: the steps.
+        boundary: index of the first backward step; the tangents become live there.
+        end: index of the first step that runs in the optimizer's own call; None if the backward ends with
+            the last step.
     """
 
     steps: tuple[Step, ...] = attrs.field(converter=_steps)
@@ -104,18 +104,14 @@ class Schedule:
 
     @classmethod
     def from_order(cls, graph: Graph, order: Iterable[int]) -> "Schedule":
-        """Build the schedule that runs ops in `order` and frees every value right after its last use.
+        """Build the schedule that runs the op indices of `order` and frees every value after its last use.
 
-        First runs use an op's first implementation and repeats its `rerun` one. Early frees are never worse,
-        so a list of op indices says all there is to say where nothing moves. A gradient is delivered after
-        its last use and after the last use of its parameter, which an optimizer in a hook may then change.
-
-        Args:
-            graph: the graph.
-            order: op indices, one per run.
+        A first run uses the op's first implementation, a repeat its `rerun` one. Freeing early is never
+        worse, so an order determines the schedule where nothing moves. A gradient is delivered after its last
+        use and after the last use of its parameter, because a hook of the optimizer may then change that.
 
         Raises:
-            InvalidSchedule: an op that may run only once comes twice.
+            InvalidSchedule: an index is not an op's, or an op that may run only once comes twice.
         """
         runs = _runs(graph, order)
         after = _last_uses(graph, runs)
@@ -131,7 +127,7 @@ class Schedule:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The op indices in running order, repeats included."""
+        """Op indices in running order, repeats included."""
         return tuple(step.op for step in self.computes())
 
     def computes(self) -> Iterator[Compute]:
@@ -147,25 +143,22 @@ def _runs(graph: Graph, order: Iterable[int]) -> list[Compute]:
             raise InvalidSchedule(step=position, problem=f"no op {number}: the graph has {len(graph.ops)}")
         op = graph.ops[number]
         if number in seen and op.rerun is None:
-            raise InvalidSchedule(step=position, problem=f"{op.name} may run only once and comes again")
+            raise InvalidSchedule(step=position, problem=f"{op.name} may run only once, but it comes again")
         runs.append(Compute(number, op.rerun if number in seen and op.rerun is not None else 0))
         seen.add(number)
     return runs
 
 
 def _boundary(graph: Graph, runs: list[Compute]) -> int:
-    """Position after the last first run of a forward op."""
-    seen: set[int] = set()
-    boundary = 0
+    """Position after the last forward op that runs for the first time."""
+    first_runs: dict[int, int] = {}
     for position, run in enumerate(runs):
-        if run.op not in seen and not graph.ops[run.op].backward:
-            boundary = position + 1
-        seen.add(run.op)
-    return boundary
+        first_runs.setdefault(run.op, position)
+    return max((at + 1 for op, at in first_runs.items() if not graph.ops[op].backward), default=0)
 
 
 def _last_uses(graph: Graph, runs: list[Compute]) -> list[list[Step]]:
-    """For each position the frees and deliveries that follow it: a backward sweep over lifetimes."""
+    """For each position, the frees and deliveries that follow it; found in one pass from the end."""
     after: list[list[Step]] = [[] for _ in runs]
     owner_last_use: dict[int, int] = {}
     owners = {graph.values[grad].of for grad in graph.gradients}

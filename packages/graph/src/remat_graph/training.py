@@ -1,8 +1,7 @@
-"""A step with all that training holds: parameters and optimizer states as values that persist and can move.
+"""Extend a captured step to a training step: parameters and optimizer states become values that can move.
 
-A captured graph reads parameters as the caller's, at no cost. Here they become values with a home, the states
-of the optimizer are added, and each parameter gets its update. The values of the captured graph keep their
-indices.
+In a captured graph parameters are external and count 0 bytes. Here they get a placement, the states of the
+optimizer are added, and each parameter gets its update. The values of the captured graph keep their indices.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -14,14 +13,14 @@ from remat_graph.ir import Graph, Placement, Role, Update, Value
 
 @attrs.frozen(kw_only=True)
 class Optimized:
-    """What the optimizer does with one parameter.
+    """A parameter that the optimizer updates.
 
     Attributes:
         param: index of the parameter.
-        states: (name, bytes) of what it keeps for it.
-        device_time_s: seconds of its update on the device.
-        cpu_time_s: seconds of its update on the CPU.
-        workspace_nbytes: scratch of its update on the device.
+        states: (name, bytes) of each optimizer state.
+        device_time_s: seconds of the update on the device.
+        cpu_time_s: seconds of the update on the CPU.
+        workspace_nbytes: device bytes that the update holds while it runs on the device.
     """
 
     param: int
@@ -32,14 +31,16 @@ class Optimized:
 
 
 def training_graph(graph: Graph, optimized: Iterable[Optimized]) -> Graph:
-    """The captured step of a model as a step of its training, everything placed on the device.
+    """The training step of a captured graph, with every persistent value placed on the device.
 
     Args:
-        graph: as captured: parameters are external.
-        optimized: parameters that the optimizer updates; those without a gradient in this graph are not
-            updated, but their states are there all the same.
+        graph: a captured graph, whose parameters are external.
+        optimized: parameters that the optimizer updates; one without a gradient gets states but no update.
     """
-    values = [_persistent(value) if value.role is Role.PARAM else value for value in graph.values]
+    values = [
+        attrs.evolve(value, external=False, placement=Placement.DEVICE) if value.role is Role.PARAM else value
+        for value in graph.values
+    ]
     grad_of = {graph.values[grad].of: grad for grad in graph.gradients}
     updates = []
     for one in optimized:
@@ -69,10 +70,6 @@ def training_graph(graph: Graph, optimized: Iterable[Optimized]) -> Graph:
     return attrs.evolve(graph, values=tuple(values), updates=tuple(updates))
 
 
-def _persistent(value: Value) -> Value:
-    return attrs.evolve(value, external=False, placement=Placement.DEVICE)
-
-
 def with_placement(graph: Graph, on_host: Collection[int]) -> Graph:
     """The same graph with these persistent values placed on the host, and all others on the device."""
     values = tuple(
@@ -85,11 +82,11 @@ def with_placement(graph: Graph, on_host: Collection[int]) -> Graph:
 
 
 def accumulating(graph: Graph) -> Graph:
-    """The same graph where every parameter has a ``.grad`` already, which lies where its parameter does.
+    """The same graph with a ``.grad`` from earlier steps for every parameter, placed like the parameter.
 
-    To be judged with `Grads.ACCUMULATE`: the gradients that the step makes are added to those, and go.
+    It is simulated with `Grads.ACCUMULATE`: new gradients are added to those and freed.
     """
-    there = [
+    accumulated = [
         Value(
             name=f"{graph.values[grad].name}, accumulated",
             nbytes=graph.values[grad].nbytes,
@@ -100,9 +97,9 @@ def accumulating(graph: Graph) -> Graph:
         for grad in graph.gradients
         if (owner := graph.values[grad].of) is not None and graph.values[owner].placement is not None
     ]
-    return attrs.evolve(graph, values=(*graph.values, *there))
+    return attrs.evolve(graph, values=(*graph.values, *accumulated))
 
 
-def persistent(graph: Graph, home: Placement) -> Sequence[int]:
-    """Indices of the values that persist and are at home there."""
-    return [i for i, value in enumerate(graph.values) if value.placement is home]
+def persistent(graph: Graph, placement: Placement) -> Sequence[int]:
+    """Indices of the persistent values with this placement."""
+    return [i for i, value in enumerate(graph.values) if value.placement is placement]

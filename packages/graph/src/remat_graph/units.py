@@ -1,4 +1,4 @@
-"""Bytes and seconds as text for people."""
+"""Format bytes and seconds for people."""
 
 import math
 
@@ -24,8 +24,8 @@ def format_seconds(seconds: float) -> str:
     if not math.isfinite(seconds):
         return str(seconds)
     if abs(seconds) >= 120:
-        minutes, rest = divmod(round(abs(seconds)), 60)
-        return f"{'-' if seconds < 0 else ''}{minutes} min {rest} s"
+        minutes, remainder = divmod(round(abs(seconds)), 60)
+        return f"{'-' if seconds < 0 else ''}{minutes} min {remainder} s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(seconds) >= scale:
             return f"{seconds / scale:.3g} {unit}"

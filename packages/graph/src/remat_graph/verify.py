@@ -1,4 +1,4 @@
-"""Is a graph well formed, is a schedule valid on it? Public, and cheap enough for every test to call."""
+"""Check that a graph is well formed and that a schedule is valid on it; cheap enough for every test."""
 
 from collections import Counter
 from typing import NoReturn
@@ -13,14 +13,14 @@ def verify(graph: Graph, schedule: Schedule | None = None) -> None:
     """Check a graph, and a schedule on it if one is given.
 
     Raises:
-        InvalidGraph: a rule of the IR is broken; names the op or value.
-        InvalidSchedule: a step cannot be carried out; names the step and what was missing.
+        InvalidGraph: a rule of the IR is broken; the message names the op or value.
+        InvalidSchedule: a step cannot be carried out; the message names the step and what was missing.
     """
     _check_names(graph)
     _check_sizes(graph)
     _check_values(graph)
     _check_updates(graph)
-    _Order(graph).check()
+    _OpChecker(graph).check()
     if schedule is not None:
         simulate(graph, schedule)
 
@@ -38,7 +38,7 @@ def _check_names(graph: Graph) -> None:
 
 def _check_sizes(graph: Graph) -> None:
     total = sum(map(graph.allocated_nbytes, range(len(graph.values))))
-    total += max((way.workspace_nbytes for op in graph.ops for way in op.implementations), default=0)
+    total += max((i.workspace_nbytes for op in graph.ops for i in op.implementations), default=0)
     if total > MOST_NBYTES:
         _fail(graph.name or "graph", f"holds {total:,} bytes in all; at most {MOST_NBYTES:,} can be counted")
 
@@ -54,7 +54,7 @@ def _check_values(graph: Graph) -> None:
         if not (value.external and graph.values[value.replaces].external):
             _fail(value.name, "replaces another value, but the two are not both external")
         if value.replaces in replaced or graph.values[value.replaces] is value:
-            _fail(value.name, "replaces a version that is replaced already")
+            _fail(value.name, "replaces a version that another value replaces already")
         replaced.add(value.replaces)
 
 
@@ -66,22 +66,20 @@ def _check_updates(graph: Graph) -> None:
                 _fail("updates", f"refers to value {value} of {len(graph.values)}")
         name = graph.values[update.param].name
         if graph.values[update.grad].role is not Role.GRAD:
-            _fail(name, f"its update reads {graph.values[update.grad].name}, which is no gradient")
+            _fail(name, f"its update reads {graph.values[update.grad].name}, which is not a gradient")
         for value in (update.param, *update.states):
             if value in seen:
-                _fail(graph.values[value].name, "two updates change it")
+                _fail(graph.values[value].name, "two updates change it; only one may")
             seen.add(value)
 
 
-class _Order:
-    """One pass over the ops in graph order, each value's maker remembered."""
+class _OpChecker:
+    """Check the ops in one pass in graph order; `made_by` maps each value to the op that makes it."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.made_by: dict[int, str] = {}
-        self.made_first: set[int] = (
-            set()
-        )  # by first implementations alone, which is what an unplanned step has
+        self.made_first: set[int] = set()  # by first implementations, which alone run in an unplanned step
         self.overwritten: set[int] = set()
         self.produced = {v for op in graph.ops for i in op.implementations for v in i.outputs}
 
@@ -104,7 +102,7 @@ class _Order:
             self.made_first.update(op.first.outputs)
         for value in (*self.graph.outputs, *self.graph.gradients):
             if value not in self.made_first and not self.graph.values[value].external:
-                _fail(self.graph.values[value].name, "is handed out, but no first implementation makes it")
+                _fail(self.graph.values[value].name, "must be made by a first implementation")
 
     def check_indices(self, op: Op, implementation: Implementation) -> None:
         for value in (*implementation.inputs, *implementation.outputs):
@@ -119,12 +117,12 @@ class _Order:
         if stored.role is Role.TANGENT and not op.backward:
             _fail(op.name, f"is a forward op that reads tangent {stored.name}")
         if value in self.overwritten:
-            _fail(op.name, f"reads {stored.name}, which has been overwritten before")
+            _fail(op.name, f"reads {stored.name}, which an earlier op has overwritten")
         given = stored.external or stored.role is Role.TANGENT or stored.placement is not None
         if value not in self.made_by and (value in self.produced or not given):
             _fail(op.name, f"reads {stored.name} before anything makes it")
         if first and value in self.made_by and value not in self.made_first:
-            _fail(op.name, f"reads {stored.name} at first, which no first implementation makes")
+            _fail(op.name, f"reads {stored.name}, which no first implementation makes")
 
     def check_reuses(self, op: Op, implementation: Implementation) -> None:
         inputs, outputs = frozenset(implementation.inputs), frozenset(implementation.outputs)
@@ -139,6 +137,6 @@ class _Order:
         if self.made_by.setdefault(value, op.name) != op.name:
             _fail(op.name, f"makes {stored.name}, which {self.made_by[value]} makes")
         if stored.role is Role.TANGENT or stored.placement is not None:
-            _fail(op.name, f"makes {stored.name}, which is there before the step")
+            _fail(op.name, f"makes {stored.name}, which exists before the step")
         if stored.replaces is not None:
             self.overwritten.add(stored.replaces)

@@ -1,7 +1,7 @@
-"""A graph in groups, each a graph of its own with a way back, and where a graph repeats itself.
+"""Partition a graph into groups, each a graph with a way back, and find repeated blocks.
 
-Each pass takes a graph and gives a `Partition`: `at_articulations`, `at_repetitions`, `at_narrow_places`,
-`grouped`, or `cut` at places of one's own.
+Each pass takes a graph and returns a `Partition`: `at_articulations`, `at_repetitions`, `at_narrow_places`,
+`grouped`, or `cut` at given positions.
 """
 
 from remat_graph.partition.articulation import articulation_places, at_articulations

@@ -1,13 +1,12 @@
-"""Bottom-to-top grouping: from single ops to a few groups, by merging neighbours that talk to each other.
+"""Group forward ops bottom-up: start with single ops, and merge adjacent groups.
 
-After HiRemate's partitioner (hierarchical rematerialization): every forward op begins as a group, and again
-and again the two neighbours are merged whose union has the smallest score: the bytes that cross its two ends,
-times its number of ops; an end of the graph counts like the other end. So groups close around what is wide
-inside and end where little crosses, and of equally narrow ones the smaller grow first. Equal layers meet
-equal scores, so they are grouped alike until the last few merges. It ends at `most` groups, or when no union
-is small enough.
+This follows HiRemate's partitioner (hierarchical rematerialization). Each round merges the two adjacent
+groups whose union has the smallest score: the bytes that cross its two ends, times its number of ops; an end
+of the graph counts like the other end. So groups end where few bytes cross, and of equally narrow groups the
+smaller one grows first. Equal layers have equal scores, so they are grouped alike until the last few merges.
+The merging stops at `most` groups, or when every union is too large.
 
-Groups are stretches of the trace: HiRemate merges any two nodes of the graph whose union leaves it acyclic.
+Groups are intervals of the trace; HiRemate merges any two nodes whose union leaves the graph acyclic.
 O(ops log ops).
 """
 
@@ -18,18 +17,12 @@ from remat_graph.partition.groups import Partition, crossing_nbytes, cut
 
 
 def grouped(graph: Graph, most: int, most_ops: int | None = None) -> Partition:
-    """Merge single ops into groups.
-
-    Args:
-        graph: the graph.
-        most: groups to stop at, at least 1; there are more if the size does not allow fewer.
-        most_ops: forward ops in a group; None for no limit.
-    """
+    """Merge single ops into `most` groups, or more if none may have more than `most_ops` forward ops."""
     crossing = crossing_nbytes(graph)
     ops = len(crossing) - 1
     limit = ops if most_ops is None else most_ops
-    end = list(range(1, ops + 1))  # per group, named by its first op, where it ends
-    begin = list(range(-1, ops))  # per group, the one before it
+    end = list(range(1, ops + 1))  # per group, which is named by its first op: the op after its last
+    begin = list(range(-1, ops))  # per group, the group before it
     alive = [True] * ops
     left = ops
 
@@ -43,7 +36,7 @@ def grouped(graph: Graph, most: int, most_ops: int | None = None) -> Partition:
         _, first, stop = heappop(heap)
         second = end[first]
         if not alive[first] or second >= ops or end[second] != stop or stop - first > limit:
-            continue  # of groups that have grown since
+            continue  # one of the two groups has grown since
         alive[second] = False
         end[first] = stop
         left -= 1

@@ -1,20 +1,20 @@
-"""Structurally equal blocks that follow one another: a network's layers, found without its modules.
+"""Find structurally equal blocks that follow one another: the layers of a network, without its modules.
 
-A network of equal layers traces to a list of ops in which one run of structural keys comes again and again,
-once per layer in the forward and once in the backward. So: number the ops by key (and by what they make); a
-stretch in which op i equals op i + p throughout is a repetition with period p, a tandem repeat. Candidate
+A network of equal layers traces to a list of ops in which one sequence of structural keys repeats, once per
+layer in the forward and once in the backward. The ops are numbered by key (and by what they make). An
+interval in which op i equals op i + p throughout is a repetition with period p, a tandem repeat. Candidate
 periods are the distances between equal windows of ops, for windows of 1, 2, 4, ... ops (numbered by prefix
-doubling as for suffix arrays), the most frequent few per window length. Of the stretches found, the one that
-covers most ops wins, then the best of what is left. Inside a stretch any phase would do; the one is taken at
-which the least bytes cross from block to block.
+doubling as for suffix arrays), the most frequent few per window length. The interval that covers most ops
+wins, then the best of the remaining ones. Every phase inside an interval is valid; the phase is chosen at
+which the fewest bytes cross from block to block.
 
-Equal keys are not enough: two blocks are equal when their wiring is, that is when inner inputs come from the
-same place in the block and outer ones, numbered by first use, have the same size and role. Then op i of one
-corresponds to op i of the other, and `Block.values` to each other position by position.
+Equal keys are not enough: two blocks are equal when their wiring is equal. Inner inputs must come from the
+same position in the block, and outer inputs, numbered by first use, must have the same size and role. Then
+ops and `Block.values` of two blocks correspond position by position.
 
-O(n log n) for n ops, times a small number of candidate periods. Blocks that repeat with something else
-between them are found only if they also repeat without; equal blocks in several stretches (a stage, a
-downsampling, the stage again) are given as one repetition.
+O(n log n) for n ops, times a small number of candidate periods. Blocks that repeat only with other ops
+between them are not found. Equal blocks in several intervals (a stage, a downsampling, the stage again) form
+one repetition.
 """
 
 from collections import Counter
@@ -34,13 +34,13 @@ _Wiring = tuple[object, ...]
 
 @attrs.frozen(kw_only=True)
 class Block:
-    """A stretch of ops.
+    """Consecutive ops.
 
     Attributes:
-        start: index of its first op.
-        stop: index after its last op.
-        inputs: values it reads that are made outside, by first use.
-        made: values it makes, in order.
+        start: index of the first op.
+        stop: index after the last op.
+        inputs: values made outside that the block reads, in order of first use.
+        made: values that the block makes, in order.
     """
 
     start: int
@@ -50,22 +50,18 @@ class Block:
 
     @property
     def ops(self) -> range:
-        """Indices of its ops."""
+        """Indices of the ops."""
         return range(self.start, self.stop)
 
     @property
     def values(self) -> tuple[int, ...]:
-        """Inputs, then what it makes: position by position these correspond in equal blocks."""
+        """Inputs, then made values: in equal blocks these correspond position by position."""
         return self.inputs + self.made
 
 
 @attrs.frozen(kw_only=True)
 class Repetition:
-    """Two or more equal blocks, by start.
-
-    Attributes:
-        blocks: the blocks.
-    """
+    """Two or more equal `blocks`, sorted by start."""
 
     blocks: tuple[Block, ...] = attrs.field(validator=attrs.validators.min_len(2))
 
@@ -75,23 +71,16 @@ class Repetition:
         return self.blocks[0].stop - self.blocks[0].start
 
     def isomorphism(self, source: int, target: int) -> tuple[dict[int, int], dict[int, int]]:
-        """What corresponds to what between two blocks, given by position: ops to ops and values to values."""
+        """Map the ops and the values of one block to those of another; blocks are given by position."""
         one, other = self.blocks[source], self.blocks[target]
-        return (
-            dict(zip(one.ops, other.ops, strict=True)),
-            dict(zip(one.values, other.values, strict=True)),
-        )
+        ops = dict(zip(one.ops, other.ops, strict=True))
+        return ops, dict(zip(one.values, other.values, strict=True))
 
 
 def repeated_blocks(graph: Graph, *, min_ops: int = 2) -> tuple[Repetition, ...]:
-    """Find the equal blocks of a graph.
+    """Find the equal blocks of a valid graph, each of at least `min_ops` ops.
 
-    Args:
-        graph: a valid graph.
-        min_ops: the shortest block worth naming.
-
-    Returns:
-        Repetitions whose blocks do not overlap, those that cover most ops first.
+    The blocks of the repetitions do not overlap; repetitions that cover most ops come first.
     """
     labels = _labels(graph)
     crossing = _crossing_within_nbytes(graph)
@@ -111,26 +100,21 @@ def repeated_blocks(graph: Graph, *, min_ops: int = 2) -> tuple[Repetition, ...]
 
 
 def at_repetitions(graph: Graph, *, min_ops: int = 2) -> Partition:
-    """Cut the forward at both ends of every block that has an equal one.
-
-    Args:
-        graph: a valid graph.
-        min_ops: the shortest block worth cutting out.
-    """
+    """Cut the forward of a valid graph at both ends of every block of `repeated_blocks`."""
     blocks = [block for found in repeated_blocks(graph, min_ops=min_ops) for block in found.blocks]
-    forward = len(forward_ops(graph))  # they come first, so that a place is an op's index
+    forward = len(forward_ops(graph))  # they come first, so that a position is an op's index
     ends = {end for block in blocks for end in (block.start, block.stop)}
     return cut(graph, sorted(end for end in ends if 0 < end < forward))
 
 
 def _labels(graph: Graph) -> _Ranks:
-    """One number per op; equal where ops alone, without their wiring, are equal."""
+    """One number per op; equal where the ops are equal apart from their wiring."""
     numbers: dict[object, int] = {}
     labels = np.empty(len(graph.ops), dtype=np.int64)
     for i, op in enumerate(graph.ops):
         shape = tuple(
-            (len(way.inputs), tuple(_storage(graph, value) for value in way.outputs))
-            for way in op.implementations
+            (len(each.inputs), tuple(_storage(graph, value) for value in each.outputs))
+            for each in op.implementations
         )
         label = (op.key or op.target, op.backward, op.rerun, shape)
         labels[i] = numbers.setdefault(label, len(numbers))
@@ -143,7 +127,7 @@ def _storage(graph: Graph, value: int) -> tuple[object, ...]:
 
 
 def _stretches(labels: _Ranks, min_ops: int) -> Iterator[tuple[int, int, int]]:
-    """Maximal (start, stop, period), label[i] == label[i + period] throughout, of two periods or more."""
+    """Maximal intervals (start, stop, period) of two periods or more with labels[i] == labels[i + period]."""
     for period in _periods(labels, min_ops):
         equal = np.concatenate(([False], labels[:-period] == labels[period:], [False]))
         edges = np.flatnonzero(equal[1:] != equal[:-1])
@@ -183,7 +167,7 @@ def _free_parts(taken: NDArray[np.bool_], start: int, stop: int) -> list[tuple[i
 
 
 def _cut(graph: Graph, start: int, stop: int, period: int, crossing: _Ranks) -> list[tuple[Block, _Wiring]]:
-    """Blocks of a stretch, cut where least crosses; only those that have an equal one."""
+    """Blocks of an interval, cut where fewest bytes cross; only blocks that have an equal one."""
     count = (stop - start) // period
     if count < 2:
         return []
@@ -202,15 +186,15 @@ def _block(graph: Graph, start: int, stop: int) -> tuple[Block, _Wiring]:
     wiring: list[object] = []
     for op in graph.ops[start:stop]:
         wiring.append((op.key or op.target, op.backward, op.rerun))
-        for way in op.implementations:
+        for each in op.implementations:
             reads = [
                 ("inner", inner[value]) if value in inner else ("outer", outer.setdefault(value, len(outer)))
-                for value in way.inputs
+                for value in each.inputs
             ]
-            for value in way.outputs:
+            for value in each.outputs:
                 inner.setdefault(value, len(inner))
-            makes = [inner[value] for value in way.outputs]
-            takes = [(inner[made], way.inputs.index(source)) for made, source in way.reuses]
+            makes = [inner[value] for value in each.outputs]
+            takes = [(inner[made], each.inputs.index(source)) for made, source in each.reuses]
             wiring.append((tuple(reads), tuple(makes), tuple(takes)))
     wiring.append(tuple(_storage(graph, value) for value in (*outer, *inner)))
     return Block(start=start, stop=stop, inputs=tuple(outer), made=tuple(inner)), tuple(wiring)
@@ -219,14 +203,13 @@ def _block(graph: Graph, start: int, stop: int) -> tuple[Block, _Wiring]:
 def _crossing_within_nbytes(graph: Graph) -> _Ranks:
     """For each op, bytes made before it and read at or after it by ops of the direction that made them.
 
-    What the forward saves for the backward crosses every forward cut alike, so it says nothing about where to
-    cut.
+    Values that the forward saves for the backward cross every later cut of the forward, so they do not count.
     """
     count = len(graph.ops)
     last_use = dict[int, int]()
     for i, op in enumerate(graph.ops):
-        for way in op.implementations:
-            for value in way.inputs:
+        for each in op.implementations:
+            for value in each.inputs:
                 producer = graph.producer[value]
                 if producer is not None and graph.ops[producer].backward == op.backward:
                     last_use[value] = i

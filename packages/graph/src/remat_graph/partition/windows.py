@@ -1,7 +1,6 @@
-"""Cuts at narrow places: in each of so many equal windows of the forward, where fewest bytes cross.
+"""Cut the forward into groups of about equal length: once in each of n windows, where fewest bytes cross.
 
-Groups of about equal length, whatever the graph looks like: the first choice for a fast method that wants
-many of them. O(ops + bytes crossing).
+This works for every graph; use it for a fast method that needs many groups. O(ops + values).
 """
 
 from itertools import pairwise
@@ -13,7 +12,7 @@ from remat_graph.partition.groups import Partition, crossing_nbytes, cut
 
 
 def narrow_places(graph: Graph, most: int) -> list[int]:
-    """One place in the list of forward ops per window."""
+    """One position in the list of forward ops per window."""
     crossing = np.array(crossing_nbytes(graph))
     ops = len(crossing) - 1
     edges = np.linspace(1, ops, min(most, ops) + 1).astype(int).tolist()
@@ -22,10 +21,5 @@ def narrow_places(graph: Graph, most: int) -> list[int]:
 
 
 def at_narrow_places(graph: Graph, most: int) -> Partition:
-    """Cut once in each of `most` windows, where fewest bytes cross.
-
-    Args:
-        graph: the graph.
-        most: windows, at least 1; there is at most one group more.
-    """
+    """Cut once in each of `most` >= 1 windows, where fewest bytes cross; at most `most + 1` groups."""
     return cut(graph, narrow_places(graph, most))

@@ -1,1 +1,1 @@
-"""Cost platforms: where the times of operators come from."""
+"""Platforms give the times of operators: computed from rates, or measured on another device."""

@@ -1,8 +1,8 @@
-"""Cost platforms: seconds of an op from what it computes and moves, for a device that is not at hand.
+"""Compute the seconds of an op from its operations and bytes, for a device that is not available.
 
-A platform is anything with a `name` and `time_s(cost)`; one that has `links` too has moves planned over them.
-Third parties register classes under the entry-point group ``remat.platforms``; times that are measured where
-the plan is made need no platform, those of another device are `measured.Measured`.
+A platform is any object with a `name` and `time_s(cost)`; with an attribute `links`, transfers are planned
+over those. Third parties register classes under the entry-point group ``remat.platforms``. Times that are
+measured where the plan is made need no platform; those of another device are `measured.Measured`.
 """
 
 from collections.abc import Mapping
@@ -23,16 +23,16 @@ _delay = attrs.validators.and_(attrs.validators.ge(0.0), attrs.validators.lt(flo
 
 @attrs.frozen(kw_only=True)
 class OpCost:
-    """What one implementation of an op does.
+    """Operations and bytes of one implementation of an op.
 
     Attributes:
-        flops: floating-point operations, a multiply-add counted as two.
+        flops: floating-point operations; a multiply-add counts as two.
         read_nbytes: bytes it reads, each input once.
         written_nbytes: bytes it writes.
-        key: equal keys mean the same operator on the same shapes, strides, dtypes and scalars, whatever the
-            device: ``name(arguments)``; empty if that is not known.
-        arithmetic: what its products are computed in: a dtype such as ``float32``, or ``tf32``; empty if that
-            is not known.
+        key: ``name(arguments)``: equal keys mean the same operator on the same shapes, strides, dtypes and
+            scalars on any device; empty if not known.
+        arithmetic: type in which products are computed: a dtype such as ``float32``, or ``tf32``; empty if
+            not known.
     """
 
     flops: float = attrs.field(default=0, validator=attrs.validators.ge(0))
@@ -52,16 +52,15 @@ class Platform(Protocol):
         ...
 
     def time_s(self, cost: OpCost) -> float:
-        """Seconds that an op of this cost takes, finite and not negative."""
+        """Seconds of an op of this cost, finite and not negative."""
         ...
 
 
 @attrs.frozen(kw_only=True)
 class Flops:
-    """FLOPs and nothing else, the unit in which recomputation is compared across papers.
+    """Count FLOPs alone, the unit in which papers compare recomputation.
 
-    One FLOP counts as `s_per_flop`; memory traffic is free, so elementwise ops and copies cost next to
-    nothing.
+    One FLOP costs `s_per_flop` seconds; memory traffic is free, so elementwise ops and copies cost little.
     """
 
     s_per_flop: float = attrs.field(default=1e-12, validator=_rate)
@@ -78,9 +77,9 @@ class Flops:
 
 @attrs.frozen(kw_only=True)
 class Roofline:
-    """A device that either computes or moves bytes at full rate, whichever takes longer, after a launch.
+    """A device whose ops take the longer of computing and moving bytes at full rate, plus a launch.
 
-    The rates by default are those of the graph corpus (bf16 on an H100-class device, at what kernels reach).
+    The default rates are those of the graph corpus (bf16 on an H100-class device, as kernels reach them).
     """
 
     flops_per_s: float = attrs.field(default=400e12, converter=float, validator=_rate)
@@ -89,11 +88,11 @@ class Roofline:
 
     @property
     def name(self) -> str:
-        """The rates are part of the name: two rooflines give two plans."""
+        """Kind and rates, because other rates give another plan."""
         return f"roofline({self.flops_per_s:g} FLOP/s, {self.nbytes_per_s:g} B/s, launch {self.launch_s:g} s)"
 
     def time_s(self, cost: OpCost) -> float:
-        """The longer of computing and moving, plus the launch."""
+        """The longer of computing and moving bytes, plus the launch."""
         moved_s = (cost.read_nbytes + cost.written_nbytes) / self.nbytes_per_s
         return max(cost.flops / self.flops_per_s, moved_s) + self.launch_s
 
@@ -117,16 +116,16 @@ _H200_TFLOPS = {
 
 @attrs.frozen(kw_only=True)
 class H200Spec:
-    """An NVIDIA H200 SXM in its host, by rates that its kind sustains; nothing was measured.
+    """An NVIDIA H200 SXM and its host, by sustained rates; nothing was measured.
 
-    Products in another arithmetic than bf16 reach the same part of their own rate on the data sheet; those in
-    one that is not known count as bf16.
+    Products in another arithmetic than bf16 reach the same share of their own data sheet rate; products in
+    an unknown arithmetic count as bf16.
 
     Attributes:
-        flops_per_s: of bf16 matrix products, by default less than half of the data sheet's 989.5e12, which no
-            training reaches.
+        flops_per_s: of bf16 matrix products; the default is less than half of the data sheet's 989.5e12,
+            which no training reaches.
         nbytes_per_s: of its HBM3e, by the data sheet.
-        links: PCIe of the fifth generation, each way, and the memory of its host.
+        links: PCIe 5.0 in each direction, and the memory of the host.
     """
 
     flops_per_s: float = attrs.field(default=450e12, converter=float, validator=_rate)
@@ -135,18 +134,18 @@ class H200Spec:
 
     @property
     def name(self) -> str:
-        """Says that nothing was measured."""
+        """Kind and rates, with the note that nothing was measured."""
         rates = f"{self.flops_per_s:g} FLOP/s, {self.nbytes_per_s:g} B/s"
         return f"h200-spec (by its sustained rates, not measured: {rates})"
 
     def time_s(self, cost: OpCost) -> float:
-        """The longer of computing and moving."""
+        """The longer of computing and moving bytes."""
         share = _H200_TFLOPS.get(cost.arithmetic, _H200_TFLOPS["bfloat16"]) / _H200_TFLOPS["bfloat16"]
         return Roofline(flops_per_s=share * self.flops_per_s, nbytes_per_s=self.nbytes_per_s).time_s(cost)
 
 
 def links_of(platform: Platform | None) -> Links | None:
-    """What lies between a platform and its host: its attribute `links`, which it need not have."""
+    """Bandwidths between a platform and its host: its attribute `links`, or None if it has none."""
     links: Links | None = getattr(platform, "links", None)
     return links
 
@@ -157,14 +156,10 @@ def platform_names() -> tuple[str, ...]:
 
 
 def get_platform(name: str, **options: Any) -> Platform:
-    """Make the platform that is registered under a name.
-
-    Args:
-        name: one of `platform_names()`.
-        options: arguments of its class, e.g. ``flops_per_s`` of a roofline.
+    """Make the platform with a name of `platform_names()`; options such as ``flops_per_s`` go to its class.
 
     Raises:
-        UnknownPlatform: nothing has that name.
+        UnknownPlatform: no platform has that name.
     """
     for entry in entry_points(group=GROUP):
         if entry.name == name:
@@ -173,28 +168,18 @@ def get_platform(name: str, **options: Any) -> Platform:
 
 
 def with_times(graph: Graph, times: Mapping[tuple[int, int], float]) -> Graph:
-    """The same graph with other times.
-
-    Args:
-        graph: the graph.
-        times: seconds by (op index, implementation index); what is not named keeps its time.
-    """
+    """The same graph with new seconds for some implementations, given by (op index, implementation index)."""
     ops = []
     for i, op in enumerate(graph.ops):
-        implementations = tuple(
-            attrs.evolve(implementation, time_s=times.get((i, k), implementation.time_s))
-            for k, implementation in enumerate(op.implementations)
-        )
-        ops.append(attrs.evolve(op, implementations=implementations))
+        old = enumerate(op.implementations)
+        new = tuple(attrs.evolve(each, time_s=times.get((i, k), each.time_s)) for k, each in old)
+        ops.append(attrs.evolve(op, implementations=new))
     return attrs.evolve(graph, ops=tuple(ops))
 
 
 def with_platform(graph: Graph, costs: Mapping[tuple[int, int], OpCost], platform: Platform) -> Graph:
-    """The same graph with the times that a platform gives to its ops.
+    """The same graph with the times that a platform gives to `costs`, by (op index, implementation index).
 
-    Args:
-        graph: the graph.
-        costs: by (op index, implementation index); what is not named keeps its time.
-        platform: the device to plan for.
+    Implementations without a cost keep their times.
     """
-    return with_times(graph, {place: platform.time_s(cost) for place, cost in costs.items()})
+    return with_times(graph, {key: platform.time_s(cost) for key, cost in costs.items()})

@@ -1,8 +1,8 @@
-"""A device by what its operators took there, kept in a file, for plans that are made elsewhere.
+"""Describe a device by measured operator times, kept in a file, for plans that are made on other machines.
 
-An operator that was measured takes what it took. For another one the rates of the device are fitted: the
-roofline through its best measurements, times how much slower than that roofline operators of the same name
-are in the median (all operators, for a name that was not measured).
+A measured operator costs its measured time. For other operators a roofline is fitted through the best
+measurements; its time is multiplied by the median slowdown of operators of the same name relative to that
+roofline (of all operators, for a name that was not measured).
 """
 
 import os
@@ -15,24 +15,25 @@ import attrs
 
 from remat_graph.links import Links
 from remat_graph.platforms.base import OpCost, Platform, Roofline, get_platform
+from remat_graph.serialization.fields import links_to_data, read_links
 from remat_graph.serialization.json_reader import Reader, read_json, write_json
 
 FORMAT, VERSION = "remat-platform", 1
-_BEST = 0.9  # quantile of the rates seen that counts as what the device can do
-_SHORTEST_S, _LONGEST_S, _MOST_NBYTES = 1e-12, 1e6, 2**50  # of one operator, on any device
+_BEST = 0.9  # quantile of the measured rates that is taken as the rate of the device
+_SHORTEST_S, _LONGEST_S, _MOST_NBYTES = 1e-12, 1e6, 2**50  # of one operator on any device
 _MOST_FLOPS = 1e24  # of one operator
-_LEAST_RATE, _MOST_RATE = 1.0, 1e24  # of any device, a second
-_LONG = 4.0  # launches: what takes longer tells about rates
+_LEAST_RATE, _MOST_RATE = 1.0, 1e24  # of any device, per second
+_LONG = 4.0  # launches; only operators that take longer are used to fit rates
 
 
 @attrs.frozen(kw_only=True)
 class Measurement:
-    """What one operator took.
+    """One measured operator.
 
     Attributes:
-        cost: what it computes and moves, with its key.
+        cost: its operations and bytes, with its key.
         time_s: seconds of one run.
-        workspace_nbytes: scratch that the allocator saw beyond its outputs.
+        workspace_nbytes: bytes that the allocator saw in addition to its outputs.
     """
 
     cost: OpCost
@@ -50,11 +51,11 @@ class Measured:
     """A platform made of measurements.
 
     Attributes:
-        device: what was measured.
-        date: when, as ``2026-11-22``.
-        versions: of what ran there, such as torch.
-        measurements: by the keys of their costs; any iterable of them makes one.
-        links: what lies between the device and its host, if that was measured.
+        device: name of the measured device.
+        date: day of the measurement, as ``2026-11-22``.
+        versions: versions of the software that ran there, such as torch.
+        measurements: by the keys of their costs; the constructor takes any iterable of measurements.
+        links: bandwidths between the device and its host, if they were measured.
     """
 
     device: str
@@ -63,7 +64,7 @@ class Measured:
     measurements: Mapping[str, Measurement] = attrs.field(converter=_by_key)
     links: Links | None = None
     _roofline: Roofline = attrs.field(init=False)
-    _slower: Mapping[str, float] = attrs.field(init=False)  # by name of operator; "" is any
+    _slower: Mapping[str, float] = attrs.field(init=False)  # median by operator name; "" is any
 
     @_roofline.default
     def _fitted_roofline(self) -> Roofline:
@@ -91,16 +92,16 @@ class Measured:
 
     @property
     def name(self) -> str:
-        """The device, and when it was measured."""
+        """The device and the date of the measurement."""
         return f"{self.device}, measured {self.date}"
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Operations and bytes a second, as fitted."""
+        """Fitted operations and bytes per second."""
         return self._roofline.flops_per_s, self._roofline.nbytes_per_s
 
     def time_s(self, cost: OpCost) -> float:
-        """What the operator took, or what the fit says."""
+        """The measured seconds of the operator, or the fitted ones."""
         known = self.measurements.get(cost.key)
         if known is not None:
             return known.time_s
@@ -117,7 +118,7 @@ def _operator(key: str) -> str:
 
 
 def save_platform(platform: Measured, path: str | os.PathLike[str]) -> None:
-    """Write a platform; an existing file is replaced in one go."""
+    """Write a platform; an existing file is replaced atomically."""
     data: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -137,26 +138,25 @@ def save_platform(platform: Measured, path: str | os.PathLike[str]) -> None:
         },
     }
     if platform.links is not None:
-        rates = attrs.asdict(platform.links)
-        data["links"] = {name: rate for name, rate in rates.items() if rate is not None}
+        data["links"] = links_to_data(platform.links)
     write_json(data, path)
 
 
 def find_platform(name: str) -> Platform:
-    """A platform by its name, or by the file that it was saved in (``….json``).
+    """The platform with a name, or the one saved in a file, if the name ends with ``.json``.
 
     Raises:
-        UnknownPlatform: nothing has that name.
-        BadFile: the file is missing, cut off, or no platform.
+        UnknownPlatform: no platform has that name.
+        BadFile: the file is missing, cut off, or not a platform.
     """
     return load_platform(name) if name.endswith(".json") else get_platform(name)
 
 
 def load_platform(path: str | os.PathLike[str]) -> Measured:
-    """Read what `save_platform` wrote.
+    """Read a file of `save_platform`.
 
     Raises:
-        BadFile: the file is missing, cut off, or no platform.
+        BadFile: the file is missing, cut off, or not a platform.
     """
     reader = Reader(read_json(path), os.fspath(path))
     reader.header(FORMAT, VERSION, "platform")
@@ -166,21 +166,12 @@ def load_platform(path: str | os.PathLike[str]) -> Measured:
         date=reader.get("date").text(),
         versions={key: reader.get("versions").get(key).text() for key in reader.get("versions").mapping()},
         measurements=[_measurement(key, measurements.get(key)) for key in measurements.mapping()],
-        links=reader.maybe("links", _links),
+        links=reader.get_or("links", read_links, None),
     )
-    for rate, of_what in zip(found.rates, ("operations", "bytes"), strict=True):
+    for rate, unit in zip(found.rates, ("operations", "bytes"), strict=True):
         if not _LEAST_RATE <= rate <= _MOST_RATE:
-            measurements.fail(f"no device takes {rate:g} {of_what} a second; measure again")
+            measurements.fail(f"no device takes {rate:g} {unit} a second; measure again")
     return found
-
-
-def _links(reader: Reader) -> Links:
-    reader.known(frozenset(attrs.fields_dict(Links)))
-    rates = {name: reader.get(name).rate() for name in reader.mapping()}
-    try:
-        return Links(**rates)
-    except ValueError:
-        reader.fail("a bandwidth that nothing has; leave out what was not measured")
 
 
 def _measurement(key: str, reader: Reader) -> Measurement:

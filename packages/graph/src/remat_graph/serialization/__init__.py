@@ -1,1 +1,1 @@
-"""Graphs, schedules and plans as JSON files, read with bounds and written whole."""
+"""Read and write graphs, schedules and plans as JSON files; reading is bounded, writing is atomic."""

@@ -1,11 +1,11 @@
-"""The graph corpus' JSON: joint graphs as ops with microseconds and values with bytes, no torch needed.
+"""Read graphs of the graph corpus: JSON with ops in microseconds and values in bytes.
 
     {name, loss_value, ops: [{id, name, op, inputs, outputs, is_backward, time_us}],
      values: [{id, op, bytes, is_grad_output, is_fwd_output}]}
 
-Gradients and outputs live in resident buffers there, so they become pinned values of 0 bytes, and parameters
-and inputs do not appear. The file carries no shapes: an op's key is its target, the bytes of what it reads
-and makes, and its time, which is a roofline's and so tells kernels apart that the bytes alone do not.
+Gradients and outputs lie in resident buffers there, so they become pinned values of 0 bytes; parameters and
+inputs do not appear. The file has no shapes: the key of an op is its target, the bytes of its inputs and
+outputs, and its time, which comes from a roofline and so distinguishes kernels with equal bytes.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _US = 1e-6
 
 
 def is_corpus(data: Any) -> bool:
-    """Whether data looks like a corpus graph: it carries its keys and no format of ours."""
+    """Whether data looks like a corpus graph: it has the keys of one and no ``format``."""
     return isinstance(data, dict) and "format" not in data and {"ops", "values"} <= data.keys()
 
 
@@ -25,14 +25,14 @@ def read_corpus(reader: Reader) -> Graph:
     """Make the graph of corpus data.
 
     Raises:
-        BadFile: with the place of what is wrong.
+        BadFile: the data is not a corpus graph; the message names the place.
     """
     op_readers, value_readers = reader.get("ops").items(), reader.get("values").items()
     for readers in (op_readers, value_readers):
         for position, item in enumerate(readers):
             if item.get("id").size() != position:
-                item.fail(f"its id is {item.data['id']}, but ids must count from 0")
-    reader.maybe("loss_value", lambda loss: loss.index(len(value_readers), "value"))
+                item.fail(f"its id is {item.data['id']}, but ids must count from 0 in order")
+    reader.get_or("loss_value", lambda loss: loss.index(len(value_readers), "value"), None)
 
     nbytes = [item.get("bytes").nbytes() for item in value_readers]
     ops = [_op(item, nbytes) for item in op_readers]
@@ -59,7 +59,7 @@ def _value(reader: Reader, nbytes: int, ops: list[Op], place_of: dict[tuple[int,
     op = ops[maker]
     place = place_of.get((maker, reader.get("id").size()))
     if place is None:
-        reader.fail(f"op {op.name} does not make it")
+        reader.fail(f"op {op.name} does not have it among its outputs")
     name = op.name if len(op.first.outputs) == 1 else f"{op.name}:{place}"
     if reader.get("is_fwd_output").flag():
         return Value(name=name, nbytes=0, role=Role.OUTPUT)

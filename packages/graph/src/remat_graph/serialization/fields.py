@@ -1,4 +1,4 @@
-"""What the formats of graphs, schedules and plans share."""
+"""Definitions that the file formats of graphs, schedules, plans and platforms share."""
 
 import os
 from typing import Any
@@ -6,24 +6,25 @@ from typing import Any
 import attrs
 
 from remat_graph.ir import Implementation, Op, Update, Value
+from remat_graph.links import Links
+from remat_graph.serialization.json_reader import Reader
 
 VERSION = 1
 
 AnyPath = str | os.PathLike[str]
 
-ANY = 2**63  # no graph at hand: indices are only known not to be negative
+ANY = 2**63  # number of items where no graph is given: an index need only be at least 0
 
-
-_KEYS = {"placement": "home"}  # fields that version 1 of the format writes under another name
+_KEYS = {"placement": "home"}  # fields with another name in version 1 of the format
 
 
 def keys_of(cls: type[Any]) -> frozenset[str]:
-    """Keys of the JSON object of an attrs class: the names of its fields, but for `_KEYS`."""
+    """Keys of the JSON object of an attrs class: the names of its fields, except for `_KEYS`."""
     return frozenset(_KEYS.get(field.name, field.name) for field in attrs.fields(cls))
 
 
 def sparse(thing: Value | Op | Implementation | Update) -> dict[str, Any]:
-    """What differs from its default; nested implementations are the caller's."""
+    """The fields that differ from their defaults, without nested implementations."""
     data: dict[str, Any] = {}
     for field in attrs.fields(type(thing)):
         content = getattr(thing, field.name)
@@ -34,6 +35,18 @@ def sparse(thing: Value | Op | Implementation | Update) -> dict[str, Any]:
 
 def plain(content: Any) -> Any:
     """Tuples as lists, as JSON reads them back."""
-    if isinstance(content, tuple):
-        return [plain(item) for item in content]
-    return content
+    return [plain(item) for item in content] if isinstance(content, tuple) else content
+
+
+def links_to_data(links: Links) -> dict[str, float]:
+    """Bandwidths as JSON data; those that are None are left out."""
+    return {name: rate for name, rate in attrs.asdict(links).items() if rate is not None}
+
+
+def read_links(reader: Reader) -> Links:
+    """Read the data of `links_to_data`."""
+    reader.known(keys_of(Links))
+    try:
+        return Links(**{name: reader.get(name).rate() for name in reader.mapping()})
+    except ValueError:
+        reader.fail("a bandwidth is above 1e18 bytes per second; leave out what was not measured")

@@ -1,7 +1,7 @@
-"""Graphs as versioned JSON; reading runs no code and trusts nothing.
+"""Read and write graphs as versioned JSON; reading runs no code and checks everything.
 
-A file is an object with ``format`` and ``version``; a file of a newer version is refused by saying so. What
-has its default is left out. `load_graph` reads the corpus format too (see `corpus`).
+A file is an object with ``format`` and ``version``; a newer version is refused with a message. Fields with
+their default are left out. `load_graph` reads the corpus format too (see `corpus`).
 """
 
 import os
@@ -18,15 +18,15 @@ GRAPH_FORMAT = "remat-graph"
 
 
 def save_graph(graph: Graph, path: AnyPath) -> None:
-    """Write a graph; an existing file is replaced in one go."""
+    """Write a graph; an existing file is replaced atomically."""
     write_json(graph_to_data(graph), path)
 
 
 def load_graph(path: AnyPath) -> Graph:
-    """Read a graph, ours or one of the corpus, and check it.
+    """Read a graph in our format or in that of the corpus, and verify it.
 
     Raises:
-        BadFile: missing, corrupt, cut off, newer, of another kind, or not a valid graph.
+        BadFile: the file is missing, corrupt, cut off, too new, of another kind, or not a valid graph.
     """
     return graph_from_data(read_json(path), source=os.fspath(path))
 
@@ -48,14 +48,10 @@ def graph_to_data(graph: Graph) -> dict[str, Any]:
 
 
 def graph_from_data(data: Any, *, source: str = "graph data") -> Graph:
-    """The graph of JSON data, checked.
-
-    Args:
-        data: what `graph_to_data` gave, or a corpus graph.
-        source: what to call it in errors.
+    """The graph of data by `graph_to_data` or of the corpus, verified; errors call the data `source`.
 
     Raises:
-        BadFile: it is something else, newer, or not a valid graph.
+        BadFile: the data is something else, too new, or not a valid graph.
     """
     reader = Reader(data, source)
     if is_corpus(data):
@@ -90,7 +86,7 @@ def _read_graph(reader: Reader) -> Graph:
 def _read_pair(reader: Reader) -> tuple[str, str]:
     items = reader.items()
     if len(items) != 2:
-        reader.fail("a pair of texts was wanted")
+        reader.fail("two strings were wanted")
     return items[0].text(), items[1].text()
 
 
@@ -105,10 +101,10 @@ def _read_value(reader: Reader, count: int) -> Value:
         nbytes=reader.get("nbytes").nbytes(),
         role=reader.get_or("role", lambda r: r.choice(Role), Role.ACTIVATION),
         external=reader.get_or("external", Reader.flag, False),
-        of=reader.maybe("of", value),
-        replaces=reader.maybe("replaces", value),
-        chunk_of=reader.maybe("chunk_of", Reader.text),
-        placement=reader.maybe("home", lambda r: r.choice(Placement)),
+        of=reader.get_or("of", value, None),
+        replaces=reader.get_or("replaces", value, None),
+        chunk_of=reader.get_or("chunk_of", Reader.text, None),
+        placement=reader.get_or("home", lambda r: r.choice(Placement), None),
     )
 
 
@@ -116,7 +112,7 @@ def _read_op(reader: Reader, count: int) -> Op:
     reader.known(keys_of(Op))
     implementations = reader.get("implementations").items()
     if not implementations:
-        reader.fail("it has no implementation")
+        reader.fail("it has no implementation; at least one was wanted")
 
     def rerun(found: Reader) -> int | None:
         return None if found.data is None else found.index(len(implementations), "implementation")
@@ -126,7 +122,7 @@ def _read_op(reader: Reader, count: int) -> Op:
         target=reader.get("target").text(),
         backward=reader.get_or("backward", Reader.flag, False),
         key=reader.get_or("key", Reader.text, ""),
-        rerun=reader.maybe("rerun", rerun) if "rerun" in reader.mapping() else 0,
+        rerun=reader.get_or("rerun", rerun, None) if "rerun" in reader.mapping() else 0,
         implementations=tuple(_read_implementation(item, count) for item in implementations),
     )
 
@@ -139,7 +135,7 @@ def _read_implementation(reader: Reader, count: int) -> Implementation:
         for item in found.items():
             pair = item.indices(count, "value")
             if len(pair) != 2:
-                item.fail("a pair of values was wanted")
+                item.fail("two values were wanted")
             read.append((pair[0], pair[1]))
         return tuple(read)
 

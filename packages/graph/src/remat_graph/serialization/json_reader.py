@@ -1,10 +1,10 @@
-"""JSON files that are read with suspicion and written whole or not at all.
+"""Read JSON files with checks, and write them atomically.
 
-`read_json` turns every way in which a file can be unreadable into one `BadFile`; `Reader` walks the data and
-names the place of the first thing that is not what was wanted. Whatever drives a loop or an allocation is
-bounded: the length of the file, the members of a list, bytes, seconds, rates.
+`read_json` raises one `BadFile` for every way in which a file can be unreadable. `Reader` checks the data and
+names the place of the first mistake. Every number that drives a loop or an allocation is bounded: the length
+of the file, the items of a list, bytes, seconds, rates.
 
-Caches hold what nobody can judge by looking at it, such as what an operator took. So `write_sealed` adds a
+The content of a cache, such as a measured time, cannot be checked for plausibility. So `write_sealed` adds a
 checksum, and `read_sealed` refuses a file that was edited or damaged.
 """
 
@@ -24,10 +24,10 @@ from remat_graph.serialization.whole_file import write_whole
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
-MOST_FILE_NBYTES = 64 * 2**20  # a plan of a million ops; parsed, a file takes some twenty times its bytes
-MOST_ITEMS = 4_000_000  # of one list: as many runs of ops as such a file can name
+MOST_FILE_NBYTES = 64 * 2**20  # a plan of a million ops; parsed, a file needs about twenty times its bytes
+MOST_ITEMS = 4_000_000  # of one list: as many op runs as a file of that size can hold
 _LARGEST = 2**63 - 1  # indices go into 64-bit arrays
-_LEAST_RATE = 1e-3  # of a link, bytes a second: towards 0 the seconds of a copy become infinite
+_LEAST_RATE = 1e-3  # of a link, bytes per second: towards 0 the seconds of a copy become infinite
 _SEAL = "sha256"
 
 
@@ -35,7 +35,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     """Parse a JSON file.
 
     Raises:
-        BadFile: missing, unreadable, too long, not UTF-8, not JSON, or cut off.
+        BadFile: the file is missing, unreadable, too long, not UTF-8, not JSON, or cut off.
     """
     name = os.fspath(path)
     try:
@@ -55,20 +55,20 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         problem = f"is not valid JSON at line {error.lineno}: {error.msg}; it may be cut off, save it again"
         raise BadFile(path=name, problem=problem) from None
     except RecursionError:
-        raise BadFile(path=name, problem="is nested too deeply to be one of our files") from None
+        raise BadFile(path=name, problem="is nested too deeply for a file of remat") from None
     except ValueError as error:
-        # Python's own words for the latter tell to change a setting of Python's.
+        # For a number with too many digits, Python's own message asks for a change of a Python setting.
         problem = "a number of thousands of digits" if "digits" in str(error) else str(error)
-        raise BadFile(path=name, problem=f"holds what cannot be used: {problem}") from None
+        raise BadFile(path=name, problem=f"contains invalid data: {problem}") from None
 
 
 def read_text(path: str | os.PathLike[str], most_nbytes: int) -> str:
-    """Read a file of text that holds no more than so many bytes.
+    """Read a UTF-8 file of at most `most_nbytes` bytes.
 
     Raises:
-        OSError: it cannot be read, or is a pipe into which nobody writes.
-        UnicodeDecodeError: it is not UTF-8.
-        ValueError: it is larger, or endless as some devices are.
+        OSError: the file cannot be read, or is a pipe into which no process writes.
+        UnicodeDecodeError: the file is not UTF-8.
+        ValueError: the file is larger, or endless as some devices are.
     """
     if pipes.is_pipe(path):
         data = b""
@@ -80,44 +80,34 @@ def read_text(path: str | os.PathLike[str], most_nbytes: int) -> str:
         with open(path, "rb") as file:
             data = file.read(most_nbytes + 1)
     if len(data) > most_nbytes:
-        raise ValueError(f"it is longer than {most_nbytes // 1024:,} KiB, so none of our files")
-    return data.decode("utf-8-sig")  # some editors begin a text with a mark
+        raise ValueError(f"it is longer than {most_nbytes // 1024:,} KiB, the limit for such files")
+    return data.decode("utf-8-sig")  # some editors write a byte order mark
 
 
 def write_json(data: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
-    """Write a JSON file in one step (`remat_graph.serialization.whole_file`).
-
-    Args:
-        data: what goes into it.
-        path: the file.
-        private: whether nobody but the user may read it.
+    """Write a JSON file atomically, with `private` for the user alone (see `whole_file.write_whole`).
 
     Raises:
-        OSError: the folder is missing or read-only; an existing file is left as it was.
-        ValueError: the data holds NaN, an infinity or something that is not JSON.
+        OSError: the folder is missing or read-only; an existing file stays unchanged.
+        ValueError: the data contains NaN, an infinity or something that is not JSON.
     """
     text = json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
     write_whole(path, text, private=private)
 
 
 def write_sealed(data: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a cache's file: an object with a checksum, for nobody but the user; errors as of `write_json`."""
+    """Write a cache file: an object with a checksum, readable by the user; errors as in `write_json`."""
     write_json({**data, _SEAL: _checksum(data)}, path, private=True)
 
 
 def read_sealed(path: str | os.PathLike[str], kind: str, version: int) -> "Reader":
-    """Read what `write_sealed` wrote.
-
-    Args:
-        path: the file.
-        kind: what it must say that its format is.
-        version: the only one that is known.
+    """Read a file of `write_sealed` whose format must be `kind` and whose version must be `version`.
 
     Raises:
-        BadFile: it is missing, unreadable, of another format, or not as it was written.
+        BadFile: the file is missing, unreadable, of another format, or changed since it was written.
     """
     name = os.fspath(path)
-    if not os.path.isfile(path):  # a pipe would have us wait
+    if not os.path.isfile(path):  # reading a pipe would block
         raise BadFile(path=name, problem="is not a file")
     reader = Reader(read_json(path), name)
     if (reader.get("format").data, reader.get("version").data) != (kind, version):
@@ -129,7 +119,7 @@ def read_sealed(path: str | os.PathLike[str], kind: str, version: int) -> "Reade
     except (ValueError, RecursionError):  # infinite numbers, too many brackets
         unchanged = False
     if not unchanged:
-        reader.fail("was edited or damaged: its checksum is of another content")
+        reader.fail("was edited or damaged: its checksum does not match its content")
     return reader
 
 
@@ -143,7 +133,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _without_repeats(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The members of an object; of two with one name the second would hide the first."""
+    """The members of an object; a key that comes twice is refused, because one would hide the other."""
     found = dict(members)
     if len(found) < len(members):
         seen: set[str] = set()
@@ -156,7 +146,7 @@ def _without_repeats(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @final
 class Reader:
-    """A piece of JSON data and its place in the file; every getter checks, or raises `BadFile`."""
+    """A piece of JSON data with its place in the file; every getter checks the data or raises `BadFile`."""
 
     def __init__(self, data: Any, source: str, place: str = "") -> None:
         self.data, self.source, self.place = data, source, place
@@ -180,18 +170,13 @@ class Reader:
         place = f"{self.place}.{key}" if self.place else key
         return Reader(self.data[key], self.source, place) if key in self.data else None
 
-    def maybe(self, key: str, read: "Callable[[Reader], T]") -> T | None:
-        """The member of an object as `read` sees it, or None if there is none."""
-        found = self.find(key)
-        return None if found is None else read(found)
-
     def get_or(self, key: str, read: "Callable[[Reader], T]", default: T) -> T:
-        """The member of an object as `read` sees it, or `default` if there is none."""
+        """The member of an object, read by `read`, or `default` if there is none."""
         found = self.find(key)
         return default if found is None else read(found)
 
     def items(self) -> list["Reader"]:
-        """The members of a list."""
+        """The items of a list."""
         if not isinstance(self.data, list):
             self._wanted("a list")
         if len(self.data) > MOST_ITEMS:
@@ -205,12 +190,12 @@ class Reader:
         return self.data
 
     def known(self, keys: frozenset[str]) -> None:
-        """An object without any key that the reader would ignore, which would lose what the writer meant."""
+        """Refuse an object with any other key, because the reader would ignore what the writer meant."""
         if unknown := sorted(set(self.mapping()) - keys):
-            self.fail(f"unknown key {shown(unknown[0])}; it wants one of {', '.join(sorted(keys))}")
+            self.fail(f"unknown key {shown(unknown[0])}; the keys are {', '.join(sorted(keys))}")
 
     def header(self, kind: str, newest: int, word: str) -> None:
-        """An object that begins as our files do: with its format, and a version that we know."""
+        """Check that the object names this format and a version that is known."""
         if not isinstance(self.data, dict) or "format" not in self.data:
             self.fail(f"is not a {word} file of remat: it names no format; check the path")
         found = str(self.get("format").data)[:40]
@@ -238,9 +223,9 @@ class Reader:
         return self.data
 
     def size(self) -> int:
-        """A whole number from 0 on."""
+        """A whole number of at least 0."""
         if isinstance(self.data, bool) or not isinstance(self.data, int) or not 0 <= self.data <= _LARGEST:
-            self._wanted("a whole number from 0 on, up to 2**63 - 1,")
+            self._wanted("a whole number from 0 to 2**63 - 1")
         return self.data
 
     def nbytes(self) -> int:
@@ -250,19 +235,19 @@ class Reader:
         return self.size()
 
     def rate(self) -> float:
-        """Bytes a second of a link."""
+        """Bytes per second of a link."""
         rate = self.seconds()
         if rate < _LEAST_RATE:
             self.fail(f"at least {_LEAST_RATE:g} bytes a second were wanted, but it is {rate:g}")
         return rate
 
     def seconds(self) -> float:
-        """A finite number from 0 on."""
+        """A finite number of at least 0."""
         number = self.data
         if isinstance(number, bool) or not isinstance(number, int | float):
             self._wanted("a number")
         if not (0 <= number <= _LARGEST and math.isfinite(number)):
-            self._wanted(f"a finite number from 0 on, up to {_LARGEST:.2g},")
+            self._wanted(f"a finite number from 0 to {_LARGEST:.2g}")
         return float(number)
 
     def index(self, count: int, kind: str) -> int:
@@ -282,4 +267,4 @@ class Reader:
         try:
             return kinds(word)
         except ValueError:
-            self.fail(f"{shown(word)} is none of {', '.join(kinds)}")
+            self.fail(f"{shown(word)} is not one of {', '.join(kinds)}")

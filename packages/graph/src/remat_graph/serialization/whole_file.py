@@ -1,9 +1,9 @@
-"""Write files whole or not at all, and leave nothing of a process that was killed while it wrote.
+"""Write files atomically, and clean up after processes that were killed while they wrote.
 
-What is written goes to a temporary file beside the target, which then takes the target's place in one step:
-so a crash or Ctrl-C leaves the old file or the new one. A kill leaves the temporary file. Its writer holds a
-lock on it, which ends with the process however that ends; so the next writer in that folder knows which
-temporary files are nobody's, and removes them.
+Data goes to a temporary file in the folder of the target, which then replaces the target in one step. So a
+crash or Ctrl-C leaves the old file or the new one. A killed process leaves its temporary file. The writer
+holds a lock on it, which ends with the process in any case; so the next writer in that folder knows which
+temporary files are abandoned, and removes them.
 """
 
 import errno
@@ -19,7 +19,7 @@ from remat_graph.serialization import pipes
 
 try:
     import fcntl
-except ImportError:  # Windows, where nobody can remove a file that another process has open
+except ImportError:  # Windows, where a file that another process has open cannot be removed
     fcntl = None  # type: ignore[assignment]
 
 _TEMPORARY = re.compile(r"\..*\.[0-9a-f]{8}\.remat-part")
@@ -27,36 +27,36 @@ _TRIES = 10
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes, *, private: bool = False) -> None:
-    """Write a file in one step.
+    """Write a file atomically.
 
-    A link stays one: what it points to is replaced. A pipe or a device is written to.
+    The target of a symbolic link is replaced, not the link. Pipes and devices are written to directly.
 
     Args:
-        path: the file, in a folder that there is.
+        path: the file, in an existing folder.
         content: text is written as UTF-8.
-        private: whether nobody but the user may read it, and what it replaces must be a file; else a new
-            file has the mode that any program's has, and one that is replaced keeps its own.
+        private: whether only the user may read the file; a pipe or device is then refused. Otherwise a new
+            file has the default mode, and a replaced one keeps its mode.
 
     Raises:
-        OSError: the folder is missing or read-only, the disk is full, or nobody reads from the pipe; an
-            existing file is as it was.
+        OSError: the folder is missing or read-only, the disk is full, or no process reads from the pipe; an
+            existing file stays unchanged.
     """
     target = Path(os.path.realpath(path))
     data = content.encode() if isinstance(content, str) else content
     if target.exists() and not target.is_file():
         if private:
-            raise OSError(errno.EEXIST, f"{target.name} is there and is no file")
+            raise OSError(errno.EEXIST, f"{target.name} exists and is not a file")
         if pipes.is_pipe(target):
             pipes.write(target, data)
         else:
-            target.write_bytes(data)  # nothing there to replace
+            target.write_bytes(data)  # a device cannot be replaced
         return
     _remove_abandoned(target.parent)
     temporary, file = _temporary_beside(target, 0o600 if private else 0o666)
     try:
         with file:
             if not private:
-                with suppress(OSError):  # before there is anything to read
+                with suppress(OSError):  # before there is any content to read
                     shutil.copymode(target, temporary)
             file.write(data)
             file.flush()
@@ -72,7 +72,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes, *, private: 
 
 
 def _temporary_beside(target: Path, mode: int) -> tuple[Path, IO[bytes]]:
-    """A new file of ours, open and locked."""
+    """Create a temporary file, open and locked."""
     for _ in range(_TRIES):
         temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}.remat-part")
         file = os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
@@ -80,18 +80,18 @@ def _temporary_beside(target: Path, mode: int) -> tuple[Path, IO[bytes]]:
             return temporary, file
         with suppress(OSError):  # not every file system has locks
             fcntl.flock(file, fcntl.LOCK_EX)
-        if temporary.exists():  # nobody took it for abandoned before it was locked
+        if temporary.exists():  # no other writer removed it before it was locked
             return temporary, file
         file.close()
-    raise OSError(f"somebody removes temporary files in {target.parent}")
+    raise OSError(f"another process removes temporary files in {target.parent}")
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files of processes that are no more."""
+    """Remove the temporary files of processes that have ended."""
     with suppress(OSError):
         for name in os.listdir(folder):
             if _TEMPORARY.fullmatch(name):
-                with suppress(OSError):  # it is in use, or somebody else's
+                with suppress(OSError):  # it is in use, or belongs to another user
                     _remove_unlocked(folder / name)
 
 

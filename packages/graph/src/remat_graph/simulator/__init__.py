@@ -1,1 +1,1 @@
-"""The referee: runs a schedule, and says what it peaks at and how long it takes."""
+"""Simulate schedules: peak bytes, time, and the first step that cannot run."""

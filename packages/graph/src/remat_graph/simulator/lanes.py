@@ -1,8 +1,8 @@
-"""Seconds of work on lanes that run beside each other: copies, the CPU's optimizer, the device's computing.
+"""Compute when the jobs of concurrent lanes end: copies, the CPU optimizer, the compute lane of the device.
 
-Each lane does its jobs in order. A job begins when those that it waits for are done, and goes at the speed
-that the lanes beside it leave: two directions share a link, and all of them the host's memory. So when a job
-ends depends on what begins after it, and the whole is played through, from one end of a job to the next.
+Each lane runs its jobs in order. A job begins when the jobs that it waits for are done. Its speed depends on
+the other busy lanes: two directions share a link, and all lanes share the host memory. So the end of a job
+depends on jobs that begin after it, and the jobs are played event by event.
 """
 
 from collections import deque
@@ -15,13 +15,13 @@ from remat_graph.schedule import Lane
 
 
 @attrs.frozen
-class Job:
+class LaneJob:
     """Work on a lane.
 
     Attributes:
-        lane: where.
-        alone_s: seconds it takes with nothing beside it.
-        after: jobs, by their place in the list, that must be done before it begins; all of them come earlier.
+        lane: the lane.
+        alone_s: seconds of the job while no other lane is busy.
+        after: indices of earlier jobs that must be done before this one begins.
     """
 
     lane: Lane
@@ -29,33 +29,33 @@ class Job:
     after: tuple[int, ...] = ()
 
 
-def finish_times(jobs: Sequence[Job], links: Links) -> list[float]:
-    """When each job ends, in seconds from the beginning; O(jobs)."""
+def finish_times(jobs: Sequence[LaneJob], links: Links) -> list[float]:
+    """When each job ends, in seconds from the beginning of the first; O(jobs)."""
     done_s = [0.0] * len(jobs)
     queues: dict[Lane, deque[int]] = {lane: deque() for lane in Lane}
-    missing = [len(job.after) for job in jobs]  # jobs that must still be done before this one begins
+    missing = [len(job.after) for job in jobs]  # per job, how many of `after` are not done
     waiting: list[list[int]] = [[] for _ in jobs]
-    for place, job in enumerate(jobs):
-        queues[job.lane].append(place)
+    for number, job in enumerate(jobs):
+        queues[job.lane].append(number)
         for earlier in job.after:
-            waiting[earlier].append(place)
+            waiting[earlier].append(number)
     left = [job.alone_s for job in jobs]
     speeds_of: dict[tuple[Lane, ...], dict[Lane, float]] = {}
     running: dict[Lane, int] = {}
     now_s = 0.0
     while True:
         ended = True
-        while ended:  # what takes no time at all ends where it begins, and may let others begin
+        while ended:  # a job of 0 seconds ends where it begins, which may let others begin
             ended = False
             for lane, queue in queues.items():
                 while queue and lane not in running and not missing[queue[0]]:
-                    place = queue.popleft()
-                    if left[place] > 0.0:
-                        running[lane] = place
+                    number = queue.popleft()
+                    if left[number] > 0.0:
+                        running[lane] = number
                         break
-                    done_s[place] = now_s
+                    done_s[number] = now_s
                     ended = True
-                    for later in waiting[place]:
+                    for later in waiting[number]:
                         missing[later] -= 1
         if not running:
             return done_s
@@ -63,11 +63,11 @@ def finish_times(jobs: Sequence[Job], links: Links) -> list[float]:
         if busy not in speeds_of:
             speeds_of[busy] = links.speeds(frozenset(busy))
         speeds = speeds_of[busy]
-        passing_s, next_lane = min((left[place] / speeds[lane], lane) for lane, place in running.items())
-        now_s += passing_s
-        for lane, place in running.items():
-            left[place] = max(0.0, left[place] - passing_s * speeds[lane])
-        # The one that ends is told apart by name: a rest of rounding would keep it alive.
+        elapsed_s, next_lane = min((left[number] / speeds[lane], lane) for lane, number in running.items())
+        now_s += elapsed_s
+        for lane, number in running.items():
+            left[number] = max(0.0, left[number] - elapsed_s * speeds[lane])
+        # The job that ends is chosen by its lane: `left` may keep a rounding error above 0.
         ended_job = running.pop(next_lane)
         done_s[ended_job] = now_s
         for later in waiting[ended_job]:

@@ -1,4 +1,4 @@
-"""The rules of a schedule's steps: one pass over them, which refuses what cannot run."""
+"""Carry out the steps of a schedule one by one, and refuse a step that cannot run."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -24,35 +24,27 @@ from remat_graph.simulator.timeline import Grads
 
 
 class Replay:
-    """One pass over the steps; the state of every value lives here.
+    """One pass over the steps, with the state of every value.
 
     Attributes:
         memory: bytes held and their peaks.
-        events: what the clock is to be told, in order: its methods, each with its argument.
+        events: calls for the clock in order: its methods, each with its argument.
         recomputed_s: seconds on the compute lane spent on repeated runs.
     """
 
     def __init__(self, graph: Graph, schedule: Schedule, grads: Grads, *, adds: bool, updates: bool) -> None:
-        """Start.
-
-        Args:
-            graph: the graph.
-            schedule: the steps.
-            grads: what a delivered gradient is charged.
-            adds: whether there are gradients to which those made here are added.
-            updates: whether the optimizer steps in this pass.
-        """
         self.graph, self.schedule, self.grads = graph, schedule, grads
-        self.adds, self.updates = adds, updates
+        self.adds = adds  # whether the gradients are added to accumulated ones
+        self.updates = updates  # whether the optimizer steps in this pass
         self.events: list[tuple[Callable[[Clock, Any], None], Any]] = []
         self.update_of = {update.param: update for update in graph.updates}
         self.step = 0
         self.memory = Memory(graph)
         self.overwritten: set[int] = set()
-        self.delivered: dict[int, Placement] = {}  # gradients by where autograd got them
-        self.arriving: dict[int, set[Lane]] = {}  # started and not waited for, by value
+        self.delivered: dict[int, Placement] = {}  # where each gradient was delivered
+        self.arriving: dict[int, set[Lane]] = {}  # per value, its transfers that no step has waited for
         self.updated: set[int] = set()
-        self.spent: set[int] = set()  # gradients that an update has read, or added to others
+        self.spent: set[int] = set()  # gradients that an update has read or accumulated
         self.stale_on_device: set[int] = set()
         self.stale_on_host: set[int] = set()
         self.ran: set[int] = set()
@@ -61,25 +53,25 @@ class Replay:
         self.recomputed_s = 0.0
 
     def run(self) -> None:
-        """Play it.
+        """Carry out all steps.
 
         Raises:
-            InvalidSchedule: with the step and what was missing.
+            InvalidSchedule: a step cannot run; the message names the step and what was missing.
         """
         steps = self.schedule.steps
         if not 0 <= self.schedule.boundary <= len(steps):
             self._fail(f"boundary {self.schedule.boundary} lies outside the {len(steps)} steps")
         end = len(steps) if self.schedule.end is None else self.schedule.end
         if not self.schedule.boundary <= end <= len(steps):
-            self._fail(f"end {end} lies outside of the backward's {len(steps)} steps")
+            self._fail(f"end {end} lies outside the backward's {len(steps)} steps")
         for late in range(end, len(steps)):
             if isinstance(steps[late], Compute | Deliver):
-                self._fail(f"step {late} belongs to the optimizer's call, and computes or delivers")
+                self._fail(f"step {late} computes or delivers, but runs in the optimizer's call")
         for index, value in enumerate(self.graph.values):
             if value.placement is Placement.DEVICE:
-                self.memory.arrive(index)
+                self.memory.allocate(index)
             elif value.placement is Placement.HOST:
-                self.memory.arrive_on_host(index)
+                self.memory.allocate_on_host(index)
         self.memory.note_peak(self.step)
         for self.step, step in enumerate(steps):
             if self.step == self.schedule.boundary:
@@ -93,7 +85,7 @@ class Replay:
         self._check_end()
 
     def _takes_place(self, step: Step) -> bool:
-        """Whether a step is done in this pass."""
+        """Whether a step takes place in this pass; see `simulate`."""
         if self.updates:
             return True
         if self.schedule.end is not None and self.step >= self.schedule.end:
@@ -107,7 +99,7 @@ class Replay:
                 return True
 
     def _carry_out(self, step: Step) -> int:
-        """Do one step; the device bytes at its highest moment."""
+        """Carry out one step; return the highest device bytes while it runs."""
         match step:
             case Compute():
                 return self._compute(step)
@@ -124,7 +116,7 @@ class Replay:
             case OptimizerStep():
                 return self._optimize(step)
             case _:
-                self._fail(f"{shown(step)} is no step")
+                self._fail(f"{shown(step)} is not a step")
         return self.memory.held
 
     # -- compute lane
@@ -148,31 +140,30 @@ class Replay:
 
         new: list[int] = []
         spike = spike_exact = 0
-        dying: set[int] = self._freed_next() if implementation.reuses else set()
-        reused_inputs: set[int] = set()
+        reusable = {v for _, v in implementation.reuses if not self.graph.values[v].external}
+        dying = reusable & self._freed_next() if reusable else set()
         for value in implementation.outputs:
             stored = self.graph.values[value]
             if stored.external:
                 self._overwrite(value, op.name)
                 continue
-            source = (
-                self._reused_input(implementation.reuses, value, dying - reused_inputs) if dying else None
-            )
-            if source is not None and value not in self.memory.on_device and value not in self.delivered:
-                reused_inputs.add(source)
+            exists = value in self.memory.on_device or value in self.delivered
+            sources = (s for made, s in implementation.reuses if made == value and s in dying)
+            source = None if exists else next(sources, None)
+            if source is not None:
+                dying.remove(source)
                 self.memory.take_over(value, source)
                 continue
             spike += self.graph.allocated_nbytes(value)
             spike_exact += stored.nbytes
-            if value in self.memory.on_device or value in self.delivered:
-                if not stored.pinned:
-                    self._fail(f"{op.name} makes {stored.name}, which is still live")
-            else:
+            if not exists:
                 new.append(value)
+            elif not stored.pinned:
+                self._fail(f"{op.name} makes {stored.name}, which is still live")
         highest = self.memory.held + spike + implementation.workspace_nbytes
         self.memory.note_peak(self.step, spike + implementation.workspace_nbytes, spike_exact)
         for value in new:
-            self.memory.arrive(value)
+            self.memory.allocate(value)
         self.events.append((Clock.compute, implementation.time_s))
         if again:
             self.recomputed_s += implementation.time_s
@@ -180,19 +171,13 @@ class Replay:
         return highest
 
     def _freed_next(self) -> set[int]:
-        """Values whose Free steps follow before anything else happens."""
+        """Values whose `Free` steps follow directly."""
         freed = set()
         steps, position = self.schedule.steps, self.step + 1
         while position < len(steps) and isinstance(step := steps[position], Free):
             freed.add(step.value)
             position += 1
         return freed
-
-    def _reused_input(self, reuses: tuple[tuple[int, int], ...], output: int, dying: set[int]) -> int | None:
-        for made, source in reuses:
-            if made == output and source in dying and not self.graph.values[source].external:
-                return source
-        return None
 
     def _check_readable(self, value: int, reader: str) -> None:
         stored = self.graph.values[value]
@@ -234,14 +219,14 @@ class Replay:
         if stored.role is Role.OUTPUT:
             self._fail(f"output {stored.name} is freed, but the caller holds it")
         if stored.role is Role.GRAD and value not in self.memory.on_host and value not in self.spent:
-            self._fail(f"gradient {stored.name} is freed before it was delivered, moved or used")
+            self._fail(f"gradient {stored.name} is freed before it is delivered, moved or used")
         if self._moving(value):
-            self._fail(f"{stored.name} is freed while its transfer is under way")
-        self.memory.leave(value)
+            self._fail(f"{stored.name} is freed while its transfer is pending")
+        self.memory.free(value)
         self.stale_on_device.discard(value)
 
     def _moving(self, value: int, lane: Lane | None = None) -> bool:
-        """Whether a transfer of it is under way, on one lane or on any."""
+        """Whether a transfer of the value is pending, on one lane or on any."""
         lanes = self.arriving.get(value)
         return lanes is not None and (lane is None or lane in lanes)
 
@@ -251,20 +236,20 @@ class Replay:
         if stored.role is not Role.GRAD or not (moved or value in self.memory.on_device):
             self._fail(f"{stored.name} is delivered but is not a live gradient")
         if self._moving(value):
-            self._fail(f"{stored.name} is delivered while its transfer is under way")
+            self._fail(f"{stored.name} is delivered while its transfer is pending")
         self.delivered[value] = Placement.HOST if moved else Placement.DEVICE
         if moved and self.adds:
             self.events.append((Clock.add, value))
         bytes_stay = self.grads is Grads.NEW
         if moved:
-            self.memory.leave_host(value, bytes_stay=bytes_stay)
+            self.memory.free_on_host(value, bytes_stay=bytes_stay)
         else:
-            self.memory.leave(value, bytes_stay=bytes_stay)
+            self.memory.free(value, bytes_stay=bytes_stay)
 
     def _begin_backward(self) -> None:
         self.memory.host_peak_forward = self.memory.host_peak
         for value in self.graph.tangents:
-            self.memory.arrive(value)
+            self.memory.allocate(value)
         self.memory.note_peak(self.step)
 
     # -- transfers and the optimizer
@@ -272,18 +257,18 @@ class Replay:
     def _start(self, transfer: Transfer) -> None:
         value, stored = transfer.value, self._stored(transfer.value)
         if self._moving(value, transfer.lane):
-            self._fail(f"{stored.name} is already on its way")
+            self._fail(f"{stored.name} has a pending transfer in that direction already")
         if transfer.lane is Lane.TO_HOST:
             self._check_source(value, self.memory.on_device, "the device")
             if value not in self.memory.on_host:
-                self.memory.arrive_on_host(value)
+                self.memory.allocate_on_host(value)
             elif value not in self.stale_on_host:
                 self._fail(f"{stored.name} has a host copy already")
             self._keep_staleness(value, self.stale_on_device, self.stale_on_host)
         else:
             self._check_source(value, self.memory.on_host, "the host")
             if value not in self.memory.on_device:
-                self.memory.arrive(value)
+                self.memory.allocate(value)
                 self.memory.note_peak(self.step)
             elif value not in self.stale_on_device:
                 self._fail(f"{stored.name} is on the device already")
@@ -291,13 +276,13 @@ class Replay:
         self.arriving.setdefault(value, set()).add(transfer.lane)
         self.events.append((Clock.start, transfer))
 
-    def _check_source(self, value: int, place: set[int], where: str) -> None:
+    def _check_source(self, value: int, present: set[int], where: str) -> None:
         stored = self.graph.values[value]
-        if value not in place or value in self.delivered:
-            self._fail(f"{stored.name} is to leave {where} but is not there")
-        # The host may still be receiving it: lanes order that by themselves; the device may not.
-        if place is self.memory.on_device and self._moving(value, Lane.TO_DEVICE):
-            self._fail(f"{stored.name} is to leave {where} while it arrives")
+        if value not in present or value in self.delivered:
+            self._fail(f"{stored.name} is copied from {where} but is not there")
+        # A copy to the host may be pending, because lanes order that; a copy to the device may not.
+        if present is self.memory.on_device and self._moving(value, Lane.TO_DEVICE):
+            self._fail(f"{stored.name} is copied from {where} while it arrives")
 
     def _keep_staleness(self, value: int, source: set[int], destination: set[int]) -> None:
         destination.discard(value)
@@ -306,7 +291,7 @@ class Replay:
 
     def _wait(self, transfer: Transfer) -> None:
         if not self._moving(transfer.value, transfer.lane):
-            self._fail(f"a wait for {self._stored(transfer.value).name}, which is not on its way")
+            self._fail(f"a wait for {self._stored(transfer.value).name}, which has no pending transfer")
         self.arriving[transfer.value].discard(transfer.lane)
         if not self.arriving[transfer.value]:
             del self.arriving[transfer.value]
@@ -317,10 +302,10 @@ class Replay:
         if value not in self.memory.on_host:
             self._fail(f"{stored.name} is freed on the host but is not there")
         if self._moving(value):
-            self._fail(f"{stored.name} is freed on the host while its transfer is under way")
-        # The CPU optimizer may still be at work on it, and nothing else waits for that lane.
+            self._fail(f"{stored.name} is freed on the host while its transfer is pending")
+        # The CPU optimizer may still use the copy, and nothing else waits for that lane.
         self.events.append((Clock.wait_for_host, value))
-        self.memory.leave_host(value)
+        self.memory.free_on_host(value)
         self.stale_on_host.discard(value)
 
     def _optimize(self, step: OptimizerStep) -> int:
@@ -331,29 +316,29 @@ class Replay:
         if update.grad in self.spent:
             self._fail(f"{name} is updated twice")
         on_cpu = step.lane is Lane.CPU_OPTIMIZER
-        place = self.memory.on_host if on_cpu else self.memory.on_device
-        handed_over = self.delivered.get(update.grad) is (Placement.HOST if on_cpu else Placement.DEVICE)
+        present = self.memory.on_host if on_cpu else self.memory.on_device
+        delivered = self.delivered.get(update.grad) is (Placement.HOST if on_cpu else Placement.DEVICE)
         needed = (update.param, update.grad, *update.states) if self.updates else (update.grad,)
         for value in needed:
-            if value not in place and not (value == update.grad and handed_over):
+            if value not in present and not (value == update.grad and delivered):
                 where = "the host" if on_cpu else "the device"
                 self._fail(f"the update of {name} needs {self.graph.values[value].name} on {where}")
             if not on_cpu and self._moving(value, Lane.TO_DEVICE):
                 self._fail(f"the update of {name} reads {self.graph.values[value].name} while it arrives")
         self.spent.add(update.grad)
-        if on_cpu and self.adds and not handed_over:
+        if on_cpu and self.adds and not delivered:
             self.events.append((Clock.add, update.grad))
         if not self.updates:
             return self.memory.held
         changed = (update.param, *update.states)
-        leaving = Lane.TO_DEVICE if on_cpu else Lane.TO_HOST
+        outgoing = Lane.TO_DEVICE if on_cpu else Lane.TO_HOST
         for value in changed:
-            if self._moving(value, leaving):
+            if self._moving(value, outgoing):
                 self._fail(f"the update of {name} changes {self.graph.values[value].name} while it is copied")
         self.updated.update(changed)
-        elsewhere = self.memory.on_device if on_cpu else self.memory.on_host
+        other_copies = self.memory.on_device if on_cpu else self.memory.on_host
         stale = self.stale_on_device if on_cpu else self.stale_on_host
-        stale.update(value for value in changed if value in elsewhere)
+        stale.update(value for value in changed if value in other_copies)
         if on_cpu:
             self.events.append((Clock.update, update))
             return self.memory.held
@@ -367,7 +352,7 @@ class Replay:
             if index not in self.ran:
                 self._fail(f"{op.name} never runs")
         if self.arriving:
-            self._fail(f"{sum(map(len, self.arriving.values()))} transfers were never waited for")
+            self._fail(f"{sum(map(len, self.arriving.values()))} transfers are never waited for")
         for grad in self.graph.gradients:
             if grad not in self.delivered and grad not in self.spent:
                 self._fail(f"gradient {self.graph.values[grad].name} is never delivered")
@@ -377,18 +362,18 @@ class Replay:
         for index, value in enumerate(self.graph.values):
             if value.placement is None:
                 continue
-            place = self.memory.on_device if value.placement is Placement.DEVICE else self.memory.on_host
-            stale = self.stale_on_device if value.placement is Placement.DEVICE else self.stale_on_host
-            if index not in place or index in stale:
-                self._fail(f"{value.name} does not end up to date at home ({value.placement})")
+            on_device = value.placement is Placement.DEVICE
+            present = self.memory.on_device if on_device else self.memory.on_host
+            stale = self.stale_on_device if on_device else self.stale_on_host
+            if index not in present or index in stale:
+                self._fail(f"{value.name} must end up to date on the {value.placement}, where it is placed")
 
     def unread_nbytes(self) -> int:
-        """Bytes of gradients that are on the host when the pass ends, for updates that go on."""
-        there = {grad for grad, home in self.delivered.items() if home is Placement.HOST}
-        if self.grads is Grads.ACCUMULATE:
-            there = set()
-        there |= self.memory.on_host.intersection(self.graph.gradients)
-        return sum(self.graph.values[grad].nbytes for grad in there)
+        """Bytes of gradients on the host when the pass ends, which pending updates still read."""
+        unread = self.memory.on_host.intersection(self.graph.gradients)
+        if self.grads is not Grads.ACCUMULATE:
+            unread |= {grad for grad, where in self.delivered.items() if where is Placement.HOST}
+        return sum(self.graph.values[grad].nbytes for grad in unread)
 
     def _fail(self, problem: str) -> NoReturn:
         raise InvalidSchedule(step=self.step, problem=problem)

@@ -1,16 +1,14 @@
-"""The referee: what a schedule peaks at and costs, step by step, or why it cannot run.
+"""Simulate a schedule step by step: its peak bytes, its time, or why it cannot run. This is the referee.
 
-Written for clarity and for trust, not for speed: it shares no code with the evaluators inside the solvers,
-and every plan is believed only through it. The memory rule: an op's outputs come live before its inputs may
-go, its workspace lives while it runs, and an output takes over the storage of an input that dies right there
-if the implementation says that it can.
+The code is written for clarity, not for speed. It shares nothing with the evaluators inside the solvers, and
+every plan is checked by it. The memory rule: the outputs of an op become live before its inputs may be freed,
+its workspace is held while it runs, and an output takes over the storage of an input that is freed directly
+after the op, if the implementation allows that (`Implementation.reuses`).
 """
 
 from remat_graph.ir import Graph
 from remat_graph.links import Links
-from remat_graph.schedule import (
-    Schedule,
-)
+from remat_graph.schedule import Schedule
 from remat_graph.simulator.clock import Clock
 from remat_graph.simulator.replay import Replay
 from remat_graph.simulator.timeline import Grads, Timeline
@@ -25,24 +23,24 @@ def simulate(
     periods: int = 1,
     passes: int = 1,
 ) -> Timeline:
-    """Replay a schedule.
+    """Simulate a schedule.
 
-    A step of training may have several passes, a forward and a backward for each micro-batch. Only in the
-    last one the optimizer steps: in the others what follows `Schedule.end` is left out, optimizer states stay
-    where they are, and an `OptimizerStep` within the backward adds the gradient to the others and no more.
+    A training step may have several passes, a forward and a backward for each micro-batch. The optimizer
+    steps only in the last one: the other passes leave out the steps after `Schedule.end`, optimizer states
+    are not moved, and an `OptimizerStep` within the backward only accumulates the gradient.
 
     Args:
         graph: the graph.
         schedule: the steps.
-        grads: the state of ``.grad``; NEW, the default, is never below ACCUMULATE.
+        grads: the state of ``.grad``; the peak of NEW, the default, is never below that of ACCUMULATE.
         links: bandwidths for transfers.
-        periods: how many steps of training follow each other. What a step leaves to the lanes, an update on
-            the CPU say, goes on beside the next one, which waits for it where it needs it.
-        passes: forwards and backwards to one step of the optimizer. Of several, the first finds no ``.grad``
-            to add to; `grads` is what they are charged by.
+        periods: number of consecutive training steps. Pending work of the lanes, such as an update on the
+            CPU, continues during the next step, which waits for it where it needs the result.
+        passes: number of forwards and backwards for one step of the optimizer. The first of several finds
+            no ``.grad`` to add to; the bytes of all of them are counted by `grads`.
 
     Raises:
-        InvalidSchedule: with the step and what was missing.
+        InvalidSchedule: a step cannot run; the message names the step and what was missing.
     """
     grads = Grads(grads)
     replays: dict[tuple[bool, bool], Replay] = {}
@@ -57,13 +55,13 @@ def simulate(
     clock = Clock(graph, links or Links())
     for _ in range(periods):
         for replay in played:
-            for emit, what in replay.events:
-                emit(clock, what)
+            for call, argument in replay.events:
+                call(clock, argument)
         clock.end_period()
     readings = clock.readings()
     highest, last = max(replays.values(), key=lambda replay: replay.memory.peak), played[-1]
     host_nbytes = max(replay.memory.host_peak for replay in replays.values())
-    if periods > 1:  # gradients that the CPU has yet to read lie there while the next forward begins
+    if periods > 1:  # the CPU may still read gradients while the next forward runs
         host_nbytes = max(host_nbytes, played[0].memory.host_peak_forward + last.unread_nbytes())
     return Timeline(
         peak_nbytes=highest.memory.peak,

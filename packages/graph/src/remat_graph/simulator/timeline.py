@@ -1,37 +1,34 @@
-"""What the referee says of a schedule: bytes step by step, and times of the lanes."""
+"""Hold the result of a simulation: bytes step by step, and times of the lanes."""
 
 from enum import StrEnum
 
 import attrs
 
-from remat_graph.schedule import (
-    Lane,
-)
+from remat_graph.schedule import Lane
 
 
 class Grads(StrEnum):
-    """The state of ``.grad`` when the step begins, which decides what a delivered gradient costs."""
+    """The state of ``.grad`` when the step begins; decides whether delivered gradients stay counted."""
 
     NEW = "new"  # None: each delivered gradient stays
-    ACCUMULATE = "accumulate"  # there already: each is added to it and freed
+    ACCUMULATE = "accumulate"  # a tensor: each delivered gradient is added to it and freed
 
 
 @attrs.frozen(kw_only=True)
 class Timeline:
-    """What the referee says of a valid schedule.
+    """Bytes and times of a valid schedule.
 
     Attributes:
         peak_nbytes: highest device bytes, with workspaces and the allocator's rounding.
-        peak_step: the step at which that is.
+        peak_step: index of the step with the peak.
         live_peak_nbytes: highest device bytes of storages alone.
         live_nbytes: per step, rounded storage bytes held after it.
-        during_nbytes: per step, the highest device bytes while it runs (what `peak_nbytes` is the largest
-            of).
+        during_nbytes: per step, the highest device bytes while it runs; the largest is `peak_nbytes`.
         host_peak_nbytes: highest bytes of host copies.
-        host_nbytes: per step, bytes of host copies held after it; they grow before they shrink.
-        time_s: when the last lane is done; of several periods, what one takes once they follow each other.
+        host_nbytes: per step, bytes of host copies held after it; within a step they grow before they shrink.
+        time_s: seconds until the last lane is done; with several periods, seconds of the last period.
         lane_s: busy seconds per lane, in one period.
-        waited_s: seconds that computing waited for each other lane, in one period.
+        waited_s: seconds that the compute lane waited for each other lane, in one period.
         recomputed_s: seconds on the compute lane spent on repeated runs, in one period.
     """
 

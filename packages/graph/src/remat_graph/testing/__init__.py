@@ -1,1 +1,1 @@
-"""Random graphs, schedules and strategies for tests of whatever plans."""
+"""Make random graphs, schedules and hypothesis strategies for tests."""

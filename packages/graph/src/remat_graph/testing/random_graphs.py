@@ -1,14 +1,15 @@
-"""Random training steps for tests: same seed, same graph.
+"""Make random training steps for tests; equal seeds give equal graphs.
 
-`random_graph` makes a small step that has everything the memory rule knows, built as a trace builds one: a
-forward, its backward op by op in reverse, gradients summed where a value was read twice. `random_chain` is
-what methods for chains assume.
+`random_graph` makes a small step with every case of the memory rule, built as a trace builds one: a forward,
+its backward op by op in reverse, and gradients summed where a value is read twice. `random_chain` makes the
+chains that methods for chains assume.
 
-Times are multiples of 1/8 s and sums of them exact, so that tests may compare times with ``==``.
+Times are multiples of 1/8 s, so their sums are exact and tests may compare times with ``==``.
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import attrs
 
@@ -16,44 +17,32 @@ from remat_graph.ir import Graph, Implementation, Op, Role, Value
 
 
 def random_graph(seed: int, forward_ops: int = 8) -> Graph:
-    """A small training step.
+    """A small training step of about `forward_ops` forward ops and twice as many backward ops.
 
-    It has ops of several outputs, parameters, random ops with the generator's state kept, batch norms that
-    write running statistics and repeat without, pairs of implementations tied by a mask, in-place reuses,
-    workspaces, outputs that the backward reads, tangents, forward-only ops in the backward, and an
-    allocator's rounding.
-
-    Args:
-        seed: what to draw from.
-        forward_ops: about how many ops the forward has; the backward has about twice as many.
+    It has ops of several outputs, parameters, random ops that read a saved generator state, batch norms that
+    write running statistics only on their first run, pairs of implementations tied by a mask, in-place
+    reuses, workspaces, outputs that the backward reads, tangents, ops in the backward that read forward
+    values alone, and an allocator's rounding.
     """
     return _Maker(random.Random(seed), forward_ops).graph(f"random-{seed}-{forward_ops}")
 
 
 def random_chain(seed: int, stages: int = 6) -> Graph:
-    """A chain of unlike stages, one op there and one back.
+    """A chain of different stages, each one forward op and one backward op.
 
-    A stage makes an activation, which the next one reads, and what only its own backward reads beside the
-    activations on both sides.
-
-    Args:
-        seed: what to draw from.
-        stages: length of the forward.
+    A stage makes an activation, which the next stage reads, and a mask. Its backward reads both, and the
+    activation of the stage before.
     """
     rng = random.Random(seed)
-    values: list[Value] = []
+    values, value = new_values()
     ops: list[Op] = []
 
-    def value(word: str, nbytes: int) -> int:
-        values.append(Value(name=f"{word}{len(values)}", nbytes=nbytes))
-        return len(values) - 1
-
     def op(inputs: Iterable[int], outputs: Iterable[int], eighths: int, *, backward: bool) -> None:
-        way = Implementation(
+        only = Implementation(
             inputs=inputs, outputs=outputs, time_s=eighths / 8, workspace_nbytes=rng.choice((0, 0, 64))
         )
         name = f"{'back' if backward else 'stage'}_{len(ops)}"
-        ops.append(Op(name=name, target="stage", backward=backward, implementations=[way]))
+        ops.append(Op(name=name, target="stage", backward=backward, implementations=[only]))
 
     made: list[tuple[int, int]] = []
     eighths = [rng.randint(2, 32) for _ in range(stages)]
@@ -69,12 +58,23 @@ def random_chain(seed: int, stages: int = 6) -> Graph:
     return Graph(name=f"chain-{seed}-{stages}", values=values, ops=ops)
 
 
+def new_values() -> tuple[list[Value], Callable[..., int]]:
+    """A list of values and a function (word, nbytes, fields) that appends one and returns its index."""
+    values: list[Value] = []
+
+    def value(word: str, nbytes: int, **fields: Any) -> int:
+        values.append(Value(name=f"{word}{len(values)}", nbytes=nbytes, **fields))
+        return len(values) - 1
+
+    return values, value
+
+
 class _Maker:
-    """Values and ops so far, and which value holds the gradient of which."""
+    """The values and ops made so far, and the gradient of each value."""
 
     def __init__(self, rng: random.Random, forward_ops: int) -> None:
         self.rng, self.forward_ops = rng, forward_ops
-        self.values: list[Value] = []
+        self.values, self.append = new_values()
         self.ops: list[Op] = []
         self.grads: dict[int, int] = {}
 
@@ -92,30 +92,19 @@ class _Maker:
         rounding = self.rng.choice((1, 512))
         return Graph(name=name, values=self.values, ops=self.ops, rounding_nbytes=rounding)
 
-    def value(
-        self,
-        word: str,
-        nbytes: int | None = None,
-        *,
-        role: Role = Role.ACTIVATION,
-        external: bool = False,
-        of: int | None = None,
-        replaces: int | None = None,
-    ) -> int:
+    def value(self, word: str, nbytes: int | None = None, **fields: Any) -> int:
         size = self.rng.choice((0, 1, 64, 500, 512, 513, 1000, 1000, 4000)) if nbytes is None else nbytes
-        name = f"{word}{len(self.values)}"
-        self.values.append(
-            Value(name=name, nbytes=size, role=role, external=external, of=of, replaces=replaces)
-        )
-        return len(self.values) - 1
+        return self.append(word, size, **fields)
 
-    def op(self, target: str, ways: list[Implementation], *, backward: bool, rerun: int | None = 0) -> None:
-        name = f"{target}_{len(self.ops)}"
-        key = f"{target} {[self.values[v].nbytes for way in ways for v in way.outputs]}"
-        made = Op(name=name, target=target, backward=backward, key=key, rerun=rerun, implementations=ways)
+    def op(self, kind: str, variants: list[Implementation], *, backward: bool, rerun: int | None = 0) -> None:
+        name = f"{kind}_{len(self.ops)}"
+        key = f"{kind} {[self.values[v].nbytes for variant in variants for v in variant.outputs]}"
+        made = Op(name=name, target=kind, backward=backward, key=key, rerun=rerun, implementations=variants)
         self.ops.append(made)
 
-    def way(self, inputs: Iterable[int], outputs: Iterable[int], *, in_place: bool = False) -> Implementation:
+    def variant(
+        self, inputs: Iterable[int], outputs: Iterable[int], *, in_place: bool = False
+    ) -> Implementation:
         inputs, outputs = tuple(dict.fromkeys(inputs)), tuple(outputs)
         reuses = [
             (o, i)
@@ -134,51 +123,51 @@ class _Maker:
         match self.rng.choice(("linear", "relu", "add", "split", "dropout", "norm", "masked")):
             case "linear":
                 y = self.value("y")
-                ways = [self.way((x, self.value("weight", external=True, role=Role.PARAM)), (y,))]
-                self.op("linear", ways, backward=False)
+                variants = [self.variant((x, self.value("weight", external=True, role=Role.PARAM)), (y,))]
+                self.op("linear", variants, backward=False)
                 return [y]
             case "relu":
                 y = self.value("y", self.values[x].nbytes)
-                self.op("relu", [self.way((x,), (y,), in_place=True)], backward=False)
+                self.op("relu", [self.variant((x,), (y,), in_place=True)], backward=False)
                 return [y]
             case "add":
                 y = self.value("y", self.values[x].nbytes)
-                ways = [self.way((x, self.rng.choice(pool)), (y,), in_place=self.rng.random() < 0.5)]
-                self.op("add", ways, backward=False)
+                variants = [self.variant((x, self.rng.choice(pool)), (y,), in_place=self.rng.random() < 0.5)]
+                self.op("add", variants, backward=False)
                 return [y]
             case "split":
                 parts = [self.value("part") for _ in range(self.rng.randint(2, 3))]
-                self.op("split", [self.way((x,), parts)], backward=False)
-                return parts[: self.rng.randint(1, len(parts))]  # what is left out is read by nothing
+                self.op("split", [self.variant((x,), parts)], backward=False)
+                return parts[: self.rng.randint(1, len(parts))]  # no op reads the others
             case "dropout":
                 state, y = self.value("state", 16, role=Role.RNG), self.value("y")
-                self.op("snapshot", [self.way((), (state,))], backward=False, rerun=None)
-                self.op("dropout", [self.way((x, state), (y,))], backward=False)
+                self.op("snapshot", [self.variant((), (state,))], backward=False, rerun=None)
+                self.op("dropout", [self.variant((x, state), (y,))], backward=False)
                 return [y]
             case "norm":
                 old = self.value("running", external=True, role=Role.BUFFER)
                 y, stat = self.value("y"), self.value("stat", 8)
                 new = self.value("running", external=True, role=Role.BUFFER, replaces=old)
-                ways = [self.way((x, old), (y, stat, new)), self.way((x,), (y, stat))]
-                self.op("norm", ways, backward=False, rerun=1)
+                variants = [self.variant((x, old), (y, stat, new)), self.variant((x,), (y, stat))]
+                self.op("norm", variants, backward=False, rerun=1)
                 return [y]
             case _:
                 y, mask = self.value("y"), self.value("mask")
-                ways = [self.way((x,), (y,)), self.way((x,), (y, mask))]
-                self.op("masked", ways, backward=False, rerun=self.rng.choice((0, 1)))
+                variants = [self.variant((x,), (y,)), self.variant((x,), (y, mask))]
+                self.op("masked", variants, backward=False, rerun=self.rng.choice((0, 1)))
                 return [y]
 
     def backward_op(self, op: Op) -> None:
-        """Gradients of what a forward op read, from those of what it made and from what it saved."""
+        """Make the gradients of the inputs of a forward op from those of its outputs and saved values."""
         upstream = [self.grads[v] for v in op.first.outputs if v in self.grads]
         if not upstream:
             return
         around = [v for v in (*op.first.inputs, *op.first.outputs) if self.is_storage(v)]
         saved = [v for v in around if self.rng.random() < 0.6]
         if saved and self.rng.random() < 0.15:
-            # It sits in the backward but depends on the forward alone.
+            # This op of the backward reads forward values alone.
             kept = self.value("again")
-            self.op("cast", [self.way(saved, (kept,))], backward=True)
+            self.op("cast", [self.variant(saved, (kept,))], backward=True)
             saved = [kept]
         fresh = {}
         for v in op.first.inputs:
@@ -187,16 +176,18 @@ class _Maker:
                 fresh[v] = self.value("grad", stored.nbytes)
             elif stored.role is Role.PARAM:
                 fresh[v] = self.value("gradient", stored.nbytes, role=Role.GRAD, of=v)
-        ways = [self.way((*upstream, *saved), fresh.values(), in_place=self.rng.random() < 0.5)]
-        masks = [v for way in op.implementations[1:] for v in way.outputs if v not in op.first.outputs]
+        variants = [self.variant((*upstream, *saved), fresh.values(), in_place=self.rng.random() < 0.5)]
+        masks = [
+            v for variant in op.implementations[1:] for v in variant.outputs if v not in op.first.outputs
+        ]
         if masks:
-            ways.append(self.way((*upstream, *masks), fresh.values()))
+            variants.append(self.variant((*upstream, *masks), fresh.values()))
         if fresh:
-            self.op(f"{op.target}_backward", ways, backward=True)
+            self.op(f"{op.target}_backward", variants, backward=True)
         for v, grad in fresh.items():
             if v in self.grads:
                 total = self.value("sum", self.values[grad].nbytes)
-                self.op("sum", [self.way((self.grads[v], grad), (total,), in_place=True)], backward=True)
+                self.op("sum", [self.variant((self.grads[v], grad), (total,), in_place=True)], backward=True)
                 grad = total
             if not self.values[v].external:
                 self.grads[v] = grad

@@ -1,4 +1,4 @@
-"""Random orders and schedules of a graph."""
+"""Make random orders and schedules of a graph."""
 
 import random
 
@@ -7,53 +7,50 @@ from remat_graph.schedule import Compute, Free, FreeHost, Lane, Schedule, Start,
 
 
 def random_order(graph: Graph, seed: int, *, forget: float = 0.3) -> list[int]:
-    """A valid order of the ops with repeats: `Schedule.from_order` makes a valid schedule of it.
+    """A valid order with repeats for a graph without persistent values.
 
-    Args:
-        graph: a graph that moves nothing.
-        seed: what to draw from.
-        forget: how likely each value that can be had again is forgotten before each op.
+    Before each op, every value that can be recomputed is freed with probability `forget`.
     """
-    return _Walk(graph, random.Random(seed), forget).order()
+    return _RandomOrder(graph, random.Random(seed), forget).order()
 
 
 def random_moves(graph: Graph, schedule: Schedule, seed: int, *, moves: int = 3) -> Schedule:
-    """The same schedule with some values sent to the host and fetched back before their next use."""
+    """The same schedule with some values swapped out to the host and back in before their next use."""
     rng = random.Random(seed)
     steps, boundary = list(schedule.steps), schedule.boundary
     for _ in range(moves):
-        gaps = _gaps(graph, steps)
-        if not gaps:
+        intervals = _idle_intervals(graph, steps)
+        if not intervals:
             break
-        value, start, stop = rng.choice(gaps)
-        away, back = Transfer(value, Lane.TO_HOST), Transfer(value, Lane.TO_DEVICE)
-        places = sorted(rng.randint(start, stop) for _ in range(4))
+        value, start, stop = rng.choice(intervals)
+        out, back = Transfer(value, Lane.TO_HOST), Transfer(value, Lane.TO_DEVICE)
+        positions = sorted(rng.randint(start, stop) for _ in range(4))
         parts: list[list[Step]] = [
-            [Start(away)],
-            [Wait(away), Free(value)],
+            [Start(out)],
+            [Wait(out), Free(value)],
             [Start(back)],
             [Wait(back), FreeHost(value)],
         ]
-        for place, part in reversed(list(zip(places, parts, strict=True))):
-            steps[place:place] = part
-            boundary += len(part) if place < boundary else 0
+        for position, part in reversed(list(zip(positions, parts, strict=True))):
+            steps[position:position] = part
+            boundary += len(part) if position < boundary else 0
     return Schedule(steps, boundary)
 
 
-class _Walk:
-    """Runs ops in a random valid order, and forgets values on the way."""
+class _RandomOrder:
+    """Choose ops in a random valid order, and free random values before each of them."""
 
     def __init__(self, graph: Graph, rng: random.Random, forget: float) -> None:
         self.graph, self.rng, self.forget = graph, rng, forget
         replaced = {value.replaces for value in graph.values}
-        self.again = {
+        self.recomputed_by = {
             value: i
             for i, op in enumerate(graph.ops)
             if op.rerun is not None and not replaced & set(op.implementations[op.rerun].inputs)
             for value in set(op.first.outputs) & set(op.implementations[op.rerun].outputs)
             if not graph.values[value].external and not graph.values[value].pinned
         }
-        self.there: set[int] = set()
+        self.live: set[int] = set()
         self.ran: list[int] = []
 
     def order(self) -> list[int]:
@@ -63,14 +60,14 @@ class _Walk:
                 ready = [i for i in waiting if self.is_ready(i)]
                 chosen = self.rng.choice(ready[: self.rng.randint(1, 3)])
                 waiting.remove(chosen)
-                for value in [v for v in sorted(self.there) if v in self.again]:
+                for value in [v for v in sorted(self.live) if v in self.recomputed_by]:
                     if self.rng.random() < self.forget:
-                        self.there.discard(value)
+                        self.live.discard(value)
                 self.run(chosen, first=True)
         return self.ran
 
     def is_ready(self, op: int) -> bool:
-        """Whether first runs have made what it reads, and read what it overwrites."""
+        """Whether first runs have made the inputs of an op, and have read the values that it overwrites."""
         seen = set(self.ran)
         graph = self.graph
         first = graph.ops[op].first
@@ -81,31 +78,31 @@ class _Walk:
 
     def run(self, op: int, *, first: bool) -> None:
         node = self.graph.ops[op]
-        way = node.first if first or node.rerun is None else node.implementations[node.rerun]
-        for value in way.inputs:
-            if value not in self.there and value in self.again:
-                self.run(self.again[value], first=False)
+        chosen = node.first if first or node.rerun is None else node.implementations[node.rerun]
+        for value in chosen.inputs:
+            if value not in self.live and value in self.recomputed_by:
+                self.run(self.recomputed_by[value], first=False)
         self.ran.append(op)
-        self.there.update(way.outputs)
+        self.live.update(chosen.outputs)
 
 
-def _gaps(graph: Graph, steps: list[Step]) -> list[tuple[int, int, int]]:
-    """(value, start, stop): positions between two uses of a value that neither frees nor moves it."""
+def _idle_intervals(graph: Graph, steps: list[Step]) -> list[tuple[int, int, int]]:
+    """(value, start, stop): positions between two uses of a value that no step between frees or moves."""
     last: dict[int, int] = {}
-    gaps = []
+    intervals = []
     for position, step in enumerate(steps):
         match step:
             case Compute(op, implementation):
-                way = graph.ops[op].implementations[implementation]
-                for value in way.inputs:
+                chosen = graph.ops[op].implementations[implementation]
+                for value in chosen.inputs:
                     if value in last and position - last[value] > 1:
-                        gaps.append((value, last[value] + 1, position))
-                for value in (*way.inputs, *way.outputs):
+                        intervals.append((value, last[value] + 1, position))
+                for value in (*chosen.inputs, *chosen.outputs):
                     if not graph.values[value].external and not graph.values[value].pinned:
                         last[value] = position
             case Free(value):
                 last.pop(value, None)
             case Start(transfer) | Wait(transfer):
                 last.pop(transfer.value, None)
-    # Moving between an op and its frees would keep outputs from taking over what dies there.
-    return [gap for gap in gaps if not isinstance(steps[gap[1]], Free)]
+    # A step between an op and its frees would keep its outputs from reusing the freed storages.
+    return [interval for interval in intervals if not isinstance(steps[interval[1]], Free)]

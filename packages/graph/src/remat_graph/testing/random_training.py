@@ -1,38 +1,30 @@
-"""Random steps of training: parameters, states, updates, and links to a host."""
+"""Make random training steps: parameters, optimizer states, updates, and links to a host."""
 
 import math
 import random
 from collections.abc import Iterable
-from typing import Any
 
 import attrs
 
-from remat_graph.ir import Graph, Implementation, Op, Placement, Role, Value
+from remat_graph.ir import Graph, Implementation, Op, Placement, Role
 from remat_graph.links import Links
+from remat_graph.testing.random_graphs import new_values
 from remat_graph.training import Optimized, training_graph
 
 
 def random_training(seed: int, layers: int = 5) -> Graph:
-    """A step of training unlike layers: each has a weight, a gradient, an update and up to two states.
+    """A training step of different layers: each has a weight, a gradient, an update and up to two states.
 
-    A layer's forward reads its weight and what the layer before it made; its backward reads both again. Some
-    weights are frozen, and some are read by two layers.
-
-    Args:
-        seed: what to draw from.
-        layers: length of the forward.
+    The forward of a layer reads its weight and the output of the layer before; its backward reads both again.
+    Some weights are frozen, and some are read by two layers.
     """
     rng = random.Random(seed)
-    values: list[Value] = []
+    values, value = new_values()
     ops: list[Op] = []
 
-    def value(word: str, nbytes: int, **more: Any) -> int:
-        values.append(Value(name=f"{word}{len(values)}", nbytes=nbytes, **more))
-        return len(values) - 1
-
     def op(inputs: Iterable[int], outputs: Iterable[int], eighths: int, *, backward: bool) -> None:
-        way = Implementation(inputs=inputs, outputs=outputs, time_s=eighths / 8)
-        ops.append(Op(name=f"op{len(ops)}", target="layer", backward=backward, implementations=[way]))
+        only = Implementation(inputs=inputs, outputs=outputs, time_s=eighths / 8)
+        ops.append(Op(name=f"op{len(ops)}", target="layer", backward=backward, implementations=[only]))
 
     weights = [value("w", 64 * rng.randint(1, 8), role=Role.PARAM, external=True) for _ in range(layers)]
     used = [weights[i - 1] if i and rng.random() < 0.15 else w for i, w in enumerate(weights)]
@@ -47,11 +39,9 @@ def random_training(seed: int, layers: int = 5) -> Graph:
         w, outputs = used[i], [value("dy", values[made[i - 1]].nbytes if i else 0)]
         if w not in frozen:
             last = w not in used[:i]
-            role = Role.GRAD if last and w not in parts else Role.ACTIVATION
-            parts.setdefault(w, []).append(
-                value("dw", values[w].nbytes, role=role, of=w if role is Role.GRAD else None)
-            )
-            outputs.append(parts[w][-1])
+            fields = {"role": Role.GRAD, "of": w} if last and w not in parts else {}
+            outputs.append(value("dw", values[w].nbytes, **fields))
+            parts.setdefault(w, []).append(outputs[-1])
         op((w, made[i], *made[i - 1 : i], *above), outputs, 2 * eighths[i], backward=True)
         above = outputs[:1]
         if w in parts and len(parts[w]) > 1:
@@ -66,7 +56,7 @@ def random_training(seed: int, layers: int = 5) -> Graph:
 
 
 def random_links(graph: Graph, seed: int) -> Links:
-    """Bandwidths, powers of 2, at which moving all activations takes about 1/8 to 4 times the compute."""
+    """Bandwidths, powers of 2, at which moving all activations takes 1/8 to 4 times the compute time."""
     rng = random.Random(seed)
     nbytes = sum(value.nbytes for value in graph.values if value.role is Role.ACTIVATION)
     rates = [nbytes / max(graph.time_s, 1.0) * 2 ** rng.uniform(-2, 3) for _ in range(2)]
@@ -75,7 +65,7 @@ def random_links(graph: Graph, seed: int) -> Links:
 
 
 def streamed(graph: Graph, seed: int, *, share: float = 0.6) -> Graph:
-    """The same step with some of its parameters charged and placed on the host."""
+    """The same step with some of its parameters counted and placed on the host."""
     rng = random.Random(seed)
     values = [
         attrs.evolve(value, external=False, placement=Placement.HOST, nbytes=max(value.nbytes, 64))

@@ -12,14 +12,14 @@ from remat_graph.testing.random_schedules import random_order
 
 
 def graphs(max_forward_ops: int = 12) -> "SearchStrategy[Graph]":
-    """Strategy of `random_graph`; shrinks towards few ops."""
+    """Strategy of `random_graph`; it shrinks towards few ops."""
     from hypothesis import strategies as st
 
     return st.builds(random_graph, st.integers(0, 2**32 - 1), st.integers(1, max_forward_ops))
 
 
 def schedules(max_forward_ops: int = 12) -> "SearchStrategy[tuple[Graph, Schedule]]":
-    """Strategy of graphs with a schedule that computes values again."""
+    """Strategy of graphs with a schedule that recomputes values."""
     from hypothesis import strategies as st
 
     def with_order(graph: Graph, seed: int, forget: float) -> tuple[Graph, Schedule]:

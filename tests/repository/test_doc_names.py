@@ -1,0 +1,169 @@
+"""Files, modules, names and commands that the docs mention exist."""
+
+import importlib
+import os
+import pkgutil
+import re
+import tomllib
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import attrs
+import pytest
+import typer
+
+from remat_facade.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    *("README.md", "CONTRIBUTING.md"),
+    *(
+        page.relative_to(ROOT).as_posix()
+        for page in sorted(ROOT.glob("docs/*.md"))
+        if "results" not in page.name
+    ),
+    *(page.relative_to(ROOT).as_posix() for page in sorted(ROOT.glob("packages/*/README.md"))),
+]
+PACKAGES = ("remat_graph", "remat_solvers", "remat_executor", "remat_offload", "remat_facade")
+ENTRY_POINT_GROUPS = {"remat.solvers", "remat.platforms", "remat.optimizers"}
+MADE_LATER = re.compile(r"^\.(venv|hatch)|\.(added|changed|fixed|removed)\.md$")
+# Names of other programs, and of what a user writes.
+OTHERS = {
+    *("activation_memory_budget", "deepcopy", "isinstance", "save_pretrained", "torchrun", "Trainer"),
+    *("lint", "my_solver", "seconds", "ticket", "venv", "weights32"),
+}
+
+
+def text_of(page: str) -> str:
+    """The text of a page."""
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def quoted(page: str) -> list[str]:
+    """What is in backticks in the running text of a page."""
+    prose = re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL)
+    return re.findall(r"`([^`]+)`", prose)
+
+
+@cache
+def paths() -> frozenset[str]:
+    """Files and folders of the repository, with a slash in front."""
+    found = set()
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if name == ".ci" or not name.startswith((".", "__pycache__"))]
+        found |= {"/" + Path(folder, name).relative_to(ROOT).as_posix() for name in (*folders, *files)}
+    return frozenset(found)
+
+
+def is_there(path: str) -> bool:
+    """Whether a path is one from the root, or the end of one."""
+    if "*" in path:
+        return any(ROOT.glob(path))
+    return any(each.endswith("/" + path.rstrip("/")) for each in paths())
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+@cache
+def classes() -> dict[str, list[type]]:
+    """The classes that the packages offer, by name."""
+    found: dict[str, list[type]] = {}
+    for package in map(importlib.import_module, PACKAGES):
+        for name in package.__all__:
+            thing = getattr(package, name)
+            if isinstance(thing, type):
+                found.setdefault(name, []).append(thing)
+    return found
+
+
+def has(kind: type, name: str) -> bool:
+    """Whether instances of a class have an attribute."""
+    return hasattr(kind, name) or (attrs.has(kind) and name in attrs.fields_dict(kind))
+
+
+@cache
+def words() -> frozenset[str]:
+    """Every word of the sources."""
+    files = ROOT.glob("packages/*/src/**/*.py")
+    return frozenset(chain.from_iterable(re.findall(r"\w+", path.read_text()) for path in files))
+
+
+def is_file(word: str) -> bool:
+    """Whether a word in backticks is a path: it has a slash, or the ending of a file."""
+    return re.fullmatch(r"[\w.*/+-]*(/[\w.*-]*|\.(py|toml|md))", word) is not None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths(page: str) -> None:
+    """Files and folders in backticks, and relative links."""
+    named = filter(is_file, quoted(page))
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text_of(page))
+    assert [] == [path for path in named if not MADE_LATER.search(path) and not is_there(path)]
+    assert [] == [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands(page: str) -> None:
+    """`hatch run` and `remat` with what follows."""
+    settings = tomllib.loads((ROOT / "hatch.toml").read_text())
+    scripts = {*settings["envs"]["default"]["scripts"]}
+    scripts |= {f"docs:{name}" for name in settings["envs"]["docs"]["scripts"]}
+    named = set(re.findall(r"hatch run ([\w:-]+)", text_of(page)))
+    assert set() == named - scripts
+    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    named = {word.split()[1] for word in quoted(page) if re.match(r"remat [a-z]", word)}
+    assert set() == named - commands
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_dotted_names(page: str) -> None:
+    """Modules and their members, and attributes of classes that a package offers."""
+    heads = {re.split(r"[(\[=]", word)[0] for word in quoted(page)}
+    dotted = {head for head in heads if re.fullmatch(r"\w+(\.\w+)+", head)}
+    modules = {name for name in dotted if name.startswith("remat")} - ENTRY_POINT_GROUPS
+    assert [] == sorted(name for name in modules if not resolves(name))
+    members = [name.split(".") for name in dotted if name.count(".") == 1]
+    offered = [(kind, name, member) for name, member in members for kind in classes().get(name, ())]
+    assert [] == [f"{name}.{member}" for kind, name, member in offered if not has(kind, member)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_words(page: str) -> None:
+    """Identifiers and calls in backticks are words of the sources."""
+    calls = [w for w in quoted(page) if re.fullmatch(r"[\w.]+(\(.*\)|\[.*\])?(=\w*)?", w) and not is_file(w)]
+    code = " ".join(re.sub(r"[\"'].*?[\"']", "", call) for call in calls)
+    named = set(re.findall(r"[A-Za-z_]\w{2,}", code)) - OTHERS
+    assert [] == sorted(named - words())
+
+
+def test_the_picture_of_the_folders_is_complete() -> None:
+    """Each folder of a package is in the first block of the page, and no other."""
+    block = text_of("docs/architecture.md").split("\n\n")[1]
+    shown = {
+        part.split()[0]: set(re.findall(r"(\w+)/", part))
+        for part in re.split(r"\n?    (?=remat_)", block)
+        if part
+    }
+    folders = {
+        path.name: {each.parent.name for each in path.glob("*/__init__.py")}
+        for path in ROOT.glob("packages/*/src/remat_*")
+    }
+    assert folders == shown
+
+
+def test_the_picture_of_the_pipeline_is_the_code() -> None:
+    """Each stage is a step of the function that the page names, in its order."""
+    block = text_of("docs/architecture.md").split("## The pipeline")[1].split("\n\n")[1]
+    shown = [line.split()[0] for line in block.splitlines()]
+    source = (ROOT / "packages/executor/src/remat_executor/module/pipeline.py").read_text()
+    body = source.split("def planned_step")[1].split('"""')[2].split("\n\n\n")[0]
+    called = re.findall(r"(?:stages\.)?(\w+)\(", body)
+    assert shown == ["plan" if name == "planner" else name for name in called]
