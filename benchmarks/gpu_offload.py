@@ -45,8 +45,7 @@ from offload_ways import Shape, Way, cpu_step, eager, finish, new_machine, offma
 from remat_executor import MemoryMeter
 from remat_facade.planning.memory_fit import free_on
 from remat_graph import Lane, Links, RematError
-from remat_offload import HostPool, Machine
-from remat_offload.machine.bandwidth import measure_links
+from remat_offload import HostPool, Machine, measure_links
 
 RESULTS = Path(__file__).resolve().parent / "results"
 GIB = 1 << 30

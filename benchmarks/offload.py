@@ -32,7 +32,7 @@ import record
 from remat_facade import Offmate
 from remat_graph import Lane, Links, simulate
 from remat_offload import SimulatedMachine
-from remat_offload.optimizer.states import States
+from remat_offload.optimizer.states import OptimizerStates
 from tests.helpers.models import import_transformers
 
 MOST = 1.10  # of the roof, where all is hidden
@@ -151,7 +151,7 @@ def optimizer_row(repeats: int, parameters: int = 8, numel: int = 1 << 22) -> di
     flat = nn.Parameter(torch.randn(parameters * numel))
     optimizer = torch.optim.AdamW(model, fused=True)
     whole = torch.optim.AdamW([flat], fused=True)
-    states = States(optimizer, torch.device("cpu"))
+    states = OptimizerStates(optimizer, torch.device("cpu"))
     states.settle()
     grads = [torch.randn(numel) for _ in model]
     flat.grad = torch.randn(parameters * numel)

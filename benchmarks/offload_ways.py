@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from remat_facade import Offmate
 from remat_graph import Links
-from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine
-from remat_offload.engine.weight_loading import fill
+from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine, WeightReader
+from remat_offload.engine.weight_loading import rebind_storage
 from tests.helpers.models import import_transformers
 from tests.helpers.offmates import Mapped
 
@@ -143,7 +143,12 @@ class Way:
 
 def _filled(shape: Shape, device: torch.device) -> nn.Module:
     model = shape.empty()
-    fill(model, Values(model, device))
+    reader = WeightReader(model, Values(model, device))
+    for tensor in (*model.parameters(), *model.buffers()):
+        if reader.has(tensor):
+            values = torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.data
+            reader.read(tensor, values)
+            rebind_storage(tensor, values)
     return model.to(device).train()
 
 

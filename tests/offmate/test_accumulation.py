@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from remat_offload.errors import OffloadMisuse
+from remat_offload import OffloadMisuse
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
 

@@ -12,7 +12,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from remat_facade import from_config
 from remat_facade.errors import BadConfig
 from remat_graph import Lane, Start
-from remat_offload.errors import OffloadMisuse
+from remat_offload import OffloadMisuse
 from tests.helpers.offmates import offmate
 
 X = torch.randn(64, 48, generator=torch.Generator().manual_seed(5))

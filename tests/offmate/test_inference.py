@@ -9,7 +9,7 @@ from torch import nn
 from remat_executor import MemoryMeter
 from remat_graph import Lane
 from remat_offload import HostPool, SimulatedMachine
-from remat_offload.engine.on_demand_weights import Lending
+from remat_offload.engine.on_demand_weights import OnDemandWeights
 from tests.helpers.offmates import (
     MODELS,
     OPTIMIZERS,
@@ -154,11 +154,11 @@ class Elsewhere:
         """All of the model's do."""
         return param in self.params
 
-    def lend(self, param):
+    def fetch(self, param):
         """A copy."""
         return param.detach().clone().to(self.device)
 
-    def take_home(self, param, lent):
+    def write_back(self, param, lent):
         """Write it, and note that."""
         self.home.append(param)
         if not lent.is_meta:
@@ -220,17 +220,17 @@ def test_nothing_of_the_host_is_mixed_in(grad):
     model, ids = Many(), torch.zeros(2, 5, dtype=torch.long)
     with torch.set_grad_enabled(grad):
         expected = model(ids)
-        with Lending(Elsewhere(model)):
+        with OnDemandWeights(Elsewhere(model)):
             output = model(ids.to("meta"))
-        with Lending(Elsewhere(model, "cpu")):
+        with OnDemandWeights(Elsewhere(model, "cpu")):
             assert torch.equal(expected, model(ids))
     assert output.is_meta
     assert output.requires_grad == grad
     odd = Counting()
-    with torch.no_grad(), Lending(lender := Elsewhere(odd)):
+    with torch.no_grad(), OnDemandWeights(fetcher := Elsewhere(odd)):
         assert odd(torch.ones(2, 4)).is_meta
-    assert len(lender.home) == 1
-    assert lender.home[0] is odd.count
+    assert len(fetcher.home) == 1
+    assert fetcher.home[0] is odd.count
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
@@ -241,6 +241,6 @@ def test_what_is_written_in_place_goes_home(off):
     x = torch.ones(2, 4)
     with off():
         expected = plain(x)
-        with Lending(Elsewhere(ours, "cpu")):
+        with OnDemandWeights(Elsewhere(ours, "cpu")):
             assert torch.equal(expected, ours(x))
     assert torch.equal(plain.count, ours.count)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from remat_graph import Lane, OptimizerStep
-from remat_offload import MachineMisuse
+from remat_offload import MachineMisuse, OffloadMisuse
 from remat_offload.deferred_signals import uninterrupted
-from remat_offload.errors import OffloadMisuse
 from remat_offload.machine import threaded
 from remat_offload.machine.threaded import Job
 from remat_offload.optimizer.step_cost import UpdateCost
@@ -119,7 +118,7 @@ def test_loaded_states_are_at_home() -> None:
         interrupt = Interrupt(line)
         interrupted += interrupt.during(lambda: optimizer.load_state_dict(file))
         found = [optimizer.state[p][name].data_ptr() for p, name in homes]
-        places = model._remat_training.states._places
+        places = model._remat_training.states._blocks
         held = [(p, name) in places for p, name in homes]
         assert [e for e, h in zip(expected, held, strict=True) if h] == [
             f for f, h in zip(found, held, strict=True) if h
@@ -133,7 +132,7 @@ def test_loaded_states_are_at_home() -> None:
 def test_what_is_left_on_the_device_comes_home(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of updated states that could not be begun is made before anybody looks."""
     # A slow optimizer, wherever it steps: the device steps states that come from the host and go back.
-    slow = UpdateCost(s_per_element=1e-6, scratch_nbytes_per_element=4.0)
+    slow = UpdateCost(s_per_element=1e-6, workspace_nbytes_per_element=4.0)
     monkeypatch.setattr("remat_offload.optimizer.states.update_cost", lambda *_: slow)
     plain, ours = plainly(), made(zoo=False)
     for model, optimizer, x in (plain, ours):
@@ -141,15 +140,15 @@ def test_what_is_left_on_the_device_comes_home(monkeypatch: pytest.MonkeyPatch) 
         if model is plain[0]:
             optimizer.step()
     residency = ours[0]._remat_training.engine.residency
-    send_home, failed = residency.send_home, []
+    copy_to_host, failed = residency.copy_to_host, []
 
     def fails_once(name: str, newer: Tensor) -> Any:
         if not failed:
             failed.append(name)
             raise KeyboardInterrupt
-        return send_home(name, newer)
+        return copy_to_host(name, newer)
 
-    monkeypatch.setattr(residency, "send_home", fails_once)
+    monkeypatch.setattr(residency, "copy_to_host", fails_once)
     with pytest.raises(KeyboardInterrupt):
         ours[1].step()
     assert failed

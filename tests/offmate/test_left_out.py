@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from remat_facade import Hiremate
-from remat_offload import SimulatedMachine
-from remat_offload.errors import OffloadMisuse
+from remat_offload import OffloadMisuse, SimulatedMachine
 from tests.helpers.offmates import OPTIMIZERS, PLATFORM, offmate
 
 

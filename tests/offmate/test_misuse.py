@@ -12,8 +12,15 @@ from torch import nn
 from remat_executor import RematWarning, UnplannedUse
 from remat_facade.errors import BadModel, NoRoom
 from remat_graph import BadBudget, Lane
-from remat_offload import CannotPin, HostPool, LaneFailed, RefusedOptimizer, SimulatedMachine
-from remat_offload.errors import BadWeights, OffloadMisuse
+from remat_offload import (
+    BadWeights,
+    CannotPin,
+    HostPool,
+    LaneFailed,
+    OffloadMisuse,
+    RefusedOptimizer,
+    SimulatedMachine,
+)
 from remat_offload.host_memory.pinned import RegisteredMemory
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
@@ -107,7 +114,7 @@ def test_what_is_planned_already():
 def test_stepping_what_steps_by_itself():
     """In the in-backward style `step()` would step twice."""
     ours = run(optimizer_in_backward=True)
-    fails(OffloadMisuse, ours.optimizer.step, "by itself")
+    fails(OffloadMisuse, ours.optimizer.step, "each backward steps the optimizer itself")
 
 
 def test_an_error_in_a_lane_is_told():
@@ -133,7 +140,7 @@ def test_what_a_plan_cannot_follow():
     ours.optimizer.zero_grad()
     ours.model.to(torch.float64)
     images = {k: v.double() if v.is_floating_point() else v for k, v in BATCHES(0).items()}
-    fails(OffloadMisuse, lambda: ours.model(**images), "torch.float64", "anew")
+    fails(OffloadMisuse, lambda: ours.model(**images), "torch.float64", "build the module again")
     fails(OffloadMisuse, lambda: offmate(MAKE(), BATCHES(0), "60%", optimizer="adamw"), "a str")
 
 
@@ -158,7 +165,7 @@ def test_several_calls_in_flight():
     torch.manual_seed(0)
     (models[0](**BATCHES(1)) + models[0](**BATCHES(2))).backward()
     torch.manual_seed(0)
-    with pytest.warns(RematWarning, match="takes a budget of its own"):
+    with pytest.warns(RematWarning, match="needs a budget of its own"):
         (ours(**BATCHES(1)) + ours(**BATCHES(2))).backward()
     pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
     assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
@@ -187,12 +194,12 @@ class Leaving(SimulatedMachine):
         self.free[ticket] = (source if lane is Lane.TO_HOST else destination).data_ptr()
         return ticket
 
-    def hold(self, ticket):
+    def wait_on_compute(self, ticket):
         """Hold; nobody else need know of that copy."""
-        super().hold(ticket)
+        super().wait_on_compute(ticket)
         self.free.pop(ticket, None)
 
-    def leave(self, tensor):
+    def release_after_copies(self, tensor):
         """Note it."""
         self.left.add(tensor.data_ptr())
 

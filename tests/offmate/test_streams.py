@@ -123,7 +123,7 @@ class Machine(CudaMachine):
     def __init__(self):
         super().__init__("cpu", cuda=LateCuda())
 
-    def leave(self, tensor):
+    def release_after_copies(self, tensor):
         """A stream keeps what it was given."""
 
 

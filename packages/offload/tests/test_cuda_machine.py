@@ -1,4 +1,4 @@
-"""The CUDA machine orders streams by events: with a stand-in that notes what is asked, and on a device."""
+"""The CUDA machine orders streams by events: with a fake that records calls, and on a device."""
 
 import contextlib
 import itertools
@@ -45,7 +45,7 @@ class FakeStream:
 
 
 class FakeCuda:
-    """Stands for `torch.cuda` with the CPU as its device; copies are done as they are issued."""
+    """A fake `torch.cuda` with the CPU as its device; copies are done when issued."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -82,11 +82,11 @@ def machine(cuda: FakeCuda) -> Iterator[CudaMachine]:
 
 
 def test_a_copy_waits_for_compute_and_copies(machine: CudaMachine, cuda: FakeCuda) -> None:
-    """Its stream waits for compute given before it and for copies it names; the host waits for neither."""
+    """Its stream waits for earlier compute and for copies it names; the host waits for neither."""
     x, host, y = torch.ones(3), torch.zeros(3), torch.zeros(3)
-    away = machine.copy(Lane.TO_HOST, host, x)
-    away.issued()
-    back = machine.copy(Lane.TO_DEVICE, y, host, after=[away])
+    saved = machine.copy(Lane.TO_HOST, host, x)
+    saved.issued()
+    back = machine.copy(Lane.TO_DEVICE, y, host, after=[saved])
     back.issued()
     expected = [
         "compute records compute/0",
@@ -99,7 +99,7 @@ def test_a_copy_waits_for_compute_and_copies(machine: CudaMachine, cuda: FakeCud
     ]
     assert expected == cuda.log
     assert torch.equal(x, y)
-    assert not away.event.happened
+    assert not saved.event.happened
 
 
 def test_a_ticket_is_issued_before_it_is_done(machine: CudaMachine) -> None:
@@ -129,29 +129,29 @@ def test_a_copy_is_issued_at_once_where_that_is_in_order(machine: CudaMachine, c
     assert ["to_host records to_host/1", "to_host waits for compute/2"] == cuda.log[-3:-1]
 
 
-def test_holding_a_copy(machine: CudaMachine, cuda: FakeCuda) -> None:
-    """The compute stream waits for the copy's event, the host for no more than that there is one."""
+def test_compute_waits_for_a_copy(machine: CudaMachine, cuda: FakeCuda) -> None:
+    """The compute stream waits for the copy's event, the host only until the event exists."""
     gate = threading.Event()
     work = machine.work(lambda: gate.wait(60))
     ticket = machine.copy(Lane.TO_DEVICE, torch.empty(1), torch.empty(1), after=[work])
     assert ["compute records compute/0"] == cuda.log  # the copy waits for the work on the host
     threading.Timer(0.02, gate.set).start()
-    machine.hold(ticket)
+    machine.wait_on_compute(ticket)
     assert "compute waits for to_device/0" == cuda.log[-1]
     assert not ticket.query()
 
 
 def test_holding_work(machine: CudaMachine, cuda: FakeCuda) -> None:
-    """Work on the CPU holds the host, and work waits on the host for the copies it names."""
+    """The host waits for work on the CPU, and work waits on the host for the copies it names."""
     ticket = machine.copy(Lane.TO_HOST, torch.empty(1), torch.empty(1))
     done: list[bool] = []
-    machine.hold(machine.work(lambda: done.append(ticket.query()), after=[ticket]))
+    machine.wait_on_compute(machine.work(lambda: done.append(ticket.query()), after=[ticket]))
     assert [True] == done
     assert "to_host records to_host/0" == cuda.log[-1]
 
 
 def test_a_copy_that_cannot_be_issued(machine: CudaMachine, cuda: FakeCuda) -> None:
-    """What fails when it is issued fails the ticket, and whoever holds it; later copies are issued."""
+    """An error while a copy is issued fails the ticket and waits for it; later copies are issued."""
     to, of = torch.empty(4), torch.empty(4)
     gate = threading.Event()
     work = machine.work(lambda: gate.wait(60))
@@ -159,7 +159,7 @@ def test_a_copy_that_cannot_be_issued(machine: CudaMachine, cuda: FakeCuda) -> N
     of.resize_(0)
     gate.set()
     with pytest.raises(LaneFailed, match="'x' failed on the lane to_host"):
-        machine.hold(ticket)
+        machine.wait_on_compute(ticket)
     machine.copy(Lane.TO_HOST, torch.empty(1), torch.empty(1)).issued()
     assert "to_host records to_host/0" == cuda.log[-1]
 
@@ -172,34 +172,34 @@ def test_draining_waits_for_the_streams(machine: CudaMachine, cuda: FakeCuda) ->
 
 
 def test_what_is_left_is_the_allocators(machine: CudaMachine) -> None:
-    """It asks the streams of both directions before the memory is lent again."""
+    """It asks the streams of both directions before the memory is reused."""
     asked = []
 
     class Left:
         def record_stream(self, stream: FakeStream) -> None:
             asked.append(stream.name)
 
-    machine.leave(Left())  # type: ignore[arg-type]
+    machine.release_after_copies(Left())  # type: ignore[arg-type]
     assert ["to_host", "to_device"] == asked
 
 
 @pytest.mark.cuda
 def test_on_cuda() -> None:
-    """Away and back through pinned memory, work in between, the device's memory used again meanwhile."""
+    """To the host and back through pinned memory, with work in between, while the device memory is reused."""
     with HostPool(2**26, device="cuda") as pool, CudaMachine() as machine:
         for step in range(20):
             x = machine.allocate((1024, 1024), (1024, 1), torch.float32).fill_(step)
             host = pool.allocate((1024, 1024), torch.float32)
-            away = machine.copy(Lane.TO_HOST, host, x)
-            machine.hold(away)
-            machine.discard(x)
+            saved = machine.copy(Lane.TO_HOST, host, x)
+            machine.wait_on_compute(saved)
+            machine.release(x)
             del x
             noise = torch.full((1024, 1024), -1.0, device="cuda")  # in the memory that x had
-            doubled = machine.work(lambda host=host: host.mul_(2), after=[away])
+            doubled = machine.work(lambda host=host: host.mul_(2), after=[saved])
             y = machine.allocate((1024, 1024), (1024, 1), torch.float32)
             back = machine.copy(Lane.TO_DEVICE, y, host, after=[doubled])
             pool.release(host, after=back)
-            machine.hold(back)
+            machine.wait_on_compute(back)
             assert (y == 2 * step).all()
             assert (noise == -1).all()
 
@@ -211,7 +211,7 @@ def test_failures_on_cuda() -> None:
         host, x = pool.allocate(1000), machine.allocate((1000,), (1,), torch.uint8)
         failed = machine.work(lambda: 1 / 0, name="adam")
         with pytest.raises(LaneFailed, match="'adam'"):
-            machine.hold(machine.copy(Lane.TO_DEVICE, x, host, after=[failed]))
+            machine.wait_on_compute(machine.copy(Lane.TO_DEVICE, x, host, after=[failed]))
         host.fill_(7)
-        machine.hold(machine.copy(Lane.TO_DEVICE, x, host))
+        machine.wait_on_compute(machine.copy(Lane.TO_DEVICE, x, host))
         assert (x == 7).all()

@@ -1,4 +1,4 @@
-"""Lanes run in order, each beside the others; what fails is told once, and takes down what came after it."""
+"""Lanes run in order, concurrently; a failure is reported once, and fails the work that comes after it."""
 
 import gc
 import pickle
@@ -25,7 +25,7 @@ def machine() -> Iterator[SimulatedMachine]:
 
 @attrs.define
 class Gate:
-    """Work that waits to be let through."""
+    """Work that waits until the test releases it."""
 
     begun: threading.Event = attrs.field(factory=threading.Event)
     opened: threading.Event = attrs.field(factory=threading.Event)
@@ -43,7 +43,7 @@ def fail() -> None:
 
 
 def lane_threads() -> set[threading.Thread]:
-    gc.collect()  # what other tests have left ends now, and not in between
+    gc.collect()  # objects of other tests end now, and not in between
     return {thread for thread in threading.enumerate() if thread.name.startswith("remat ")}
 
 
@@ -53,13 +53,13 @@ def leave_badly(machine: SimulatedMachine) -> None:
 
 
 def copy(machine: SimulatedMachine, lane: Lane, *after: Ticket) -> tuple[torch.Tensor, Ticket]:
-    """A copy of ones, and where it goes."""
+    """A copy of ones, and its destination."""
     to = torch.zeros(4)
     return to, machine.copy(lane, to, torch.ones(4), after, name=f"ones {lane}")
 
 
 def test_a_lane_keeps_its_order(machine: SimulatedMachine) -> None:
-    """What is given first runs first, whatever it took to wait for it."""
+    """Work submitted first runs first, however long it waits."""
     ran: list[int] = []
 
     def note(number: int) -> Callable[[], None]:
@@ -102,14 +102,14 @@ def test_a_copy_waits_for_work(machine: SimulatedMachine, lane: Lane) -> None:
 
 
 def test_holding_waits(machine: SimulatedMachine) -> None:
-    """After a hold, of a copy or of work, the calling thread sees what was done."""
+    """After `wait_on_compute`, for a copy or for work, the calling thread sees the result."""
     gate = Gate()
     to, ticket = copy(machine, Lane.TO_DEVICE, machine.work(gate))
     threading.Timer(0.02, gate.open).start()
-    machine.hold(ticket)
+    machine.wait_on_compute(ticket)
     assert (to == 1).all()
     done: list[int] = []
-    machine.hold(machine.work(lambda: done.append(1)))
+    machine.wait_on_compute(machine.work(lambda: done.append(1)))
     assert [1] == done
 
 
@@ -119,8 +119,8 @@ def test_a_failure_is_one_clear_line(machine: SimulatedMachine) -> None:
     with pytest.raises(LaneFailed) as caught:
         ticket.synchronize()
     message = (
-        "'adam of layer 3' failed on the lane cpu_optimizer: ValueError: no luck; what came after it was not "
-        "run: mend its cause, chained to this error, and run the step again"
+        "'adam of layer 3' failed on the lane cpu_optimizer: ValueError: no luck; work that depends on it "
+        "was not run: fix the error chained to this one, and run the step again"
     )
     assert message == str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError)
@@ -140,17 +140,17 @@ def test_what_comes_after_a_failure_is_not_run(machine: SimulatedMachine) -> Non
             ticket.synchronize()
         assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(LaneFailed, match="'adam' failed"):
-        machine.hold(copied)
+        machine.wait_on_compute(copied)
     assert ["free"] == ran
     assert (to == 0).all()
 
 
 def test_draining_tells_what_was_not_told(machine: SimulatedMachine) -> None:
-    """Each failure is told once, the first one first; what it brought down is no failure of its own."""
-    told, first, second = (machine.work(fail, name=name) for name in ("told", "first", "second"))
+    """Each failure is reported once, the first one first; dependent work is no failure of its own."""
+    reported, first, second = (machine.work(fail, name=name) for name in ("reported", "first", "second"))
     copy(machine, Lane.TO_HOST, first)
-    with pytest.raises(LaneFailed, match="'told'"):
-        told.synchronize()
+    with pytest.raises(LaneFailed, match="'reported'"):
+        reported.synchronize()
     with pytest.raises(LaneFailed, match="'first'"):
         machine.drain()
     with pytest.raises(LaneFailed, match="'second'"):
@@ -160,7 +160,7 @@ def test_draining_tells_what_was_not_told(machine: SimulatedMachine) -> None:
 
 
 def test_leaving_drains() -> None:
-    """A `with` statement ends with what failed in it, unless it ends with an error of its own."""
+    """A `with` statement raises a failure in it, unless it ends with another error."""
     with pytest.raises(LaneFailed, match="'adam'"), SimulatedMachine() as machine:
         machine.work(fail, name="adam")
     with pytest.raises(KeyError, match="mine"), SimulatedMachine() as machine:
@@ -168,7 +168,7 @@ def test_leaving_drains() -> None:
 
 
 def test_closing_finishes() -> None:
-    """What was given is done, the threads end, closing again is nothing, and nothing more can be given."""
+    """Submitted work is done, the threads end, a second close does nothing, and more work is refused."""
     before = lane_threads()
     machine = SimulatedMachine()
     to, ticket = copy(machine, Lane.TO_HOST, machine.work(lambda: None))
@@ -183,7 +183,7 @@ def test_closing_finishes() -> None:
 
 
 def test_a_dropped_machine_leaves_no_thread() -> None:
-    """Threads do not keep their machine; once it goes they end."""
+    """Threads do not keep their machine alive; they end with it."""
     before = lane_threads()
     machine = SimulatedMachine()
     machine.work(lambda: None).synchronize()
@@ -195,7 +195,7 @@ def test_a_dropped_machine_leaves_no_thread() -> None:
 
 
 def test_a_dropped_machine_fails_what_is_left() -> None:
-    """Nobody waits for ever for a ticket of a machine that went: what had not begun fails."""
+    """A ticket of a dropped machine does not block for ever: work that had not begun fails."""
     machine = SimulatedMachine()
     gate = Gate()
     begun, left = machine.work(gate), machine.work(lambda: None)
@@ -209,7 +209,7 @@ def test_a_dropped_machine_fails_what_is_left() -> None:
 
 
 def test_nothing_is_kept(machine: SimulatedMachine) -> None:
-    """When a ticket is done, the machine has let go of its tensors and of what it waited for."""
+    """When a ticket is done, the machine has no reference to its tensors and earlier tickets."""
     to, source = torch.empty(4), torch.ones(4)
     storages = [weakref.ref(tensor.untyped_storage()) for tensor in (to, source)]
     first = machine.copy(Lane.TO_HOST, to, source)
@@ -224,7 +224,7 @@ def test_nothing_is_kept(machine: SimulatedMachine) -> None:
 
 
 def test_only_its_own_tickets(machine: SimulatedMachine) -> None:
-    """What is no ticket of a machine is refused before anything is put on a lane."""
+    """An object that is not a ticket is refused before anything is put on a lane."""
     other = torch.Event()
     with pytest.raises(MachineMisuse, match="Event was given as a ticket"):
         machine.work(fail, after=[other])  # type: ignore[list-item]
@@ -234,8 +234,8 @@ def test_only_its_own_tickets(machine: SimulatedMachine) -> None:
 @pytest.mark.parametrize(
     ("lane", "to", "of", "wanted"),
     [
-        (Lane.COMPUTE, torch.empty(2), torch.empty(2), "copies go on to_host or to_device"),
-        (Lane.TO_HOST, torch.empty(2), torch.empty(2, device="meta"), "it goes into cpu from cpu"),
+        (Lane.COMPUTE, torch.empty(2), torch.empty(2), "on the lane compute; use to_host or to_device"),
+        (Lane.TO_HOST, torch.empty(2), torch.empty(2, device="meta"), "it must go from cpu to cpu"),
         (Lane.TO_HOST, torch.empty(2), torch.empty(3), "same dtype, sizes and strides"),
         (Lane.TO_HOST, torch.empty(2), torch.empty(2, dtype=torch.int32), "same dtype, sizes and strides"),
         (Lane.TO_HOST, torch.empty(2, 3), torch.empty(3, 2).t(), "same dtype, sizes and strides"),
@@ -246,7 +246,7 @@ def test_only_its_own_tickets(machine: SimulatedMachine) -> None:
 def test_copies_move_bytes_as_they_lie(
     machine: SimulatedMachine, lane: Lane, to: torch.Tensor, of: torch.Tensor, wanted: str
 ) -> None:
-    """A copy that would have to convert, or that goes nowhere, is refused."""
+    """A copy that would convert, or not change sides, is refused."""
     with pytest.raises(MachineMisuse, match=wanted):
         machine.copy(lane, to, of)
 
@@ -260,7 +260,7 @@ def test_copies_move_bytes_as_they_lie(
     ],
 )
 def test_the_interpreter_ends(job: str) -> None:
-    """A machine that nobody closed, idle, copying or stuck, does not hold up the end, nor make it a crash."""
+    """An unclosed machine, idle, copying or blocked, does not block or crash the end of the interpreter."""
     lines = [
         "import threading, torch",
         "from remat_graph import Lane",

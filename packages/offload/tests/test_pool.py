@@ -1,4 +1,4 @@
-"""The pool lends exact sizes, never holds more than its cap, and uses blocks again."""
+"""The pool allocates exact sizes, never holds more than its cap, and reuses blocks."""
 
 import gc
 import mmap
@@ -17,7 +17,7 @@ from remat_offload.host_memory.pinned import PlainMemory, RegisteredMemory
 
 @attrs.define
 class CountingMemory(PlainMemory):
-    """Plain memory that counts."""
+    """Plain memory with counters."""
 
     taken: int = 0
     given_back: int = 0
@@ -32,7 +32,7 @@ class CountingMemory(PlainMemory):
 
 @attrs.define
 class FakeRuntime:
-    """Stands for the CUDA runtime: keeps what is registered, refuses more than a limit."""
+    """A fake CUDA runtime: records registrations, refuses more than a limit."""
 
     limit: int = 2**30
     registered: dict[int, int] = attrs.field(factory=dict)
@@ -53,7 +53,7 @@ class FakeRuntime:
 
 @attrs.define
 class Copy:
-    """Stands for the event after a copy."""
+    """A fake event after a copy."""
 
     done: bool = False
     waited: bool = False
@@ -66,7 +66,7 @@ class Copy:
 
 
 def test_tensors_are_as_asked() -> None:
-    """Shape, dtype and contiguity are as asked, and tensors that are lent do not overlap."""
+    """Shape, dtype and contiguity are as requested, and allocated tensors do not overlap."""
     with HostPool(4096) as pool:
         tensors = [
             pool.allocate((3, 5), torch.float32),
@@ -83,13 +83,15 @@ def test_tensors_are_as_asked() -> None:
 
 
 def test_the_cap_is_hard() -> None:
-    """What fits exactly fits; one byte more is refused in one line, before anything is allocated."""
+    """A request up to the cap fits; one byte more is refused in one line, before anything is allocated."""
     memory = CountingMemory()
     pool = HostPool(1000, memory=memory)
     held = pool.allocate(600)
     with pytest.raises(HostPoolExhausted) as caught:
         pool.allocate(401)
-    message = "host pool exhausted: 401 bytes asked, 400 free of 1,000; release blocks or raise the capacity"
+    message = (
+        "host pool exhausted: 401 bytes requested, 400 free of 1,000; release blocks or raise the capacity"
+    )
     assert message == str(caught.value)
     assert memory.taken == 1
     pool.allocate(400)
@@ -99,13 +101,13 @@ def test_the_cap_is_hard() -> None:
 
 
 def test_idle_blocks_give_way() -> None:
-    """Blocks kept for their size are given back, longest idle first, rather than refuse another size."""
+    """Idle blocks are given back, longest idle first, before a request of another size is refused."""
     memory = CountingMemory()
     pool = HostPool(100, memory=memory)
     for tensor in [pool.allocate(30), pool.allocate(31), pool.allocate(32)]:
         pool.release(tensor)
     pool.allocate(40)
-    assert (memory.taken, memory.given_back) == (4, 2)  # 30 made too little room, 31 enough
+    assert (memory.taken, memory.given_back) == (4, 2)  # 30 bytes were too few, 31 enough
     pool.allocate(32)
     assert memory.taken == 4
 
@@ -124,7 +126,7 @@ def test_no_growth_over_many_cycles() -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_double_release(again: bool) -> None:
-    """A second release is an error, also if the block was lent to someone else since, who keeps it."""
+    """A second release is an error, also if the block was reused since; its new tensor stays valid."""
     pool = HostPool(1000)
     first = pool.allocate(10)
     pool.release(first)
@@ -162,13 +164,13 @@ def test_blocks_have_bytes(shape: int | tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("capacity_nbytes", [0, -1])
 def test_capacity_is_positive(capacity_nbytes: int) -> None:
-    """A pool that could hold nothing is a mistake."""
+    """A pool without capacity is refused."""
     with pytest.raises(HostPoolMisuse, match="positive"):
         HostPool(capacity_nbytes)
 
 
 def test_a_block_in_a_copy_is_not_lent() -> None:
-    """While there is room another block is taken; without room the pool waits for the copy."""
+    """Below the cap another block is taken; at the cap the pool waits for the copy."""
     memory = CountingMemory()
     pool = HostPool(25, memory=memory)
     tensor = pool.allocate(10)
@@ -176,7 +178,7 @@ def test_a_block_in_a_copy_is_not_lent() -> None:
     pool.release(tensor, after=copy)
     second = pool.allocate(10)
     assert (memory.taken, copy.waited) == (2, False)
-    third = pool.allocate(10)  # no room for a third block
+    third = pool.allocate(10)  # a third block does not fit
     assert (memory.taken, copy.waited) == (2, True)
     assert third.data_ptr() == tensor.data_ptr()
     done = Copy(done=True)
@@ -186,7 +188,7 @@ def test_a_block_in_a_copy_is_not_lent() -> None:
 
 
 def test_closing() -> None:
-    """A closed pool lends nothing, gives back what is idle, and the rest as it is released."""
+    """A closed pool allocates nothing, gives idle blocks back, and lent ones when they are released."""
     memory = CountingMemory()
     pool = HostPool(100, memory=memory)
     lent, idle = pool.allocate(10), pool.allocate(20)
@@ -200,7 +202,7 @@ def test_closing() -> None:
 
 
 def test_threads_share_a_pool() -> None:
-    """Under contention the cap holds at every moment, nobody gets another's bytes, and nothing is lost."""
+    """Under contention the cap holds at every moment, no two tensors share bytes, and no block is lost."""
     pool = HostPool(8 * 64)
     start = threading.Barrier(8)
 
@@ -222,7 +224,7 @@ def test_threads_share_a_pool() -> None:
 
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(1, 60)), max_size=60))
 def test_books_balance(steps: list[tuple[bool, int]]) -> None:
-    """After any sequence, lent bytes are the sum of what is lent, at most what is held, at most the cap."""
+    """Lent bytes are always those of allocated tensors, at most the held ones, at most the cap."""
     pool = HostPool(100)
     lent: list[torch.Tensor] = []
     peak = 0
@@ -244,7 +246,7 @@ def test_books_balance(steps: list[tuple[bool, int]]) -> None:
 
 
 def test_pinned_blocks_are_whole_pages() -> None:
-    """A pinned block is charged as whole pages, registered once, unregistered when it goes."""
+    """A pinned block is charged as whole pages, registered once, unregistered when given back."""
     runtime = FakeRuntime()
     page = mmap.PAGESIZE
     pool = HostPool(4 * page, memory=RegisteredMemory(runtime))
@@ -263,7 +265,7 @@ def test_pinned_blocks_are_whole_pages() -> None:
 
 
 def test_pinning_that_fails() -> None:
-    """A runtime that refuses is one clear error, and the pool's books are as before."""
+    """A refusal of the runtime is one clear error, and the pool's numbers are unchanged."""
     page = mmap.PAGESIZE
     pool = HostPool(4 * page, memory=RegisteredMemory(FakeRuntime(limit=page)))
     tensor = pool.allocate(1)
@@ -274,7 +276,7 @@ def test_pinning_that_fails() -> None:
 
 
 def test_pinning_wants_cuda() -> None:
-    """Asking for pinned memory beside a CPU says what to ask for instead."""
+    """A request for pinned memory for a CPU is refused with advice."""
     with pytest.raises(CannotPin, match="use pin=None or pin=False"):
         HostPool(100, pin=True)
     with HostPool(100, device="meta") as pool:
@@ -298,7 +300,7 @@ def test_on_cuda() -> None:
 
 
 def test_a_lease_comes_back_with_its_last_tensor():
-    """By whatever view it is held, through autograd's hands too; what is idle can be lent again."""
+    """A leased block is in use while any view exists, also in autograd; then it can be reused."""
     pool = HostPool(1000)
     lease = pool.lease(400)
     parameter = torch.nn.Parameter(torch.zeros(10, 10))
@@ -314,7 +316,7 @@ def test_a_lease_comes_back_with_its_last_tensor():
 
 
 def test_a_lease_may_come_back_while_another_is_taken():
-    """The collector of garbage runs when it likes, also where the pool is at work."""
+    """The garbage collector may run at any time, also inside the pool."""
 
     class Memory(PlainMemory):
         def take(self, nbytes):
@@ -334,7 +336,7 @@ def test_a_lease_may_come_back_while_another_is_taken():
 
 
 def test_a_block_whose_copy_failed_is_lent_again():
-    """Whoever waited for the copy has been told; the block is as good as any."""
+    """A failed copy is reported where it is waited for; its block can be reused."""
 
     class Failed:
         def query(self):

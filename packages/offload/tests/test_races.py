@@ -23,60 +23,60 @@ from remat_offload import (
 
 
 def races(recorder: Recorder) -> list[tuple[str, str]]:
-    """The names of what races."""
+    """The names of racing operations."""
     return [(race.first.name, race.second.name) for race in find_races(recorder.record)]
 
 
 def tensor(machine: Recorder) -> torch.Tensor:
-    """A device tensor with something in it."""
+    """A device tensor with values."""
     made = machine.allocate((8,), (1,), torch.float32)
     made.fill_(1)
     machine.writes([made], "make")
     return made
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_reading_before_it_arrived(held: bool) -> None:
-    """Compute that reads a prefetched tensor is held for its copy."""
+@pytest.mark.parametrize("waits", [True, False])
+def test_reading_before_it_arrived(waits: bool) -> None:
+    """Compute that reads a prefetched tensor waits for its copy."""
     with Recorder(SimulatedMachine()) as machine:
         x = machine.allocate((8,), (1,), torch.float32)
         ticket = machine.copy(Lane.TO_DEVICE, x, torch.ones(8), name="fetch")
-        if held:
-            machine.hold(ticket)
+        if waits:
+            machine.wait_on_compute(ticket)
         machine.reads([x], "matmul")
-    assert ([] if held else [("fetch", "matmul")]) == races(machine)
+    assert ([] if waits else [("fetch", "matmul")]) == races(machine)
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_discarding_in_a_copy(held: bool) -> None:
-    """A tensor is discarded after the copy that saves it."""
+@pytest.mark.parametrize("waits", [True, False])
+def test_releasing_in_a_copy(waits: bool) -> None:
+    """A tensor is released after the copy that saves it."""
     with Recorder(SimulatedMachine()) as machine:
         x = tensor(machine)
         ticket = machine.copy(Lane.TO_HOST, torch.empty(8), x, name="save")
-        if held:
-            machine.hold(ticket)
-        machine.discard(x)
-    assert ([] if held else [("save", "discard")]) == races(machine)
+        if waits:
+            machine.wait_on_compute(ticket)
+        machine.release(x)
+    assert ([] if waits else [("save", "release")]) == races(machine)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_slab_used_again_too_early(told: bool) -> None:
-    """A host block is lent again after the copy that reads it: told of the copy, the pool waits."""
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_slab_used_again_too_early(reported: bool) -> None:
+    """A host block is reused after the copy that reads it if the pool gets the copy's ticket."""
     pool = HostPool(32)
     with Recorder(SimulatedMachine()) as machine:
         x, y = tensor(machine), machine.allocate((8,), (1,), torch.float32)
         block = pool.allocate((8,), torch.float32)
         save = machine.copy(Lane.TO_HOST, block, x, name="save")
         fetch = machine.copy(Lane.TO_DEVICE, y, block, after=[save], name="fetch")
-        pool.release(block, after=fetch if told else None)
+        pool.release(block, after=fetch if reported else None)
         again = pool.allocate((8,), torch.float32)
         assert block.data_ptr() == again.data_ptr()
         machine.copy(Lane.TO_HOST, again, x, name="save again")
-    assert ([] if told else [("fetch", "save again")]) == races(machine)
+    assert ([] if reported else [("fetch", "save again")]) == races(machine)
 
 
 def test_fetching_before_it_was_saved() -> None:
-    """A copy back names the copy away; two lanes have no order of their own."""
+    """A copy to the device names the copy to the host; two lanes have no order of their own."""
     with Recorder(SimulatedMachine()) as machine:
         host, x, y = torch.empty(8), tensor(machine), machine.allocate((8,), (1,), torch.float32)
         machine.copy(Lane.TO_HOST, host, x, name="save")
@@ -86,7 +86,7 @@ def test_fetching_before_it_was_saved() -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_work_on_the_cpu(waits: bool) -> None:
-    """What an optimizer reads and writes is seen by itself: gradients that arrive, weights that leave."""
+    """Reads and writes of an optimizer are recorded automatically: of gradients and of weights."""
     with Recorder(SimulatedMachine()) as machine:
         g, w = tensor(machine), machine.allocate((8,), (1,), torch.float32)
         grad, weight, state = torch.empty(8), torch.zeros(8), torch.zeros(8)
@@ -102,7 +102,7 @@ def test_work_on_the_cpu(waits: bool) -> None:
 
 
 def test_work_is_not_after_compute() -> None:
-    """Compute runs on while the host goes on, and idle lanes do not stop it; work may tell its reads."""
+    """Compute runs on while the host goes on, and idle lanes do not stop it; work may report its reads."""
     with Recorder(SimulatedMachine()) as machine:
         x = tensor(machine)
         machine.drain()
@@ -119,17 +119,17 @@ def test_views_touch_nothing() -> None:
     assert [] == races(machine)
 
 
-@pytest.mark.parametrize("how", ["synchronize", "query", "hold", "drain"])
+@pytest.mark.parametrize("how", ["synchronize", "query", "wait", "drain"])
 def test_what_the_caller_waited_for(how: str) -> None:
-    """What is given after the calling thread saw work done, in whatever way, comes after it on every lane."""
+    """Work submitted after the calling thread saw earlier work done comes after it on every lane."""
     with Recorder(SimulatedMachine()) as machine:
         host, x = torch.zeros(8), machine.allocate((8,), (1,), torch.float32)
         ticket = machine.work(lambda: host.add_(1), name="add")
         if how == "query":
             while not ticket.query():
                 pass
-        elif how == "hold":
-            machine.hold(ticket)
+        elif how == "wait":
+            machine.wait_on_compute(ticket)
         elif how == "drain":
             machine.drain()
         else:
@@ -138,21 +138,21 @@ def test_what_the_caller_waited_for(how: str) -> None:
     assert [] == races(machine)
 
 
-def test_holding_a_copy_holds_compute_alone() -> None:
-    """The host runs on after it holds compute for a copy: work that names nothing is not ordered by it."""
+def test_only_compute_waits_for_a_copy() -> None:
+    """The host continues while compute waits for a copy: work that names no ticket is not ordered by it."""
     with Recorder(SimulatedMachine()) as machine:
         host = torch.empty(8)
-        machine.hold(machine.copy(Lane.TO_HOST, host, tensor(machine), name="save"))
+        machine.wait_on_compute(machine.copy(Lane.TO_HOST, host, tensor(machine), name="save"))
         machine.work(host.sum, name="norm")
     assert [("save", "norm")] == races(machine)
 
 
-def test_memory_lent_again_by_the_allocator() -> None:
-    """A buffer is its allocation: an address that comes again is another one, and nothing is kept alive."""
+def test_memory_reused_by_the_allocator() -> None:
+    """A buffer is an allocation: a reused address is another buffer, and no tensor is kept alive."""
     with Recorder(SimulatedMachine()) as machine:
         for _ in range(5):
             x = tensor(machine)
-            machine.discard(x)
+            machine.release(x)
             del x
     written = [min(operation.writes) for operation in machine.record if operation.name == "allocate"]
     assert [0, 1, 2, 3, 4] == written
@@ -163,17 +163,17 @@ def test_a_race_is_one_line() -> None:
     with Recorder(SimulatedMachine()) as machine:
         x = tensor(machine)
         machine.copy(Lane.TO_HOST, torch.empty(8), x, name="save x")
-        machine.discard(x)
+        machine.release(x)
     (race,) = find_races(machine.record)
     assert isinstance(race, Race)
     assert (
-        "buffer 0: 'save x' (operation 2, on to_host) and 'discard' (operation 3, on compute) may meet; "
+        "buffer 0: 'save x' (operation 2, on to_host) and 'release' (operation 3, on compute) may overlap; "
         "let one wait for the other"
     ) == str(race)
 
 
 def test_a_recorder_is_a_machine() -> None:
-    """It hands on what it is given, failures too, and refuses tickets of the machine behind it."""
+    """It passes on calls and failures, and refuses tickets of the machine behind it."""
     inner = SimulatedMachine()
     with Recorder(inner) as machine:
         assert inner.device == machine.device
@@ -181,10 +181,10 @@ def test_a_recorder_is_a_machine() -> None:
         with pytest.raises(LaneFailed, match="'adam'"):
             failed.synchronize()
         with pytest.raises(MachineMisuse, match="Job was given to a recorder"):
-            machine.hold(inner.work(lambda: None))
+            machine.wait_on_compute(inner.work(lambda: None))
         x = tensor(machine)
-        machine.hold(machine.copy(Lane.TO_HOST, torch.empty(8), x))
-        machine.discard(x)
+        machine.wait_on_compute(machine.copy(Lane.TO_HOST, torch.empty(8), x))
+        machine.release(x)
         assert x.isnan().all()
     with pytest.raises(MachineMisuse, match="closed"):
         machine.work(lambda: None)
@@ -198,7 +198,7 @@ def test_a_recorder_is_a_machine() -> None:
 class Step:
     """`after` are places of earlier steps; `reads` and `writes` are numbers of buffers."""
 
-    kind: str  # "compute", "copy", "work", "hold" or "sync"
+    kind: str  # "compute", "copy", "work", "wait" or "sync"
     lane: Lane = Lane.COMPUTE
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
@@ -209,7 +209,7 @@ class Step:
 
 
 class Done:
-    """The ticket of something that is done already."""
+    """The ticket of work that is done already."""
 
     def query(self) -> bool:
         return True
@@ -219,7 +219,7 @@ class Done:
 
 
 class Instant:
-    """A machine that does everything at once, for the order is all that matters."""
+    """A machine that does everything at once; only the order matters."""
 
     device = torch.device("cpu")
 
@@ -232,7 +232,7 @@ class Instant:
         function()
         return Done()
 
-    def hold(self, ticket: Ticket) -> None:
+    def wait_on_compute(self, ticket: Ticket) -> None:
         pass
 
 
@@ -264,7 +264,7 @@ def is_ticket(step: Step) -> bool:
 
 @st.composite
 def any_programs(draw: st.DrawFn) -> list[Step]:
-    """Accesses that wait for this and that."""
+    """Accesses that wait for random tickets."""
     program: list[Step] = []
     for step in draw(accesses()):
         tickets = [place for place, before in enumerate(program) if is_ticket(before)]
@@ -272,7 +272,7 @@ def any_programs(draw: st.DrawFn) -> list[Step]:
         if is_ticket(step):
             step = attrs.evolve(step, after=chosen)
         else:
-            program.extend(Step(draw(st.sampled_from(["hold", "sync"])), after=(place,)) for place in chosen)
+            program.extend(Step(draw(st.sampled_from(["wait", "sync"])), after=(place,)) for place in chosen)
         program.append(step)
     return program
 
@@ -286,13 +286,13 @@ def safe_programs(draw: st.DrawFn) -> list[Step]:
         if is_ticket(step):
             step = attrs.evolve(step, after=tuple(meets))
         else:
-            program.extend(Step("hold", after=(place,)) for place in meets)
+            program.extend(Step("wait", after=(place,)) for place in meets)
         program.append(step)
     return program
 
 
 def run(program: Sequence[Step]) -> set[tuple[int, int]]:
-    """The races that the checker finds, as places in the program."""
+    """The races that the checker finds, as positions in the program."""
     buffers = [torch.empty(1) for _ in (*DEVICE, *HOST)]
     recorder = Recorder(Instant())  # type: ignore[arg-type]
     tickets: dict[int, Ticket] = {}
@@ -310,8 +310,8 @@ def run(program: Sequence[Step]) -> set[tuple[int, int]]:
             tickets[place] = recorder.copy(step.lane, buffers[step.writes[0]], buffers[step.reads[0]], after)
         elif step.kind == "work":
             tickets[place] = recorder.work(lambda step=step: touch(step), after)
-        elif step.kind == "hold":
-            recorder.hold(after[0])
+        elif step.kind == "wait":
+            recorder.wait_on_compute(after[0])
         else:
             after[0].synchronize()
         places.extend([place] * (len(recorder.record) - len(places)))
@@ -330,7 +330,7 @@ def oracle(program: Sequence[Step]) -> set[tuple[int, int]]:
                 computed = step.kind == "copy" and other.lane is Lane.COMPUTE
                 if other.lane is step.lane or computed:
                     direct.add(number)
-            if other.kind == "hold" and program[other.after[0]].kind == "work":
+            if other.kind == "wait" and program[other.after[0]].kind == "work":
                 direct |= set(other.after)  # the host waited for the work, not for compute
         before.append(direct.union(*(before[other] for other in direct)))
     return {
@@ -358,7 +358,7 @@ def test_one_edge_removed(program: list[Step], data: st.DataObject) -> None:
         return
     place, waited = data.draw(st.sampled_from(edges))
     step = program[place]
-    if step.kind == "hold":
+    if step.kind == "wait":
         broken = [*program[:place], Step("compute"), *program[place + 1 :]]
     else:
         rest = tuple(other for other in step.after if other != waited)

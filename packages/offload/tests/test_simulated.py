@@ -1,4 +1,4 @@
-"""On the simulated machine copies move their bytes in a link's time, and what is discarded shows."""
+"""On the simulated machine copies move their bytes in a link's time, and released memory is overwritten."""
 
 import time
 
@@ -7,12 +7,11 @@ import torch
 
 from remat_executor import MemoryMeter
 from remat_graph import Lane
-from remat_offload import HostPool, LaneFailed, MachineMisuse, SimulatedMachine
-from remat_offload.machine.bandwidth import measure_links
+from remat_offload import HostPool, LaneFailed, MachineMisuse, SimulatedMachine, measure_links
 
 
 def laid_out(size: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Numbers in a tensor whose dimensions lie in memory in this order."""
+    """A tensor of numbers whose dimensions have this order in memory."""
     tensor = torch.randint(-100, 100, [size[dim] for dim in order]).to(dtype)
     return tensor.permute([order.index(dim) for dim in range(len(size))])
 
@@ -26,20 +25,20 @@ def laid_out(size: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype) 
 def test_copies_carry_the_bytes(
     nbytes_per_s: float | None, size: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    """There and back, in any dense layout, in one piece or in many."""
+    """To the host and back, in any dense layout, in one piece or in many."""
     with SimulatedMachine(nbytes_per_s, nbytes_per_s) as machine:
         source = laid_out(size, order, dtype)
         host = torch.empty_strided(size, source.stride(), dtype=dtype)
         back = machine.allocate(size, source.stride(), dtype)
-        away = machine.copy(Lane.TO_HOST, host, source)
-        machine.hold(machine.copy(Lane.TO_DEVICE, back, host, after=[away]))
+        saved = machine.copy(Lane.TO_HOST, host, source)
+        machine.wait_on_compute(machine.copy(Lane.TO_DEVICE, back, host, after=[saved]))
         assert source.stride() == back.stride()
         assert torch.equal(source, host)
         assert torch.equal(source, back)
 
 
 def test_a_queue_keeps_the_rate() -> None:
-    """Copies on one lane take their bytes' time together; time that a link was idle is lost."""
+    """Copies on one lane take their bytes' time together; idle time of a link is lost."""
     nbytes, nbytes_per_s = 20_000, 1e6
     source, to = torch.ones(nbytes, dtype=torch.uint8), torch.zeros(3, nbytes, dtype=torch.uint8)
     with SimulatedMachine(to_device_nbytes_per_s=nbytes_per_s) as machine:
@@ -71,39 +70,39 @@ def test_bytes_arrive_late() -> None:
         ticket = machine.copy(Lane.TO_DEVICE, to, torch.ones_like(to))
         early = to[-1].item()
         assert early == 0 or time.monotonic() - began >= 0.95 * 0.3
-        machine.hold(ticket)
+        machine.wait_on_compute(ticket)
         assert to[-1] == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_discarded_numbers_are_none(dtype: torch.dtype) -> None:
-    """Discarding poisons the whole storage, also through a view."""
+    """A release overwrites the whole storage, also through a view."""
     with SimulatedMachine() as machine:
         tensor = machine.allocate((4, 6), (6, 1), dtype).zero_()
-        machine.discard(tensor[1, ::2])
+        machine.release(tensor[1, ::2])
         assert tensor.isnan().all()
 
 
 def test_discarded_bytes() -> None:
-    """Integers and booleans are overwritten as well; no byte is no mistake."""
+    """Integers and booleans are overwritten as well; an empty tensor is allowed."""
     with SimulatedMachine() as machine:
         numbers = machine.allocate((3,), (1,), torch.int64).zero_()
-        machine.discard(numbers)
+        machine.release(numbers)
         assert [-1, -1, -1] == numbers.tolist()
         flags = machine.allocate((3,), (1,), torch.bool).zero_()
-        machine.discard(flags)
+        machine.release(flags)
         assert [255, 255, 255] == flags.view(torch.uint8).tolist()
-        machine.discard(machine.allocate((0,), (1,), torch.float32))
+        machine.release(machine.allocate((0,), (1,), torch.float32))
 
 
 def test_the_meter_sees_allocations_alone() -> None:
-    """A device tensor counts from its allocation to its last reference; copies and poison count nothing."""
+    """A device tensor counts from its allocation to its last reference; copies do not count."""
     host = torch.ones(1000)
     with SimulatedMachine() as machine, MemoryMeter(host, trace=True) as meter:
         tensor = machine.allocate((1000,), (1,), torch.float32)
-        machine.hold(machine.copy(Lane.TO_DEVICE, tensor, host))
-        machine.hold(machine.copy(Lane.TO_HOST, host, tensor))
-        machine.discard(tensor)
+        machine.wait_on_compute(machine.copy(Lane.TO_DEVICE, tensor, host))
+        machine.wait_on_compute(machine.copy(Lane.TO_HOST, host, tensor))
+        machine.release(tensor)
         assert 4000 == meter.live_nbytes == meter.peak_nbytes
         del tensor
         assert meter.live_nbytes == 0
@@ -111,29 +110,29 @@ def test_the_meter_sees_allocations_alone() -> None:
 
 
 def test_autograd_takes_no_notice() -> None:
-    """A saved tensor whose bytes went and came back is the one that was saved; so is a parameter."""
+    """A saved tensor whose bytes were swapped out and in is unchanged for autograd; so is a parameter."""
     weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     saved = weight.exp()
     expected = saved.detach().clone()
     with SimulatedMachine() as machine:
         for tensor in (saved, weight):
             host = torch.empty(2)
-            machine.hold(machine.copy(Lane.TO_HOST, host, tensor))
+            machine.wait_on_compute(machine.copy(Lane.TO_HOST, host, tensor))
             tensor.detach().view(torch.uint8).numpy()[:] = 0  # past the version counters, as an engine would
-            machine.hold(machine.copy(Lane.TO_DEVICE, tensor, host))
+            machine.wait_on_compute(machine.copy(Lane.TO_DEVICE, tensor, host))
     saved.sum().backward()
     assert torch.equal(expected, weight.grad)
 
 
 @pytest.mark.parametrize("nbytes_per_s", [0, -1.0, float("nan")])
 def test_links_carry_something(nbytes_per_s: float) -> None:
-    """A link without bandwidth is a mistake, and starts no thread."""
+    """A link without bandwidth is refused, and no thread starts."""
     with pytest.raises(MachineMisuse, match="it must be positive, or None"):
         SimulatedMachine(to_device_nbytes_per_s=nbytes_per_s)
 
 
 def test_the_links_that_are_measured_are_those_that_were_set() -> None:
-    """Each direction alone and beside the other; whoever measures can only lose time, never gain any."""
+    """Each direction alone and with the other; a measurement can be too slow, but never too fast."""
     to_host, to_device = 2e7, 4e7
     with HostPool(1 << 22) as pool, SimulatedMachine(to_host, to_device) as machine:
         links = measure_links(machine, pool)
@@ -151,7 +150,7 @@ def test_the_links_that_are_measured_are_those_that_were_set() -> None:
 
 
 def test_a_link_that_fails_while_it_is_measured() -> None:
-    """Told by its name."""
+    """The error of a failed copy names it."""
 
     class Broken(SimulatedMachine):
         def copy(self, lane, destination, source, after=(), name=""):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Stepping in parts leaves, bit for bit, the parameters and the state dict of plain steps."""
+"""Steps in parts leave parameters and state dict bit-identical to plain steps."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -88,7 +88,7 @@ def agree(
     memory: Callable[[torch.Tensor, StateTensor], torch.Tensor] | None = None,
     groups: Callable[[list[torch.nn.Parameter]], Sequence[Any]] = list,
 ) -> tuple[Stepper, optim.Optimizer]:
-    """Train plainly and in parts; everything must agree before the first step and after each."""
+    """Train plainly and in parts; all values must agree before the first step and after each."""
     ours, plain = ([torch.nn.Parameter(value.clone()) for value in values] for _ in range(2))
     optimizer, reference = make(groups(ours)), make(groups(plain))
     stepper = Stepper(optimizer, chunk_numel=chunk_numel, memory=memory)
@@ -119,12 +119,12 @@ def test_chunks(case: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_whole_parameters(case: str) -> None:
-    """The same, on one whole parameter at a time."""
+    """The same for one whole parameter at a time."""
     agree(making(case), [numbers(37, 61), numbers(5, 3)], in_turn)
 
 
 def test_all_at_once() -> None:
-    """Given all parameters it is a plain step; without gradients there is none."""
+    """With all parameters it is a plain step; without gradients it does nothing."""
 
     def all_(stepper: Stepper, params: list[torch.nn.Parameter], grads: list[torch.Tensor]) -> None:
         stepper.step(params)
@@ -147,7 +147,7 @@ def test_all_at_once() -> None:
 def test_any_shape(
     case: str, shape: tuple[int, ...], dtype: torch.dtype, rounds: int, last: bool, in_groups: bool
 ) -> None:
-    """Any shape and layout, in groups of other settings."""
+    """Any shape and layout, in groups with different settings."""
     if dtype.is_complex and case not in ("adam", "sgd", "rmsprop", "adagrad", "rprop", "asgd"):
         return
     if broken(case, dtype) or (case in ("adafactor", "lars", "blocks") and not torch.empty(shape).numel()):
@@ -174,7 +174,7 @@ def test_any_shape(
     "case", ["sgd", "momentum", "fused-sgd", "rmsprop", "asgd", "adam", "fused-adamw", "lion"]
 )
 def test_threads_of_kernels(case: str, dtype: torch.dtype, threads: int) -> None:
-    """Kernels that share a large tensor among threads round the same: seen to fail with even cuts."""
+    """Kernels that share a large tensor among threads round the same: equal chunks were seen to fail."""
     if broken(case, dtype):
         pytest.skip("torch's kernel")
     before = torch.get_num_threads()
@@ -198,7 +198,7 @@ def test_threads_of_ours() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("strided", [False, True])
 def test_masters_of_what_was_written(dtype: torch.dtype, strided: bool) -> None:
-    """Where a parameter is not what was rounded, its master begins from it; elsewhere it keeps its digits."""
+    """Where a parameter differs from its rounded master, the master is reset; elsewhere it is kept."""
     whole = torch.randn(700, 400).to(dtype)
     param = torch.nn.Parameter(whole[:, ::2] if strided else whole[:, :200].clone())
     master = param.detach().float() * (1 + 2**-12)
@@ -213,7 +213,7 @@ def test_masters_of_what_was_written(dtype: torch.dtype, strided: bool) -> None:
 
 @pytest.mark.parametrize("case", ["adam", "fused-sgd", "odd", "adafactor"])
 def test_masters(case: str) -> None:
-    """A master is stepped as an fp32 copy is, with the gradient in fp32, and rounded into the parameter."""
+    """A master is stepped like an fp32 copy, with an fp32 gradient, and the parameter is rounded from it."""
     param = torch.nn.Parameter(numbers(37, 61, dtype=torch.bfloat16))
     wide = torch.nn.Parameter(param.detach().float())
     master = wide.detach().clone()
@@ -230,7 +230,7 @@ def test_masters(case: str) -> None:
 
 
 def test_scratch_is_small() -> None:
-    """Beside its state, a step makes a few pieces, with an fp32 master too."""
+    """In addition to its state, a step allocates a few chunks, with an fp32 master, too."""
     numel, piece = 1 << 20, 1 << 14
     param = torch.nn.Parameter(numbers(numel, dtype=torch.bfloat16))
     master, grad = param.detach().float(), param.detach().clone()
@@ -262,7 +262,7 @@ def test_scale(take: Take, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("take", [in_chunks, in_turn])
 @pytest.mark.parametrize("case", ["momentum", "amsgrad", "rprop", "odd", "filled", "adagrad", "muon"])
 def test_places(case: str, take: Take) -> None:
-    """State lives in the places reserved for it, from the first step on, at exactly the sizes told before."""
+    """State is in the memory reserved for it from the first step on, with the sizes of the layout."""
     places: dict[tuple[int, str], torch.Tensor] = {}
 
     def memory(param: torch.Tensor, tensor: StateTensor) -> torch.Tensor:
@@ -279,7 +279,7 @@ def test_places(case: str, take: Take) -> None:
 
 
 def test_loaded_state_moves_to_its_places() -> None:
-    """After load_state_dict, adopting brings state back to its places, and training goes on as it would."""
+    """After load_state_dict, `adopt` moves state back to its places, and training continues unchanged."""
     held: dict[str, torch.Tensor] = {}
 
     def memory(param: torch.Tensor, tensor: StateTensor) -> torch.Tensor:
@@ -303,32 +303,35 @@ def test_loaded_state_moves_to_its_places() -> None:
 
 @pytest.mark.parametrize("case", ["adam", "odd", "adafactor"])
 def test_pieces_brought_elsewhere(case: str) -> None:
-    """A caller may bring each piece and its state to where it is stepped, and back."""
+    """A caller may copy each chunk and its state to where it is stepped, and back."""
 
     def carried(stepper: Stepper, params: list[torch.nn.Parameter], grads: list[torch.Tensor]) -> None:
         for param, grad in zip(params, grads, strict=True):
-            walk = stepper.begin(param)
+            chunked = stepper.begin(param)
             cut = stepper.chunks(param)
             assert (stepper.kind(param) is Kind.ELEMENTWISE) == (len(cut) > 1)
             for piece in cut:
                 whole = len(cut) == 1
                 data = param.detach() if whole else param.detach().view(-1)[piece]
-                homes = {n: walk.place(n) if whole else walk.place(n).view(-1)[piece] for n in walk.names}
-                away = {
-                    n: home.clone() if walk.has(n) else torch.full_like(home, 7) for n, home in homes.items()
+                places = {
+                    n: chunked.place(n) if whole else chunked.place(n).view(-1)[piece] for n in chunked.names
+                }
+                moved_states = {
+                    n: place.clone() if chunked.has(n) else torch.full_like(place, 7)
+                    for n, place in places.items()
                 }
                 moved = data.clone()
-                walk.step(moved, (grad if whole else grad.view(-1)[piece]).clone(), away)
+                chunked.step(moved, (grad if whole else grad.view(-1)[piece]).clone(), moved_states)
                 data.copy_(moved)
-                for name, home in homes.items():
-                    home.copy_(away[name])
-            walk.finish()
+                for name, place in places.items():
+                    place.copy_(moved_states[name])
+            chunked.finish()
 
     agree(making(case), [numbers(37, 61)], carried)
 
 
 def test_layouts_that_differ() -> None:
-    """Where a gradient lies otherwise than its parameter, it is stepped whole, with the same results."""
+    """A parameter whose gradient has another layout is stepped whole, with the same results."""
     value = numbers(4, 5, 6, 7).to(memory_format=torch.channels_last)
 
     def otherwise(stepper: Stepper, params: list[torch.nn.Parameter], grads: list[torch.Tensor]) -> None:
@@ -339,7 +342,7 @@ def test_layouts_that_differ() -> None:
 
 
 def test_the_users_object_keeps_its_own() -> None:
-    """The counter and the learning rate stay the tensors they were; hooks are not called."""
+    """The counter and the learning rate stay the same tensors; hooks are not called."""
     param = torch.nn.Parameter(numbers(500))
     lr = torch.tensor(0.1)
     optimizer = optim.Adam([param], lr=lr)
@@ -385,7 +388,7 @@ def test_groups_added_later() -> None:
 
 
 def test_names_and_single_elements() -> None:
-    """Named parameters keep their names; a last piece of one element is no reason to mistake what is kept."""
+    """Named parameters keep their names; a last chunk of one element does not confuse states with it."""
 
     def named(params: list[torch.nn.Parameter]) -> list[tuple[str, torch.nn.Parameter]]:
         return [(f"layer{index}", param) for index, param in enumerate(params)]
@@ -395,23 +398,25 @@ def test_names_and_single_elements() -> None:
 
 
 def test_misuse() -> None:
-    """What does not fit together is one clear line."""
+    """Inconsistent arguments give one clear line."""
     param = torch.nn.Parameter(numbers(500))
     optimizer = optim.SGD([param], lr=0.1)
     for chunk_numel in (0, 100):
         with pytest.raises(StepMisuse, match="positive multiple of 64"):
             Stepper(optimizer, chunk_numel=chunk_numel)
     stepper = Stepper(optimizer, chunk_numel=64)
-    with pytest.raises(StepMisuse, match="no parameter of this optimizer"):
+    with pytest.raises(StepMisuse, match="is not a parameter of this optimizer"):
         stepper.step([torch.zeros(3)], [torch.zeros(3)])
     with pytest.raises(StepMisuse, match="must be the same"):
         stepper.step_by_chunks(param, param.detach(), numbers(499))
-    walk = stepper.begin(param)
-    walk.step(param.detach()[:64], numbers(64), {})
+    chunked = stepper.begin(param)
+    chunked.step(param.detach()[:64], numbers(64), {})
     with pytest.raises(StepMisuse, match="436 elements are left"):
-        walk.finish()
+        chunked.finish()
     optimizer.param_groups[0]["momentum"] = 0.9
-    with pytest.raises(StepMisuse, match="momentum_buffer is none that a probe found; make a new Stepper"):
+    with pytest.raises(
+        StepMisuse, match="momentum_buffer is not in the optimizer's profile; make a new Stepper"
+    ):
         stepper.step_by_chunks(param, param.detach(), numbers(500))
     stepper = Stepper(optimizer, chunk_numel=64, memory=lambda *_: torch.empty(3))
     with pytest.raises(StepMisuse, match=r"give a contiguous torch.float32 one of 500 elements"):
@@ -421,9 +426,9 @@ def test_misuse() -> None:
 
 
 def test_states_of_another_dtype() -> None:
-    """A state that was loaded in the parameter's dtype is not mixed with a wider master."""
+    """A state loaded in the parameter's dtype is refused with a wider master."""
     param = torch.nn.Parameter(numbers(500, dtype=torch.bfloat16))
     stepper = Stepper(optim.Adam([param]))
     stepper.step([param], [numbers(500, dtype=torch.bfloat16)])
-    with pytest.raises(StepMisuse, match=r"exp_avg is torch.bfloat16, wanted is torch.float32"):
+    with pytest.raises(StepMisuse, match=r"exp_avg is torch.bfloat16, expected is torch.float32"):
         stepper.begin(param, param.detach().float())

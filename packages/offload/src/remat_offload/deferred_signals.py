@@ -1,8 +1,8 @@
-"""Signals are put off while a parameter is updated, so that its weight and its states stay together.
+"""Defer signals while a parameter is updated, so that its weight and its states stay consistent.
 
-A handler of Python's, such as the one of Ctrl-C, runs between any two instructions of the main thread, and
-what it raises would leave an update half done. Here handlers are replaced by one that takes note; what came
-is handled as soon as the update is whole. Other threads run no handlers.
+A Python signal handler, such as that of Ctrl-C, runs between any two instructions of the main thread, and its
+exception would leave an update incomplete. `uninterrupted` replaces the handlers by one that records signals,
+which are handled as soon as the update is complete. Other threads run no handlers.
 """
 
 import signal
@@ -19,48 +19,48 @@ _SIGNALS = tuple(sorted(signal.valid_signals()))
 
 
 @attrs.define
-class _Noted:
-    """A handler that remembers what came, and once that is over hands on what comes."""
+class _DeferringHandler:
+    """A handler that records signals, and after the context passes them to the original handlers."""
 
     handlers: Mapping[int, Callable[[int, FrameType | None], Any]]
     over: bool = False
-    came: list[int] = attrs.field(factory=list)
+    received: list[int] = attrs.field(factory=list)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.over:
             self.handlers[number](number, frame)
         else:
-            self.came.append(number)
+            self.received.append(number)
 
 
 @context
 def uninterrupted() -> Generator[None, None, None]:
-    """Within it no handler of a signal runs in this thread; those of what came run at its end."""
+    """Defer signals: their handlers run in this thread when the context ends."""
     handlers = _handlers()
-    if not handlers:  # nothing is to come, or it is put off already
+    if not handlers:  # no handler runs here, or all are deferred already
         yield
         return
-    noted = _Noted(handlers)
+    deferring = _DeferringHandler(handlers)
     try:
         for number in handlers:
-            signal.signal(number, noted)
+            signal.signal(number, deferring)
         yield
     finally:
-        noted.over = True  # before it goes: what comes now may raise between any two of these
+        deferring.over = True  # first: a handler may raise between any two of these instructions
         try:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         finally:
-            _handle(noted.came)
+            _handle(deferring.received)
 
 
 def _handlers() -> dict[int, Any]:
-    """Python's handlers that may run in this thread; none where all are put off."""
+    """Return Python's handlers that may run in this thread; none if they are deferred already."""
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             handler = signal.getsignal(number)
-            if isinstance(handler, _Noted) and not handler.over:
+            if isinstance(handler, _DeferringHandler) and not handler.over:
                 return {}
             if callable(handler):
                 handlers[number] = handler
@@ -68,7 +68,7 @@ def _handlers() -> dict[int, Any]:
 
 
 def _handle(numbers: Sequence[int]) -> None:
-    """Let each signal be handled, also where the handler of one before it raises."""
+    """Handle each signal, even if the handler of an earlier one raises."""
     if numbers:
         try:
             signal.raise_signal(numbers[0])

@@ -1,4 +1,4 @@
-"""What can go wrong with host memory and with lanes: one small class a mistake."""
+"""Errors of host memory, machines, optimizers and placement: one small class a mistake."""
 
 from typing import ClassVar
 
@@ -13,8 +13,8 @@ class HostPoolExhausted(RematError):
     """A block does not fit under the pool's cap. Nothing was allocated.
 
     Attributes:
-        asked_nbytes: what the block would have taken.
-        free_nbytes: what the cap leaves beside the blocks that are lent.
+        asked_nbytes: bytes of the block.
+        free_nbytes: bytes that can still be allocated.
         capacity_nbytes: the cap.
     """
 
@@ -24,13 +24,13 @@ class HostPoolExhausted(RematError):
 
     def __str__(self) -> str:
         return (
-            f"host pool exhausted: {self.asked_nbytes:,} bytes asked, {self.free_nbytes:,} free "
+            f"host pool exhausted: {self.asked_nbytes:,} bytes requested, {self.free_nbytes:,} free "
             f"of {self.capacity_nbytes:,}; release blocks or raise the capacity"
         )
 
 
 class HostPoolMisuse(ProblemError):
-    """What was given to the pool makes no sense, so it did nothing."""
+    """An invalid call of the pool, which did nothing."""
 
     prefix: ClassVar[str] = "host pool: "
 
@@ -43,12 +43,12 @@ class CannotPin(ProblemError):
 
 @attrs.frozen(kw_only=True, str=False)
 class LaneFailed(RematError):
-    """Work on a lane failed; its ``__cause__`` is the error as it was raised there.
+    """Work on a lane failed; its ``__cause__`` is the original error.
 
     Attributes:
         lane: the lane.
-        work: the name of what failed first: the ticket's own work, or what it came after.
-        problem: the error.
+        work: the name of the work that failed first: the ticket's own, or work that it came after.
+        problem: the error, as text.
     """
 
     lane: Lane
@@ -58,20 +58,20 @@ class LaneFailed(RematError):
     def __str__(self) -> str:
         problem = " ".join(self.problem.split())
         return (
-            f"{self.work!r} failed on the lane {self.lane}: {problem}; what came after it was not run: "
-            f"mend its cause, chained to this error, and run the step again"
+            f"{self.work!r} failed on the lane {self.lane}: {problem}; work that depends on it was not run: "
+            f"fix the error chained to this one, and run the step again"
         )
 
 
 class MachineMisuse(ProblemError):
-    """What was given to a machine makes no sense, so it did nothing."""
+    """An invalid call of a machine, which did nothing."""
 
     prefix: ClassVar[str] = "machine: "
 
 
 @attrs.frozen(kw_only=True, str=False)
 class RefusedOptimizer(ProblemError):
-    """An optimizer whose parameters cannot be stepped one at a time with the results of one step of all.
+    """Stepping this optimizer's parameters one at a time would not give the results of one plain step.
 
     Attributes:
         optimizer: the name of its class.
@@ -82,18 +82,18 @@ class RefusedOptimizer(ProblemError):
 
 
 class StepMisuse(ProblemError):
-    """What was given to the stepper does not fit together."""
+    """Inconsistent arguments of the stepper."""
 
     prefix: ClassVar[str] = "optimizer step: "
 
 
 class OffloadMisuse(ProblemError):
-    """Something was asked of a model whose values move that cannot be done; nothing was changed."""
+    """An operation that is impossible for a model with offloaded values; nothing was changed."""
 
     prefix: ClassVar[str] = "offloading: "
 
 
 class BadWeights(ProblemError):
-    """What was given as a model's weights does not fill it."""
+    """Weights that do not fit the model."""
 
     prefix: ClassVar[str] = "weights: "

@@ -14,8 +14,7 @@ if TYPE_CHECKING:  # a `Rockmate` does without the offloading engine
     import torch
 
     from remat_graph import Links
-    from remat_offload import HostPool, Machine
-    from remat_offload.engine.weight_loading import Weights
+    from remat_offload import HostPool, Machine, Weights
 
 
 class SharedKeywords(TypedDict, total=False):

@@ -18,11 +18,17 @@ from remat_facade.planning.method import as_config
 from remat_facade.planning.offmate_planner import OffmatePlanner
 from remat_graph import Links, parse_nbytes
 from remat_graph.platforms.base import links_of
-from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine
-from remat_offload.engine.training_session import Training
-from remat_offload.engine.weight_loading import Filler, Weights
-from remat_offload.errors import OffloadMisuse
-from remat_offload.machine.bandwidth import measure_links
+from remat_offload import (
+    CudaMachine,
+    HostPool,
+    Machine,
+    OffloadMisuse,
+    SimulatedMachine,
+    TrainingSession,
+    WeightReader,
+    Weights,
+    measure_links,
+)
 from remat_offload.machine.threaded import LanedMachine
 
 HOST_SHARE = 0.8
@@ -76,7 +82,7 @@ class OffloadOptions:
         advice = "give the optimizer itself, over the model's parameters"
         _check("optimizer", self.optimizer, Optimizer, advice)
 
-    def training(self, model: nn.Module, arguments: Arguments) -> tuple[Training, OffmateEnd]:
+    def training(self, model: nn.Module, arguments: Arguments) -> tuple[TrainingSession, OffmateEnd]:
         """What carries out the moves and updates, with a machine and a host pool that are made if need be.
 
         Args:
@@ -89,7 +95,7 @@ class OffloadOptions:
         config = self.config
         weights = config.weights if self.weights is None else self.weights
         device = self._device(model, arguments, filled=weights is not None)
-        filler = None if weights is None else Filler(model, weights)
+        reader = None if weights is None else WeightReader(model, weights)
         in_backward = config.optimizer_in_backward
         if in_backward is None:
             in_backward = self.optimizer is None and config.optimizer is None
@@ -102,18 +108,18 @@ class OffloadOptions:
         if pool is None:
             pool = HostPool(_host_nbytes(config.host_budget), device=machine.device)
             own.append(pool)
-        training = Training(
+        training = TrainingSession(
             machine,
             pool,
             optimizer,
             in_backward=in_backward,
             master_weights=config.master_weights,
             accumulation=config.accumulation,
-            filler=filler,
+            reader=reader,
         )
         return training, OffmateEnd(training, own)
 
-    def planner(self, options: PlanOptions, cost: CostOptions, training: Training) -> OffmatePlanner:
+    def planner(self, options: PlanOptions, cost: CostOptions, training: TrainingSession) -> OffmatePlanner:
         """What plans the training step.
 
         Args:

@@ -27,10 +27,7 @@ from remat_facade.errors import BadConfig
 from remat_facade.planning.memory_fit import Fit
 from remat_facade.planning.planner import Progress
 from remat_graph import Links, Platform
-from remat_offload import HostPool, HostPoolStatistics, Machine
-from remat_offload.engine.training_session import Training
-from remat_offload.engine.weight_loading import Weights
-from remat_offload.errors import OffloadMisuse
+from remat_offload import HostPool, HostPoolStatistics, Machine, OffloadMisuse, TrainingSession, Weights
 
 
 class Offmate(BudgetedModule):
@@ -221,7 +218,7 @@ class Offmate(BudgetedModule):
             MachineMisuse: the module was closed.
             RuntimeError: torch's, for a norm that is not finite.
         """
-        training: Training = self._remat_training
+        training: TrainingSession = self._remat_training
         return training.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
     def accumulating(self) -> AbstractContextManager[None]:
@@ -237,7 +234,7 @@ class Offmate(BudgetedModule):
         Raises:
             OffloadMisuse: the model was planned with ``accumulation=1``: there is no room for gradients.
         """
-        training: Training = self._remat_training
+        training: TrainingSession = self._remat_training
         return training.accumulating()
 
     def will_it_fit(

@@ -7,8 +7,7 @@ import attrs
 
 from remat_executor.errors import warn
 from remat_graph import RematError
-from remat_offload import HostPool
-from remat_offload.engine.training_session import Training
+from remat_offload import HostPool, TrainingSession
 from remat_offload.machine.threaded import LanedMachine, outside_of_lanes
 
 
@@ -23,7 +22,7 @@ class OffmateEnd:
         told: whether a failure was told; those of other updates are not told after it.
     """
 
-    training: Training
+    training: TrainingSession
     own: Sequence[LanedMachine | HostPool]
     process: int = attrs.field(factory=os.getpid)
     told: bool = False
@@ -48,7 +47,7 @@ class OffmateEnd:
             return
         try:
             if not self.told:
-                self.training.leave()
+                self.training.close()
         except RematError:
             self.told = True
             raise

@@ -10,7 +10,7 @@ from remat_facade.planning.method import Method
 from remat_facade.planning.planner import PLANNING_S, StepPlanner, versions
 from remat_graph import BadBudget, Budget, Grads, Graph, Links, Plan, simulate
 from remat_graph.training import accumulating, with_placement
-from remat_offload.engine.training_session import Training
+from remat_offload import TrainingSession
 from remat_solvers import Deadline, Problem
 from remat_solvers.offload.solver import PERIODS, Offload
 
@@ -42,7 +42,7 @@ class OffmatePlanner(StepPlanner):
     host_budget_given: bool
     links: Links
     links_given: bool
-    training: Training
+    training: TrainingSession
     time_limit_s: float | None
     asked_nbytes: int | None = None
 
@@ -63,14 +63,14 @@ class OffmatePlanner(StepPlanner):
         """What the budget means, from the first graph on."""
         if self.asked_nbytes is None:
             budget = Budget.parse(self.budget)
-            lent_nbytes = self.training.lent_nbytes if budget.is_percentage else 0
-            self.asked_nbytes = budget.resolve(with_placement(graph, ())) + lent_nbytes
+            external_nbytes = self.training.external_nbytes if budget.is_percentage else 0
+            self.asked_nbytes = budget.resolve(with_placement(graph, ())) + external_nbytes
         return self.asked_nbytes
 
     @property
     def _taken_nbytes(self) -> int:
         """What is there whatever the plan."""
-        return self.reserve_nbytes + self.training.lent_nbytes
+        return self.reserve_nbytes + self.training.external_nbytes
 
     def solve(self, graph: Graph, budget_nbytes: int, began_s: float) -> Plan:
         """Make a plan.

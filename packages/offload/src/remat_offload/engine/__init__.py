@@ -1,1 +1,1 @@
-"""Moves values between device and host as a plan says, while the model trains."""
+"""Moves values between device and host according to a plan while the model trains."""

@@ -1,7 +1,7 @@
-"""The engine: carries out what a schedule does beside computing, for one model.
+"""`Engine` carries out the steps of a schedule other than compute, for one model.
 
-It begins calls, steps the optimizer, and waits for updates that are under way on the CPU. `Residency` knows
-where values live; `Transfers` carries out the steps of one call.
+The engine begins calls, steps the optimizer, and waits for pending updates on the CPU. `Residency` knows
+where values are placed; `Transfers` carries out the steps of one call.
 """
 
 from collections.abc import Callable, Generator
@@ -15,132 +15,118 @@ from remat_executor.module.planned_step import PlannedStep
 from remat_graph import Lane, OptimizerStep, Placement, Role, Update
 from remat_graph.contexts import context
 from remat_offload.deferred_signals import uninterrupted
-from remat_offload.engine.pending_parameters import land, take_off
+from remat_offload.engine.pending_parameters import clear_pending, mark_pending
 from remat_offload.engine.residency import Residency
-from remat_offload.engine.transfer_steps import Transfers, Updates
+from remat_offload.engine.transfer_steps import Transfers
 from remat_offload.errors import LaneFailed, OffloadMisuse
 from remat_offload.host_memory.pool import Event, HostPool
 from remat_offload.machine.base import Machine
 from remat_offload.optimizer.clipping import Clipping
+from remat_offload.optimizer.states import OptimizerStates
 
 
 class Engine:
-    """Makes the handler of each call, and holds what lasts between calls.
+    """Makes the handler of each call and keeps the state that lasts between calls."""
 
-    Args:
-        machine: the device, the host, and what lies between.
-        pool: host memory.
-        updates: how parameters are updated.
-
-    Attributes:
-        residency: where values live.
-        clipping: norms and scales of gradients.
-        accumulating: whether updates within a backward add their gradients up instead.
-        added_up: parameters with gradients that the next backward that steps shall step by.
-        owner: gives what must not go while a call is under way, the module; the engine does not keep it.
-    """
-
-    def __init__(self, machine: Machine, pool: HostPool, updates: Updates) -> None:
+    def __init__(self, machine: Machine, pool: HostPool, updates: OptimizerStates) -> None:
         self.machine, self.updates = machine, updates
         self.residency = Residency(machine, pool)
-        self._in_flight: dict[nn.Parameter, Event] = {}
-        self.clipping = Clipping(machine, self.let_wait)
-        self.accumulating = False
-        self.added_up: set[nn.Parameter] = set()
+        self._pending: dict[nn.Parameter, Event] = {}
+        self.clipping = Clipping(machine, self.mark_pending)
+        self.accumulating = False  # whether a backward adds to the gradients instead of updating
+        self.accumulated: set[nn.Parameter] = set()  # whose gradients await the next backward that updates
         self._latest: PlannedStep | None = None
-        self.owner: Callable[[], object] = int
+        self.owner: Callable[[], object] = int  # returns the module, which must live during a call
 
     def begin(self, step: PlannedStep) -> Transfers:
-        """The handler of one call."""
-        self.residency.bring_home()
+        """Return the handler of one call."""
+        self.residency.write_back_newer()
         self._latest = step
         return Transfers(self, step)
 
-    def take_back(self) -> None:
-        """Bring home what was given other memory meanwhile, by ``.data = ...`` or ``load``, say.
+    def restore_placement(self) -> None:
+        """Restore values that were given other memory, by ``.data = ...`` for example, to their placement.
 
-        Values go on from there, as in plain training. Who else holds a home, after values have been
-        swapped, keeps what is in it: the parameter gets another.
+        The new values are kept, as in plain training. If someone else still uses a parameter's block on the
+        host, the block keeps its content and the parameter gets another block.
 
         Raises:
-            OffloadMisuse: a parameter has another shape, type or device now, or shares memory with another:
-                its plan is none any more. Nothing was moved.
-            HostPoolExhausted: there is no room for another home.
+            OffloadMisuse: a parameter has another shape, type or device, or shares memory with another, so
+                that its plan is no longer valid. Nothing was moved.
+            HostPoolExhausted: another block does not fit into the pool.
         """
-        strayed, states = self.residency.strayed(), self.updates.strayed()
-        if not strayed and not states:
+        displaced, states = self.residency.displaced(), self.updates.displaced()
+        if not displaced and not states:
             return
-        self.residency.check(strayed)
+        self.residency.check(displaced)
         self.wait()
-        self.residency.take_back(strayed)
+        self.residency.restore_placement(displaced)
         for owner in states:
-            self.updates.take_back(owner)
+            self.updates.restore_placement(owner)
 
     @context
-    def grounded(self) -> Generator[None, None, None]:
-        """Within it parameters are ordinary, and who reads one waits for its update himself, as a call does.
+    def no_pending_parameters(self) -> Generator[None, None, None]:
+        """Make all parameters ordinary inside the context: a reader there waits for updates itself.
 
-        Those whose updates are under way at its end, however it ends, are in flight again.
+        Parameters whose updates are unfinished when the context ends, however it ends, are pending again.
         """
         try:
-            for param in self._in_flight:
-                land(param)
+            for param in self._pending:
+                clear_pending(param)
             yield
         finally:
-            with uninterrupted() if self._in_flight else nullcontext():
-                self._in_flight = {param: work for param, work in self._in_flight.items() if not work.query()}
-                for param, work in self._in_flight.items():
-                    take_off(param, work)
+            with uninterrupted() if self._pending else nullcontext():
+                self._pending = {param: work for param, work in self._pending.items() if not work.query()}
+                for param, work in self._pending.items():
+                    mark_pending(param, work)
 
     def wait(self) -> None:
         """Wait until every update is done.
 
         Raises:
-            LaneFailed: one could not be carried out. Its parameter is as it was: load a checkpoint, or go on.
+            LaneFailed: an update failed. Its parameter is unchanged: load a checkpoint, or continue.
         """
-        self.residency.bring_home()
+        self.residency.write_back_newer()
         try:
             self.machine.drain()
         except LaneFailed:
-            self._land()
+            self._clear_all_pending()
             raise
-        self._land()
+        self._clear_all_pending()
 
-    def _land(self) -> None:
-        """Nothing is under way, and what failed has been told: let all parameters be ordinary."""
-        for param in self._in_flight:
-            land(param)
-        self._in_flight.clear()
+    def _clear_all_pending(self) -> None:
+        """Make all parameters ordinary; no update is pending, and every failure has been reported."""
+        for param in self._pending:
+            clear_pending(param)
+        self._pending.clear()
         self.residency.forget_tickets()
 
-    def let_wait(self, param: nn.Parameter, work: Event) -> None:
-        """Let whoever reads a parameter, or asks for its gradient, wait first."""
-        self._in_flight[param] = work
-        take_off(param, work)
+    def mark_pending(self, param: nn.Parameter, work: Event) -> None:
+        """Make every reader of a parameter or of its gradient wait for the work first."""
+        self._pending[param] = work
+        mark_pending(param, work)
 
     def step(self) -> None:
-        """Carry out what the schedule of the latest call has after its backward: the optimizer's step.
+        """Carry out the steps that the schedule of the latest call has after its backward: the updates.
 
-        Updates on the CPU are under way when this returns.
+        Updates on the CPU are still pending when this returns.
 
         Raises:
             OffloadMisuse: no forward has run.
-            LaneFailed: an update of the step before could not be carried out.
+            LaneFailed: an update of the previous step failed.
         """
         step = self._latest
         if step is None:
             raise OffloadMisuse(
-                problem="the optimizer is to step and no forward has run",
-                advice="call the model and backward()",
+                problem="the optimizer cannot step before a forward has run",
+                advice="call the model and backward() first",
             )
         self.wait()
-        self.take_back()
-        without = {p for p, param in enumerate(self.residency.params) if param.grad is None}
-        live = {
-            update.grad: grad
-            for update in step.graph.updates
-            if (grad := self.residency.params[update.param].grad) is not None
-        }
+        self.restore_placement()
+        params, values = self.residency.params, step.graph.values
+        without = {p for p, param in enumerate(params) if param.grad is None}
+        grads = ((update.grad, params[update.param].grad) for update in step.graph.updates)
+        live = {value: grad for value, grad in grads if grad is not None}
         handler = Transfers(self, step)
         for item in step.program.tail:
             if isinstance(item, OptimizerStep) and item.value in without:
@@ -148,18 +134,18 @@ class Engine:
             with uninterrupted() if isinstance(item, OptimizerStep) else nullcontext():
                 handler.carry_out(cast(Action, item), live)
                 if isinstance(item, OptimizerStep) and item.lane is Lane.CPU_OPTIMIZER:
-                    self._take_off(step.graph.values[item.value].name, self.residency.params[item.value])
-        for update in self._left_out(step):
-            live[update.grad] = cast(Tensor, self.residency.params[update.param].grad)
+                    self._mark_update_pending(values[item.value].name, params[item.value])
+        for update in self._unplanned_updates(step):
+            live[update.grad] = cast(Tensor, params[update.param].grad)
             with uninterrupted():
                 handler.update_unplanned(update, live)
-                if step.graph.values[update.param].placement is Placement.HOST:
-                    self._take_off(step.graph.values[update.param].name, self.residency.params[update.param])
+                if values[update.param].placement is Placement.HOST:
+                    self._mark_update_pending(values[update.param].name, params[update.param])
 
-    def _left_out(self, step: PlannedStep) -> list[Update]:
-        """Updates that the plan of a call does not know.
+    def _unplanned_updates(self, step: PlannedStep) -> list[Update]:
+        """Return updates that are missing in the plan of the latest call.
 
-        Their gradients are of another forward, frozen since, or of something outside of the model.
+        Their gradients come from another forward, from parameters frozen since, or from outside of the model.
         """
         found = []
         for place, param in enumerate(self.residency.params):
@@ -169,7 +155,7 @@ class Engine:
                 found.append(Update(param=place, grad=len(step.graph.values) + place, states=states))
         return found
 
-    def _take_off(self, name: str, param: nn.Parameter) -> None:
+    def _mark_update_pending(self, name: str, param: nn.Parameter) -> None:
         ticket = self.residency.residents[name].written
         if ticket is not None:
-            self.let_wait(param, ticket)
+            self.mark_pending(param, ticket)

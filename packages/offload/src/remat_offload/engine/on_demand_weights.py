@@ -1,17 +1,18 @@
-"""Run the original of a model whose weights are on the host: each operator is lent those that it reads.
+"""Run the original module while its weights are on the host: each operator fetches the weights that it reads.
 
-Where no plan can serve (gradients off, hooks, ...) the original module runs, on inputs on the device. While
-that lasts, every function of PyTorch that is given a moved parameter gets a copy on the device in its place,
-brought by the lane that brings weights in training; the copy goes when the function and the views that it
-returned are through with it. So inference holds one operator's weights at a time. With gradients on,
-what autograd saves stays until the backward, whose gradients go to the host, where their parameters are.
+Where no plan applies (gradients off, hooks, ...) the original module runs, on inputs on the device. Inside
+`OnDemandWeights`, every PyTorch function that receives a parameter placed on the host gets a copy on the
+device instead. The lane that brings weights in training brings the copy; the copy is freed with its last use
+by the function and the views that it returned. So inference holds one operator's weights at a time. With
+gradients on, what autograd saves stays until the backward, and gradients of parameters on the host are copied
+to the host.
 
-A parameter that is asked for its device says the one that it is lent to. What is written to it in place goes
-home; what is written through its ``data`` does not.
+A parameter that is asked for its device answers with the device of its copy. In-place writes are copied back
+to the host; writes through ``data`` are not.
 
-Imperfect: modules that take another path where functions are watched take it here. In inference
-``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` leave their fused kernels, which changes last
-bits. What TorchScript compiled is not seen.
+Imperfect: modules that behave differently under a ``TorchFunctionMode`` do so here. In inference
+``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` leave their fused kernels, which changes the last
+bits. Code compiled by TorchScript is not intercepted.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-_WHERE = {getattr(Tensor, name).__get__ for name in ("device", "is_cuda", "is_cpu")} | {Tensor.get_device}
+_DEVICE_QUERIES = {
+    *(getattr(Tensor, name).__get__ for name in ("device", "is_cuda", "is_cpu")),
+    Tensor.get_device,
+}
 _VIEWS = {getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "data", "real", "imag")}
 _SIZES = {
     *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride),
@@ -30,37 +34,33 @@ _SIZES = {
 }
 
 
-class Lender(Protocol):
-    """Brings moved parameters, and takes home what was written to them."""
+class WeightFetcher(Protocol):
+    """Fetches parameters that are placed on the host, and writes changes back."""
 
     @property
     def device(self) -> torch.device:
-        """Where they are brought."""
+        """The device to which parameters are fetched."""
         ...
 
     def moves(self, param: nn.Parameter) -> bool:
         """Whether a parameter is placed on the host."""
         ...
 
-    def lend(self, param: nn.Parameter) -> Tensor:
-        """A copy of one that moves, on the device, for compute that is given from now on."""
+    def fetch(self, param: nn.Parameter) -> Tensor:
+        """Return a copy on the device, valid for compute issued from now on."""
         ...
 
-    def take_home(self, param: nn.Parameter, lent: Tensor) -> None:
-        """Let the parameter be what its copy is."""
+    def write_back(self, param: nn.Parameter, fetched: Tensor) -> None:
+        """Copy the values of a fetched copy back to the parameter."""
         ...
 
 
-class Lending(TorchFunctionMode):
-    """Within it functions of PyTorch are lent the moved parameters among their arguments.
+class OnDemandWeights(TorchFunctionMode):
+    """Gives PyTorch functions device copies of the parameters among their arguments that are on the host."""
 
-    Args:
-        lender: brings them.
-    """
-
-    def __init__(self, lender: Lender) -> None:
+    def __init__(self, fetcher: WeightFetcher) -> None:
         super().__init__()
-        self._lender = lender
+        self._fetcher = fetcher
 
     def __torch_function__(
         self,
@@ -69,41 +69,41 @@ class Lending(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function on what is lent."""
+        """Call the function on fetched copies."""
         kwargs = dict(kwargs or {})
-        moved = dict.fromkeys(param for param in _params_in((args, kwargs)) if self._lender.moves(param))
-        if not moved or func in _SIZES or (_is_accessor(func) and func not in _WHERE | _VIEWS):
+        moved = dict.fromkeys(param for param in _params_in((args, kwargs)) if self._fetcher.moves(param))
+        if not moved or func in _SIZES or (_is_accessor(func) and func not in _DEVICE_QUERIES | _VIEWS):
             return func(*args, **kwargs)
-        if func in _WHERE:
-            return func(torch.empty(0, device=self._lender.device))
-        # What is written in place is told by its version, which tensors that inference mode makes lack.
+        if func in _DEVICE_QUERIES:
+            return func(torch.empty(0, device=self._fetcher.device))
+        # Version counters detect in-place writes; tensors made in inference mode have no counter.
         with torch.inference_mode(False):
-            lent = {param: self._lent(param) for param in moved}
-        versions = {param: there._version for param, there in lent.items()}
-        result = func(*_swapped(args, lent), **_swapped(kwargs, lent))
-        for param, there in lent.items():
-            if there._version != versions[param]:
-                self._lender.take_home(param, there.detach())
+            fetched = {param: self._fetched(param) for param in moved}
+        versions = {param: copy._version for param, copy in fetched.items()}
+        result = func(*_replaced(args, fetched), **_replaced(kwargs, fetched))
+        for param, copy in fetched.items():
+            if copy._version != versions[param]:
+                self._fetcher.write_back(param, copy.detach())
         return result
 
-    def _lent(self, param: nn.Parameter) -> Tensor:
+    def _fetched(self, param: nn.Parameter) -> Tensor:
         if torch.is_grad_enabled() and param.requires_grad:
-            lent: Tensor = _Lent.apply(param, self._lender)  # type: ignore[no-untyped-call]
-            return lent
-        return self._lender.lend(param)
+            copy: Tensor = _FetchedWeight.apply(param, self._fetcher)  # type: ignore[no-untyped-call]
+            return copy
+        return self._fetcher.fetch(param)
 
 
-class _Lent(torch.autograd.Function):
-    """A parameter on the host, read on the device."""
+class _FetchedWeight(torch.autograd.Function):
+    """Fetch a parameter; its gradient is copied to the parameter's device."""
 
     @staticmethod
-    def forward(ctx: Any, param: nn.Parameter, lender: Lender) -> Tensor:
-        ctx.home = param.device
-        return lender.lend(param)
+    def forward(ctx: Any, param: nn.Parameter, fetcher: WeightFetcher) -> Tensor:
+        ctx.device = param.device
+        return fetcher.fetch(param)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient.to(ctx.home), None
+        return gradient.to(ctx.device), None
 
 
 def _is_accessor(func: Any) -> bool:
@@ -120,11 +120,11 @@ def _params_in(value: Any) -> Iterator[nn.Parameter]:
         yield from _params_in(list(value.values()))
 
 
-def _swapped(value: Any, lent: Mapping[nn.Parameter, Tensor]) -> Any:
+def _replaced(value: Any, fetched: Mapping[nn.Parameter, Tensor]) -> Any:
     if type(value) is nn.Parameter:
-        return lent.get(value, value)
+        return fetched.get(value, value)
     if type(value) in (list, tuple):
-        return type(value)(_swapped(item, lent) for item in value)
+        return type(value)(_replaced(item, fetched) for item in value)
     if type(value) is dict:
-        return {name: _swapped(item, lent) for name, item in value.items()}
+        return {name: _replaced(item, fetched) for name, item in value.items()}
     return value

@@ -1,9 +1,9 @@
-"""Parameters whose update is still under way on the CPU: whoever touches one waits for it.
+"""A pending parameter is one whose update still runs on the CPU: the first access waits for the update.
 
-``optimizer.step()`` returns before the CPU is done, so that the next forward can begin. Until then a
-parameter is of a class of its own here: any operator or attribute that is asked of it first waits for its
-update, and then finds an ordinary parameter, the same object. Who stops waiting, by Ctrl-C say, leaves it in
-flight. What the engine itself reads, it reads past this.
+``optimizer.step()`` returns before the CPU is done, so that the next forward can begin. Until the update is
+done the parameter's class is `PendingParameter`: any operator or attribute access first waits, and then finds
+an ordinary parameter, the same object. If the wait is interrupted, by Ctrl-C for example, the parameter stays
+pending. The engine itself bypasses this class.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +17,7 @@ from remat_offload.host_memory.pool import Event
 _WAIT = "_remat_wait"
 
 
-class InFlight(nn.Parameter):
+class PendingParameter(nn.Parameter):
     """A parameter that is being updated."""
 
     @classmethod
@@ -28,46 +28,41 @@ class InFlight(nn.Parameter):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Wait for every such parameter among the arguments, then do what was asked."""
+        """Wait for every pending parameter among the arguments, then call the function."""
         kwargs = kwargs or {}
-        for parameter in _among((args, kwargs)):
-            parameter._landed()
+        for parameter in _pending_in((args, kwargs)):
+            parameter._wait_for_update()
         return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """An ordinary one's: torch asks a parameter for its class before it reads it."""
-        return self._landed().__deepcopy__(memo)
+        """Wait here: torch reads the class of a parameter before the parameter."""
+        return self._wait_for_update().__deepcopy__(memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Likewise, and for its attributes."""
-        return self._landed().__reduce_ex__(protocol)
+        """Wait here: torch reads the class and the attributes of a parameter before the parameter."""
+        return self._wait_for_update().__reduce_ex__(protocol)
 
-    def _landed(self) -> nn.Parameter:
+    def _wait_for_update(self) -> nn.Parameter:
         work: Event | None = self.__dict__.get(_WAIT)
         if work is not None:
             try:
                 work.synchronize()
             finally:
-                if work.query():  # well or badly; else nobody has waited to the end
-                    land(self)
+                if work.query():  # done or failed; otherwise the wait was interrupted
+                    clear_pending(self)
         return self
 
 
-def take_off(parameter: nn.Parameter, work: Event) -> None:
-    """Let whoever touches the parameter wait first.
-
-    Args:
-        parameter: the parameter.
-        work: what is waited for: its update.
-    """
+def mark_pending(parameter: nn.Parameter, work: Event) -> None:
+    """Make every access to the parameter wait for the work, its update, first."""
     parameter.__dict__[_WAIT] = work
-    parameter.__class__ = InFlight
+    parameter.__class__ = PendingParameter
 
 
-def land(parameter: nn.Parameter) -> None:
-    """Make it an ordinary parameter again, whether or not its update is done."""
-    if type(parameter) is InFlight:
-        setattr(parameter, "__class__", nn.Parameter)  # noqa: B010 - mypy holds the class for fixed
+def clear_pending(parameter: nn.Parameter) -> None:
+    """Make the parameter ordinary again, whether or not its update is done."""
+    if type(parameter) is PendingParameter:
+        setattr(parameter, "__class__", nn.Parameter)  # noqa: B010 - mypy takes the class as fixed
         parameter.__dict__.pop(_WAIT, None)
 
 
@@ -77,12 +72,12 @@ def drop_gradient(parameter: nn.Parameter) -> None:
         parameter.grad = None
 
 
-def _among(value: Any) -> Iterable[InFlight]:
-    if type(value) is InFlight:
+def _pending_in(value: Any) -> Iterable[PendingParameter]:
+    if type(value) is PendingParameter:
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _among(item)
+            yield from _pending_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _among(item)
+            yield from _pending_in(item)

@@ -1,8 +1,7 @@
-"""Give a model its weights, from a file or a mapping, without a second copy of them.
+"""Load a model's weights from a file or a mapping, without a second copy of them.
 
-What can be known from names and shapes is checked at first; the values are read one tensor at a time, when
-there is a place for them. Parameters and buffers stay the objects that they are, so that an optimizer over
-them, made before, trains them.
+Names and shapes are checked first; values are read one tensor at a time, directly into their memory.
+Parameters and buffers stay the same objects, so that an optimizer created before still trains them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,18 +18,18 @@ from remat_offload.errors import BadWeights
 Weights = str | PathLike[str] | Mapping[str, Tensor]
 
 
-class Filler:
-    """Weights that fit a model, to be read as its tensors get their places.
+class WeightReader:
+    """Reads weights that fit a model, when its tensors get their memory.
 
     Args:
-        model: the module, on any device, the meta device too.
-        weights: a safetensors file, or a mapping from names to tensors, each of which may be asked for twice;
-            of tied tensors any name serves, and buffers that are not saved with a model may be named too.
-            What is not named keeps the values that it has.
+        model: the module, on any device, including the meta device.
+        weights: a safetensors file, or a mapping from names to tensors, which may be read twice. Tied tensors
+            need one of their names; non-persistent buffers may be named too. Tensors that are not named keep
+            their values.
 
     Raises:
-        BadWeights: a tensor without values is not named, one that is named has another shape, none is named,
-            or they are of another kind.
+        BadWeights: a tensor on the meta device is not named, a named one has another shape, no tensor of the
+            model is named, or `weights` is neither a path nor a mapping.
     """
 
     def __init__(self, model: nn.Module, weights: Weights) -> None:
@@ -48,12 +47,12 @@ class Filler:
             raise BadWeights(
                 problem=f"they lack {', '.join(missing[:3])}"
                 + (f" and {len(missing) - 3} more" if missing[3:] else ""),
-                advice="give values for all; a mapping can have buffers that are not saved, by their names",
+                advice="give values for all; a mapping may also name buffers that are not saved",
             )
         self._names = {tensor: name for tensor, name in found.items() if name is not None}
         if names and not self._names:
             raise BadWeights(
-                problem="they name nothing of the model", advice="give the weights of this model"
+                problem="they name no tensor of the model", advice="give the weights of this model"
             )
         for tensor, name in self._names.items():
             shape = self._source.shape(name)
@@ -64,42 +63,24 @@ class Filler:
                 )
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether there are values for one of the model's tensors."""
+        """Whether the weights name one of the model's tensors."""
         return tensor in self._names
 
-    def read(self, tensor: Tensor, place: Tensor) -> None:
-        """Bring the values of one of the model's tensors to a place, on its device and in its dtype."""
+    def read(self, tensor: Tensor, destination: Tensor) -> None:
+        """Copy the values of one of the model's tensors to a destination, on its device and in its dtype."""
         with torch.no_grad():
-            place.copy_(self._source.read(self._names[tensor]))
+            destination.copy_(self._source.read(self._names[tensor]))
 
 
-def fill(model: nn.Module, weights: Weights) -> None:
-    """Fill a model on the CPU.
-
-    Args:
-        model: the module.
-        weights: as for `Filler`.
-
-    Raises:
-        BadWeights: they do not fit; nothing was changed.
-    """
-    filler = Filler(model, weights)
-    for tensor in (*model.parameters(), *model.buffers()):
-        if filler.has(tensor):
-            place = torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.data
-            filler.read(tensor, place)
-            let_lie(tensor, place)
-
-
-def let_lie(tensor: Tensor, place: Tensor) -> None:
-    """Let a tensor lie in other memory: the same object, with what is attached to it."""
+def rebind_storage(tensor: Tensor, values: Tensor) -> None:
+    """Let a tensor use the memory of `values`; it stays the same object, with its attributes and hooks."""
     if not tensor.is_meta:
-        tensor.data = place
+        tensor.data = values
         return
-    # Torch sets `data` between devices with memory only. `place.data` counts writes by itself: updates of
-    # the memory are no writes of a user's.
-    there = place.data
-    made = nn.Parameter(there, requires_grad=False) if isinstance(tensor, nn.Parameter) else there
+    # Torch cannot set `data` of a meta tensor. `values.data` has a version counter of its own, so that
+    # updates of the memory do not count as writes by the user.
+    data = values.data
+    made = nn.Parameter(data, requires_grad=False) if isinstance(tensor, nn.Parameter) else data
     made.requires_grad_(tensor.requires_grad)
     made.__dict__.update(tensor.__dict__)
     torch.utils.swap_tensors(tensor, made)
@@ -107,7 +88,7 @@ def let_lie(tensor: Tensor, place: Tensor) -> None:
 
 @attrs.frozen
 class _Source:
-    """Names of tensors, and what tells the shape of one and reads it."""
+    """Names of tensors, and functions that return the shape and the values of one."""
 
     names: Iterable[str]
     shape: Callable[[str], tuple[int, ...]]
@@ -130,11 +111,11 @@ def _source(weights: Weights) -> _Source:
             problem=f"{path} cannot be read without safetensors",
             advice="pip install 'remat-offload[weights]', or give a mapping from names to tensors",
         ) from None
-    if is_pipe(path):  # it would wait for one who writes
+    if is_pipe(path):  # opening it would wait for a writer
         raise BadWeights(problem=f"{path} is a pipe", advice="give a safetensors file")
     try:
         file = safe_open(path, framework="pt")
-    except Exception as error:  # its own errors have no public base
+    except Exception as error:  # the errors of safetensors have no public base
         reason = (text_of(error).splitlines() or [type(error).__name__])[0]
         raise BadWeights(
             problem=f"{path} cannot be read ({reason})", advice="give a safetensors file"

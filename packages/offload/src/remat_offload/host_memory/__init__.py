@@ -1,1 +1,1 @@
-"""Host memory for values that are placed there: a pool of pinned blocks."""
+"""A capped pool of host memory, pinned or plain."""

@@ -1,11 +1,11 @@
-"""Where host memory comes from: plain, or pinned at exactly the size asked for.
+"""Sources of host memory: plain, or pinned at exactly the requested size.
 
-A copy between host and device runs beside other work, and at the link's full rate, only if the host's pages
-are pinned. ``Tensor.pin_memory()`` rounds a block up to a power of two (1.78 times what was needed, in one
-report) and keeps it for good. Here a block is a mapping of its own, of whole pages that ``cudaHostRegister``
-pins where they are: at most a page more than asked, given back to the system when it is unpinned. Whole
-pages, because two registrations must not meet in one. Shared with forks, such as those of a data loader: of
-private pages the parent would write to new ones after a fork, while the device went on with the old.
+A copy between host and device runs concurrently with other work, and at the link's full rate, only if the
+host's pages are pinned. ``Tensor.pin_memory()`` rounds a block up to a power of two (1.78 times the request,
+in one report) and never frees it. Here a block is a mapping of its own, of whole pages that
+``cudaHostRegister`` pins: at most one page more than requested, and freed when unpinned. Whole pages, because
+two registrations must not share a page. The mapping is shared with forks, such as those of a data loader:
+after a fork, the parent would write to new copies of private pages while the device used the old ones.
 """
 
 import mmap
@@ -22,7 +22,7 @@ class HostMemory(Protocol):
     """A source of host memory."""
 
     def charge(self, nbytes: int) -> int:
-        """The bytes that a block of this size takes from the system."""
+        """Return the bytes that a block of this size takes from the system."""
         ...
 
     def take(self, nbytes: int) -> torch.Tensor:
@@ -30,15 +30,15 @@ class HostMemory(Protocol):
         ...
 
     def give_back(self, block: torch.Tensor) -> None:
-        """Let go of a block; its pages go with its last reference."""
+        """Give a block back; the last reference frees its pages."""
         ...
 
 
 class PlainMemory:
-    """Ordinary pageable memory: all that a CPU wants."""
+    """Ordinary pageable memory."""
 
     def charge(self, nbytes: int) -> int:
-        """Exactly what was asked."""
+        """Return the requested bytes."""
         return nbytes
 
     def take(self, nbytes: int) -> torch.Tensor:
@@ -46,21 +46,21 @@ class PlainMemory:
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def give_back(self, block: torch.Tensor) -> None:
-        """Do nothing: a block goes with its last reference."""
+        """Do nothing: the last reference frees the block."""
 
 
 class RegisteredMemory:
-    """Whole pages, pinned where they are.
+    """Whole pages, pinned in place.
 
     Args:
-        cudart: the CUDA runtime, as ``torch.cuda.cudart()`` gives it.
+        cudart: the CUDA runtime, as ``torch.cuda.cudart()`` returns it.
     """
 
     def __init__(self, cudart: Any) -> None:
         self._cudart = cudart
 
     def charge(self, nbytes: int) -> int:
-        """What was asked, rounded up to whole pages."""
+        """Return the requested bytes, rounded up to whole pages."""
         return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def take(self, nbytes: int) -> torch.Tensor:
@@ -74,7 +74,8 @@ class RegisteredMemory:
             pages = mmap.mmap(-1, size)
         except OSError as error:
             raise CannotPin(
-                problem=f"no {size:,} bytes of memory ({error.strerror})", advice="lower the capacity"
+                problem=f"the system has no {size:,} bytes of memory ({error.strerror})",
+                advice="lower the capacity",
             ) from error
         block = torch.frombuffer(pages, dtype=torch.uint8)
         code = int(self._cudart.cudaHostRegister(block.data_ptr(), size, _PORTABLE))
@@ -96,19 +97,19 @@ class RegisteredMemory:
 
 
 def memory_for(device: torch.device, pin: bool | None) -> HostMemory:
-    """The memory that copies to and from a device want.
+    """Return the source of host memory that suits copies to and from a device.
 
     Args:
-        device: the device that copies go to and come from.
+        device: the device of the copies.
         pin: whether to pin; ``None`` pins for CUDA devices.
 
     Raises:
-        CannotPin: pinning was asked for, and the device is none that memory can be pinned for.
+        CannotPin: `pin` is True, and memory cannot be pinned for the device.
     """
     if pin is False or (pin is None and device.type != "cuda"):
         return PlainMemory()
     if device.type != "cuda":
-        raise CannotPin(problem=f"{device} is no CUDA device", advice="use pin=None or pin=False")
+        raise CannotPin(problem=f"{device} is not a CUDA device", advice="use pin=None or pin=False")
     if not torch.cuda.is_available():
         raise CannotPin(problem="no CUDA device is available", advice="use pin=False")
     return RegisteredMemory(torch.cuda.cudart())

@@ -1,10 +1,10 @@
-"""A pool of host memory blocks: exact sizes, a hard cap, blocks used again.
+"""`HostPool`: host memory in blocks of exact sizes under a hard cap; released blocks are reused.
 
-Training moves the same sizes every step, so a released block is kept and lent again to the next request of
-its size. Blocks of other sizes are given back to the system, longest idle first, as soon as the cap needs
-their room: the pool never holds more than its capacity, and never refuses what would fit without them.
+Training moves the same sizes every step, so a released block is kept for the next request of its size. When
+the cap requires it, idle blocks of other sizes are given back to the system, the longest idle first: the pool
+never holds more than its capacity, and never refuses a request that fits without idle blocks.
 
-A block that is being copied is released with the event that follows the copy; it is not lent again before.
+A block in a pending copy is released with the event that follows the copy, and is not reused before it.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ from remat_offload.host_memory.pinned import HostMemory, memory_for
 
 
 class Event(Protocol):
-    """Something that will have happened, such as a ``torch.Event`` recorded after a copy."""
+    """A moment in pending work, such as a ``torch.Event`` recorded after a copy."""
 
     def query(self) -> bool:
-        """Whether it has happened."""
+        """Whether the work before it is done."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until the work before it is done."""
         ...
 
 
@@ -43,10 +43,10 @@ class HostPoolStatistics:
 
     Attributes:
         capacity_nbytes: the cap.
-        held_nbytes: taken from the system, lent or kept to be lent again; never above the cap.
-        lent_nbytes: lent now.
-        free_nbytes: what can still be lent: the cap less what is lent.
-        peak_nbytes: the most that was ever lent at once.
+        held_nbytes: taken from the system, lent or idle; never above the cap.
+        lent_nbytes: allocated by callers and not released yet.
+        free_nbytes: what can still be allocated: the cap minus `lent_nbytes`.
+        peak_nbytes: the highest `lent_nbytes` so far.
     """
 
     capacity_nbytes: int
@@ -63,18 +63,18 @@ class _Block:
 
 
 class HostPool:
-    """Lends host tensors out of a fixed number of bytes. Threads may share a pool.
+    """Allocates host tensors within a fixed number of bytes. Threads may share a pool.
 
     Use it in a ``with`` statement, or call ``close``, to give its memory back early.
 
     Args:
-        capacity_nbytes: the most it ever holds.
-        pin: whether blocks are pinned; ``None`` pins them where copies to the device want it (CUDA).
-        device: the device that copies go to and come from.
-        memory: where blocks come from, instead of what `pin` and `device` ask for.
+        capacity_nbytes: the most bytes that the pool ever holds.
+        pin: whether blocks are pinned; ``None`` pins them for CUDA devices.
+        device: the device of the copies.
+        memory: the source of blocks, instead of the one for `pin` and `device`.
 
     Raises:
-        CannotPin: pinning was asked for and is not to be had.
+        CannotPin: `pin` is True, and memory cannot be pinned for the device.
         HostPoolMisuse: the capacity is not positive.
     """
 
@@ -87,10 +87,10 @@ class HostPool:
         memory: HostMemory | None = None,
     ) -> None:
         if capacity_nbytes <= 0:
-            raise HostPoolMisuse(problem=f"a capacity of {capacity_nbytes} bytes; it must be positive")
+            raise HostPoolMisuse(problem=f"its capacity is {capacity_nbytes} bytes; it must be positive")
         self._capacity = capacity_nbytes
         self._memory = memory_for(torch.device(device), pin) if memory is None else memory
-        # A leased block may come back in the midst of anything, by the collector of garbage say.
+        # A leased block may come back at any time, by the garbage collector for example.
         self._lock = ForkAwareLock("a pool of host memory")
         self._lent: dict[int, tuple[torch.Tensor, _Block]] = {}  # by the id of the tensor
         self._idle: list[_Block] = []  # longest idle first
@@ -112,24 +112,26 @@ class HostPool:
 
     @property
     def rounding_nbytes(self) -> int:
-        """The most that a block takes beyond the bytes asked for."""
+        """The most bytes that a block takes beyond the request."""
         return self._memory.charge(1) - 1
 
     def allocate(self, shape: int | Sequence[int], dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        """Lend a contiguous tensor with unspecified content.
+        """Allocate a contiguous tensor with unspecified content.
 
         Args:
             shape: its sizes, or its number of elements; with the default dtype that is its number of bytes.
             dtype: the type of its elements.
 
         Raises:
-            HostPoolExhausted: it does not fit under the cap beside what is lent.
-            HostPoolMisuse: it would have no byte, or the pool is closed.
+            HostPoolExhausted: it does not fit under the cap.
+            HostPoolMisuse: it would be empty, or the pool is closed.
         """
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         nbytes = math.prod(sizes) * dtype.itemsize
         if nbytes <= 0 or any(size < 0 for size in sizes):
-            raise HostPoolMisuse(problem=f"a block of shape {list(sizes)}; it must have at least one byte")
+            raise HostPoolMisuse(
+                problem=f"a block has the shape {list(sizes)}; it must have at least one byte"
+            )
         charge = self._memory.charge(nbytes)
         with self._lock:
             if self._closed:
@@ -145,19 +147,19 @@ class HostPool:
         return tensor
 
     def release(self, tensor: torch.Tensor, after: Event | None = None) -> None:
-        """Take a tensor back; its content is lost once its block is lent again.
+        """Take a tensor back; its content is lost when its block is reused.
 
         Args:
-            tensor: the very tensor that ``allocate`` returned, not a view of it.
-            after: the block is in use until this has happened: a copy's event.
+            tensor: the tensor that ``allocate`` returned, not a view of it.
+            after: the event of a pending copy; the block is not reused before it.
 
         Raises:
-            HostPoolMisuse: it was released already, or is not of this pool; unless that has given up all.
+            HostPoolMisuse: it was released already, or is not of this pool; never after ``give_up``.
         """
         with self._lock:
             entry = self._lent.pop(id(tensor), None)
             if entry is None and self._given_up:
-                return  # with all that was lent
+                return  # `give_up` has released it
             if entry is None:
                 raise HostPoolMisuse(problem=self._why_not(tensor))
             block = entry[1]
@@ -168,37 +170,34 @@ class HostPool:
                 self._drop(len(self._idle) - 1)
 
     def lease(self, nbytes: int) -> torch.Tensor:
-        """Lend bytes that come back by themselves, when the last tensor on their storage is gone.
+        """Allocate bytes that return to the pool when the last tensor on their storage is gone.
 
-        For what is handed to others, who release nothing. Whoever copies into it waits until that is done.
-
-        Args:
-            nbytes: how many.
+        For tensors given to others, who release nothing. The caller waits for its copies into them.
 
         Raises:
-            HostPoolExhausted: they do not fit under the cap beside what is lent.
-            HostPoolMisuse: there would be none, or the pool is closed.
+            HostPoolExhausted: they do not fit under the cap.
+            HostPoolMisuse: `nbytes` is not positive, or the pool is closed.
         """
         block = self.allocate(nbytes)
-        # A storage on somebody else's memory keeps its owner, which goes with it.
+        # A storage on foreign memory keeps a reference to its owner.
         owner = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(block.data_ptr()))
         weakref.finalize(owner, self._return, block)
         return torch.from_numpy(owner)
 
     def trim(self) -> None:
-        """Give back to the system what is not lent, after waiting for copies that are under way."""
+        """Give idle blocks back to the system, after waiting for their pending copies."""
         with self._lock:
             while self._idle:
                 self._drop(0)
 
     def close(self) -> None:
-        """Lend nothing more and give memory back: what is idle now, what is lent as it is released."""
+        """Allocate no more; give idle blocks back to the system now, lent ones when they are released."""
         with self._lock:
             self._closed = True
         self.trim()
 
     def give_up(self) -> None:
-        """Close, and give back what is lent, too: tensors keep their memory, which is ordinary memory now."""
+        """Close, and give back lent blocks, too: their tensors keep the memory, which is ordinary then."""
         with self._lock:
             self._closed = self._given_up = True
             _give_back_all(self._memory, self._lent, self._idle)
@@ -213,12 +212,12 @@ class HostPool:
         self.close()
 
     def _return(self, block: torch.Tensor) -> None:
-        """Take back what was leased, unless all was given up."""
+        """Take back a leased block, unless ``give_up`` has released all."""
         if id(block) in self._lent:
             self.release(block)
 
     def _idle_block(self, nbytes: int) -> _Block | None:
-        """A kept block of this size: one whose copy is done, or, where a new one has no room, any."""
+        """Return an idle block of this size: one without pending copy or, if a new one does not fit, any."""
         same = [index for index, block in enumerate(self._idle) if block.bytes.numel() == nbytes]
         if not same:
             return None
@@ -227,7 +226,7 @@ class HostPool:
             return None
         block = self._idle.pop((done or same)[0])
         if not done:
-            _settle(block)
+            _wait_until_unused(block)
         block.busy_until = None
         return block
 
@@ -240,7 +239,7 @@ class HostPool:
 
     def _drop(self, index: int) -> None:
         block = self._idle.pop(index)
-        _settle(block)
+        _wait_until_unused(block)
         self._held_nbytes -= self._memory.charge(block.bytes.numel())
         self._memory.give_back(block.bytes)
 
@@ -249,14 +248,12 @@ class HostPool:
         if any(block.bytes.data_ptr() == address for block in self._idle):
             return "this tensor was released already"
         if any(block.bytes.data_ptr() == address for _, block in self._lent.values()):
-            return (
-                "this is a view, or a tensor released before its block was lent again; release what was lent"
-            )
+            return "this is a view, or was released before its block was reused; release what allocate() gave"
         return "this tensor is not of this pool"
 
 
-def _settle(block: _Block) -> None:
-    """Wait until a block is in use no more; nor is it if what used it failed, which others tell."""
+def _wait_until_unused(block: _Block) -> None:
+    """Wait for a block's pending copy; a failed one is reported elsewhere."""
     if block.busy_until is not None:
         with contextlib.suppress(RematError):
             block.busy_until.synchronize()
@@ -265,9 +262,9 @@ def _settle(block: _Block) -> None:
 def _give_back_all(
     memory: HostMemory, lent: dict[int, tuple[torch.Tensor, _Block]], idle: list[_Block]
 ) -> None:
-    """Unpin what a pool still holds when it goes."""
+    """Give all blocks of a pool back to the system."""
     for block in [*(block for _, block in lent.values()), *idle]:
-        _settle(block)
+        _wait_until_unused(block)
         memory.give_back(block.bytes)
     lent.clear()
     idle.clear()

@@ -1,1 +1,1 @@
-"""Devices with lanes for copies and for CPU work: CUDA, and one simulated on the CPU."""
+"""Machines with lanes for copies and for CPU work: CUDA, and one simulated on the CPU."""

@@ -1,4 +1,4 @@
-"""How fast a machine copies, and how fast an optimizer steps on it: measured."""
+"""Measure the bandwidth of a machine's copies, and of an optimizer step that runs during copies."""
 
 import math
 import time
@@ -12,42 +12,42 @@ from remat_offload.host_memory.pool import HostPool
 from remat_offload.machine.base import Machine
 
 _COPIES = 8
-_LONG_S = 4e-3  # a copy that takes as long tells the link's rate, not what it takes to begin
-_UPDATE_NBYTES = 28  # of an element that AdamW steps: four floats read, three written
-_GLANCE_S = 1e-4
+_LONG_S = 4e-3  # in a copy of this duration the time to begin it is negligible
+_UPDATE_NBYTES = 28  # for each element that AdamW steps: four floats read, three written
+_POLL_S = 1e-4
 _REPEATS = 3
-_SLOWED = 0.02  # of the optimizer's speed: less is noise
+_SLOWDOWN = 0.02  # of the optimizer's speed: less is noise
 
 
 def measure_links(machine: Machine, pool: HostPool, nbytes: int | None = None) -> Links:
-    """Copy blocks away and back, alone, both at once, and both beside an optimizer that steps on the CPU.
+    """Measure copies in each direction alone, in both, and in both during an optimizer step on the CPU.
 
-    The optimizer's lane is a fused AdamW over fp32 values. `Links` has copies go at their own speed, and the
-    optimizer have what they leave; so what copies lose beside it is charged to the optimizer, byte for byte.
+    The optimizer is a fused AdamW over fp32 values. `Links` assumes that copies have their own speed, and
+    that the optimizer gets the rest of the host's bandwidth; so what copies lose is charged to the optimizer.
 
     Args:
-        machine: what copies and steps; its lanes are idle.
-        pool: lends the host's blocks, two of them, each at most a quarter of its capacity.
+        machine: the machine; its lanes are idle.
+        pool: allocates two blocks on the host, each at most a quarter of its capacity.
         nbytes: the most bytes of a block, and of the values that are stepped; slow links are measured with
-            less. None: 64 MiB, or 4 if the device is the host itself.
+            less. None: 64 MiB, or 4 MiB if the device is the host itself.
     """
     if nbytes is None:
         nbytes = 1 << (22 if machine.device.type == "cpu" else 26)
     nbytes = max(4, min(nbytes, pool.statistics.capacity_nbytes // 4))
     host = {lane: pool.allocate(nbytes) for lane in (Lane.TO_HOST, Lane.TO_DEVICE)}
-    there = {lane: machine.allocate((nbytes,), (1,), torch.uint8) for lane in host}
-    blocks = _Blocks(machine, host, there)
-    blocks.fit()
+    device = {lane: machine.allocate((nbytes,), (1,), torch.uint8) for lane in host}
+    blocks = _Blocks(machine, host, device)
+    blocks.choose_nbytes()
     alone: dict[Lane, float] = {}
     for lane in host:
         alone |= blocks.copy({lane: _COPIES})
     share = _COPIES / min(alone.values())
-    copied = blocks.copy({lane: round(rate * share) for lane, rate in alone.items()})
+    copied = blocks.copy({lane: round(bandwidth * share) for lane, bandwidth in alone.items()})
     both = {lane: min(alone[lane], copied[lane]) for lane in host}
-    host_nbytes_per_s = _shared_rate(blocks, both, numel=nbytes // 4)
+    host_nbytes_per_s = _host_bandwidth(blocks, both, numel=nbytes // 4)
     for lane, block in host.items():
         pool.release(block)
-        machine.discard(there[lane])
+        machine.release(device[lane])
     return Links(
         to_host_nbytes_per_s=alone[Lane.TO_HOST],
         to_device_nbytes_per_s=alone[Lane.TO_DEVICE],
@@ -59,64 +59,52 @@ def measure_links(machine: Machine, pool: HostPool, nbytes: int | None = None) -
 
 @attrs.define
 class _Blocks:
-    """A block on the host and one on the device for either direction.
-
-    Attributes:
-        nbytes: of a copy.
-    """
+    """A block on the host and one on the device for each direction; a copy moves `nbytes`."""
 
     machine: Machine
     host: dict[Lane, torch.Tensor]
-    there: dict[Lane, torch.Tensor]
+    device: dict[Lane, torch.Tensor]
     nbytes: int = 0
 
-    def fit(self) -> None:
-        """Find how many bytes take long beside the beginning of a copy; touch their pages."""
+    def choose_nbytes(self) -> None:
+        """Find a size of copies whose duration is long compared with their start; touch the pages."""
         whole = next(iter(self.host.values())).numel()
         one = dict.fromkeys(self.host, 1)
         self.nbytes = min(whole, 1 << 16)
-        # Twice, since whatever else runs here can only add.
+        # Twice, since other processes can only make copies slower.
         while self.nbytes < whole and self.nbytes / max(min(self.copy(one).values()) for _ in "12") < _LONG_S:
             self.nbytes = min(whole, 4 * self.nbytes)
         self.copy(one)
 
     def copy(self, copies: Mapping[Lane, int], meanwhile: Callable[[], object] = int) -> dict[Lane, float]:
-        """Bytes per second of each lane, with so many copies in each, all begun at once.
-
-        Args:
-            copies: by lane.
-            meanwhile: called once they are begun.
-        """
+        """Return the bytes per second of each lane, all of its copies begun before `meanwhile`."""
         began_s = time.perf_counter()
         last = {}
         for turn in range(max(copies.values())):
             for lane in (lane for lane, count in copies.items() if turn < count):
-                host, there = self.host[lane][: self.nbytes], self.there[lane][: self.nbytes]
-                to, of = (host, there) if lane is Lane.TO_HOST else (there, host)
+                host, device = self.host[lane][: self.nbytes], self.device[lane][: self.nbytes]
+                to, of = (host, device) if lane is Lane.TO_HOST else (device, host)
                 last[lane] = self.machine.copy(lane, to, of)
         meanwhile()
-        rates: dict[Lane, float] = {}
-        while len(rates) < len(copies):
-            for lane in copies.keys() - rates.keys():
+        bandwidths: dict[Lane, float] = {}
+        while len(bandwidths) < len(copies):
+            for lane in copies.keys() - bandwidths.keys():
                 if last[lane].query():
-                    last[lane].synchronize()  # tells if it failed
-                    rates[lane] = copies[lane] * self.nbytes / (time.perf_counter() - began_s)
-            time.sleep(_GLANCE_S)
-        return rates
+                    last[lane].synchronize()  # raises if the copy failed
+                    bandwidths[lane] = copies[lane] * self.nbytes / (time.perf_counter() - began_s)
+            time.sleep(_POLL_S)
+        return bandwidths
 
 
-def _shared_rate(blocks: _Blocks, rates: Mapping[Lane, float], numel: int) -> float | None:
-    """What the host's memory gives to copies and the optimizer together; None if they do not disturb it.
+def _host_bandwidth(blocks: _Blocks, bandwidths: Mapping[Lane, float], numel: int) -> float | None:
+    """Return the host's bandwidth for copies and the optimizer together; None if they do not slow each other.
 
-    Args:
-        blocks: to be copied.
-        rates: of both directions at once.
-        numel: elements that the optimizer steps.
+    `bandwidths` are those of both directions at once; the optimizer steps `numel` elements.
     """
     param = torch.nn.Parameter(torch.zeros(numel))
     param.grad = torch.ones(numel)
     optimizer = torch.optim.AdamW([param], fused=True)
-    optimizer.step()  # makes its states
+    optimizer.step()  # creates its states
     taken_s: list[float] = []
 
     def step() -> None:
@@ -127,18 +115,20 @@ def _shared_rate(blocks: _Blocks, rates: Mapping[Lane, float], numel: int) -> fl
     for _ in range(_REPEATS):
         step()
     alone_s = min(taken_s)
-    copies = {lane: 1 + math.ceil(2 * alone_s * rate / blocks.nbytes) for lane, rate in rates.items()}
+    copies = {
+        lane: 1 + math.ceil(2 * alone_s * bandwidth / blocks.nbytes) for lane, bandwidth in bandwidths.items()
+    }
     speeds = []
     for _ in range(_REPEATS):
         reached = blocks.copy(copies, meanwhile=step)
         lost_nbytes = sum(
-            count * blocks.nbytes * max(0.0, rates[lane] / reached[lane] - 1.0)
+            count * blocks.nbytes * max(0.0, bandwidths[lane] / reached[lane] - 1.0)
             for lane, count in copies.items()
         )
         lost_s = lost_nbytes * alone_s / (_UPDATE_NBYTES * numel)
         speeds.append((alone_s - lost_s) / taken_s[-1])
     speed = sorted(speeds)[_REPEATS // 2]
-    if speed > 1.0 - _SLOWED:
+    if speed > 1.0 - _SLOWDOWN:
         return None
     by_itself = _UPDATE_NBYTES * numel / alone_s
-    return max(by_itself, sum(rates.values()) / (1.0 - speed))
+    return max(by_itself, sum(bandwidths.values()) / (1.0 - speed))

@@ -1,11 +1,11 @@
-"""A machine: a device that computes, the host beside it, and three lanes on which other work runs meanwhile.
+"""A `Machine` is a device that computes, its host, and three lanes of work concurrent with the compute.
 
-One lane copies from the device to the host, one the other way, and on one the CPU runs the optimizer. Each is
-first in, first out. What is put on a lane is a *ticket*, and whoever gives the next work says which tickets
-it comes after. That order is all that keeps two lanes apart where they touch one tensor; ``races`` checks it.
+One lane copies from the device to the host, one from the host to the device, and on one the CPU runs the
+optimizer. Each lane is first in, first out. Work on a lane is represented by a *ticket*, and every submission
+names the tickets that it comes after. These tickets alone order two lanes that use the same tensor; ``races``
+checks that they suffice.
 
-This file says what a machine does. ``threaded`` is how lanes are run, ``simulated`` and ``cuda`` are the
-machines.
+``threaded`` runs the lanes; ``simulated`` and ``cuda`` are the machines.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,34 +17,31 @@ from torch import Tensor
 
 from remat_graph import Lane
 from remat_offload.errors import MachineMisuse
+from remat_offload.host_memory.pool import Event
 
 
-class Ticket(Protocol):
-    """Work that was put on a lane."""
-
-    def query(self) -> bool:
-        """Whether it is done, well or badly."""
-        ...
+class Ticket(Event, Protocol):
+    """Work that was put on a lane; `query` is also true if it has failed."""
 
     def wait(self) -> None:
-        """Block the calling thread until the lane's thread is done with it, well or badly."""
+        """Block the calling thread until the lane's thread has finished the work or the work has failed."""
         ...
 
     def synchronize(self) -> None:
-        """Block the calling thread until it is done.
+        """Block the calling thread until the work is done.
 
         Raises:
-            LaneFailed: it failed, or something that it comes after did.
+            LaneFailed: the work failed, or work that it comes after.
         """
         ...
 
 
 @runtime_checkable
 class Machine(Protocol):
-    """A device that computes, the host, and what runs beside the computing.
+    """A device that computes, its host, and lanes concurrent with the compute.
 
-    One thread at a time gives it work. Device memory is allocated in that thread alone: an allocator knows
-    the caller's stream, a memory meter the caller's thread.
+    One thread at a time submits work. Only that thread allocates device memory: an allocator knows the
+    caller's stream, and a memory meter the caller's thread.
     """
 
     @property
@@ -53,34 +50,34 @@ class Machine(Protocol):
         ...
 
     def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Take device memory; its content is unspecified."""
+        """Allocate device memory with unspecified content."""
         ...
 
-    def discard(self, tensor: Tensor) -> None:
-        """Say that nobody will read a device tensor, or any other of its storage, again."""
+    def release(self, tensor: Tensor) -> None:
+        """Declare that nothing reads a device tensor, or another tensor of its storage, again."""
         ...
 
-    def leave(self, tensor: Tensor) -> None:
-        """Say that copies of a device tensor may be under way which nobody will hold.
+    def release_after_copies(self, tensor: Tensor) -> None:
+        """Keep a device tensor's memory until the copies submitted so far are done, even if it is dropped.
 
-        Its memory is used again only after those given so far, whoever drops it.
+        Compute does not wait for these copies.
         """
         ...
 
     def copy(
         self, lane: Lane, destination: Tensor, source: Tensor, after: Iterable[Ticket] = (), name: str = ""
     ) -> Ticket:
-        """Copy once the tickets, and all compute that was given before this call, are done.
+        """Copy once the tickets, and all compute submitted before this call, are done.
 
         Args:
             lane: ``TO_HOST`` or ``TO_DEVICE``.
-            destination: what is written.
-            source: what is read; of the destination's sizes, strides and dtype, without gaps.
-            after: what the copy waits for.
-            name: what errors call it.
+            destination: the tensor to write.
+            source: the tensor to read, with the destination's sizes, strides and dtype, without gaps.
+            after: the tickets that the copy waits for.
+            name: its name in errors.
 
         Raises:
-            MachineMisuse: there can be no such copy, or the machine is closed.
+            MachineMisuse: the copy is invalid, or the machine is closed.
         """
         ...
 
@@ -92,19 +89,19 @@ class Machine(Protocol):
         """
         ...
 
-    def hold(self, ticket: Ticket) -> None:
-        """Let compute that is given from now on run after the ticket; ``work`` holds the calling thread too.
+    def wait_on_compute(self, ticket: Ticket) -> None:
+        """Make compute submitted from now on wait for the ticket; for ``work`` the calling thread waits too.
 
         Raises:
-            LaneFailed: what the ticket stands for could not be carried out.
+            LaneFailed: the ticket's work failed.
         """
         ...
 
     def check(self) -> None:
-        """See that it takes work.
+        """Check that the machine accepts work.
 
         Raises:
-            MachineMisuse: it is closed, or this process was forked from the one that it is in.
+            MachineMisuse: it is closed, or was made by the process that this one was forked from.
         """
         ...
 
@@ -112,12 +109,17 @@ class Machine(Protocol):
         """Wait until all lanes are idle.
 
         Raises:
-            LaneFailed: the first failure that no ``synchronize``, ``hold`` or ``drain`` has raised yet.
+            LaneFailed: the first failure that no ``synchronize``, ``wait_on_compute`` or ``drain`` has
+                raised.
+            MachineMisuse: this process was forked from the machine's, with unfinished work.
         """
         ...
 
     def close(self) -> None:
-        """Let the lanes finish what was given, then end their threads; nothing can be given any more."""
+        """Let the lanes finish their work, then end their threads; no more work is accepted.
+
+        If the call is interrupted, another call continues to wait.
+        """
         ...
 
     def __enter__(self) -> Self: ...
@@ -128,35 +130,31 @@ class Machine(Protocol):
 
 
 def check_copy(device: torch.device, lane: Lane, destination: Tensor, source: Tensor) -> None:
-    """Check that a copy is one of bytes as they lie: any other would need memory of its own on the device.
-
-    Raises:
-        MachineMisuse: it is not, or it is not in the lane's direction.
-    """
+    """Raise `MachineMisuse` unless a copy is in the lane's direction and keeps the layout of the bytes."""
     if lane not in (Lane.TO_HOST, Lane.TO_DEVICE):
-        raise MachineMisuse(problem=f"a copy on the lane {lane}; copies go on to_host or to_device")
+        raise MachineMisuse(problem=f"a copy was put on the lane {lane}; use to_host or to_device")
     host = torch.device("cpu")
     wanted = (host, device) if lane is Lane.TO_HOST else (device, host)
     if wanted != (destination.device, source.device):
         raise MachineMisuse(
-            problem=f"a copy {lane} into {destination.device} from {source.device}; "
-            f"it goes into {wanted[0]} from {wanted[1]}"
+            problem=f"a copy {lane} goes from {source.device} to {destination.device}; "
+            f"it must go from {wanted[1]} to {wanted[0]}"
         )
     to, of = _layout(destination), _layout(source)
     if to != of or not _dense(source):
         raise MachineMisuse(
-            problem=f"a copy into {to} from {of}; both must have the same dtype, sizes and strides, no gaps"
+            problem=f"a copy goes from {of} to {to}; both need the same dtype, sizes and strides, and no gaps"
         )
 
 
 def _layout(tensor: Tensor) -> tuple[torch.dtype, list[int], list[int]]:
-    """A stride of a dimension of size 1 says nothing."""
+    """Return dtype, sizes and strides; the stride of a dimension of size 1 has no meaning."""
     strides = [1 if n == 1 else stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return tensor.dtype, list(tensor.shape), strides
 
 
 def _dense(tensor: Tensor) -> bool:
-    """By sizes and strides alone: an operator would be seen by whoever watches the caller's thread."""
+    """Whether a tensor has no gaps, without operators, which modes of the calling thread would see."""
     expected = 1
     for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):
         if stride != expected:

@@ -1,16 +1,16 @@
-"""A machine with a CUDA device: one stream a direction, events between streams, no wait for the whole device.
+"""`CudaMachine`: one stream a direction, events between streams, no synchronization of the whole device.
 
-A copy is *issued*: its stream is told to wait for events, and an event is recorded after it. That is done at
-once if nothing is before it that only the host can wait for; else the lane's thread waits on the host for
-that CPU work, and issues it then. A ticket is waited for in two parts: until it is issued, then its event.
+To *issue* a copy, its stream waits for events, and an event is recorded after the copy. A copy is
+issued at once if all work before it is issued or done; otherwise the lane's thread waits on the host for CPU
+work, and issues the copy then. To wait for a ticket is to wait until its copy is issued, then for its event.
 
-**Memory.** PyTorch's allocator lends a freed block again at once, in the order of the stream that it was
-allocated on, not of the copies. So before it drops either tensor of a copy the caller calls ``hold(ticket)``
-on the stream that it computes on; what is computed next in that memory then follows the copy. Where nobody
-will, a call having failed, say, ``leave`` has the allocator ask the streams. Host memory should be pinned
-(``HostPool`` does that): from other memory copies are slow and hold their lane.
+**Memory.** PyTorch's allocator reuses a freed block at once, in the order of the stream that allocated it; it
+does not know the copies. So the caller calls ``wait_on_compute(ticket)`` on its compute stream before it
+drops either tensor of a copy; later compute in that memory then follows the copy. Where this is impossible,
+after a failed call for example, ``release_after_copies`` lets the allocator ask the copy streams. Host memory
+should be pinned (``HostPool`` does that): copies from other memory are slow and block their lane.
 
-It was written without a device at hand: it is tested with a stand-in for ``torch.cuda``, and by tests marked
+The code was written without a device: it is tested with a fake of ``torch.cuda``, and by tests marked
 ``cuda``.
 """
 
@@ -30,7 +30,7 @@ class CudaMachine(LanedMachine):
 
     Args:
         device: the device; without an index it is the current one.
-        cuda: what stands for ``torch.cuda``.
+        cuda: ``torch.cuda``, or a fake of it.
 
     Attributes:
         device: the device, with its index.
@@ -43,18 +43,18 @@ class CudaMachine(LanedMachine):
         self._streams = {lane: cuda.Stream(device=device) for lane in (Lane.TO_HOST, Lane.TO_DEVICE)}
         super().__init__(self._streams[Lane.TO_HOST].device)
 
-    def discard(self, tensor: torch.Tensor) -> None:
-        """Do nothing: memory goes with its last reference, once every copy of it is held (see the module)."""
+    def release(self, tensor: torch.Tensor) -> None:
+        """Do nothing: the last reference frees the memory, after its copies (see the module)."""
 
-    def leave(self, tensor: torch.Tensor) -> None:
-        """Let PyTorch's allocator ask both streams before it lends the memory again."""
+    def release_after_copies(self, tensor: torch.Tensor) -> None:
+        """Let PyTorch's allocator ask both copy streams before it reuses the memory."""
         for stream in self._streams.values():
             tensor.record_stream(stream)
 
     def _copying(
         self, lane: Lane, destination: torch.Tensor, source: torch.Tensor
     ) -> Callable[[Sequence[Job]], Event]:
-        """A copy on the lane's stream, after what the caller's current stream, which computes, was given."""
+        """Return a function that issues a copy after the compute on the caller's current stream so far."""
         cuda, stream = self._cuda, self._streams[lane]
         computed = cuda.current_stream(self.device).record_event()
 
@@ -62,17 +62,17 @@ class CudaMachine(LanedMachine):
             with cuda.device(stream.device), cuda.stream(stream), torch.inference_mode():
                 stream.wait_event(computed)
                 for job in jobs:
-                    if job.event is not None:  # CPU work has none: it was done before this began
+                    if job.event is not None:  # CPU work has no event: it is done already
                         stream.wait_event(job.event)
-                # By `data`, autograd takes no notice: what a plan brings back is what it took away.
+                # By `data`, so that autograd does not count a write: a plan restores the same values.
                 destination.data.copy_(source.data, non_blocking=True)
                 copied: Event = stream.record_event()
             return copied
 
         return issue
 
-    def hold(self, ticket: Ticket) -> None:
-        """Let the caller's current stream wait for a copy once it is issued; wait here for CPU work."""
+    def wait_on_compute(self, ticket: Ticket) -> None:
+        """Let the caller's current stream wait for a copy, once issued; block for CPU work."""
         event = own(ticket).issued()
         if event is not None:
             self._cuda.current_stream(self.device).wait_event(event)

@@ -1,15 +1,15 @@
-"""Whether any order that the machine allows could go wrong: a happens-before checker over one recorded order.
+"""Find races: a happens-before checker over one recorded order, for all orders that the machine allows.
 
-A run that came out right may have been lucky in its timing. The checker does not look at the time. Of any two
-accesses to one buffer, on different lanes and at least one of them a write, it asks whether something *makes*
-one come before the other: that their lane runs in the order given, or a wait that the record names.
+A correct run may have been lucky in its timing, so the checker does not use times. For any two accesses to
+one buffer, on different lanes and at least one of them a write, it checks whether something *makes* one come
+before the other: the order of a lane, or a wait in the record.
 
-Each operation gets a vector clock: for each lane the last operation on it that is certainly done before
+Each operation gets a vector clock: for each lane, the last operation on it that is certainly done before
 (Mattern, 1989). Lanes run in order, so an operation comes before another exactly if the other's clock has
 reached it, and a search back along a lane stops at the first that does.
 
-Known to be imperfect: a buffer is a whole storage, so copies of two parts of one, in both directions at once,
-are called a race.
+Known to be imperfect: a buffer is a whole storage, so simultaneous copies of two parts of one storage, in
+both directions, are reported as a race.
 """
 
 from collections import defaultdict
@@ -22,13 +22,13 @@ from remat_graph import Lane
 
 @attrs.define(kw_only=True)
 class Operation:
-    """One operation as it was given.
+    """One operation of a record.
 
     Attributes:
         index: its place in the record.
         lane: where it runs.
-        name: what it was called.
-        after: places of the operations that are done before it begins, beside those before it on its lane.
+        name: its name in reports.
+        after: places of operations done before it begins, in addition to those before it on its lane.
         reads: numbers of the buffers it reads.
         writes: numbers of the buffers it writes.
     """
@@ -46,11 +46,11 @@ class Operation:
 
 @attrs.frozen
 class Race:
-    """Two accesses to one buffer, at least one a write, that nothing puts in an order.
+    """Two accesses to one buffer, at least one a write, without a guaranteed order.
 
     Attributes:
-        first: the one given first.
-        second: the other.
+        first: the earlier one in the record.
+        second: the later one.
         buffer: the buffer's number.
     """
 
@@ -59,14 +59,14 @@ class Race:
     buffer: int
 
     def __str__(self) -> str:
-        return f"buffer {self.buffer}: {self.first} and {self.second} may meet; let one wait for the other"
+        return f"buffer {self.buffer}: {self.first} and {self.second} may overlap; let one wait for the other"
 
 
 def find_races(record: Sequence[Operation]) -> list[Race]:
-    """All races of a record, in the order of their second operation.
+    """Return all races of a record, in the order of their second operation.
 
     Args:
-        record: the operations in the order given; those on the CPU have run (``drain`` the recorder first).
+        record: the operations in order; those on the CPU have run (``drain`` the recorder first).
     """
     races: list[Race] = []
     clocks: list[dict[Lane, int]] = []

@@ -1,13 +1,13 @@
-"""A machine that notes what it is given, so that ``find_races`` can say whether its order is safe.
+"""`Recorder` is a machine that records its work, so that ``find_races`` can check whether the order is safe.
 
-What waits for what is noted as a CUDA device promises it, and no more: a ticket's work comes after the
-tickets it names, a copy also after the compute given before it, compute after what it is held for, and
-everything after what the calling thread has waited for. So a run on the simulated machine, where compute is
-done when its call returns, is judged as a run on a device would be.
+The record contains exactly the order that a CUDA device guarantees: a ticket's work comes after the tickets
+it names, a copy also after the compute before it, compute after the tickets that it waits for, and everything
+after the work that the calling thread has waited for. So a run on the simulated machine, where compute is
+done when its call returns, is checked as a run on a device.
 
-Compute is known as far as it is told, by ``reads`` and ``writes``. Of work on the CPU it is seen what
-operators read and write; what passes PyTorch by (NumPy, say) is told in the work's function, by the same two
-methods. The threads that give work are taken for one, as the calling thread and autograd's are.
+Compute is recorded by calls of ``reads`` and ``writes``. Work on the CPU is recorded by a dispatch mode; its
+function calls the same two methods for accesses outside of PyTorch (by NumPy, for example). The threads that
+submit work count as one thread, as the calling thread and autograd's do.
 """
 
 import itertools
@@ -31,45 +31,45 @@ from remat_offload.machine.races import Operation
 
 @attrs.frozen(eq=False)
 class RecordedTicket:
-    """A machine's ticket whose waiting is noted."""
+    """A machine's ticket; waiting for it is recorded."""
 
     operation: Operation
     _ticket: Ticket
     _recorder: "Recorder"
 
     def query(self) -> bool:
-        """Whether it is done; who was told so has waited for it."""
+        """Whether it is done; if so, the caller has waited for it."""
         done = self._ticket.query()
         if done:
-            self._recorder._saw(self.operation)
+            self._recorder._waited_for(self.operation)
         return done
 
     def wait(self) -> None:
-        """Block until the lane's thread is done with it, well or badly."""
+        """Block until the lane's thread has finished or failed."""
         self._ticket.wait()
-        if self.operation.lane is Lane.CPU_OPTIMIZER:  # a copy may still be on its way
-            self._recorder._saw(self.operation)
+        if self.operation.lane is Lane.CPU_OPTIMIZER:  # a copy may be unfinished
+            self._recorder._waited_for(self.operation)
 
     def synchronize(self) -> None:
-        """Block until it is done; raises what the machine's ticket raises."""
+        """Block until it is done; raises the errors of the machine's ticket."""
         self._ticket.synchronize()
-        self._recorder._saw(self.operation)
+        self._recorder._waited_for(self.operation)
 
 
 class Recorder:
-    """A machine that notes what it is given, and hands it on to another.
+    """Records work and passes it to another machine.
 
     Args:
-        machine: the other; its own methods are called by nobody else meanwhile.
+        machine: the other machine; only the recorder may call its methods.
     """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._record: list[Operation] = []
         self._last: dict[Lane, int] = {}
-        self._seen: dict[Lane, int] = {}  # the last of each lane that the calling thread has waited for
+        self._seen: dict[Lane, int] = {}  # the last operation of each lane that the calling thread waited for
         self._buffers = _Buffers()
-        self._running = threading.local()  # in a lane's thread: the operation that runs there
+        self._running = threading.local()  # in a lane's thread: its current operation
 
     @property
     def device(self) -> torch.device:
@@ -78,41 +78,41 @@ class Recorder:
 
     @property
     def record(self) -> tuple[Operation, ...]:
-        """What was given so far, in order."""
+        """The operations so far, in order."""
         return tuple(self._record)
 
     def reads(self, tensors: Iterable[Tensor], name: str = "compute") -> None:
-        """Note that compute given now reads tensors; in a function of ``work``, that the work does."""
+        """Record that compute submitted now reads tensors; in a function of ``work``, that the work does."""
         self._touch(name, reads=tensors)
 
     def writes(self, tensors: Iterable[Tensor], name: str = "compute") -> None:
-        """Note that compute given now writes tensors; in a function of ``work``, that the work does."""
+        """Record that compute submitted now writes tensors; in a function of ``work``, that the work does."""
         self._touch(name, writes=tensors)
 
     def computed(self) -> None:
-        """Note that the calling thread knows what compute was told to be done, as the host's own is."""
+        """Record that the calling thread knows all compute so far to be done, as compute on the CPU is."""
         if Lane.COMPUTE in self._last:
             self._seen[Lane.COMPUTE] = self._last[Lane.COMPUTE]
 
     def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Allocate; for compute that is a write of a new buffer."""
+        """Allocate; recorded as a write of a new buffer by compute."""
         tensor = self._machine.allocate(size, stride, dtype)
         self._touch("allocate", writes=(tensor,))
         return tensor
 
-    def discard(self, tensor: Tensor) -> None:
-        """Discard; for compute that is a write, by whoever gets the memory next."""
-        self._touch("discard", writes=(tensor,))
-        self._machine.discard(tensor)
+    def release(self, tensor: Tensor) -> None:
+        """Release; recorded as a write by compute, which gets the memory next."""
+        self._touch("release", writes=(tensor,))
+        self._machine.release(tensor)
 
-    def leave(self, tensor: Tensor) -> None:
-        """Hand it on: nobody's memory changes hands."""
-        self._machine.leave(tensor)
+    def release_after_copies(self, tensor: Tensor) -> None:
+        """Pass it on; nothing to record."""
+        self._machine.release_after_copies(tensor)
 
     def copy(
         self, lane: Lane, destination: Tensor, source: Tensor, after: Iterable[Ticket] = (), name: str = ""
     ) -> RecordedTicket:
-        """Copy: it reads its source, writes its destination and comes after the compute given so far."""
+        """Copy: reads the source, writes the destination and comes after the compute so far."""
         tickets = [_own(ticket) for ticket in after]
         before = [ticket.operation.index for ticket in tickets]
         if Lane.COMPUTE in self._last:
@@ -127,38 +127,38 @@ class Recorder:
     def work(
         self, function: Callable[[], object], after: Iterable[Ticket] = (), name: str = ""
     ) -> RecordedTicket:
-        """Run a function on the CPU: what its operators read and write is noted while it runs."""
+        """Run a function on the CPU; its operators' reads and writes are recorded while it runs."""
         tickets = [_own(ticket) for ticket in after]
         before = [ticket.operation.index for ticket in tickets]
         operation = self._operation(Lane.CPU_OPTIMIZER, name or "work", before)
 
-        def watched() -> None:
+        def recorded() -> None:
             self._running.operation = operation
             try:
-                with _Watch(operation, self._buffers):
+                with _AccessRecorder(operation, self._buffers):
                     function()
             finally:
                 del self._running.operation
 
-        ticket = self._machine.work(watched, [t._ticket for t in tickets], name)
+        ticket = self._machine.work(recorded, [t._ticket for t in tickets], name)
         self._append(operation)
         return RecordedTicket(operation, ticket, self)
 
-    def hold(self, ticket: Ticket) -> None:
-        """Hold: compute given from now on comes after the ticket, and after ``work`` all else does too."""
-        recorded = _own(ticket)
-        self._machine.hold(recorded._ticket)
-        operation = recorded.operation
-        self._append(self._operation(Lane.COMPUTE, f"hold {operation.name}", [operation.index]))
+    def wait_on_compute(self, ticket: Ticket) -> None:
+        """Record that later compute comes after the ticket; after ``work``, all later operations do."""
+        own = _own(ticket)
+        self._machine.wait_on_compute(own._ticket)
+        operation = own.operation
+        self._append(self._operation(Lane.COMPUTE, f"compute waits for {operation.name}", [operation.index]))
         if operation.lane is Lane.CPU_OPTIMIZER:
-            self._saw(operation)
+            self._waited_for(operation)
 
     def check(self) -> None:
-        """See that the machine takes work."""
+        """Check that the machine accepts work."""
         self._machine.check()
 
     def drain(self) -> None:
-        """Drain: what is given from now on comes after all that lanes were given."""
+        """Drain; later operations come after all operations of the lanes so far."""
         self._machine.drain()
         for lane, index in self._last.items():
             if lane is not Lane.COMPUTE:
@@ -192,8 +192,8 @@ class Recorder:
         operation.reads |= self._buffers.numbers(reads)
         operation.writes |= self._buffers.numbers(writes)
 
-    def _saw(self, operation: Operation) -> None:
-        if getattr(self._running, "operation", None) is None:  # a lane's thread gives no work
+    def _waited_for(self, operation: Operation) -> None:
+        if getattr(self._running, "operation", None) is None:  # a lane's thread submits no work
             self._seen[operation.lane] = max(operation.index, self._seen.get(operation.lane, -1))
 
 
@@ -206,11 +206,7 @@ def _own(ticket: Ticket) -> RecordedTicket:
 
 
 class _Buffers:
-    """Numbers of storages.
-
-    A number goes with its storage: memory that an allocator lends again has another, a block that a host pool
-    keeps has the same.
-    """
+    """Numbers of storages: reused memory of an allocator gets a new one, a block of a pool keeps its own."""
 
     def __init__(self) -> None:
         self._lock = ForkAwareLock("a record")
@@ -219,7 +215,7 @@ class _Buffers:
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
     def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
-        """The numbers of the tensors' storages; those without a byte have none."""
+        """Return the numbers of the tensors' storages; empty storages have none."""
         storages = [tensor.untyped_storage() for tensor in tensors]
         return {self._number(storage) for storage in storages if storage.nbytes()}
 
@@ -231,8 +227,8 @@ class _Buffers:
             return known[key][0]
 
 
-class _Watch(TorchDispatchMode):
-    """Adds what operators read and write to an operation."""
+class _AccessRecorder(TorchDispatchMode):
+    """Adds reads and writes of operators to an operation."""
 
     def __init__(self, operation: Operation, buffers: _Buffers) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,11 +1,11 @@
-"""A machine without a device: its device memory is the host's, its links are as fast as one says.
+"""`SimulatedMachine`: device memory is the host's, and copies take the time of links with given bandwidths.
 
-For tests, and to see on any computer how a plan's copies hide behind its compute. Copies move their bytes, in
-the thread of their lane, and take the time that a link of the given bandwidth would take. Compute is what
-PyTorch does on the CPU: it is done when its call returns, so that nothing waits for it.
+For tests, and to see on any computer how a plan's copies overlap its compute. The thread of a lane moves the
+bytes of its copies. Compute is what PyTorch does on the CPU: it is done when its call returns, so that
+nothing waits for it.
 
-The bytes of a copy arrive late on purpose: each piece is moved when the link would be through with it. So a
-tensor that is read too early, or written too early, shows; and what is discarded is overwritten.
+The bytes of a copy arrive late on purpose: each piece is moved when the link would have finished it. So a
+tensor that is read or written too early gives wrong values; and released memory is overwritten.
 """
 
 import ctypes
@@ -19,16 +19,16 @@ from remat_offload.errors import MachineMisuse
 from remat_offload.machine.base import Ticket
 from remat_offload.machine.threaded import Job, LanedMachine, own
 
-_PIECE_S = 2e-3  # of a copy: long beside the grain of sleeping, short beside a step
-_POISON = 0xFF  # in every byte it is NaN in all floating dtypes that have one, and -1 in integers
+_PIECE_S = 2e-3  # of a copy: long compared with the resolution of sleep, short compared with a step
+_POISON = 0xFF  # in every byte: NaN in all floating dtypes that have one, and -1 in integers
 
 
 class SimulatedMachine(LanedMachine):
     """A machine on the CPU alone.
 
     Args:
-        to_host_nbytes_per_s: what the link to the host carries; ``None`` copies as fast as it goes.
-        to_device_nbytes_per_s: the same for the link to the device.
+        to_host_nbytes_per_s: the bandwidth of the link to the host; ``None`` does not limit it.
+        to_device_nbytes_per_s: the bandwidth of the link to the device.
 
     Raises:
         MachineMisuse: a bandwidth is not positive.
@@ -38,24 +38,24 @@ class SimulatedMachine(LanedMachine):
         self, to_host_nbytes_per_s: float | None = None, to_device_nbytes_per_s: float | None = None
     ) -> None:
         self._links = {
-            Lane.TO_HOST: _Link(to_host_nbytes_per_s),
-            Lane.TO_DEVICE: _Link(to_device_nbytes_per_s),
+            Lane.TO_HOST: _SimulatedLink(to_host_nbytes_per_s),
+            Lane.TO_DEVICE: _SimulatedLink(to_device_nbytes_per_s),
         }
         super().__init__(torch.device("cpu"))
 
-    def discard(self, tensor: torch.Tensor) -> None:
-        """Overwrite the tensor's whole storage: whoever reads it after all reads NaN, or -1."""
+    def release(self, tensor: torch.Tensor) -> None:
+        """Overwrite the tensor's whole storage with NaN, or -1 in integers, to expose later reads."""
         storage = tensor.untyped_storage()
-        # Past PyTorch: a memory meter takes no notice, and bytes are bytes whatever the dtype.
+        # Without PyTorch: a memory meter must not see it, and the dtype does not matter.
         ctypes.memset(storage.data_ptr(), _POISON, storage.nbytes())
 
-    def leave(self, tensor: torch.Tensor) -> None:
-        """Do nothing: a copy keeps its tensors until it is done."""
+    def release_after_copies(self, tensor: torch.Tensor) -> None:
+        """Do nothing: a copy keeps its tensors alive until it is done."""
 
     def _copying(
         self, lane: Lane, destination: torch.Tensor, source: torch.Tensor
     ) -> Callable[[Sequence[Job]], None]:
-        """A copy at the link's rate."""
+        """Return a function that copies with the link's bandwidth."""
         link, given_s = self._links[lane], time.monotonic()
 
         def move(jobs: Sequence[Job]) -> None:
@@ -63,27 +63,27 @@ class SimulatedMachine(LanedMachine):
 
         return move
 
-    def hold(self, ticket: Ticket) -> None:
-        """Block until the ticket is done: compute is what the calling thread does."""
+    def wait_on_compute(self, ticket: Ticket) -> None:
+        """Block until the ticket is done: the calling thread computes."""
         own(ticket).synchronize()
 
     def _finish_copies(self) -> None:
-        """Do nothing: lanes hand nothing on."""
+        """Do nothing: a copy is done when its job has run."""
 
 
-class _Link:
-    """One direction. Only the thread of its lane moves bytes over it."""
+class _SimulatedLink:
+    """One direction of copies; only the thread of its lane uses it."""
 
     def __init__(self, nbytes_per_s: float | None) -> None:
         if nbytes_per_s is not None and not nbytes_per_s > 0:
-            raise MachineMisuse(problem=f"a link of {nbytes_per_s} bytes/s; it must be positive, or None")
+            raise MachineMisuse(problem=f"a link has {nbytes_per_s} bytes/s; it must be positive, or None")
         self._nbytes_per_s = nbytes_per_s
-        self._free_s = 0.0  # when it is through with what it was given
+        self._free_s = 0.0  # when the copies so far end
 
     def move(self, destination: torch.Tensor, source: torch.Tensor, ready_s: float) -> None:
-        """Copy, to end when the link would: it begins once both are ready, not when this thread woke up."""
+        """Copy, to end when the link would: a copy begins once ready, not when this thread wakes up."""
         with torch.inference_mode():
-            # By `data`, autograd takes no notice: what a plan brings back is what it took away.
+            # By `data`, since autograd must not count the copy as a write: a plan restores the same values.
             destination, source = destination.data, source.data
             if self._nbytes_per_s is None:
                 destination.copy_(source)
@@ -96,7 +96,7 @@ class _Link:
             self._free_s = due_s
 
     def _pieces(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The tensor's elements in the order of memory, as much at a time as the link carries in a moment."""
+        """Split the tensor's elements, in the order of memory, into what the link moves in `_PIECE_S`."""
         assert self._nbytes_per_s is not None
         in_memory = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
         flat = tensor.permute(in_memory).view(-1)

@@ -1,10 +1,10 @@
-"""How lanes are run: each has a thread of its own, so that a copy can wait for what the optimizer does.
+"""`LanedMachine` runs each lane in a thread of its own, so that a copy can wait for the optimizer.
 
-A ticket can only come after tickets that exist already, so lanes cannot wait for each other in a circle. Work
-that fails does not stop its lane. What comes after it fails too, by the same error, and is not run.
+A ticket comes only after tickets that exist already, so lanes cannot wait for each other in a circle. Work
+that fails does not stop its lane. Work that comes after it fails with the same error and is not run.
 
-Nobody waits for a thread that is not there. Threads do not come along when a process is forked: there a
-machine takes no work, what was done before the fork is done, and what was not never will be.
+A forked process does not have its parent's threads: a machine accepts no work there, and to wait for work
+that was unfinished at the fork is an error instead of a deadlock.
 """
 
 import math
@@ -32,48 +32,40 @@ from remat_offload.machine.base import Ticket, check_copy
 _LANES = (Lane.TO_HOST, Lane.TO_DEVICE, Lane.CPU_OPTIMIZER)
 _ELSEWHERE = (
     "a planned module whose values move belongs to the process that made it, and this one was forked from "
-    "that; build the module in the process that trains, or start it by spawn"
+    "that process; build the module in the process that trains, or start this process by spawn"
 )
 _CLOSED = (
-    "it was closed, by close() of the module that it serves or by its own, and takes no more work; call "
-    "backward() and step() before close(), or build the module anew"
+    "it was closed, by close() of the module that uses it or by its own, and accepts no more work; call "
+    "backward() and step() before close(), or build the module again"
 )
-_PARTING_S = 1.0  # how long a machine that was not closed waits for each lane before it leaves it behind
+_PARTING_S = 1.0  # how long a machine that was not closed waits for each lane at its end
 
 
 class _Thread(threading.Thread):
-    """The thread of a lane. Garbage may be collected in it as in any other, and ends what it ends there.
-
-    Attributes:
-        through: set when it has served its lane to the end.
-    """
+    """The thread of a lane. It may collect garbage like any other thread, and then runs finalizers."""
 
     def __init__(
-        self,
-        queue: "SimpleQueue[Job | None]",
-        failures: list["_Failure"],
-        dropped: "_Switch",
-        name: str,
+        self, queue: "SimpleQueue[Job | None]", failures: list["_Failure"], dropped: "_Switch", name: str
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._lane = (queue, failures, dropped)
         self._process = os.getpid()
-        self.through = threading.Event()
+        self.through = threading.Event()  # set when it has run all jobs of a closed lane
 
     def run(self) -> None:
-        """Serve the lane. It knows nothing of the machine, which could not be dropped otherwise."""
+        """Run the lane's jobs, without a reference to the machine, which would keep the machine alive."""
         queue, failures, dropped = self._lane
         while (job := queue.get()) is not None:
             job.run(failures, dropped.on)
         self.through.set()
 
     def serves(self) -> bool:
-        """Whether it is there and not through; ``is_alive`` says no once a ``join`` was interrupted."""
+        """Whether the thread runs in this process; ``is_alive`` is wrong after an interrupted ``join``."""
         return self._process == os.getpid() and not self.through.is_set()
 
 
 def outside_of_lanes(function: Callable[[], object]) -> None:
-    """Call a function that waits for lanes; in a lane's thread let another one do it, and wait for none."""
+    """Call a function that waits for lanes; called in a lane's thread, start another thread for it."""
     if isinstance(threading.current_thread(), _Thread):
         threading.Thread(target=function, name="remat ending").start()
     else:
@@ -82,15 +74,15 @@ def outside_of_lanes(function: Callable[[], object]) -> None:
 
 @attrs.define(eq=False)
 class _Failure:
-    """What went wrong; shared by all tickets that it brought down, so that it is reported once."""
+    """An error, shared by all tickets that failed because of it, so that it is reported once."""
 
     lane: Lane
     name: str
     error: BaseException
-    told: bool = False
+    reported: bool = False
 
-    def tell(self) -> LaneFailed:
-        self.told = True
+    def report(self) -> LaneFailed:
+        self.reported = True
         return LaneFailed(
             lane=self.lane, work=self.name, problem=f"{type(self.error).__name__}: {self.error}"
         )
@@ -98,28 +90,20 @@ class _Failure:
 
 @attrs.define(eq=False)
 class Job:
-    """The ticket of a `LanedMachine`.
-
-    Attributes:
-        lane: its lane.
-        name: what errors call it.
-        thread: who runs it, unless it is run at once.
-        event: what is left to wait for once its function has returned; ``None`` if nothing is.
-        ended_s: when its function returned, on the monotonic clock.
-    """
+    """The ticket of a `LanedMachine`."""
 
     lane: Lane
     name: str
-    thread: _Thread
+    thread: _Thread  # runs it, unless it is run at once
     _function: Callable[[Sequence["Job"]], Event | None] | None
     _after: Sequence["Job"]
-    event: Event | None = attrs.field(default=None, init=False)
-    ended_s: float = attrs.field(default=0.0, init=False)
+    event: Event | None = attrs.field(default=None, init=False)  # to wait for after its function
+    ended_s: float = attrs.field(default=0.0, init=False)  # when its function returned, by time.monotonic
     _failure: _Failure | None = attrs.field(default=None, init=False)
     _ended: threading.Event = attrs.field(factory=threading.Event, init=False)
 
     def query(self) -> bool:
-        """Whether it is done, well or badly."""
+        """Whether it is done or has failed."""
         return self._ended.is_set() and (self.event is None or self.event.query())
 
     def synchronize(self) -> None:
@@ -129,26 +113,26 @@ class Job:
             event.synchronize()
 
     def issued(self) -> Event | None:
-        """Block until its function has returned; what is left to wait for. Raises as `synchronize` does."""
+        """Block until its function has returned; return `event`. Raises as `synchronize` does."""
         self.wait()
         if self._failure is not None:
-            raise self._failure.tell() from self._failure.error
+            raise self._failure.report() from self._failure.error
         return self.event
 
     def run(self, failures: list[_Failure], closed: bool) -> None:
-        """Do the work, in the lane's thread, unless the machine is gone or what it comes after failed."""
-        # Whoever waits for it may drop its tensors then; nothing of them may be left here.
+        """Run the function, unless the machine was dropped or a job before it has failed."""
+        # No reference to its tensors may remain after the end: the waiting thread may drop them then.
         function, after = self._function, self._after
         self._function, self._after = None, ()
         try:
             if closed:
-                raise MachineMisuse(problem="it went, unclosed, before its lanes were through; use `with`")
+                raise MachineMisuse(problem="it was dropped unclosed before its lanes were done; use `with`")
             for job in after:
                 job.wait()
             self._failure = next((job._failure for job in after if job._failure is not None), None)
             if self._failure is None and function is not None:
                 self.event = function(after)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the lane goes on and the ticket tells
+        except BaseException as error:  # noqa: BLE001 - any error: the lane continues, the ticket reports it
             self._failure = _Failure(self.lane, self.name, error)
             failures.append(self._failure)
         del function, after
@@ -163,7 +147,7 @@ class Job:
         """Block until its function has returned or failed.
 
         Raises:
-            MachineMisuse: it never will, since its lane's thread is gone, or is the one that asks.
+            MachineMisuse: it never will: its lane's thread is gone, or is the calling thread.
         """
         while not self._ended.is_set():
             gone = not self.thread.serves() or self.thread is threading.current_thread()
@@ -174,23 +158,21 @@ class Job:
 
 @attrs.define(eq=False)
 class _Switch:
-    """A flag that threads read; no lock, since a finalizer may set it in the midst of anything."""
+    """A flag that threads read; without a lock, since a finalizer may set it at any time."""
 
     on: bool = False
 
 
 class LanedMachine(ABC):
-    """The lanes of a machine and their threads. A subclass adds `discard`, `leave`, `hold` and how copies go.
+    """The lanes of a machine and their threads.
 
-    Use it in a ``with`` statement, or call ``close``, so that what was given is finished. A machine that is
-    dropped, or still open when the interpreter ends, fails the jobs that it has not begun.
-
-    Args:
-        device: the device that computes.
+    A subclass adds `release`, `release_after_copies`, `wait_on_compute` and the copies. Use it in a ``with``
+    statement, or call ``close``, so that all work is finished. A machine that is dropped, or still open when
+    the interpreter ends, fails the jobs that have not begun.
 
     Attributes:
         device: the device that computes.
-        copies_at_once: whether a copy is only issued, which the calling thread may do as well as the lane's.
+        copies_at_once: whether a copy is only issued, so that the calling thread may do it, too.
     """
 
     copies_at_once: ClassVar[bool] = False
@@ -198,7 +180,7 @@ class LanedMachine(ABC):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._process = os.getpid()
-        self._lock = threading.RLock()  # a finalizer may close it in the midst of anything
+        self._lock = threading.RLock()  # a finalizer may close the machine at any time
         self._closed = False
         self._failures: list[_Failure] = []
         self._last: dict[Lane, Job] = {}
@@ -210,10 +192,12 @@ class LanedMachine(ABC):
         }
         for thread in self._threads.values():
             thread.start()
-        self._finalizer = weakref.finalize(self, _leave, self._queues, list(self._threads.values()), dropped)
+        self._finalizer = weakref.finalize(
+            self, _end_threads, self._queues, list(self._threads.values()), dropped
+        )
 
     def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Take memory from PyTorch's allocator, for what the caller computes."""
+        """Allocate on the caller's stream, by PyTorch's allocator."""
         return torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=self.device)
 
     def copy(
@@ -225,11 +209,7 @@ class LanedMachine(ABC):
         return self._put(lane, name or "copy", copy, after, at_once=self.copies_at_once)
 
     def work(self, function: Callable[[], object], after: Iterable[Ticket] = (), name: str = "") -> Job:
-        """Run a function on the lane ``CPU_OPTIMIZER`` once the tickets are done; its result is dropped.
-
-        Raises:
-            MachineMisuse: the machine is closed.
-        """
+        """Run a function on the lane ``CPU_OPTIMIZER``; see `Machine.work`."""
 
         def run(jobs: Sequence[Job]) -> None:
             for job in jobs:
@@ -240,48 +220,36 @@ class LanedMachine(ABC):
         return self._put(Lane.CPU_OPTIMIZER, name or "work", run, after)
 
     def drain(self) -> None:
-        """Wait until all lanes are idle.
-
-        Raises:
-            LaneFailed: the first failure that no ``synchronize``, ``hold`` or ``drain`` has raised yet.
-            MachineMisuse: in a forked process, work was left to be done at the fork.
-        """
+        """Wait until all lanes are idle; see `Machine.drain`."""
         for job in list(self._last.values()):
             job.wait()
         if self.is_here:
             self._finish_copies()
         while self._failures:
             failure = self._failures.pop(0)
-            if not failure.told:
-                raise failure.tell() from failure.error
+            if not failure.reported:
+                raise failure.report() from failure.error
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process that its lanes' threads are in."""
+        """Whether the threads of the lanes are in this process."""
         return self._process == os.getpid()
 
     def check(self) -> None:
-        """See that it takes work.
-
-        Raises:
-            MachineMisuse: it is closed, or this process was forked from its own.
-        """
+        """Check that the machine accepts work; see `Machine.check`."""
         if not self.is_here:
             raise MachineMisuse(problem=_ELSEWHERE)
         if self._closed:
             raise MachineMisuse(problem=_CLOSED)
 
     def close(self) -> None:
-        """Let the lanes finish what was given, then end their threads; nothing can be given any more.
-
-        If it is interrupted, another call waits on.
-        """
+        """Finish the lanes' work and end their threads; see `Machine.close`."""
         if not self.is_here or not self._finalizer.alive:
             return
         with self._lock:
             self._closed = True
         for queue in self._queues.values():
-            queue.put(None)  # once more does no harm
+            queue.put(None)  # a second one is harmless
         _join(self._threads.values())
         self._finish_copies()
         self._finalizer.detach()
@@ -302,7 +270,7 @@ class LanedMachine(ABC):
     def _copying(
         self, lane: Lane, destination: Tensor, source: Tensor
     ) -> Callable[[Sequence[Job]], Event | None]:
-        """What copies, after jobs and the compute given so far; returns what is left to wait for."""
+        """Return a function that copies after jobs and the compute so far, and returns the job's event."""
 
     def _put(
         self,
@@ -313,7 +281,7 @@ class LanedMachine(ABC):
         *,
         at_once: bool = False,
     ) -> Job:
-        """Put work on a lane; `at_once` in the calling thread, if nothing before it is left to be run."""
+        """Put work on a lane; `at_once` runs it in the calling thread if all earlier work has run."""
         if not self.is_here:
             raise MachineMisuse(problem=f"{name!r} was given to it: {_ELSEWHERE}")
         jobs = tuple(map(own, after))
@@ -332,26 +300,22 @@ class LanedMachine(ABC):
 
     @abstractmethod
     def _finish_copies(self) -> None:
-        """Wait for what lanes have handed on to the device; all of them are idle."""
+        """Wait for copies that the lanes have issued to the device; all lanes are idle."""
 
 
 def own(ticket: Ticket) -> Job:
-    """The job behind a ticket.
-
-    Raises:
-        MachineMisuse: it is no ticket of a `LanedMachine`.
-    """
+    """Return a ticket as the `Job` that it is; raise `MachineMisuse` for another machine's."""
     if not isinstance(ticket, Job):
         raise MachineMisuse(
-            problem=f"a {type(ticket).__name__} was given as a ticket; give what copy or work returned"
+            problem=f"a {type(ticket).__name__} was given as a ticket; give what copy() or work() returned"
         )
     return ticket
 
 
-def _leave(
+def _end_threads(
     queues: Mapping[Lane, "SimpleQueue[Job | None]"], threads: Sequence[_Thread], dropped: _Switch
 ) -> None:
-    """End the threads of a machine that was not closed, the jobs that did not begin failing."""
+    """End the threads of a machine that was not closed; jobs that have not begun fail."""
     dropped.on = True
     for queue in queues.values():
         queue.put(None)
@@ -360,7 +324,7 @@ def _leave(
 
 
 def _join(threads: Iterable[_Thread], limit_s: float = math.inf) -> None:
-    """Wait for each thread to end, at most for so long; not in a lane, for which another may be waiting."""
+    """Wait at most `limit_s` for each thread to end; a lane's own thread does not wait."""
     if isinstance(threading.current_thread(), _Thread):
         return
     for thread in threads:

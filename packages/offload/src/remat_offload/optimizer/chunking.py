@@ -1,13 +1,13 @@
-"""Tensors as flat memory, and where it may be cut without changing a bit of an elementwise result.
+"""Flat views of tensors, and splits of them that do not change a bit of an elementwise result.
 
-Vectorized kernels treat the end of their range one by one, and a compiler may round there otherwise than in
-the vectors: seen on a CPU with AVX512 for the fused kernels in every dtype, and for ``add`` with a factor in
-the half dtypes. So pieces begin at multiples of 64 elements, and only the last one has an end like the
-whole's.
+Vectorized kernels process the end of their range one element at a time, and a compiler may round there
+differently than in the vectors: seen on a CPU with AVX512 for the fused kernels in every dtype, and for
+``add`` with a factor in the half dtypes. So chunks begin at multiples of 64 elements, and only the last chunk
+ends like the whole.
 
-A CPU deals a large tensor out to threads. The fused kernels deal out cache lines, which changes nothing. All
-others deal out equal shares, and each share has an end, wherever that falls. Pieces for these kernels never
-cross such a place, and none of them is so large that it would itself be dealt out unevenly.
+A CPU distributes a large tensor over threads. The fused kernels distribute cache lines, which changes
+nothing. All others distribute equal shares, whose ends may be anywhere. Chunks for these kernels never cross
+the end of a share, and no chunk is so large that it would itself be distributed unevenly.
 """
 
 import math
@@ -15,14 +15,14 @@ from collections.abc import Sequence
 
 import torch
 
-ALIGNMENT = 64  # elements: two vectors of the smallest dtype, which kernels unroll into one round
+ALIGNMENT = 64  # elements: two vectors of the smallest dtype, the unrolled loop of the kernels
 _GRAIN = 32768  # elements: below it a CPU kernel stays on one thread (at::internal::GRAIN_SIZE)
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The strides of a tensor without holes or overlaps, 0 where a dimension has one element; else ``None``.
+    """Return the strides of a tensor without gaps or overlaps, 0 where the size is 1; else ``None``.
 
-    Tensors of one shape and one order hold corresponding elements at corresponding places.
+    Tensors of one shape and one order have corresponding elements at corresponding positions.
     """
     if tensor.layout != torch.strided:
         return None
@@ -37,43 +37,43 @@ def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def share_order(first: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether tensors can be viewed flat together: one shape, one order in memory."""
+    """Whether tensors have one shape and one order in memory, so that their flat views correspond."""
     order = memory_order(first)
     return order is not None and all(t.shape == first.shape and memory_order(t) == order for t in others)
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of a tensor that has a ``memory_order``: its elements as they lie in memory."""
+def flat_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor that has a ``memory_order``: its elements in the order of memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def overlapping(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
-    """The places of two strided tensors that have memory of an element in common; None if there are none."""
+    """Return the positions of two strided tensors that share memory of an element; None if no two do."""
     spans = sorted(
         (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + _reach_nbytes(tensor), place)
         for place, tensor in enumerate(tensors)
         if tensor.numel() and not tensor.is_meta
     )
-    near: list[int] = []  # places whose spans touch one another
+    near: list[int] = []  # positions of tensors with overlapping spans
     last, reached = "", 0
     for device, begin, end, place in spans:
         if device != last or begin >= reached:
-            if (found := _meeting(tensors, near)) is not None:
+            if (found := _first_overlap(tensors, near)) is not None:
                 return found
             near, reached = [], 0
         near.append(place)
         last, reached = device, max(reached, end)
-    return _meeting(tensors, near)
+    return _first_overlap(tensors, near)
 
 
 def _reach_nbytes(tensor: torch.Tensor) -> int:
-    """From its first element to its last."""
+    """Return the bytes from the first element to the last."""
     steps = (stride * (size - 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (1 + sum(steps)) * tensor.itemsize
 
 
-def _meeting(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> tuple[int, int] | None:
-    """As `overlapping`, for spans that touch: columns of one matrix, say, have nothing in common."""
+def _first_overlap(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> tuple[int, int] | None:
+    """As `overlapping`, for overlapping spans: columns of one matrix, for example, share no element."""
     if len(places) < 2:
         return None
     begin = min(tensors[place].data_ptr() for place in places)
@@ -91,32 +91,27 @@ def _meeting(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> tuple[in
     return None
 
 
-def pieces(numel: int, chunk_numel: int, threads: int) -> list[slice]:
-    """Cut flat memory so that an elementwise kernel gives on the pieces what it gives on the whole.
+def split_elements(numel: int, chunk_numel: int, threads: int) -> list[slice]:
+    """Split flat memory so that an elementwise kernel gives the same bits on the chunks as on the whole.
 
-    Args:
-        numel: elements of the whole.
-        chunk_numel: the most elements of a piece, a multiple of ``ALIGNMENT``.
-        threads: how many get an equal share of the whole from the kernels; 1 if shares are no matter.
-
-    Returns:
-        One piece at least, in order, without holes.
+    A chunk has at most `chunk_numel` elements, a multiple of ``ALIGNMENT``. Kernels distribute equal shares
+    to `threads` threads; 1 if they do not. There is at least one chunk.
     """
     if numel <= chunk_numel:
         return [slice(0, numel)]
     share = -(-numel // min(threads, -(-numel // _GRAIN)))
-    cut = []
+    chunks = []
     for begin in range(0, numel, share):
         end = min(begin + share, numel)
         while begin < end:
-            size = _undivided(end - begin, chunk_numel, threads)
-            cut.append(slice(begin, begin + size))
+            size = _aligned_size(end - begin, chunk_numel, threads)
+            chunks.append(slice(begin, begin + size))
             begin += size
-    return cut
+    return chunks
 
 
-def _undivided(left: int, chunk_numel: int, threads: int) -> int:
-    """The most elements that threads, if more than one takes them, deal out in multiples of ``ALIGNMENT``."""
+def _aligned_size(left: int, chunk_numel: int, threads: int) -> int:
+    """Return the most elements that several threads would share out in multiples of ``ALIGNMENT``."""
     most = min(left, chunk_numel)
     if threads == 1 or most < _GRAIN:
         return most

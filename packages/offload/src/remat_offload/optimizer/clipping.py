@@ -1,15 +1,14 @@
-"""Clipping that overlaps: norms are taken beside the backward, gradients are scaled as the step reads them.
+"""`Clipping` computes norms during the backward, and scales gradients when the step reads them.
 
-A gradient on the host is there before the backward ends, so its norm can be taken while the rest is made.
-Which norm will be asked for, and after how many backwards, is learned: from the first clipping on, a
-gradient's norm is taken on the CPU's lane as soon as as many are added up as were at the latest clipping.
-What the lane has found is used only while the gradient is the tensor that it was, unwritten since, and the
-kernel had as many threads as the caller's: so the bits are torch's, and where anything differs the norm is
-taken anew.
+A gradient on the host is complete before the backward ends, so its norm can be computed meanwhile. `Clipping`
+learns which norm is needed, and after how many backwards: from the first clipping on, the CPU's lane computes
+a gradient's norm as soon as as many gradients were added up as at the latest clipping. The result is used
+only if the gradient is still the same tensor, unwritten since, and the kernel had as many threads as the
+caller's would have: so the result is torch's to the bit. Otherwise the norm is computed again.
 
-The gradients on the host are scaled piece by piece by the update that reads them. Whoever asks a parameter
-for its gradient before that finds it scaled: the parameter is in flight until then (`pending_parameters`).
-A tensor that was taken from ``.grad`` before the clipping shows it once the update is done.
+The update that reads a gradient on the host also scales it, chunk by chunk. Until then the parameter is
+pending (`pending_parameters`), and a read of its gradient scales it first. A tensor that was taken from
+``.grad`` before the clipping is scaled once the update is done.
 """
 
 import weakref
@@ -28,25 +27,17 @@ from remat_offload.machine.base import Machine, Ticket
 
 
 @attrs.frozen(eq=False)
-class _Taken:
-    """The norm of a gradient, or what will be.
+class _PendingNorm:
+    """The norm of a gradient that the CPU's lane computes."""
 
-    Attributes:
-        grad: whose, which is kept alive by its parameter alone.
-        version: how often that had been written.
-        norm_type: which norm.
-        ticket: the work.
-        found: the norm and the threads that its kernel had, once the work is done.
-    """
-
-    grad: "weakref.ref[Tensor]"
-    version: int
+    grad: "weakref.ref[Tensor]"  # only its parameter keeps it alive
+    version: int  # of the gradient
     norm_type: float
     ticket: Ticket
-    found: list[tuple[Tensor, int]]
+    found: list[tuple[Tensor, int]]  # the norm and the threads of its kernel, once the work is done
 
     def norm_of(self, grad: Tensor, norm_type: float) -> Tensor | None:
-        """The norm, if it is this one's as it is now."""
+        """Return the norm if it is valid for the current gradient."""
         known = (self.version, self.norm_type) == (grad._version, norm_type) and self.grad() is grad
         if not known:
             return None
@@ -56,8 +47,8 @@ class _Taken:
 
 
 @attrs.frozen(eq=False)
-class _Scaling:
-    """The scaling of a gradient that was put off: who waits for it does it."""
+class _DeferredScaling:
+    """The deferred scaling of a gradient: to wait for it is to do it."""
 
     clipping: "Clipping"
     param: nn.Parameter
@@ -67,24 +58,22 @@ class _Scaling:
         return self.param not in self.clipping._scales
 
     def synchronize(self) -> None:
-        """Do it."""
+        """Scale the gradient."""
         self.clipping.scale(self.param)
 
 
 class Clipping:
     """Norms and scales of the gradients of one model.
 
-    Args:
-        machine: its lane for the CPU takes the norms.
-        let_wait: makes whoever reads a parameter wait for something first.
+    The CPU lane of `machine` computes the norms; `mark_pending` makes readers of a parameter wait for work.
     """
 
-    def __init__(self, machine: Machine, let_wait: Callable[[nn.Parameter, Event], None]) -> None:
-        self.machine, self._let_wait = machine, let_wait
-        self._norm_type: float | None = None  # of the latest clipping; None: there was none
-        self._times = 1  # gradients that were added up for it
+    def __init__(self, machine: Machine, mark_pending: Callable[[nn.Parameter, Event], None]) -> None:
+        self.machine, self._mark_pending = machine, mark_pending
+        self._norm_type: float | None = None  # of the latest clipping; None before the first
+        self._times = 1  # the number of gradients added up for it
         self._added: Counter[Tensor] = Counter()
-        self._taken: dict[Tensor, _Taken] = {}
+        self._norms: dict[Tensor, _PendingNorm] = {}
         self._scales: dict[Tensor, Tensor] = {}
         self._hooks: dict[Tensor, RemovableHandle] = {}
 
@@ -97,26 +86,18 @@ class Clipping:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        """What `torch.nn.utils.clip_grad_norm_` does; what is on the host is scaled later.
+        """Do what `torch.nn.utils.clip_grad_norm_` does; gradients on the host are scaled later.
 
-        Args:
-            params: in the order in which their norms are put together.
-            on_host: those of them that are at home there.
-            max_norm: the largest norm that gradients may have together.
-            norm_type: which norm.
-            error_if_nonfinite: whether a norm that is not finite is an error; nothing is scaled then.
-            foreach: as for torch's.
-
-        Returns:
-            the norm before, without dimensions.
+        The norms of `params` are combined in their order; `on_host` are those of them placed on the host. The
+        other arguments and the result are torch's.
 
         Raises:
-            RuntimeError: torch's, for a norm that is not finite.
-            LaneFailed: a norm could not be taken.
+            RuntimeError: torch's error for a norm that is not finite.
+            LaneFailed: a norm could not be computed.
         """
         norm_type = float(norm_type)
         grads = {param: param.grad for param in params if param.grad is not None}
-        # The norm of one number is its absolute value, so that a norm can stand for its tensor.
+        # The norm of one number is its absolute value, so a norm can replace its tensor.
         norms = [self._known(param, grad, norm_type) for param, grad in grads.items()]
         norm = torch.nn.utils.get_total_norm(norms, norm_type, error_if_nonfinite, foreach)
         self._learn(on_host, norm_type)
@@ -126,15 +107,15 @@ class Clipping:
         scale = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0).to("cpu")
         for param in later:
             self._scales[param] = scale
-            self._let_wait(param, _Scaling(self, param))
+            self._mark_pending(param, _DeferredScaling(self, param))
         return norm
 
     def scale_of(self, param: nn.Parameter) -> Tensor | None:
-        """What the update of a parameter, which begins now, is to multiply its gradient with."""
+        """Return the factor for the gradient in an update that begins now, and take it over."""
         return self._scales.pop(param, None)
 
     def scale(self, param: nn.Parameter) -> None:
-        """Scale a gradient now, if that was put off."""
+        """Scale a gradient now, if its scaling was deferred."""
         if param not in self._scales:
             return
         with uninterrupted(), torch.no_grad(), past_torch_function():
@@ -143,41 +124,41 @@ class Clipping:
                 param.grad.mul_(scale)
 
     def scale_all(self) -> None:
-        """Scale all gradients now for which that was put off."""
+        """Do all deferred scalings now."""
         for param in [*self._scales]:
             assert isinstance(param, nn.Parameter)
             self.scale(param)
 
     def before_adding(self, param: nn.Parameter) -> None:
-        """A gradient is about to be added to a parameter's: whatever was to read or to scale that is done."""
-        taken = self._taken.pop(param, None)
-        if taken is not None:
-            taken.ticket.wait()
+        """Finish pending work on a gradient before another one is added to it."""
+        pending = self._norms.pop(param, None)
+        if pending is not None:
+            pending.ticket.wait()
         self.scale(param)
 
     def forget(self) -> None:
-        """The gradients go, or have been used."""
+        """Forget norms and scales: the gradients are dropped, or have been used."""
         self._added.clear()
-        self._taken.clear()
+        self._norms.clear()
         self._scales.clear()
 
     def close(self) -> None:
-        """Leave parameters as they were before: nothing watches them, and what was put off is done."""
+        """Do deferred scalings and remove the hooks of parameters."""
         self.scale_all()
         self.forget()
         while self._hooks:
             self._hooks.popitem()[1].remove()
 
     def _known(self, param: nn.Parameter, grad: Tensor, norm_type: float) -> Tensor:
-        """The norm of a gradient if it is known, else the gradient."""
-        taken = self._taken.get(param)
-        norm = None if taken is None else taken.norm_of(grad, norm_type)
+        """Return the norm of a gradient if it is known, else the gradient."""
+        pending = self._norms.get(param)
+        norm = None if pending is None else pending.norm_of(grad, norm_type)
         return grad if norm is None else norm
 
     def _learn(self, on_host: Sequence[nn.Parameter], norm_type: float) -> None:
         self._norm_type = norm_type
         self._times = max(self._added.values(), default=1)
-        me = weakref.WeakMethod(self._arrived)  # the parameters are the user's and may outlive this
+        me = weakref.WeakMethod(self._arrived)  # the user's parameters may outlive this object
 
         def arrived(param: Tensor) -> None:
             method = me()
@@ -189,21 +170,21 @@ class Clipping:
                 self._hooks[param] = param.register_post_accumulate_grad_hook(arrived)
 
     def _arrived(self, param: Tensor) -> None:
-        """A gradient has been added to a parameter's, which is on the host."""
+        """Compute the norm of a gradient on the host if it is complete now."""
         self._added[param] += 1
         grad, norm_type = param.grad, self._norm_type
         if grad is None or norm_type is None or self._added[param] < self._times:
             return
-        if norm_type == 0 or grad.is_complex():  # a count's count is another; a complex number's norm is real
+        if norm_type == 0 or grad.is_complex():  # norms that cannot replace their tensor
             return
         found: list[tuple[Tensor, int]] = []
 
-        def take() -> None:
+        def compute_norm() -> None:
             with torch.no_grad():
                 norm = torch.nn.utils.get_total_norm([grad], norm_type)
                 found.append((norm, torch.get_num_threads()))
 
-        ticket = self.machine.work(take, name="the norm of a gradient")
-        self._taken[param] = _Taken(weakref.ref(grad), grad._version, norm_type, ticket, found)
+        ticket = self.machine.work(compute_norm, name="the norm of a gradient")
+        self._norms[param] = _PendingNorm(weakref.ref(grad), grad._version, norm_type, ticket, found)
         assert isinstance(param, nn.Parameter)
-        self._let_wait(param, ticket)
+        self._mark_pending(param, ticket)

@@ -1,8 +1,8 @@
-"""Updates draw no random numbers from the process' generators, whatever they do later than a probe looked.
+"""Refuse updates that draw random numbers from the process' generators, also after the profiled steps.
 
-Plain training draws between the masks of one step and of the next, in its parameters' order; here an update
-draws beside the model, in an order that nobody knows. Operators that draw are known by their tag. Torch's own
-classes draw nothing. What Python's and numpy's generators give goes unseen: only a probe looks at them.
+Plain training draws for an update between the masks of two steps; here an update would draw concurrently with
+the model, in an unknown order. Operators that draw are known by their tag. Torch's own classes draw nothing.
+Draws from Python's and numpy's generators are found only by the profile.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def is_torchs(optimizer: Optimizer) -> bool:
 
 
 def without_draws(optimizer: Optimizer) -> contextlib.AbstractContextManager[object]:
-    """Within it an operator that draws from a generator of the process is refused, in this thread."""
+    """Refuse operators of this thread, inside the context, that draw from a generator of the process."""
     return contextlib.nullcontext() if is_torchs(optimizer) else _NoDraws(type(optimizer).__name__)
 
 
@@ -41,8 +41,8 @@ class _NoDraws(TorchDispatchMode):
         if _draws(func) and _of_process(kwargs.get("generator"), args):
             raise RefusedOptimizer(
                 optimizer=self._optimizer,
-                problem=f"its step draws random numbers ({func}) beside what the model draws",
-                advice="train with one that does not, or whose generators are its parameters' own",
+                problem=f"its step draws random numbers ({func}) concurrently with the model",
+                advice="use an optimizer that draws none, or that has a generator for each parameter",
             )
         return func(*args, **kwargs)
 

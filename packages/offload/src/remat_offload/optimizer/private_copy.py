@@ -1,10 +1,10 @@
-"""Step some of an optimizer's parameters, or pieces of one, with the kernels that its user chose.
+"""Step some of an optimizer's parameters, or chunks of one, with the kernels that its user has chosen.
 
-A shadow is an object of the user's class that shares the attributes of the user's object, but has parameters
-and state of its own. The class's ``step`` works on it as on any small optimizer, so that whatever it is,
-foreach, fused or somebody's subclass, it runs unchanged, on what the shadow holds.
+A shallow copy is an object of the user's class that shares the attributes of the user's object, but has its
+own parameters and state. The class's ``step`` works on it as on any small optimizer, so that every class
+(foreach, fused, or a user's subclass) runs unchanged on the parameters of the copy.
 
-Step hooks are not called: a hook belongs to a step of the whole, whoever takes it.
+Step hooks are not called: a hook belongs to a step of the whole.
 """
 
 import copy
@@ -18,46 +18,41 @@ from torch.optim import Optimizer
 State = dict[str, Any]
 
 
-def shadow(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
-    """An object of the optimizer's class with its attributes, no state, and no hooks.
-
-    Args:
-        optimizer: the user's.
-        groups: its parameter groups, each with all settings.
-    """
-    twin = object.__new__(type(optimizer))
-    # What unpickling does: torch gives an object that comes without hooks new ones, which are empty.
+def shallow_copy(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
+    """Return an object of the optimizer's class with its attributes and these groups; no state, no hooks."""
+    replica = object.__new__(type(optimizer))
+    # As in unpickling: torch adds empty collections of hooks to an object without any.
     blank = {"defaults": dict(optimizer.defaults), "state": defaultdict(dict), "param_groups": list(groups)}
-    Optimizer.__setstate__(twin, blank)
+    Optimizer.__setstate__(replica, blank)
     for name, value in vars(optimizer).items():
-        vars(twin).setdefault(name, value)
-    return twin
+        vars(replica).setdefault(name, value)
+    return replica
 
 
 def private_copy(optimizer: Optimizer, group: Mapping[str, Any]) -> Optimizer:
-    """A shadow that shares nothing that its steps could change, and from which no real parameter is reached.
+    """Return a copy of an optimizer with one group, which shares nothing that steps could change.
 
-    Args:
-        optimizer: the user's.
-        group: the one group it has: a copy of one of the user's, with other parameters.
+    The group has the settings of one of the user's groups, and other parameters.
     """
-    twin = shadow(optimizer, [])
+    replica = shallow_copy(optimizer, [])
     nothing = torch.nn.Parameter(torch.empty(0))
     known: dict[int, Any] = {id(p): nothing for each in optimizer.param_groups for p in each["params"]}
     known |= {id(p): p for p in group["params"]}
-    known |= {id(optimizer): twin, id(optimizer.state): twin.state, id(optimizer.param_groups): []}
+    known |= {id(optimizer): replica, id(optimizer.state): replica.state, id(optimizer.param_groups): []}
     own = {name: _copied(value, known) for name, value in group.items()}
-    vars(twin).update({name: _copied(value, known) for name, value in vars(twin).items() if name != "state"})
-    vars(twin)["param_groups"] = [own]
-    return twin
+    vars(replica).update(
+        {name: _copied(value, known) for name, value in vars(replica).items() if name != "state"}
+    )
+    vars(replica)["param_groups"] = [own]
+    return replica
 
 
-def step(twin: Optimizer) -> None:
-    """Let the class step a shadow."""
-    function: Any = type(twin).step
-    if getattr(function, "hooked", False):  # torch's wrapper, which calls the hooks of all optimizers
+def step(replica: Optimizer) -> None:
+    """Step a copy by its class, without hooks."""
+    function: Any = type(replica).step
+    if getattr(function, "hooked", False):  # torch's wrapper, which calls hooks
         function = function.__wrapped__
-    function(twin)
+    function(replica)
 
 
 def step_tensor(
@@ -67,34 +62,21 @@ def step_tensor(
     grad: torch.Tensor,
     state: State | None,
 ) -> State | None:
-    """Step one tensor as if it were a parameter.
+    """Step one tensor in place as if it were a parameter; return its new state.
 
-    Args:
-        optimizer: the user's; not changed.
-        settings: those of the parameter's group.
-        data: changed in place.
-        grad: its gradient, of the same shape, dtype and device.
-        state: what the optimizer keeps for it, ``None`` if nothing yet; may be changed in place.
-
-    Returns:
-        What the optimizer keeps for it now.
+    The user's optimizer is not changed; `state`, ``None`` before the first step, may be.
     """
-    stand_in = torch.nn.Parameter(data.detach())
-    stand_in.grad = grad
-    twin = shadow(optimizer, [{**settings, "params": [stand_in]}])
+    substitute = torch.nn.Parameter(data.detach())
+    substitute.grad = grad
+    replica = shallow_copy(optimizer, [{**settings, "params": [substitute]}])
     if state is not None:
-        twin.state[stand_in] = state
-    step(twin)
-    return twin.state.get(stand_in)
+        replica.state[substitute] = state
+    step(replica)
+    return replica.state.get(substitute)
 
 
 def narrowed(group: Mapping[str, Any], instead: Mapping[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
-    """A group with the settings of this moment and only some of its parameters.
-
-    Args:
-        group: the user's.
-        instead: those parameters, each with the tensor that takes its place.
-    """
+    """Return a group with its current settings, restricted to the keys of `instead`, which are replaced."""
     chosen = [index for index, param in enumerate(group["params"]) if param in instead]
     narrow = {**group, "params": [instead[group["params"][index]] for index in chosen]}
     if "param_names" in group:
@@ -106,4 +88,4 @@ def _copied(value: Any, known: dict[int, Any]) -> Any:
     try:
         return copy.deepcopy(value, known)
     except (TypeError, ValueError, RuntimeError, AttributeError):
-        return value  # a handle: a file, say, or a process group
+        return value  # a handle, such as a file or a process group

@@ -1,8 +1,8 @@
-"""The states of the user's optimizer: what is kept for each parameter, where it lies, and how it is stepped.
+"""`OptimizerStates`: the states of the user's optimizer, their placement, and the steps that change them.
 
-The optimizer's object keeps them, so that its state dict is what plain training would have. With master
-weights, a parameter in 16 bits has one state more: its value in 32 bits, which is what is stepped, and from
-which the parameter is rounded. Masters lie beside the object, and are put into its state dicts.
+The optimizer object keeps the states, so that its state dict is that of plain training. With master weights,
+a parameter in 16 bits has one more state: its value in 32 bits, which is stepped, and from which the
+parameter is rounded. `OptimizerStates` keeps the masters and adds them to state dicts.
 """
 
 import math
@@ -21,35 +21,39 @@ from remat_offload.optimizer.profile import Kind, StateTensor
 from remat_offload.optimizer.step_cost import UpdateCost, update_cost
 
 MASTER = "master"
-"""The name of the state that is a parameter's master."""
+"""The name of the state that holds a parameter's master."""
 
 _WIDE = torch.float32
-_MOST = 1 << 22  # elements that are stepped to learn what stepping takes
+_MOST = 1 << 22  # elements that are stepped to measure the cost of a step
 
 
-class States:
-    """What an optimizer keeps, wherever it is.
+class OptimizerStates:
+    """The states of an optimizer, on the device and on the host.
 
     Args:
-        optimizer: the user's.
+        optimizer: the user's optimizer.
         device: the device that computes.
         master_weights: whether parameters in 16 bits have masters.
 
     Raises:
-        RefusedOptimizer: its results would not be those of one step.
+        RefusedOptimizer: steps in parts would not give the results of one plain step.
     """
 
     def __init__(self, optimizer: Optimizer, device: torch.device, *, master_weights: bool = False) -> None:
         self.optimizer, self.device, self.master_weights = optimizer, device, master_weights
         self._stepper = Stepper(optimizer)
         self._masters: dict[Tensor, Tensor] = {}
-        self._places: dict[tuple[Tensor, str], Tensor] = {}
+        self._blocks: dict[tuple[Tensor, str], Tensor] = {}
         self._costs: dict[Any, UpdateCost] = {}
 
-    # -- what is kept
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the optimizer's parameters, in the order of its groups."""
+        return [param for group in self.optimizer.param_groups for param in group["params"]]
+
+    # -- which states are kept
 
     def kept(self, param: nn.Parameter) -> tuple[StateTensor, ...]:
-        """The tensors with dimensions that are kept for a parameter, its master the last."""
+        """Return the states of a parameter that have dimensions, its master last."""
         layout = self._stepper.layout(param, self._stepped(param))
         kept = tuple(state for state in layout if state.shape)
         if not self._has_master(param):
@@ -57,98 +61,95 @@ class States:
         return (*kept, StateTensor(name=MASTER, shape=tuple(param.shape), dtype=_WIDE))
 
     def cost(self, param: nn.Parameter, device: torch.device) -> UpdateCost:
-        """What an element of a parameter takes to be stepped on a device."""
+        """Return the cost of a step on a device, per element of a parameter."""
         group = next(g for g in self.optimizer.param_groups if any(p is param for p in g["params"]))
         dtype = _WIDE if self._has_master(param) else param.dtype
         if self._stepper.kind(param, self._stepped(param)) is Kind.WHOLE:
             shape = _within(param.shape, _MOST)
-        else:  # as many as there are, up to what no cache holds
-            shape = (min(sum(p.numel() for g in self.optimizer.param_groups for p in g["params"]), _MOST),)
+        else:  # all elements, up to a number that no cache holds
+            shape = (min(sum(p.numel() for p in self.parameters()), _MOST),)
         key = (id(group), dtype, str(device), shape)
         if key not in self._costs:
             self._costs[key] = update_cost(self.optimizer, group, dtype, device, shape)
         cost = self._costs[key]
         widened = _WIDE.itemsize if self._has_master(param) else 0
-        return attrs.evolve(cost, scratch_nbytes_per_element=cost.scratch_nbytes_per_element + widened)
+        return attrs.evolve(cost, workspace_nbytes_per_element=cost.workspace_nbytes_per_element + widened)
 
     def _has_master(self, param: Tensor) -> bool:
         return self.master_weights and param.is_floating_point() and param.itemsize < _WIDE.itemsize
 
     def _stepped(self, param: Tensor) -> Tensor:
-        """A tensor like what is stepped for a parameter."""
+        """Return a tensor like the one that is stepped for a parameter."""
         return torch.empty_like(param, dtype=_WIDE, device="meta") if self._has_master(param) else param
 
-    # -- where it lies
+    # -- where they are placed
 
-    def strayed(self) -> list[Tensor]:
-        """Parameters of which a state lies in other memory than its home on the host."""
+    def displaced(self) -> list[Tensor]:
+        """Return the parameters with a state that is not in its block on the host."""
         found: dict[Tensor, None] = {}
-        for (param, name), whole in self._places.items():
+        for (param, name), whole in self._blocks.items():
             state = self.optimizer.state.get(param, {}).get(name)
             if isinstance(state, Tensor) and state.data_ptr() != whole.data_ptr():
                 found[param] = None
         return list(found)
 
-    def take_back(self, param: Tensor) -> None:
-        """Bring states home that were given other memory."""
+    def restore_placement(self, param: Tensor) -> None:
+        """Move states that were given other memory to their blocks."""
         self._stepper.adopt(param)
 
-    def house(self, param: nn.Parameter, name: str, whole: Tensor) -> None:
-        """Give a state its bytes on the host; before `settle`."""
-        self._places[param, name] = whole
+    def reserve_on_host(self, param: nn.Parameter, name: str, whole: Tensor) -> None:
+        """Set a state's block on the host; before `settle`."""
+        self._blocks[param, name] = whole
 
-    def settle(self, before: "States | None" = None) -> None:
-        """Bring what there is to its place, once every state that is placed on the host has one.
+    def settle(self, before: "OptimizerStates | None" = None) -> None:
+        """Move existing states to their places, once every state placed on the host has a block.
 
         Args:
-            before: what kept the same optimizer's states until now; its masters are gone on from.
+            before: the previous owner of the same optimizer's states; its masters are copied.
         """
         self._stepper = Stepper(self.optimizer, memory=self._memory)
-        for group in self.optimizer.param_groups:
-            for param in group["params"]:
-                if self._has_master(param):
-                    like = StateTensor(name=MASTER, shape=tuple(param.shape), dtype=_WIDE)
-                    self._masters[param] = (
-                        self._memory(param, like).view(-1).as_strided(param.shape, param.stride())
-                    )
-                    old = None if before is None else before._masters.get(param)
-                    self._read(param, old)
-                    self._stepper.kind(param, self._masters[param])  # tried out now, not in the first step
+        for param in self.parameters():
+            if self._has_master(param):
+                like = StateTensor(name=MASTER, shape=tuple(param.shape), dtype=_WIDE)
+                whole = self._memory(param, like).view(-1)
+                self._masters[param] = whole.as_strided(param.shape, param.stride())
+                self._read(param, None if before is None else before._masters.get(param))
+                self._stepper.kind(param, self._masters[param])  # profiled now, not in the first step
 
     def _memory(self, param: Tensor, state: StateTensor) -> Tensor:
-        whole = self._places.get((param, state.name))
+        whole = self._blocks.get((param, state.name))
         if whole is None:
             return torch.empty(state.shape, dtype=state.dtype, device=self.device)
         return whole.view(state.dtype)
 
     def _read(self, param: Tensor, master: Tensor | None = None) -> None:
-        """Let the master be what the parameter is, or what another master of it is."""
+        """Copy the parameter, or a previous master of it, to its master."""
         with torch.no_grad():
             self._masters[param].copy_(param if master is None else master)
 
-    # -- stepping: `Updates`
+    # -- stepping
 
     def has(self, param: nn.Parameter) -> bool:
-        """Whether a parameter is the optimizer's."""
-        return any(param is each for group in self.optimizer.param_groups for each in group["params"])
+        """Whether the optimizer has a parameter."""
+        return any(param is each for each in self.parameters())
 
     def on_device(self, param: nn.Parameter, grad: Tensor, states: Mapping[str, Tensor]) -> None:
-        """Update one whose data and gradient are on the device; `states` were brought there for it."""
+        """Update a parameter on the device, with the states that were copied there for it."""
         master = self._masters.get(param)
         with torch.no_grad(), without_draws(self.optimizer):
             if not states and master is None:
                 self._stepper.step([param], [grad])
                 return
             master = states.get(MASTER, master)
-            walk = self._stepper.begin(param, master)
-            there = {name: states[name] if name in states else walk.place(name) for name in walk.names}
-            walk.step(param.data, grad, there, master=master)
-            walk.finish()
+            chunked = self._stepper.begin(param, master)
+            places = {name: states[name] if name in states else chunked.place(name) for name in chunked.names}
+            chunked.step(param.data, grad, places, master=master)
+            chunked.finish()
 
     def on_host(
         self, param: nn.Parameter, data: Tensor, grad: Tensor, scale: Tensor | None
     ) -> Callable[[], None]:
-        """The update of one whose data, gradient and states are on the host, by the settings of now."""
+        """Begin an update on the host with the current settings; return a function for a lane's thread."""
         take = self._stepper.prepared(param, data, grad, master=self._masters.get(param), scale=scale)
 
         def update() -> None:
@@ -161,24 +162,24 @@ class States:
 
     def into(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Add the masters of parameters that have been stepped."""
-        for index, param in enumerate(self._in_order()):
+        for index, param in enumerate(self.parameters()):
             if param in self._masters and index in state_dict["state"]:
                 state_dict["state"][index] = {**state_dict["state"][index], MASTER: self._masters[param]}
         return state_dict
 
     def without_masters(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """A state dict as the optimizer's class knows it."""
+        """Return a state dict without masters, for the optimizer's class."""
         states = state_dict["state"].items()
         bare = {i: {name: v for name, v in state.items() if name != MASTER} for i, state in states}
         return {**state_dict, "state": bare}
 
     def loaded(self, state_dict: Mapping[str, Any]) -> None:
-        """Bring what the optimizer has loaded to its place, in the width in which it was saved.
+        """Move loaded states to their places, in the dtype in which they were saved.
 
         Raises:
-            OffloadMisuse: states were saved in another width than they are kept in.
+            OffloadMisuse: states were saved in another dtype than they are kept in.
         """
-        for index, param in enumerate(self._in_order()):
+        for index, param in enumerate(self.parameters()):
             saved = state_dict["state"].get(index, {})
             if param in self._masters:
                 if MASTER in saved:
@@ -192,18 +193,15 @@ class States:
                     if saved[name].dtype != wide[name]:
                         raise OffloadMisuse(
                             problem=f"the state {name} was saved as {saved[name].dtype}, not {wide[name]}",
-                            advice="load what was saved with master weights",
+                            advice="load a state dict that was saved with master weights",
                         )
                     # Torch rounds loaded states to the dtype of their parameter.
                     self.optimizer.state[param][name] = saved[name].clone()
             self._stepper.adopt(param)
 
-    def _in_order(self) -> list[nn.Parameter]:
-        return [param for group in self.optimizer.param_groups for param in group["params"]]
-
 
 def _within(shape: Sequence[int], numel: int) -> tuple[int, ...]:
-    """A shape of as many dimensions, its largest ones halved until it has no more elements than `numel`."""
+    """Halve the largest sizes of a shape until it has no more than `numel` elements."""
     sizes = list(shape)
     while math.prod(sizes) > numel:
         largest = sizes.index(max(sizes))

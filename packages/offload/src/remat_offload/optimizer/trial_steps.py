@@ -1,8 +1,8 @@
-"""Small runs of a copy of an optimizer: plain, one parameter at a time, and in pieces.
+"""`TrialSteps` steps private copies of an optimizer on small parameters: together, alone, and in chunks.
 
-Eight steps, because RAdam takes another path from its sixth; gradients of other magnitudes between them, so
-that limits on norms come to bear; weights over six decades, so that half precision shows small steps. The
-learning rate is replaced by a fixed one: a warm-up that begins at zero would hide everything.
+Eight steps, because RAdam takes another path from its sixth step; gradients of different magnitudes, so that
+limits on norms take effect; weights over six decades, so that half precision shows small steps. The learning
+rate is replaced by a fixed one: a warm-up that begins at zero would hide all differences.
 """
 
 import random
@@ -17,40 +17,30 @@ from torch.optim import Optimizer
 from remat_executor.rng import default_generator, preserved_generators
 from remat_graph.contexts import context
 from remat_offload.errors import RefusedOptimizer
-from remat_offload.optimizer.chunked_step import PiecewiseStep
-from remat_offload.optimizer.chunking import flat
+from remat_offload.optimizer.chunked_step import ChunkedStep
+from remat_offload.optimizer.chunking import flat_view
 from remat_offload.optimizer.private_copy import State, private_copy, step, step_tensor
 
-Outcome = tuple[torch.Tensor, State | None]  # a parameter after all steps, and what is kept for it
+Outcome = tuple[torch.Tensor, State | None]  # a parameter after all steps, and its state
 
 _MAGNITUDES = (1.0, 30.0, 1e-3, 1.0, 0.3, 3.0, 1.0, 1.0)  # of the gradients, step by step
 _LR = 2.0**-6
-_SHAPES = ((3, 5, 7, 89), (7, 11, 119), (61, 151), (9211,), ())  # odd, and no two sizes alike
+_SHAPES = ((3, 5, 7, 89), (7, 11, 119), (61, 151), (9211,), ())  # odd, and all different
 _COMPANIONS = ((2, 3, 5, 7), (3, 5, 7), (13, 29), (377,), ())
-_CUTS = (slice(0, 64), slice(64, 4160), slice(4160, None))
+_CHUNKS = (slice(0, 64), slice(64, 4160), slice(4160, None))
 
 
 @attrs.frozen(kw_only=True)
-class Trial:
-    """Runs of the same steps from the same numbers, each with a copy of the optimizer of its own.
+class TrialSteps:
+    """Runs of the same steps from the same values, each with its own private copy of the optimizer."""
 
-    Attributes:
-        optimizer: the user's, which is not touched.
-        group: the group whose settings count.
-        ndim: dimensions of the two parameters, of which the first is the larger.
-        dtype: their dtype.
-        device: where they are stepped.
-        pattern: what the optimizer keeps for one of the group's parameters, to begin with the like of it.
-        pattern_shape: that parameter's sizes.
-    """
-
-    optimizer: Optimizer
-    group: Mapping[str, Any]
-    ndim: int
+    optimizer: Optimizer  # the user's, which is not changed
+    group: Mapping[str, Any]  # whose settings are used
+    ndim: int  # of the two parameters; the first one is larger
     dtype: torch.dtype
     device: torch.device
-    pattern: State | None = None
-    pattern_shape: tuple[int, ...] = ()
+    pattern: State | None = None  # of one of the group's parameters; initial states are made from it
+    pattern_shape: tuple[int, ...] = ()  # of that parameter
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -59,63 +49,61 @@ class Trial:
         return ones + _SHAPES[at], ones + _COMPANIONS[at]
 
     def together(self) -> list[Outcome]:
-        """Both parameters, stepped as a user would.
+        """Step both parameters as a plain step does.
 
         Raises:
-            RefusedOptimizer: the class keeps or changes something outside its parameters' state.
+            RefusedOptimizer: the class keeps or changes values outside its parameters' state.
         """
 
-        def both(twin: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        def both(replica: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
             for param, grad in zip(params, grads, strict=True):
                 param.grad = grad
-            step(twin)
+            step(replica)
 
-        twin, params = self._run(both)
-        if set(twin.state) - set(params):
-            raise self.refused("its state has entries that belong to no parameter", "train with another")
-        if changed := self._changed(twin):
+        replica, params = self._run(both)
+        if set(replica.state) - set(params):
+            raise self.refused("its state has entries that belong to no parameter", "use another optimizer")
+        if changed := self._changed(replica):
             reason = f"its step changes {', '.join(changed)}, which all parameters share"
-            raise self.refused(reason, "train with one that keeps everything in its parameters' state")
+            raise self.refused(reason, "use an optimizer that keeps everything in its parameters' state")
         if all(same(p, data) for p, (data, _) in zip(params, self._numbers(), strict=True)):
             raise self.refused("its step does not move its parameters", "give the optimizer that moves them")
-        return [(param, twin.state.get(param)) for param in params]
+        return [(param, replica.state.get(param)) for param in params]
 
     def apart(self) -> list[Outcome]:
-        """Each parameter alone, the last one first."""
+        """Step each parameter alone, the last one first."""
 
-        def each(twin: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        def each(replica: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
             for param, grad in zip(reversed(params), reversed(grads), strict=True):
-                after = step_tensor(twin, twin.param_groups[0], param, grad, twin.state.get(param))
+                after = step_tensor(replica, replica.param_groups[0], param, grad, replica.state.get(param))
                 if after is not None:
-                    twin.state[param] = after
+                    replica.state[param] = after
 
-        twin, params = self._run(each)
-        return [(param, twin.state.get(param)) for param in params]
+        replica, params = self._run(each)
+        return [(param, replica.state.get(param)) for param in params]
 
-    def in_pieces(self, shaped: Mapping[str, torch.dtype]) -> Outcome:
-        """The first parameter alone, in flat pieces.
+    def in_chunks(self, shaped: Mapping[str, torch.dtype]) -> Outcome:
+        """Step the first parameter alone, in flat chunks; `shaped` are its states of its own shape."""
 
-        Args:
-            shaped: its states of its own shape.
-        """
-
-        def cut(twin: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        def by_chunks(replica: Optimizer, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
             param, grad = params[0], grads[0]
 
             def reserve(name: str) -> torch.Tensor:
                 return torch.empty_like(param, dtype=shaped[name]).detach()
 
-            walk = PiecewiseStep(twin, param, twin.param_groups[0], tuple(shaped), reserve, param.numel())
-            for piece in _CUTS:
-                states = {name: flat(walk.place(name))[piece] for name in shaped}
-                walk.step(flat(param)[piece], flat(grad)[piece], states)
-            walk.finish()
+            chunked = ChunkedStep(
+                replica, param, replica.param_groups[0], tuple(shaped), reserve, param.numel()
+            )
+            for chunk in _CHUNKS:
+                states = {name: flat_view(chunked.place(name))[chunk] for name in shaped}
+                chunked.step(flat_view(param)[chunk], flat_view(grad)[chunk], states)
+            chunked.finish()
 
-        twin, params = self._run(cut)
-        return params[0], twin.state.get(params[0])
+        replica, params = self._run(by_chunks)
+        return params[0], replica.state.get(params[0])
 
     def refused(self, problem: str, advice: str) -> RefusedOptimizer:
-        """What to raise for this optimizer."""
+        """Return the error to raise for this optimizer."""
         return RefusedOptimizer(optimizer=type(self.optimizer).__name__, problem=problem, advice=advice)
 
     def _run(
@@ -123,15 +111,15 @@ class Trial:
     ) -> tuple[Optimizer, list[torch.Tensor]]:
         numbers = self._numbers()
         params: list[torch.Tensor] = [torch.nn.Parameter(data) for data, _ in numbers]
-        twin = self._copy(params)
+        replica = self._copy(params)
         with generators_kept(self.device) as drawn_from:
             for magnitude in _MAGNITUDES:
-                take(twin, params, [grad * magnitude for _, grad in numbers])
+                take(replica, params, [grad * magnitude for _, grad in numbers])
             if drawn := drawn_from():
-                # Plain training draws between the masks of two dropouts; a lane would draw beside them.
-                reason = f"its step draws random numbers from {drawn[0]}, beside what the model draws"
-                raise self.refused(reason, "train with one that does not, or whose rounding does not")
-        return twin, params
+                # Plain training draws between the masks of two dropouts; a lane would draw concurrently.
+                reason = f"its step draws random numbers from {drawn[0]}, which the model draws from, too"
+                raise self.refused(reason, "use an optimizer that does not, or whose rounding does not")
+        return replica, params
 
     def _copy(self, params: list[torch.Tensor]) -> Optimizer:
         group = {**self.group, "params": params}
@@ -140,16 +128,18 @@ class Trial:
         if "lr" in group:
             lr = group["lr"]
             group["lr"] = torch.full_like(lr, _LR) if isinstance(lr, torch.Tensor) else _LR
-        twin = private_copy(self.optimizer, group)
-        if any(getattr(twin, name) is not vars(twin)[name] for name in ("state", "param_groups")):
+        replica = private_copy(self.optimizer, group)
+        if any(getattr(replica, name) is not vars(replica)[name] for name in ("state", "param_groups")):
             raise self.refused("it holds another optimizer", "give the one that holds the parameters")
         if self.pattern is not None:
             for param in params:
-                twin.state[param] = {name: self._like(value, param) for name, value in self.pattern.items()}
-        return twin
+                replica.state[param] = {
+                    name: self._like(value, param) for name, value in self.pattern.items()
+                }
+        return replica
 
     def _like(self, value: Any, param: torch.Tensor) -> Any:
-        """A state of the pattern for another parameter: filled with its first element if it has the shape."""
+        """Return a pattern's state for another parameter: of its shape, filled with the first element."""
         if not isinstance(value, torch.Tensor):
             return value
         if value.shape != self.pattern_shape:
@@ -158,7 +148,7 @@ class Trial:
         return torch.full_like(param, first, dtype=value.dtype).detach()
 
     def _numbers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The parameters before the first step, and their gradients."""
+        """Return the parameters before the first step, and their gradients."""
         generator = torch.Generator().manual_seed(7)
         wide = torch.complex128 if self.dtype.is_complex else torch.float64
         made = []
@@ -169,18 +159,18 @@ class Trial:
             made.append((data.to(self.device, self.dtype), grad.to(self.device, self.dtype)))
         return made
 
-    def _changed(self, twin: Optimizer) -> list[str]:
-        """Names of settings, and of numbers among the attributes, that are not as they were."""
+    def _changed(self, replica: Optimizer) -> list[str]:
+        """Return the names of settings and numeric attributes that the steps have changed."""
         fresh = self._copy([])
-        before, after = fresh.param_groups[0], twin.param_groups[0]
+        before, after = fresh.param_groups[0], replica.param_groups[0]
         names = [name for name in after if name not in ("params", "param_names")]
         settings = [name for name in names if not same(before.get(name), after[name])]
-        numbers = {n: v for n, v in vars(twin).items() if type(v) in (int, float, torch.Tensor)}
+        numbers = {n: v for n, v in vars(replica).items() if type(v) in (int, float, torch.Tensor)}
         return settings + [name for name, v in numbers.items() if not same(vars(fresh).get(name), v)]
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values have the same bits; what cannot be looked into is compared by its type."""
+    """Whether two values have the same bits; opaque objects are compared by type."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         alike = (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
         return alike and torch.equal(_bits(a), _bits(b))
@@ -197,16 +187,13 @@ def same(a: Any, b: Any) -> bool:
 
 @context
 def generators_kept(device: torch.device) -> Generator[Callable[[], list[str]], None, None]:
-    """Draws of random numbers leave no trace, and are the same in every run.
+    """Restore the random generators at the end, so that every run draws the same numbers.
 
-    The generators are those of the whole process. So this is for the thread that runs the user's step: in
-    a lane's thread it would take back what the model draws meanwhile.
+    The generators are those of the whole process, so only the thread that runs the user's step may use this:
+    in a lane's thread it would undo concurrent draws of the model.
 
-    Args:
-        device: whose generator is kept beside those of the CPU, of numpy and of Python.
-
-    Yields:
-        a function that names the generators that have been drawn from.
+    They are those of the device, the CPU, numpy and Python. Yields a function that returns the names of the
+    generators that were drawn from.
     """
     before = (random.getstate(), np.random.get_state())
     with preserved_generators([device]):

@@ -1,4 +1,4 @@
-"""The probe knows what may be cut, what is kept and what must be refused, and leaves no trace."""
+"""The profile finds kinds, states and optimizers to refuse, without side effects."""
 
 import copy
 import random
@@ -69,7 +69,7 @@ def weights(*shape: int, dtype: torch.dtype = torch.float32) -> torch.nn.Paramet
     ("kind", "made"), [(Kind.ELEMENTWISE, m) for m in ELEMENTWISE] + [(Kind.WHOLE, m) for m in WHOLE]
 )
 def test_kinds_and_layouts(kind: Kind, made: Made, dtype: torch.dtype) -> None:
-    """Each class is of its kind, and its layout is what two plain steps leave, to the byte."""
+    """Each class has its kind, and its layout is that of the state after two plain steps."""
     param = weights(70, 90, dtype=dtype)
     optimizer = made[0]([param], **made[1])
     assert kind is kind_of(optimizer)
@@ -84,7 +84,7 @@ def test_kinds_and_layouts(kind: Kind, made: Made, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4, 5), (2, 3, 4, 5, 6)])
 def test_layouts_of_other_dimensions(shape: tuple[int, ...]) -> None:
-    """Layouts hold for scalars, empty tensors and many dimensions."""
+    """Layouts are correct for scalars, empty tensors and many dimensions."""
     for made in (optim.Adam, optim.Adafactor):
         param = weights(*shape)
         optimizer = made([param])
@@ -97,7 +97,7 @@ def test_layouts_of_other_dimensions(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("made", "reason"), REFUSED, ids=name)
 def test_refusals(made: type[optim.Optimizer], reason: str) -> None:
-    """What cannot be stepped in parts is refused in one line that names it and says why."""
+    """An optimizer that cannot be stepped in parts is refused in one line with its name and the reason."""
     with pytest.raises(RefusedOptimizer, match=reason) as caught:
         kind_of(made([weights(3, 5)]))
     line = str(caught.value)
@@ -106,7 +106,7 @@ def test_refusals(made: type[optim.Optimizer], reason: str) -> None:
 
 
 def test_coupling_through_norms() -> None:
-    """Coupling is found where nothing but the results shows it."""
+    """Coupling is found even if only the results show it."""
 
     class Quiet(optimizers.GlobalClip):
         __slots__ = ("clip",)  # not among its attributes
@@ -117,7 +117,7 @@ def test_coupling_through_norms() -> None:
 
 @pytest.mark.parametrize("made", [optimizers.Lookahead, optimizers.Forwarding])
 def test_wrappers(made: type[optimizers.Lookahead]) -> None:
-    """An optimizer that holds another is refused, and the real parameters do not move."""
+    """An optimizer that holds another is refused, and the real parameters do not change."""
     param = weights(3, 5)
     param.grad = torch.ones_like(param)
     with pytest.raises(RefusedOptimizer, match=r"does not move|holds another"):
@@ -126,7 +126,7 @@ def test_wrappers(made: type[optimizers.Lookahead]) -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    """Recorded steps, and settings that the class itself refuses, are refused with its words."""
+    """Recorded steps, and settings that the class itself refuses, are refused with its message."""
     with pytest.raises(RefusedOptimizer, match="use differentiable=False"):
         kind_of(optim.Adam([weights(3)], differentiable=True))
     with pytest.raises(RefusedOptimizer, match=r"fails on a small dense torch.float32 .*capturable=True"):
@@ -134,7 +134,7 @@ def test_settings_that_cannot_be() -> None:
 
 
 def test_groups_are_probed_apart() -> None:
-    """One group's settings say nothing about another's state."""
+    """The settings of one group do not affect the state of another."""
     first, second = weights(4), weights(4)
     optimizer = optim.SGD([{"params": [first]}, {"params": [second], "momentum": 0.5}], lr=0.1)
     assert state_layout(optimizer, first) == ()
@@ -142,7 +142,7 @@ def test_groups_are_probed_apart() -> None:
 
 
 def test_layout_of_a_stand_in() -> None:
-    """An fp32 master's state is asked for with a meta tensor; nothing of its size is made."""
+    """The state of an fp32 master is found with a meta tensor; nothing of its size is allocated."""
     param = weights(8, dtype=torch.bfloat16)
     like = torch.empty(1 << 20, 1 << 20, device="meta")
     layout = {t.name: t.nbytes for t in state_layout(optim.Adam([param]), param, like)}
@@ -152,7 +152,7 @@ def test_layout_of_a_stand_in() -> None:
 
 
 def test_sizes_that_are_concluded() -> None:
-    """Where the class cannot be run without numbers, sizes follow a smaller parameter's, and say so."""
+    """If the class cannot run on meta tensors, sizes are inferred from a smaller parameter and not exact."""
 
     class Rows(optimizers.Simple):
         def update(
@@ -169,7 +169,7 @@ def test_sizes_that_are_concluded() -> None:
 
 @pytest.mark.parametrize("made", [m for m, _ in ELEMENTWISE + WHOLE] + [m for m, _ in REFUSED], ids=name)
 def test_no_trace(made: type[optim.Optimizer]) -> None:
-    """The user's object, its tensors, its hooks and the generators are as before."""
+    """The user's object, its tensors, its hooks and the generators are unchanged."""
     param = weights(6, 7)
     param.grad = torch.ones_like(param)
     optimizer = made([param], lr=0.1)

@@ -1,17 +1,17 @@
-"""Cuts cover a tensor, and no kernel on a piece ends a range where one on the whole would not."""
+"""Chunks cover a tensor, and a kernel on a chunk ends ranges only where one on the whole does."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_offload.optimizer.chunking import flat, memory_order, overlapping, pieces, share_order
+from remat_offload.optimizer.chunking import flat_view, memory_order, overlapping, share_order, split_elements
 
 GRAIN = 32768
 
 
 def dealt(numel: int, threads: int) -> list[int]:
-    """Where threads begin and end, as at::parallel_for deals a kernel's range out."""
+    """The ends of threads' ranges, as at::parallel_for distributes a kernel's range."""
     share = -(-numel // min(threads, -(-numel // GRAIN)))
     return [*range(0, numel, share), numel]
 
@@ -22,9 +22,9 @@ def dealt(numel: int, threads: int) -> list[int]:
     threads=st.integers(1, 16),
 )
 def test_cuts(numel: int, rounds: int, threads: int) -> None:
-    """Pieces follow each other, keep to the limit, and split at whole vectors from where a thread begins."""
+    """Chunks are contiguous, within the limit, and split at whole vectors of a thread's range."""
     limit = max(64 * rounds, numel // 1000 // 64 * 64)
-    cut = pieces(numel, limit, threads)
+    cut = split_elements(numel, limit, threads)
     assert [0, *(piece.stop for piece in cut)] == [*(piece.start for piece in cut), numel]
     assert all(piece.stop - piece.start <= limit for piece in cut)
     if len(cut) == 1:
@@ -38,7 +38,7 @@ def test_cuts(numel: int, rounds: int, threads: int) -> None:
 
 
 def test_memory_order() -> None:
-    """Tensors without holes have an order, which sizes of one do not change; others have none."""
+    """Tensors without gaps have an order, unaffected by sizes of one; others have none."""
     x = torch.zeros(2, 3, 4, 5)
     assert memory_order(x) == (60, 20, 5, 1)
     assert memory_order(x.to(memory_format=torch.channels_last)) == (60, 1, 15, 3)
@@ -50,7 +50,7 @@ def test_memory_order() -> None:
 
 
 def test_sharing_an_order() -> None:
-    """One shape and one order, or nothing."""
+    """Tensors of one shape and one order share it; others do not."""
     x = torch.zeros(2, 3, 4, 5)
     y = x.to(memory_format=torch.channels_last)
     assert share_order(x, x.clone(), x.half())
@@ -62,15 +62,15 @@ def test_sharing_an_order() -> None:
 
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 def test_flat_is_a_view(format_: torch.memory_format) -> None:
-    """Writing to the flat view writes to the tensor, wherever in its storage that lies."""
+    """Writing to the flat view writes to the tensor, at any storage offset."""
     x = torch.zeros(5, 2, 3, 4).to(memory_format=format_)[2:4]
-    flat(x).copy_(torch.arange(48))
+    flat_view(x).copy_(torch.arange(48))
     assert x.sum() == 47 * 24
-    assert x.data_ptr() == flat(x).data_ptr()
+    assert x.data_ptr() == flat_view(x).data_ptr()
 
 
 def test_overlapping() -> None:
-    """Elements count, and not spans; the places are those of the two."""
+    """Shared elements count, not spans; the result is the positions of the two tensors."""
     whole = torch.zeros(12, 8)
     apart = [whole[:, :4], torch.zeros(3), whole[:, 4:6], whole[:6, 6:], whole[6:, 6:], torch.zeros(0)]
     assert overlapping(apart) is None
