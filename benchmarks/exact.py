@@ -29,7 +29,7 @@ import attrs
 from torch.nn.parallel import DistributedDataParallel
 
 import record
-from remat_executor import plan_graph
+from remat_executor import step_graph
 from remat_facade import Hiremate
 from remat_graph import noremat_peak_nbytes
 from remat_graph.budget import gradient_nbytes
@@ -61,7 +61,7 @@ def smallest_budget(case: ModelCase, cache: Path) -> tuple[int, float]:
     """The smallest budget found, and its share between gradients and the unplanned peak."""
     model, _ = whole_step(case)
     args, kwargs = case.sample(0)
-    graph = plan_graph(model, args, kwargs, cache_dir=cache)
+    graph = step_graph(model, args, kwargs, cache_dir=cache)
     nbytes = min_budget(graph).nbytes
     held = gradient_nbytes(graph)
     return nbytes, (nbytes - held) / (noremat_peak_nbytes(graph) - held)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from remat_executor import plan_graph
+from remat_executor import step_graph
 from remat_graph import Graph, Role, Roofline
 from tests.helpers.models import import_torchvision, import_transformers
 
@@ -140,7 +140,7 @@ def main() -> int:
     for name in arguments.model or MODELS:
         start = time.perf_counter()
         model, sample = MODELS[name].build()
-        graph = plan_graph(model.to(torch.bfloat16).train(), (), sample, platform=Roofline())
+        graph = step_graph(model.to(torch.bfloat16).train(), (), sample, platform=Roofline())
         (arguments.folder / f"{name}.json").write_text(json.dumps(corpus(graph, name)))
         print(f"{name}: {len(graph.ops)} ops, {time.perf_counter() - start:.0f} s", flush=True)
     return 0

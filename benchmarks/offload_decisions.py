@@ -29,7 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
-from remat_executor.costs.estimate import estimated_graph
+from remat_executor import estimated_graph
 from remat_graph import Grads, Graph, Role, Timeline, simulate
 from remat_graph.platforms.base import H200Spec
 from remat_graph.training import Optimized, accumulating, training_graph, with_placement

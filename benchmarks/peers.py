@@ -55,8 +55,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
 from peer_models import MODELS, Model, Step
-from remat_executor import MemoryMeter, PlannedModule, allocator_peak
-from remat_executor.errors import OverCompiled
+from remat_executor import MemoryMeter, OverCompiled, PlannedModule, allocator_peak
 from remat_facade import Hiremate
 from remat_facade.planning.planner import PLANNING_S
 from remat_graph import Graph, Plan, Schedule, get_platform, simulate

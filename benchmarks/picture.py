@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from remat_executor import plan_graph
+from remat_executor import step_graph
 from remat_facade.demo.tasks import Task, get_task
 from remat_facade.entrypoints.inputs import as_call
 from remat_facade.files import write_whole
@@ -46,7 +46,7 @@ def measured(task: Task, rounds: int) -> tuple[Graph, float]:
     graph, step_s = None, float("inf")
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:  # whose cache knows no times
-            found = plan_graph(model, args, kwargs, cache_dir=folder)
+            found = step_graph(model, args, kwargs, cache_dir=folder)
         graph = found if graph is None else with_least_times(graph, found)
         for _ in range(STEPS):
             model.zero_grad()

@@ -43,7 +43,7 @@ def observe(model: str, budget: str, way: str) -> dict[str, Any]:
     """Train a planned model for a few steps and read the process's peaks."""
     import torch
 
-    from remat_executor import MemoryMeter, plan_graph
+    from remat_executor import MemoryMeter, step_graph
     from remat_facade import Hiremate
     from remat_solvers import min_budget
     from tests.helpers.models import get_case
@@ -55,7 +55,7 @@ def observe(model: str, budget: str, way: str) -> dict[str, Any]:
     args, kwargs = case.sample(0)
     granted: int | str = int(budget) if budget.isdigit() else budget
     if granted == "smallest":
-        granted = min_budget(plan_graph(module, args, kwargs)).nbytes
+        granted = min_budget(step_graph(module, args, kwargs)).nbytes
     planned = Hiremate(module, args, granted, sample_kwargs=kwargs, time_limit_s=10.0)
     library = ctypes.CDLL(None)
     for name in ("scratch_live", "scratch_peak", "scratch_code"):

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-import remat_executor.module.planned_module
-from remat_executor import MemoryMeter, PlannedModule, plan_graph
-from remat_executor.errors import UntruePlan
+from remat_executor import MemoryMeter, PlannedModule, WrongPrediction, step_graph
+from remat_executor.costs.annotate import with_costs
+from remat_executor.costs.cache import CostCache
 from remat_facade import Hiremate
+from remat_facade.planning.method import Method
+from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import Graph, OverBudget, Plan
 from remat_solvers import InfeasibleBudget
 from tests.helpers.acceptance import broken_rules, compare, whole_step
@@ -85,7 +87,7 @@ def test_planning_stays_within_the_budget(case: ModelCase, tmp_path: Path) -> No
     args, kwargs = case.sample(0)
     budget_nbytes = smallest_budget(case, tmp_path / "other")
     with MemoryMeter(model, args, kwargs) as meter:
-        plan_graph(model, args, kwargs, cache_dir=tmp_path)
+        step_graph(model, args, kwargs, cache_dir=tmp_path)
     assert meter.peak_nbytes <= budget_nbytes
 
 
@@ -98,15 +100,16 @@ def lying_costs(graph: Graph) -> Graph:
     return attrs.evolve(graph, values=values)
 
 
-def test_the_meter_catches_a_schedule_that_lies(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_meter_catches_a_schedule_that_lies(cache: Path) -> None:
     """With sizes halved behind the planner's back, the run breaks its promises and the harness says so."""
-    honest = remat_executor.module.planned_module.with_costs  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        remat_executor.module.planned_module, "with_costs", lambda *a, **k: lying_costs(honest(*a, **k))
-    )
 
-    def build(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hiremate:
-        return Hiremate(model, args, "60%", sample_kwargs=kwargs, cache_dir=cache, time_limit_s=QUICK_S)
+    def costs(*args: Any, **options: Any) -> Graph:
+        return lying_costs(with_costs(*args, cache=CostCache(folder=cache), **options))
+
+    planner = RecomputePlanner(budget="60%", method=Method(time_limit_s=QUICK_S))
+
+    def build(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlannedModule:
+        return PlannedModule(model, args, kwargs, planner, costs=costs)
 
     broken = dict(broken_rules(compare(get_case("sequential"), build)))
     assert {"budget", "live", "allocator"} <= broken.keys()
@@ -126,7 +129,7 @@ def test_a_planner_that_lies_is_not_believed(cache: Path) -> None:
         plan = save_all(graph)
         return attrs.evolve(plan, peak_nbytes=1, budget_nbytes=plan.peak_nbytes - 1)
 
-    with pytest.raises(UntruePlan, match="promises"):
+    with pytest.raises(WrongPrediction, match="predicts"):
         PlannedModule(model, args, kwargs, promise_less, cache_dir=cache)
     with pytest.raises(OverBudget):
         PlannedModule(model, args, kwargs, spend_more, cache_dir=cache)
@@ -153,7 +156,7 @@ def test_an_infeasible_budget_names_one_that_works(cache: Path) -> None:
     error = caught.value
     assert 1 < error.floor_nbytes <= error.smallest_nbytes
     assert str(error.smallest_nbytes) in str(error)
-    graph = plan_graph(model, args, kwargs, cache_dir=cache)
+    graph = step_graph(model, args, kwargs, cache_dir=cache)
     assert error.floor_op in {op.name for op in graph.ops}
     assert error.floor_op in str(error)
     module = Hiremate(model, args, error.smallest_nbytes, sample_kwargs=kwargs, cache_dir=cache)

@@ -181,17 +181,17 @@ OUTSIDE = torch.ones(16)
         (_assigns_data, r"assigns a tensor's \.data.*copy_"),
         (_assigns_local_data, r"assigns a tensor's \.data"),
         (_writes_weight, r"writes into 'first\.weight'.*outside"),
-        (_replaces_held, r"'table' and puts a new tensor.*buffer"),
+        (_replaces_held, r"'table' and replaces it by a new tensor.*buffer"),
         (_forks, r"sets torch's random generator \(set_state\)"),
         (_rewinds, r"sets torch's random generator \(set_state\)"),
         (_seeds, r"sets torch's random generator \(manual_seed\)"),
         (
             lambda m, x: (m.middle(x) + torch.rand(16, generator=torch.Generator())).sum(),
-            r"generator that it names.*default",
+            r"generator of its own.*default",
         ),
         (
             lambda m, x: (m.middle(x) * OUTSIDE).sum(),
-            r"from elsewhere than its module.*test_forward_effects.*register",
+            r"neither in its module nor an argument.*test_forward_effects.*register",
         ),
         (lambda m, x: torch.linalg.inv(m.middle(x)[:, :8]).sum(), r"_linalg_check_errors"),
     ],
@@ -261,13 +261,13 @@ def test_a_setting_that_nothing_reads_keeps_the_plan(cache: Path) -> None:
     module = planned(Small(lambda m, x: m.middle(x).sum()), cache, x)
     first = module.plan
     module.epoch = 1
-    with pytest.warns(RematWarning, match=r"settings \(epoch\) changed"):
+    with pytest.warns(RematWarning, match=r"attributes \(epoch\) changed"):
         module(x)
     assert module.plan is first
     module.epoch = 2
     module(x)
     module.epoch = 3
-    with pytest.warns(RematWarning, match=r"each call is captured anew because settings \(epoch\)"):
+    with pytest.warns(RematWarning, match=r"every call is recaptured because attributes \(epoch\)"):
         module(x)
 
 

@@ -1,16 +1,13 @@
 """A device is measured in one place and planned for in another."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
 import torch
 from torch import nn
 
-import remat_executor.costs.annotate
-from remat_executor import PlannedModule, UnplannedUse, plan_graph
+from remat_executor import PlannedModule, UnplannedUse, step_graph
 from remat_executor.translation.keys import anywhere
 from remat_graph import Measured, OpCost, load_platform, save_platform
 from remat_graph.platforms.base import H200Spec
@@ -23,24 +20,22 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Dropout(0.3), nn.Linear(32, 4))
 
 
-def test_a_measured_device_is_planned_for_without_measuring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measured_device_is_planned_for_without_measuring(tmp_path: Path) -> None:
     """From its file: the very graph, and nothing is run."""
     sample = (torch.randn(8, 16),)
     planned = PlannedModule(network(), sample, {}, save_all, cache_dir=tmp_path)
     device = Measured(device="this one", date="2026-11-22", measurements=planned.measurements())
     save_platform(device, tmp_path / "platform.json")
-    asked: list[str] = []
-
-    def measure(requests: Mapping[str, Any], *args: Any) -> dict[str, Any]:
-        asked.extend(requests)
-        return {}
-
-    monkeypatch.setattr(remat_executor.costs.annotate, "measure", measure)
     platform = load_platform(tmp_path / "platform.json")
-    graph = plan_graph(network(), sample, platform=platform, cache_dir=tmp_path / "elsewhere")
-    assert asked == []
+    progress: list[tuple[str, int, int]] = []
+    graph = step_graph(
+        network(),
+        sample,
+        platform=platform,
+        cache_dir=tmp_path / "elsewhere",
+        on_progress=lambda *done: progress.append(done),
+    )
+    assert {total for what, _, total in progress if what == "measure"} == {0}
     assert graph.ops == planned.graph.ops
 
 
@@ -49,7 +44,7 @@ def test_what_was_not_measured_there_is_fitted(tmp_path: Path) -> None:
     planned = PlannedModule(network(), (torch.randn(8, 16),), {}, save_all, cache_dir=tmp_path)
     measurements = [attrs.evolve(m, time_s=1.0) for m in planned.measurements()]
     platform = Measured(device="a slow one", date="2026-11-22", measurements=measurements)
-    graph = plan_graph(network(), (torch.randn(9, 16),), platform=platform, cache_dir=tmp_path)
+    graph = step_graph(network(), (torch.randn(9, 16),), platform=platform, cache_dir=tmp_path)
     assert all(0.5 < op.first.time_s < 2.0 for op in graph.ops)
 
 
@@ -96,7 +91,7 @@ def test_platforms_hear_what_products_are_computed_in(
     platform = Asked()
     try:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
-        plan_graph(model, (torch.randn(2, 3, 8, 8, dtype=dtype),), platform=platform, cache_dir=tmp_path)
+        step_graph(model, (torch.randn(2, 3, 8, 8, dtype=dtype),), platform=platform, cache_dir=tmp_path)
     finally:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
     assert expected == platform.arithmetic

@@ -101,7 +101,7 @@ def test_what_changes_outside_is_planned_anew(what: str, tmp_path: Path) -> None
         assert torch.equal(planned.module(x), planned(x))
     assert planned.runs == {"planned": 2}
     doubled()
-    with pytest.warns(RematWarning, match="surroundings .* changed"):
+    with pytest.warns(RematWarning, match="external state .* changed"):
         found = planned(x)
     assert torch.equal(planned.module(x), found)
     assert planned.runs == {"planned": 3, "replanned": 1}
@@ -123,7 +123,7 @@ def test_a_decorated_function_is_read(tmp_path: Path) -> None:
     """What it encloses is followed."""
     planned, x = plan(reader_of(Reader), tmp_path)
     TABLE["scale"] = 5.0
-    with pytest.warns(RematWarning, match=r"surroundings \(TABLE\)"):
+    with pytest.warns(RematWarning, match=r"external state \(TABLE\)"):
         assert torch.equal(planned.module(x), planned(x))
 
 
@@ -244,7 +244,7 @@ def test_what_is_reached_in_other_ways_is_guarded(what: str, tmp_path: Path) -> 
     doubled()
     Strategy.scale = 4.0
     try:
-        with pytest.warns(RematWarning, match="surroundings .* changed"):
+        with pytest.warns(RematWarning, match="external state .* changed"):
             found = planned(x).detach()
         assert torch.equal(planned.module(x), found)
     finally:
@@ -260,13 +260,13 @@ def test_functions_and_methods_that_are_replaced_are_planned_anew(
     x = torch.randn(4, 8)
     planned = PlannedModule(Parent(), (x,), {}, repeat_at_random(2), cache_dir=tmp_path)
     monkeypatch.setattr(Parent, "forward", lambda self, x: self.layer(x) * 7)
-    with pytest.warns(RematWarning, match=r"surroundings \(.*Parent.forward.*\) changed"):
+    with pytest.warns(RematWarning, match=r"external state \(.*Parent.forward.*\) changed"):
         assert torch.equal(planned.module.layer(x) * 7, planned(x))
     other = PlannedModule(
         Reader(READS["a global of a function that is called"]), (x,), {}, repeat_at_random(2)
     )
     monkeypatch.setitem(globals(), "helped", lambda x: x * 11)
-    with pytest.warns(RematWarning, match=r"surroundings \(.*helped.*\) changed"):
+    with pytest.warns(RematWarning, match=r"external state \(.*helped.*\) changed"):
         assert torch.equal(other.module.layer(x) * 11, other(x))
 
 

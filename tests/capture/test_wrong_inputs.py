@@ -258,7 +258,7 @@ def test_what_only_a_trace_raises_is_said_as_that(how: str, tmp_path: Path) -> N
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(CaptureError, match=r"test_wrong_inputs\.py:\d+.*wrap a submodule") as caught:
         PlannedModule(model, (X,), {}, save_all, cache_dir=tmp_path)
-    assert ("though OnlyTraced alone takes this call" in str(caught.value)) == (how in ("numpy", "type"))
+    assert ("though OnlyTraced alone accepts this call" in str(caught.value)) == (how in ("numpy", "type"))
     assert all(torch.equal(t, model.state_dict()[name]) for name, t in before.items())
 
 

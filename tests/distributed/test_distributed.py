@@ -22,12 +22,21 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import remat_executor.module.planned_module
-from remat_executor import BadInput, CaptureError, MemoryMeter, PlannedModule, RematWarning
-from remat_executor.errors import RankFailed, RanksDiffer
+from remat_executor import (
+    BadInput,
+    CaptureError,
+    MemoryMeter,
+    PlannedModule,
+    RankFailed,
+    RanksDiffer,
+    RematWarning,
+    SharedPlan,
+)
+from remat_executor.costs.annotate import with_costs
+from remat_executor.costs.cache import CostCache
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import collect
-from remat_executor.module.distributed import OnePlan
+from remat_executor.module.pipeline import CostSource
 from remat_facade import Hiremate
 from remat_graph import BadBudget, Graph, Plan
 from remat_graph.platforms.base import Flops
@@ -307,10 +316,15 @@ def break_down(graph: Graph) -> Plan:
     raise ZeroDivisionError("no reason")
 
 
-def _planned(planner: Callable[[Graph], Plan], cache: Path, after: Exception | None = None) -> PlannedModule:
+def _planned(
+    planner: Callable[[Graph], Plan],
+    cache: Path,
+    after: Exception | None = None,
+    costs: CostSource | None = None,
+) -> PlannedModule:
     """Planned together; `after` goes wrong once the plan has come."""
-    with OnePlan() as together:
-        planned = PlannedModule(build(), batch(0), {}, together.planner(planner), cache_dir=cache)
+    with SharedPlan() as shared:
+        planned = PlannedModule(build(), batch(0), {}, shared.planner(planner), cache_dir=cache, costs=costs)
         if after is not None:
             raise after
     return planned
@@ -339,7 +353,7 @@ def _failures(rank: int, cache: Path) -> None:
     with pytest.raises(CaptureError, match="branch depends"):
         Hiremate(build() if first else Branches(), batch(0), "100%", **options)
     for speaks in (Speaks(), SpeaksBackwards()):
-        with pytest.raises(CaptureError, match=r"speaks to other ranks.*either side"):
+        with pytest.raises(CaptureError, match=r"communicates with other ranks.*either side"):
             Hiremate(speaks, batch(0), "100%", **options)
 
     with pytest.raises(ZeroDivisionError if first else RankFailed, match="no reason"):
@@ -366,12 +380,11 @@ def test_what_fails_on_one_rank_is_raised_on_all(ranks: Ranks, cache: Path) -> N
 
 
 def _workspaces(rank: int, cache: Path) -> None:
-    honest = remat_executor.module.planned_module.with_costs  # type: ignore[attr-defined]
     asked: list[Any] = []
 
     def measured(*args: Any, **options: Any) -> Graph:
         """As if rank 1 had measured a workspace at its first op."""
-        graph = honest(*args, **options)
+        graph = with_costs(*args, cache=CostCache(folder=cache), **options)
         op = graph.ops[0]
         larger = tuple(attrs.evolve(i, workspace_nbytes=rank << 20) for i in op.implementations)
         return attrs.evolve(graph, ops=(attrs.evolve(op, implementations=larger), *graph.ops[1:]))
@@ -380,9 +393,7 @@ def _workspaces(rank: int, cache: Path) -> None:
         asked.append(graph.ops[0].first.workspace_nbytes)
         return save_all(graph)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remat_executor.module.planned_module, "with_costs", measured)
-        planned = _planned(plan, cache)
+    planned = _planned(plan, cache, costs=measured)
     assert [[1 << 20], []] == gathered(asked)
     one, other = gathered((planned.plan.schedule, planned.plan.peak_nbytes))
     assert one[0] == other[0]

@@ -2,7 +2,7 @@
 
 import random
 
-from remat_executor import Planner
+from remat_executor import PlanFunction
 from remat_graph import Graph, Plan, Schedule
 
 AMPLE_NBYTES = 1 << 50
@@ -19,7 +19,7 @@ def save_all(graph: Graph) -> Plan:
     return plan_order(graph, list(range(len(graph.ops))), "save_all")
 
 
-def repeat_at_random(count: int, seed: int = 0) -> Planner:
+def repeat_at_random(count: int, seed: int = 0) -> PlanFunction:
     """`count` repeats of random ops at random places of the backward."""
 
     def plan(graph: Graph) -> Plan:

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from remat_executor import plan_graph
-from remat_executor.costs.estimate import estimated_graph
+from remat_executor import estimated_graph, step_graph
 from remat_facade import NoRoom
 from remat_offload import BadWeights, HostPool, OffloadMisuse
 from tests.helpers.offmates import MODELS, OPTIMIZERS, PLATFORM, Mapped, Run, differences, offmate
@@ -164,7 +163,7 @@ def test_the_graph_of_shapes_is_the_graph() -> None:
     """What is traced without memory has the values and ops of what is traced with it."""
     model, _ = without_values()
     batch = BATCHES(0)
-    real = plan_graph(MAKE(), (), batch, platform=PLATFORM)
+    real = step_graph(MAKE(), (), batch, platform=PLATFORM)
     shapes = estimated_graph(model, (), batch, PLATFORM)
     assert [v.name for v in real.values] == [v.name for v in shapes.values]
     assert [v.nbytes for v in real.values] == [v.nbytes for v in shapes.values]

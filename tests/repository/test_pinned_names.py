@@ -15,8 +15,7 @@ import typer
 import yaml
 
 import remat_facade
-from remat_executor.costs.cache import CostCache
-from remat_executor.costs.cache import OpCost as MeasuredCost
+from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_facade.cli.app import app
 from remat_facade.config.types import config_types
 from remat_facade.entrypoints.options import CostOptions

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from remat_executor import plan_graph
+from remat_executor import step_graph
 from remat_executor.costs.cache import CostCache
 from remat_facade import Hiremate, Offmate, load_config, save_config
 from remat_facade.cli.app import main
@@ -247,7 +247,7 @@ same_torch = pytest.mark.skipif(
 def captured(folder: Path, autocast: bool = False) -> Graph:
     """The model's step with times of the platform."""
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        return plan_graph(models.make_model(), (), models.make_batch(), platform=PLATFORM, cache_dir=folder)
+        return step_graph(models.make_model(), (), models.make_batch(), platform=PLATFORM, cache_dir=folder)
 
 
 @same_torch
@@ -271,7 +271,7 @@ def test_measured_costs_are_found(tmp_path: Path) -> None:
     assert recorded == {key: list(attrs.astuple(cost)) for key, cost in found.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plan_graph(models.make_model(), (), models.make_batch(), cache_dir=tmp_path)
+        step_graph(models.make_model(), (), models.make_batch(), cache_dir=tmp_path)
     assert sorted(recorded) == sorted(json.loads(cache.path.read_text())["costs"])  # none was added
     assert file.read_text() == cache.path.read_text()
 

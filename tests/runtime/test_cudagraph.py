@@ -12,15 +12,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from remat_executor.inspection.tensors import Tensors
-from remat_executor.module import pipeline, planned_module
-from remat_executor.module.peak_check import rehearse
-from remat_executor.module.planned_step import PlannedStep
-from remat_executor.runtime.cudagraph import CudaGraphs, Place
+from remat_executor import PlannedModule
+from remat_executor.runtime.cudagraph import CudaGraphs, PoolTensor
 from remat_facade import Hiremate
+from remat_facade.planning.method import Method
+from remat_facade.planning.planner import RecomputePlanner
+from remat_graph import Graph
+from remat_graph.plan import Plan
+from tests.helpers.planners import AMPLE_NBYTES
 
 
-def on(place: Place) -> Tensor:
+def on(place: PoolTensor) -> Tensor:
     """A tensor on memory that something else owns."""
     if place.nbytes == 0:
         return torch.empty(place.size, dtype=place.dtype)
@@ -38,7 +40,7 @@ class Taping(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        args, kwargs = tree_map_only(Tensor, lambda t: on(Place.of(t)), (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, lambda t: on(PoolTensor.of(t)), (args, kwargs))
         named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         for argument in func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -82,9 +84,9 @@ class Tape:
             self.played.append(number)
             taping.play()
 
-        return [on(Place.of(result)) for result in results], play
+        return [on(PoolTensor.of(result)) for result in results], play
 
-    def at(self, place: Place) -> Tensor:
+    def at(self, place: PoolTensor) -> Tensor:
         return on(place)
 
 
@@ -116,29 +118,39 @@ def batch(seed: int) -> Tensor:
 
 
 @pytest.fixture
-def tape(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
-    """Let the runtime "cudagraph" record on tapes, which hold all memory, so that no budget is read."""
-    tapes: list[Tape] = []
+def tape() -> list[Tape]:
+    """The recorders of a test."""
+    return []
 
-    def new_tape() -> Tape:
-        tapes.append(Tape())
-        return tapes[-1]
 
-    def rehearsed(step: PlannedStep, tensors: Tensors, *_: object) -> PlannedStep:
-        rehearse(step, tensors)
-        return step
+class AnyPeak:
+    """Plans at half the memory and accepts any measured peak: tapes keep all memory."""
 
-    monkeypatch.setattr(planned_module, "check_runtime", lambda name, device: None)
-    monkeypatch.setattr(planned_module, "new_runtime", lambda name: CudaGraphs(new_tape))
-    monkeypatch.setattr(pipeline, "within_budget", rehearsed)
-    return tapes
+    def __init__(self) -> None:
+        self.planner = RecomputePlanner(budget="50%", method=Method(time_limit_s=1.0))
+
+    def budget_for(self, graph: Graph) -> int:
+        return AMPLE_NBYTES
+
+    def with_margin(self, nbytes: int) -> AnyPeak:
+        raise AssertionError("any peak fits")
+
+    def __call__(self, graph: Graph) -> Plan:
+        return self.planner(graph)
 
 
 @pytest.fixture
-def pair(tape: list[Tape], tmp_path: Any) -> tuple[Hiremate, Network]:
+def pair(tape: list[Tape], tmp_path: Any) -> tuple[PlannedModule, Network]:
     """A recorded module at a budget that recomputes, and the original."""
-    options: dict[str, Any] = {"time_limit_s": 1.0, "cache_dir": tmp_path, "runtime": "cudagraph"}
-    planned = Hiremate(network(), batch(0), "50%", **options)
+
+    def new_tape() -> Tape:
+        tape.append(Tape())
+        return tape[-1]
+
+    def runtime() -> CudaGraphs:
+        return CudaGraphs(new_tape)
+
+    planned = PlannedModule(network(), (batch(0),), {}, AnyPeak(), runtime=runtime, cache_dir=tmp_path)
     assert len(tape) == 1
     assert tape[0].recorded > 2
     return planned, network()
@@ -158,7 +170,7 @@ def equal(planned: nn.Module, original: nn.Module) -> bool:
     return all(one is not None and other is not None and torch.equal(one, other) for one, other in pairs)
 
 
-def test_replays_are_exact(pair: tuple[Hiremate, Network], tape: list[Tape]) -> None:
+def test_replays_are_exact(pair: tuple[PlannedModule, Network], tape: list[Tape]) -> None:
     """Every part is replayed on new batches; what the caller was given earlier stays as it was."""
     planned, original = pair
     earlier = []
@@ -176,7 +188,7 @@ def test_replays_are_exact(pair: tuple[Hiremate, Network], tape: list[Tape]) -> 
 
 
 @pytest.mark.filterwarnings("ignore:called again before:remat_executor.RematWarning")
-def test_a_second_call_in_flight(pair: tuple[Hiremate, Network], tape: list[Tape]) -> None:
+def test_a_second_call_in_flight(pair: tuple[PlannedModule, Network], tape: list[Tape]) -> None:
     """Runs unrecorded beside the first: both are exact, in any order of their backwards."""
     planned, original = pair
     for order in ((0, 1), (1, 0)):
@@ -190,7 +202,7 @@ def test_a_second_call_in_flight(pair: tuple[Hiremate, Network], tape: list[Tape
     assert len(tape) == 1
 
 
-def test_a_backward_that_keeps_its_graph(pair: tuple[Hiremate, Network]) -> None:
+def test_a_backward_that_keeps_its_graph(pair: tuple[PlannedModule, Network]) -> None:
     """Twice the same gradients, and the next call is replayed again."""
     planned, original = pair
     for module in pair:
@@ -203,7 +215,7 @@ def test_a_backward_that_keeps_its_graph(pair: tuple[Hiremate, Network]) -> None
     assert equal(planned, original)
 
 
-def test_a_call_without_backward(pair: tuple[Hiremate, Network], tape: list[Tape]) -> None:
+def test_a_call_without_backward(pair: tuple[PlannedModule, Network], tape: list[Tape]) -> None:
     """Its saved values are given up with its output, and the next call is replayed."""
     planned, original = pair
     for module in pair:
@@ -215,7 +227,7 @@ def test_a_call_without_backward(pair: tuple[Hiremate, Network], tape: list[Tape
     assert tape[0].played == list(range(tape[0].recorded))
 
 
-def test_parameters_that_move(pair: tuple[Hiremate, Network], tape: list[Tape]) -> None:
+def test_parameters_that_move(pair: tuple[PlannedModule, Network], tape: list[Tape]) -> None:
     """Written in place they are read anew; put elsewhere, the program is recorded again."""
     planned, original = pair
     for _ in range(2):

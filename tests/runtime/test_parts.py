@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor import BadInput, PlannedModule, plan_graph
-from remat_executor.lowering.gradient_segments import cut
+from remat_executor import BadInput, PlannedModule, step_graph
+from remat_executor.lowering.gradient_segments import split_backward
 from remat_graph import Deliver, Schedule
 from remat_graph.platforms.base import Flops
 from tests.helpers.planners import save_all
@@ -86,7 +86,7 @@ def test_as_many_parts_as_cost_a_hundredth_of_the_step(step_s: float, parts: int
     model = nn.Sequential(
         *(layer for _ in range(8) for layer in (nn.Linear(128, 128, bias=False), nn.Tanh()))
     )
-    graph = plan_graph(model, (torch.randn(2048, 128),), platform=Flops())
+    graph = step_graph(model, (torch.randn(2048, 128),), platform=Flops())
     factor = step_s / graph.time_s
     ops = [
         attrs.evolve(
@@ -96,5 +96,5 @@ def test_as_many_parts_as_cost_a_hundredth_of_the_step(step_s: float, parts: int
         for op in graph.ops
     ]
     graph = attrs.evolve(graph, ops=tuple(ops))
-    found = cut(graph, Schedule.from_order(graph, range(len(ops))))
+    found = split_backward(graph, Schedule.from_order(graph, range(len(ops))))
     assert len([part for part in found if any(isinstance(step, Deliver) for step in part)]) == parts

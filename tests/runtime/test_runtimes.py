@@ -14,18 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-import remat_executor.module.planned_module
 from remat_executor import (
     BadInput,
     MemoryMeter,
+    OverCompiled,
     PlannedModule,
     RematWarning,
     allocator_peak,
 )
-from remat_executor.errors import OverCompiled
-from remat_executor.lowering.runtime_protocol import Ends, Run
-from remat_executor.runtime import inductor, registry
+from remat_executor.lowering.runtime_protocol import GraphFunction, GraphInterface
+from remat_executor.runtime.inductor import Inductor
+from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_facade import Hiremate
+from remat_facade.planning.method import Method
+from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import Graph, Plan, resolve_budget
 from tests.helpers.models import Block
 from tests.helpers.planners import save_all
@@ -117,8 +119,17 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def within(planned: Hiremate, budget: int | str) -> bool:
-    """Whether a step takes no more than the user's budget, and what the rehearsal said."""
+def run_by(
+    runtime: RuntimeFactory, model: nn.Module, batch: Tensor, budget: str, options: dict[str, Any]
+) -> PlannedModule:
+    """`Hiremate` with a runtime that is handed in."""
+    method = Method(time_limit_s=options["time_limit_s"])
+    planner = RecomputePlanner(budget=budget, method=method)
+    return PlannedModule(model, (batch,), {}, planner, runtime=runtime, cache_dir=options["cache_dir"])
+
+
+def within(planned: PlannedModule, budget: int | str) -> bool:
+    """Whether a step needs no more than the user's budget, and exactly the peak that was measured."""
     batch = sample(type(planned.module))
     planned.zero_grad()
     record = allocator_peak(lambda: planned(batch).backward())
@@ -174,20 +185,17 @@ def test_recomputations_survive_the_compiler(options: dict[str, Any]) -> None:
     torch.testing.assert_close(gradients, found, **CLOSE)
 
 
-def test_no_piece_holds_an_op_and_its_repeat(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_piece_holds_an_op_and_its_repeat(options: dict[str, Any]) -> None:
     """What is compiled at once computes nothing twice; run uncompiled it is exact, at the plan's peak."""
     seen: list[GraphModule] = []
 
-    def keep(module: GraphModule, tensors: list[Tensor]) -> Run:
+    def keep(module: GraphModule, tensors: list[Tensor]) -> GraphFunction:
         seen.append(module)
         return module.forward
 
-    monkeypatch.setattr(inductor, "compile_part", keep)
     model, batch = built(Convs), sample(Convs)
     loss, gradients = step(model, batch)
-    planned = Hiremate(built(Convs), batch, "40%", runtime="inductor", **options)
+    planned = run_by(lambda: Inductor(keep), built(Convs), batch, "40%", options)
     found_loss, found = step(planned, batch)
     assert torch.equal(loss, found_loss)
     assert all(map(torch.equal, gradients, found))
@@ -210,7 +218,7 @@ class _Hungry:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
 
-    def __call__(self, module: GraphModule, ends: Ends) -> Run:
+    def __call__(self, module: GraphModule, interface: GraphInterface) -> GraphFunction:
         def run(tensors: list[Tensor]) -> list[Tensor]:
             scratch = torch.empty(self.nbytes, dtype=torch.uint8)
             results = list(module.forward(tensors))
@@ -220,21 +228,13 @@ class _Hungry:
         return run
 
 
-def hungry(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    """Let every runtime that compiles take so many bytes more than is planned."""
-    monkeypatch.setattr(remat_executor.module.planned_module, "new_runtime", lambda name: _Hungry(nbytes))
-
-
-def test_a_runtime_that_takes_more_is_planned_tighter(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The plan leaves what the runtime takes beside it, and the step is exact and within the budget."""
+def test_a_runtime_that_takes_more_is_planned_tighter(options: dict[str, Any]) -> None:
+    """The plan leaves a margin for what the runtime needs, and the step is exact and within the budget."""
     batch = sample(Blocks)
     model = built(Blocks, dropout=0.2)
     loss, gradients = step(model, batch)
     plain = Hiremate(built(Blocks, dropout=0.2), batch, "60%", **options)
-    hungry(monkeypatch, 50_000)
-    planned = Hiremate(built(Blocks, dropout=0.2), batch, "60%", runtime="inductor", **options)
+    planned = run_by(lambda: _Hungry(50_000), built(Blocks, dropout=0.2), batch, "60%", options)
     assert planned.plan.peak_nbytes <= plain.plan.budget_nbytes - 50_000
     found_loss, found = step(planned, batch)
     assert torch.equal(loss, found_loss)
@@ -242,12 +242,15 @@ def test_a_runtime_that_takes_more_is_planned_tighter(
     assert within(planned, "60%")
 
 
-def test_a_runtime_that_takes_far_too_much(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that names what it took and what to do; a planner that cannot plan tighter gets it too."""
+def test_a_runtime_that_takes_far_too_much(options: dict[str, Any]) -> None:
+    """One line that names its peak and what to do; a planner that cannot plan with a margin gets it too."""
     batch = sample(Blocks)
-    hungry(monkeypatch, 1 << 20)
-    with pytest.raises(OverCompiled, match=r'takes .* of a budget of .*runtime="eager"'):
-        Hiremate(built(Blocks), batch, "60%", runtime="inductor", **options)
+
+    def hungry() -> _Hungry:
+        return _Hungry(1 << 20)
+
+    with pytest.raises(OverCompiled, match=r'needs .* of a budget of .*runtime="eager"'):
+        run_by(hungry, built(Blocks), batch, "60%", options)
 
     def exactly(graph: Graph) -> Plan:
         plan = save_all(graph)
@@ -255,12 +258,11 @@ def test_a_runtime_that_takes_far_too_much(options: dict[str, Any], monkeypatch:
 
     cache = options["cache_dir"]
     with pytest.raises(OverCompiled):
-        PlannedModule(built(Blocks), (batch,), {}, exactly, runtime="inductor", cache_dir=cache)
+        PlannedModule(built(Blocks), (batch,), {}, exactly, runtime=hungry, cache_dir=cache)
 
 
-def test_rehearsing_changes_nothing(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_the_peak_changes_nothing(options: dict[str, Any]) -> None:
     """Buffers, gradients, hooks and the generator are as before a module is built."""
-    hungry(monkeypatch, 0)
     model = built(Convs)
     fired: list[Tensor] = []
     for parameter in model.parameters():
@@ -269,7 +271,7 @@ def test_rehearsing_changes_nothing(options: dict[str, Any], monkeypatch: pytest
     buffers = [b.clone() for b in model.buffers()]
     versions = [t._version for t in (*model.parameters(), *model.buffers())]
     state = torch.get_rng_state()
-    Hiremate(model, sample(Convs), "80%", runtime="inductor", **options)
+    run_by(lambda: _Hungry(0), model, sample(Convs), "80%", options)
     assert torch.equal(state, torch.get_rng_state())
     assert all(map(torch.equal, buffers, model.buffers()))
     assert versions == [t._version for t in (*model.parameters(), *model.buffers())]
@@ -292,26 +294,23 @@ def test_a_fresh_process_takes_everything_apart() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_part_that_cannot_be_compiled_runs_as_it_is(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_cannot_be_compiled_runs_uncompiled(options: dict[str, Any]) -> None:
     """With one warning, and then exactly as planned."""
 
-    def fails(module: GraphModule, tensors: list[Tensor]) -> Run:
+    def fails(module: GraphModule, tensors: list[Tensor]) -> GraphFunction:
         raise NotImplementedError("no such kernel")
 
-    monkeypatch.setattr(inductor, "compile_part", fails)
     batch, model = sample(Blocks), built(Blocks)
     loss, gradients = step(model, batch)
     with pytest.warns(RematWarning, match="no such kernel.*uncompiled") as caught:
-        planned = Hiremate(built(Blocks), batch, "60%", runtime="inductor", **options)
+        planned = run_by(lambda: Inductor(fails), built(Blocks), batch, "60%", options)
     assert [warning.filename for warning in caught] == [__file__]
     found_loss, found = step(planned, batch)
     assert torch.equal(loss, found_loss)
     assert all(map(torch.equal, gradients, found))
 
 
-def test_a_runtime_that_is_not_there(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_that_is_not_there(options: dict[str, Any]) -> None:
     """One clear line before any work: an unknown name, no CUDA device, no compiler."""
     batch, model = sample(Blocks), built(Blocks)
     for unknown in ("tensorrt", None, 3):
@@ -319,6 +318,5 @@ def test_a_runtime_that_is_not_there(options: dict[str, Any], monkeypatch: pytes
             Hiremate(model, batch, "60%", runtime=unknown, **options)
     with pytest.raises(BadInput, match='needs a CUDA device, and the model is on cpu; use runtime="eager"'):
         Hiremate(model, batch, "60%", runtime="cudagraph", **options)
-    monkeypatch.setattr(registry, "inductor_lacks", lambda device_type: "a C++ compiler")
     with pytest.raises(BadInput, match="needs a C\\+\\+ compiler"):
-        Hiremate(model, batch, "60%", runtime="inductor", **options)
+        runtime_factory("inductor", torch.device("cpu"), missing=lambda device_type: "a C++ compiler")

@@ -1,4 +1,4 @@
-"""The allocator's reading: right where blocks can be counted by hand, the meter's without scratch."""
+"""The allocator's reading: right where blocks can be counted by hand; the meter's plus workspaces."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def test_by_hand() -> None:
 
 
 def test_equals_the_meter_without_scratch() -> None:
-    """A multi-layer perceptron's kernels take no scratch on CPU: both readings are the same to the byte."""
+    """A multi-layer perceptron's kernels need no workspace on CPU: both readings are equal in bytes."""
     net = torch.nn.Sequential(
         torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64), torch.nn.ReLU()
     )
@@ -53,7 +53,7 @@ def test_equals_the_meter_without_scratch() -> None:
 
 
 def test_sees_the_scratch_that_the_meter_does_not() -> None:
-    """A convolution reorders its input into scratch: only the allocator knows."""
+    """A convolution reorders its input into a workspace: only the allocator counts it."""
     conv = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False)
     x = torch.randn(8, 64, 32, 32)
     with torch.no_grad(), MemoryMeter(conv, x) as meter:
@@ -84,7 +84,7 @@ def test_blocks_of_earlier_sessions() -> None:
 
 
 def test_refuses_to_end_a_running_profile() -> None:
-    """Beside another profile it is a clear error, and that profile goes on."""
+    """While another profiler runs it is a clear error, and that profiler continues."""
     with profile(acc_events=True) as running:  # without it torch 2.11 warns
         torch.zeros(1)
         with pytest.raises(ProfilerBusy, match="profiler is running"):

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_executor.costs.cache import CostCache, OpCost, default_folder
+from remat_executor.costs.cache import CostCache, MeasuredCost, default_folder
 from remat_graph.serialization.json_reader import write_sealed
 
-COST = OpCost(time_s=1e-3, workspace_nbytes=8, output_nbytes=64)
+COST = MeasuredCost(time_s=1e-3, workspace_nbytes=8, output_nbytes=64)
 costs = st.builds(
-    OpCost,
+    MeasuredCost,
     time_s=st.floats(min_value=0, max_value=3600),
     workspace_nbytes=st.integers(0, 2**30),
     output_nbytes=st.integers(0, 2**30),
@@ -24,7 +24,9 @@ costs = st.builds(
 
 
 @given(known=st.dictionaries(st.text(), costs))
-def test_costs_come_back_exactly(tmp_path_factory: pytest.TempPathFactory, known: dict[str, OpCost]) -> None:
+def test_costs_come_back_exactly(
+    tmp_path_factory: pytest.TempPathFactory, known: dict[str, MeasuredCost]
+) -> None:
     """Another cache on the same folder reads what was added, to the last bit."""
     folder = tmp_path_factory.mktemp("cache")
     CostCache(folder=folder).add(known)
@@ -138,7 +140,7 @@ def test_an_edited_file_is_ignored(tmp_path: Path, was: str, now: str) -> None:
 
 def test_what_nobody_would_believe_is_not_kept(tmp_path: Path) -> None:
     """A machine that slept while it measured has no cost of an hour; the others of that save are kept."""
-    slept = OpCost(time_s=1e5, workspace_nbytes=0, output_nbytes=0)
+    slept = MeasuredCost(time_s=1e5, workspace_nbytes=0, output_nbytes=0)
     CostCache(folder=tmp_path).add({"a": slept, "b": COST})
     assert {"b": COST} == CostCache(folder=tmp_path).get(["a", "b"])
 
@@ -188,7 +190,7 @@ def test_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)  # a full disk, which no argument can bring about
     with pytest.warns(UserWarning, match="No space left"):
         CostCache(folder=tmp_path).add({"b": COST})
     assert CostCache(folder=tmp_path).get(["a", "b"]) == {"a": COST}
@@ -196,7 +198,7 @@ def test_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_conditions_have_files_of_their_own(tmp_path: Path) -> None:
-    """Another number of threads is another file: kernels take other times and other scratch."""
+    """Another number of threads is another file: kernels have other times and other workspaces."""
     before = torch.get_num_threads()
     path = CostCache(folder=tmp_path).path
     try:
@@ -209,17 +211,17 @@ def test_conditions_have_files_of_their_own(tmp_path: Path) -> None:
 
 
 def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """REMAT_CACHE_DIR is taken as it is; without it the platform's folder for caches is used."""
+    """REMAT_CACHE_DIR is used unchanged; without it the platform's folder for caches is used."""
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "mine"))
     assert tmp_path / "mine" == default_folder()
     monkeypatch.delenv("REMAT_CACHE_DIR")
-    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("sys.platform", "linux")  # the environment, as the variables are
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tmp_path / "remat" == default_folder()
 
 
 def test_a_home_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user whom the system does not know has no home: one line, and another folder."""
+    """An unknown user has no home folder: one line, and another folder."""
     monkeypatch.setenv("REMAT_CACHE_DIR", "~nobody_of_this_name/cache")
     with pytest.warns(UserWarning, match="set REMAT_CACHE_DIR"):
         assert default_folder().is_absolute()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from remat_executor.lowering.runtime_protocol import Ends
+from remat_executor.lowering.runtime_protocol import GraphInterface
 from remat_executor.runtime.eager import Eager, fold_views
 from remat_executor.torch_private.pytrees import flatten
 
@@ -76,7 +76,7 @@ def test_what_is_returned_stays_a_tensor_of_its_own() -> None:
             build.call(aten.detach.default, made),
             build.call(aten.view.default, made, [2, 3]),
         ),
-        Ends(lasting=0, results=4),
+        GraphInterface(stable_inputs=0, results=4),
     )
     results = run([x])
     assert len({id(t) for t in (x, *results)}) == 5
@@ -105,8 +105,12 @@ def test_each_call_reaches_the_same_operator() -> None:
         build.call(aten.scalar_tensor.default, 1.0, dtype=torch.float32, device=torch.device("cpu")),
     ]
     seen: dict[str, list[str]] = {}
+    interface = GraphInterface(stable_inputs=0, results=14)
     module = build.module(*made)
-    for name, run in (("plain", module.forward), ("quick", Eager()(module, Ends(lasting=0, results=14)))):
+    for name, run in (
+        ("plain", module.forward),
+        ("quick", Eager()(module, interface)),
+    ):
         seen[name] = []
         with Listen(seen[name]):
             flat = flatten(run([x, y]))[0]

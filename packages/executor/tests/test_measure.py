@@ -4,12 +4,11 @@ import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from remat_executor.costs.cache import CostCache, OpCost
+from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.costs.measure import MeasureError, measure
 
 aten = torch.ops.aten
@@ -36,7 +35,7 @@ def convolution(backward: bool) -> Factory:
 
 
 def test_bytes() -> None:
-    """Outputs hold what they hold, views nothing; a convolution takes scratch, an elementwise op none."""
+    """Outputs count with their bytes, views with none; a convolution needs a workspace, a relu none."""
     costs = measure(
         {
             "relu": unary(aten.relu, 1000),
@@ -59,10 +58,10 @@ def test_bytes() -> None:
         "conv": x,
         "conv backward": x + w,
     } == held
-    scratch = {key: cost.workspace_nbytes for key, cost in costs.items()}
-    assert {"relu": 0, "view": 0, "max": 0, "in place": 0, "nothing": 0}.items() <= scratch.items()
-    assert scratch["conv"] >= x // 2
-    assert scratch["conv backward"] >= x // 2
+    workspaces = {key: cost.workspace_nbytes for key, cost in costs.items()}
+    assert {"relu": 0, "view": 0, "max": 0, "in place": 0, "nothing": 0}.items() <= workspaces.items()
+    assert workspaces["conv"] >= x // 2
+    assert workspaces["conv backward"] >= x // 2
 
 
 def test_scratch_that_an_op_frees_before_its_output_is_made() -> None:
@@ -78,33 +77,24 @@ def test_scratch_that_an_op_frees_before_its_output_is_made() -> None:
         del held
         return made
 
-    costs = measure({"before": lambda: work, "beside": lambda: more})
+    costs = measure({"before": lambda: work, "during": lambda: more})
     assert (costs["before"].output_nbytes, costs["before"].workspace_nbytes) == (2400, 1600)
-    assert (costs["beside"].output_nbytes, costs["beside"].workspace_nbytes) == (2400, 4000)
+    assert (costs["during"].output_nbytes, costs["during"].workspace_nbytes) == (2400, 4000)
 
 
-@pytest.fixture
-def run_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Moves the clock that measuring reads, which nothing else moves."""
+def test_times_are_of_one_run() -> None:
+    """A thunk costs what one run takes, its runs grouped or not, by a clock that only it moves."""
     now_s = 0.0
 
-    def run(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
-
-    clock = SimpleNamespace(perf_counter=lambda: now_s, monotonic=lambda: now_s)
-    monkeypatch.setattr("remat_executor.costs.measure.time", clock)
-    return run
-
-
-def test_times_are_of_one_run(run_for: Callable[[float], None]) -> None:
-    """A thunk costs what one run takes, its runs grouped or not, by a clock that only it moves."""
-
     def taking(seconds: float) -> Factory:
-        return lambda: lambda: run_for(seconds)
+        def run() -> None:
+            nonlocal now_s
+            now_s += seconds
+
+        return lambda: run
 
     seconds = {"10 us": 1e-5, "1 ms": 1e-3, "30 ms": 3e-2}
-    costs = measure({key: taking(s) for key, s in seconds.items()})
+    costs = measure({key: taking(s) for key, s in seconds.items()}, clock=lambda: now_s)
     assert {key: cost.time_s for key, cost in costs.items()} == pytest.approx(seconds)
 
 
@@ -224,7 +214,7 @@ def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
 
 @pytest.mark.cuda
 def test_on_cuda() -> None:
-    """Events time the device, statistics tell its bytes, and its generator is put back."""
+    """Events time the device, statistics count its bytes, and its generator is restored."""
     torch.cuda.manual_seed(7)
     expected = torch.rand(3, device="cuda")
     torch.cuda.manual_seed(7)
@@ -246,4 +236,4 @@ def test_on_cuda() -> None:
 def test_cost_refuses_nonsense() -> None:
     """A negative cost is no cost."""
     with pytest.raises(ValueError, match="time_s"):
-        OpCost(time_s=-1.0, workspace_nbytes=0, output_nbytes=0)
+        MeasuredCost(time_s=-1.0, workspace_nbytes=0, output_nbytes=0)

@@ -81,7 +81,7 @@ def test_made_bytes_stay_when_storages_go() -> None:
 
 
 def test_a_checkpoint_makes_its_activations_twice() -> None:
-    """What a recomputation makes again is there to be read, whatever the peak."""
+    """The bytes of a recomputation are counted, whatever the peak."""
     x = torch.randn(N, requires_grad=True)
 
     def made(function: Callable[[torch.Tensor], torch.Tensor]) -> int:
@@ -96,7 +96,7 @@ def test_a_checkpoint_makes_its_activations_twice() -> None:
 
 
 def test_what_was_there_is_free() -> None:
-    """A storage that the meter was not told of costs nothing when a view of it is made, nor when it goes."""
+    """A storage from before costs nothing, neither when a view of it is made nor when it is freed."""
     old = torch.zeros(N)
     with MemoryMeter() as meter:
         v = old.view(-1, 2)
@@ -105,7 +105,7 @@ def test_what_was_there_is_free() -> None:
 
 
 def test_baseline_is_followed() -> None:
-    """What is named as baseline gives its room back when it goes; gradients belong to it."""
+    """A storage of the baseline lowers the live bytes when it is freed; gradients belong to it."""
     net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
     net(torch.randn(4, 8)).sum().backward()
     batch = {"x": [torch.zeros(N)]}
@@ -120,7 +120,7 @@ def test_baseline_is_followed() -> None:
 
 
 def test_peak_op_and_trace() -> None:
-    """The peak names its op, and the trace tells the bytes after each op."""
+    """The peak names its op, and the trace has the bytes after each op."""
     with MemoryMeter(trace=True) as meter:
         torch.zeros(N).add(1)
         torch.ones(1)

@@ -1,11 +1,11 @@
-"""Errors that one rank tells the others arrive as themselves where they are ours and plain."""
+"""Errors of one rank arrive on the others with their class, if they are a `RematError` with plain fields."""
 
 from typing import Any
 
 import attrs
 import pytest
 
-from remat_executor.errors import RankFailed
+from remat_executor import RankFailed
 from remat_executor.module import distributed
 from remat_graph import RematError
 
@@ -27,15 +27,15 @@ class Carrying(RematError):
     thing: object
 
 
-def told_by(rank: int, error: BaseException) -> list[dict[str, Any]]:
-    return [{"graph": 0}, {"error": distributed._told(error) | {"rank": rank}}]
+def error_of(rank: int, error: BaseException) -> list[dict[str, Any]]:
+    return [{"graph": 0}, {"error": distributed._error_data(error) | {"rank": rank}}]
 
 
 def test_an_error_with_plain_fields_arrives_as_itself() -> None:
     """Whichever class of its name came first."""
     assert BEFORE_ATTRS in RematError.__subclasses__()
     with pytest.raises(Refused) as caught:
-        distributed._raise_first(told_by(1, Refused(nbytes=3)))  # type: ignore[call-arg]
+        distributed._raise_first(error_of(1, Refused(nbytes=3)))  # type: ignore[call-arg]
     assert caught.value.nbytes == 3
     assert isinstance(caught.value.__cause__, RankFailed)
 
@@ -44,7 +44,7 @@ def test_an_error_with_plain_fields_arrives_as_itself() -> None:
 def test_any_other_is_told_in_words(error: Exception) -> None:
     """With its rank."""
     with pytest.raises(RankFailed, match=f"rank 1.*{type(error).__name__}"):
-        distributed._raise_first(told_by(1, error))
+        distributed._raise_first(error_of(1, error))
 
 
 def test_no_error_raises_nothing() -> None:

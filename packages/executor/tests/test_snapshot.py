@@ -4,14 +4,19 @@ import copy
 import types
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from remat_executor import PlannedModule
+from remat_executor.guards.signature import Signature
 from remat_executor.guards.snapshot import Snapshot
+from tests.helpers.planners import save_all
 
 
 class Slotted:
@@ -153,10 +158,10 @@ def test_every_change_is_noticed(change: str) -> None:
     """Each alone, wherever it is."""
     model = Model()
     snapshot = Snapshot.take(model)
-    assert snapshot.holds()
+    assert snapshot.is_current()
     CHANGES[change](model)
-    assert not snapshot.holds()
-    assert Snapshot.take(model).holds()
+    assert not snapshot.is_current()
+    assert Snapshot.take(model).is_current()
 
 
 def test_training_changes_nothing() -> None:
@@ -168,7 +173,7 @@ def test_training_changes_nothing() -> None:
         model(torch.randn(4, 3)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert snapshot.holds()
+    assert snapshot.is_current()
 
 
 def test_a_config_in_the_place_of_an_equal_one_is_watched() -> None:
@@ -177,7 +182,31 @@ def test_a_config_in_the_place_of_an_equal_one_is_watched() -> None:
     first = Snapshot.take(model)
     replaced_config(model)
     second = Snapshot.take(model)
-    assert first.own.settings == second.own.settings
+    assert first.own.attributes == second.own.attributes
     model.config.width = 5
-    assert not second.holds()
-    assert Snapshot.take(model).own.settings != second.own.settings
+    assert not second.is_current()
+    assert Snapshot.take(model).own.attributes != second.own.attributes
+
+
+def test_a_call_computes_its_signature_once(tmp_path: Path) -> None:
+    """On the path of every planned call there is one signature and no new snapshot."""
+    x = torch.randn(2, 3)
+    planned = PlannedModule(nn.Linear(3, 3), (x,), {}, save_all, cache_dir=tmp_path)
+    planned(x)
+    signatures: list[Signature] = []
+
+    class Counting(Snapshot):
+        """A snapshot that counts the signatures that are made with it."""
+
+        def signature(self, *args: Any) -> Signature:
+            signatures.append(super().signature(*args))
+            return signatures[-1]
+
+    manager = planned._remat
+    fields = {field.name: getattr(manager.snapshot, field.name) for field in attrs.fields(Snapshot)}
+    manager.snapshot = counting = Counting(**fields)
+    for calls in range(1, 4):
+        planned(x)
+        assert len(signatures) == calls
+        assert manager.snapshot is counting
+    assert planned.runs == {"planned": 4}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_executor import plan_graph
+from remat_executor import step_graph
 from remat_facade import Hiremate
 from remat_facade.planning.onednn_note import scratch_note
 from remat_graph.platforms.base import Flops
@@ -47,7 +47,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
 def test_operators_of_onednn_are_counted(case: str, tmp_path: Path) -> None:
     """Kinds of operators, forward and backward, are counted; a model without them has no note."""
     make, x, kinds = CASES[case]
-    graph = plan_graph(make(), (x,), platform=Flops(), cache_dir=tmp_path)
+    graph = step_graph(make(), (x,), platform=Flops(), cache_dir=tmp_path)
     said = " ".join(scratch_note(graph))
     assert (kinds > 0) == (f"for {kinds} kinds of operators" in said)
     assert (kinds > 0) == bool(said)
@@ -57,7 +57,7 @@ def test_nothing_is_said_without_onednn(tmp_path: Path, monkeypatch: pytest.Monk
     """Torch's own kernels allocate through torch."""
     make, x, _ = CASES["convolution"]
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    assert scratch_note(plan_graph(make(), (x,), platform=Flops(), cache_dir=tmp_path)) == ()
+    assert scratch_note(step_graph(make(), (x,), platform=Flops(), cache_dir=tmp_path)) == ()
 
 
 def test_a_plan_shows_the_line(tmp_path: Path) -> None:

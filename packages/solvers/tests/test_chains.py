@@ -141,7 +141,7 @@ def test_every_method_keeps_the_budget_on_any_graph(method: object) -> None:
 def test_the_bags_are_a_tree_decomposition(seed: int) -> None:
     """Every op and every dependency is in some bag."""
     parts = TreeDecomposition(random_graph(seed, ops=14))
-    for op, near in enumerate(parts.around):
+    for op, near in enumerate(parts.neighbors):
         for other in near:
             assert any({op, other} <= bag for bag in parts.bags)
         assert any(op in bag for bag in parts.bags)

@@ -1,12 +1,26 @@
 """Capture, measure, lower and run PyTorch models under a plan, and meter the memory they use."""
 
-from remat_executor.errors import BadInput, CaptureError, RematWarning, UnplannedUse, UnsupportedTorch
+from remat_executor.costs.estimate import estimated_graph
+from remat_executor.errors import (
+    BadInput,
+    CaptureError,
+    OverCompiled,
+    RankFailed,
+    RanksDiffer,
+    RematWarning,
+    UnplannedUse,
+    UnsupportedTorch,
+    WrongPrediction,
+)
+from remat_executor.lowering.step_handler import OffloadBackend, StepHandler
 from remat_executor.memory.allocator import AllocatorRecord, allocator_peak
 from remat_executor.memory.meter import MemoryMeter
 from remat_executor.module.buckets import Buckets
-from remat_executor.module.pipeline import Planner
+from remat_executor.module.distributed import SharedPlan
+from remat_executor.module.peak_check import MarginPlanner
+from remat_executor.module.pipeline import PlanFunction
 from remat_executor.module.planned_module import PlannedModule
-from remat_executor.module.step_graph import plan_graph
+from remat_executor.module.step_graph import step_graph
 
 __version__ = "0.1.0"
 
@@ -15,12 +29,21 @@ __all__ = [
     "BadInput",
     "Buckets",
     "CaptureError",
+    "MarginPlanner",
     "MemoryMeter",
+    "OffloadBackend",
+    "OverCompiled",
+    "PlanFunction",
     "PlannedModule",
-    "Planner",
+    "RankFailed",
+    "RanksDiffer",
     "RematWarning",
+    "SharedPlan",
+    "StepHandler",
     "UnplannedUse",
     "UnsupportedTorch",
+    "WrongPrediction",
     "allocator_peak",
-    "plan_graph",
+    "estimated_graph",
+    "step_graph",
 ]

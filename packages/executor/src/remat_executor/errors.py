@@ -1,4 +1,4 @@
-"""What can go wrong between a model and its planned module: one small class a mistake."""
+"""Errors and warnings of the executor: one small class for each mistake."""
 
 import contextlib
 import inspect
@@ -10,8 +10,8 @@ import attrs
 from remat_graph import RematError
 from remat_graph.errors import ProblemError, cut
 
-_OURS = "remat: "
-_BETWEEN = (
+_PREFIX = "remat: "
+_INTERNAL = (
     "remat_executor",
     "remat_offload",
     "remat_facade",
@@ -23,28 +23,28 @@ _BETWEEN = (
 
 
 class RematWarning(UserWarning):
-    """A planned module does something a user may not expect; said once."""
+    """A planned module does something that a user may not expect; each kind is reported once."""
 
 
 def warn(message: str) -> None:
-    """Warn at the line of the user's that led here: neither in remat nor in torch."""
+    """Warn at the user's line that led here: the innermost frame outside of remat and torch."""
     frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INTERNAL:
         frame, level = frame.f_back, level + 1
     warnings.warn(cut(message), RematWarning, stacklevel=level + 1)
 
 
 def add_note(error: Exception, note: str) -> None:
-    """Add a line to a user's exception that is passed on, if its class lets us; once."""
+    """Add a line to a user's exception that is passed on, once, if its class allows it."""
     if note_on(error) is None:
-        with contextlib.suppress(AttributeError, TypeError):  # past a class that lets nobody set anything
-            BaseException.__setattr__(error, "__notes__", [*getattr(error, "__notes__", ()), _OURS + note])
+        with contextlib.suppress(AttributeError, TypeError):  # a class may refuse attributes
+            BaseException.__setattr__(error, "__notes__", [*getattr(error, "__notes__", ()), _PREFIX + note])
 
 
 def note_on(error: BaseException) -> str | None:
-    """What remat says of a user's exception that it passes on; None if it says nothing."""
-    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(_OURS))
-    return next((note.removeprefix(_OURS) for note in notes), None)
+    """The line that remat added to a user's exception; None if there is none."""
+    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(_PREFIX))
+    return next((note.removeprefix(_PREFIX) for note in notes), None)
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -73,27 +73,27 @@ class UnplannedUse(ProblemError):
 
 
 class BadInput(ProblemError):
-    """What was given to build a planned module cannot work."""
+    """A planned module cannot be built from these arguments."""
 
 
 @attrs.frozen(kw_only=True, str=False)
-class UntruePlan(RematError):
-    """A planner promised a peak that its schedule does not have."""
+class WrongPrediction(RematError):
+    """A planner predicted a peak that its schedule does not have."""
 
     solver: str
-    promised_nbytes: int
+    predicted_nbytes: int
     peak_nbytes: int
 
     def __str__(self) -> str:
         return (
-            f"the plan of {self.solver!r} promises a peak of {self.promised_nbytes} bytes and its schedule "
-            f"has {self.peak_nbytes}: make plans with Plan.from_schedule"
+            f"the plan of {self.solver!r} predicts a peak of {self.predicted_nbytes} bytes and its schedule "
+            f"peaks at {self.peak_nbytes}: make plans with Plan.from_schedule"
         )
 
 
 @attrs.frozen(kw_only=True, str=False)
 class RanksDiffer(RematError):
-    """Ranks that were to run one plan have different graphs, or were given different terms."""
+    """Ranks that share one plan have different graphs or terms."""
 
     differences: tuple[str, ...]
 
@@ -102,7 +102,7 @@ class RanksDiffer(RematError):
         more = f"; and {len(self.differences) - 3} more" if len(self.differences) > 3 else ""
         return (
             f"the ranks cannot run one plan: {shown}{more}: give every rank the same model, mode, sample "
-            'shapes and budget, or let each plan for itself with ranks="alone"'
+            'shapes and budget, or let each rank plan for itself with ranks="alone"'
         )
 
 
@@ -116,13 +116,13 @@ class RankFailed(ProblemError):
 
 @attrs.frozen(kw_only=True, str=False)
 class OverCompiled(RematError):
-    """A step takes more when a runtime runs it than its plan says, and no tighter plan was found.
+    """A runtime needs more memory than the plan predicts, and replanning did not help.
 
     Attributes:
         runtime: its name.
-        peak: what the step took.
-        budget: what it may take.
-        advised: a budget that leaves room.
+        peak: the measured peak.
+        budget: the budget.
+        advised: a budget with enough headroom.
     """
 
     runtime: str
@@ -132,6 +132,6 @@ class OverCompiled(RematError):
 
     def __str__(self) -> str:
         return (
-            f"runtime {self.runtime!r} takes {self.peak} of a budget of {self.budget}, and no plan was found "
-            f'that leaves it room: give about {self.advised}, or use runtime="eager"'
+            f"runtime {self.runtime!r} needs {self.peak} of a budget of {self.budget}, and no plan was found "
+            f'that leaves enough headroom: give about {self.advised}, or use runtime="eager"'
         )

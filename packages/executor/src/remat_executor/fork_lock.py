@@ -1,7 +1,7 @@
-"""A lock that says so where it can never be had: in a process that was forked while another thread held it.
+"""A lock that raises an error where it would hang: in a process forked while another thread held it.
 
-A forked process has one thread. What the others of its parent held, or were to finish, stays so for good,
-and whoever waits for it there waits for ever.
+A forked process has a single thread. Locks held by other threads of the parent are never released there, and
+work that they began is never finished, so waiting for it would hang.
 """
 
 import os
@@ -12,49 +12,41 @@ import attrs
 
 from remat_graph import RematError
 
-LOOK_S = 1.0
-"""After so long, who waits looks whether what it waits for is still alive."""
+CHECK_INTERVAL_S = 1.0
+"""A waiting thread checks this often whether its wait can still end."""
 
 
 @attrs.frozen(kw_only=True, str=False)
-class OfAnotherProcess(RematError):
-    """A forked process waits for what only a thread of its parent could do.
-
-    Attributes:
-        what: what it waits for.
-    """
+class HeldByParentProcess(RematError):
+    """A forked process waits for something that only a thread of its parent could do."""
 
     what: str
 
     def __str__(self) -> str:
         return (
-            f"forked process: it waits for {self.what}, which a thread of its parent had when it was forked; "
+            f"forked process: it waits for {self.what}, which a thread of its parent held during the fork; "
             "fork between steps and not while a module is planned, or build the module in this process"
         )
 
 
 class ForkAwareLock:
-    """A re-entrant lock.
-
-    Args:
-        what: what it guards, for messages.
-    """
+    """A re-entrant lock; `what` names the guarded object in messages."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._lock = threading.RLock()
-        self._taken_in = 0  # the process in which it was taken last
+        self._acquired_in = 0  # the process that acquired it last
 
     def __enter__(self) -> None:
-        """Take it.
+        """Acquire the lock.
 
         Raises:
-            OfAnotherProcess: a thread of the parent process holds it.
+            HeldByParentProcess: a thread of the parent process holds it.
         """
-        while not self._lock.acquire(timeout=LOOK_S):
-            if self._taken_in != os.getpid():
-                raise OfAnotherProcess(what=self._what)
-        self._taken_in = os.getpid()
+        while not self._lock.acquire(timeout=CHECK_INTERVAL_S):
+            if self._acquired_in != os.getpid():
+                raise HeldByParentProcess(what=self._what)
+        self._acquired_in = os.getpid()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

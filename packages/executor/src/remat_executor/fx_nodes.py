@@ -1,4 +1,4 @@
-"""Reading fx nodes: arguments without fx's wide unions, and what recurs in captured graphs."""
+"""Read fx nodes: arguments without fx's wide unions, and recurring patterns of captured graphs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-_TORCHS = frozenset(
+_TORCH_NAMESPACES = frozenset(
     {"aten", "prims", "rngprims", "quantized", "mkldnn", "torchvision", "torchaudio"}
     | {"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem"}
 )
@@ -24,23 +24,23 @@ def target_of(node: Node) -> Any:
 
 
 def operator_of(node: Node) -> Any:
-    """What the node calls, also through what stands for an operator that writes to its arguments."""
+    """What the node calls, or the operator inside the wrapper of one that writes to its arguments."""
     first = node.args[0] if node.args else None
     return first if isinstance(first, torch._ops.OpOverload) else node.target
 
 
 def may_draw(target: Any) -> bool:
-    """Whether an operator says that it draws random numbers, or is one of the users', which need not say."""
+    """Whether an operator is tagged as random, or is a user's operator, which may be random without a tag."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or is_foreign(target)
 
 
 def is_foreign(target: Any) -> bool:
-    """Whether an operator is none of torch's."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _TORCHS
+    """Whether an operator is not part of torch."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _TORCH_NAMESPACES
 
 
 def source_of(node: Node) -> Node:
-    """The first argument: what a view looks at, what an item is taken from."""
+    """The first argument: the base of a view, or the op that an item is taken from."""
     source: Any = node.args[0]
     assert isinstance(source, Node)
     return source
@@ -57,7 +57,7 @@ def is_second_name(node: Node, base: Node) -> bool:
 
 
 def replayed(node: Node, known: Mapping[Node, Any]) -> Any:
-    """The view that a node is, made again from the nearest node that is known."""
+    """The view that a node makes, replayed from the nearest known node."""
     if node in known:
         return known[node]
     source = replayed(source_of(node), known)

@@ -1,9 +1,8 @@
-"""Random generators: drawing the same numbers again, and leaving the user's generators as they were.
+"""Random generators: repeat a draw with the same numbers, and leave the user's generators unchanged.
 
-A random op that will run again has its generator's state read before its first run; the repeat puts that
-state back, runs, and restores what it found, so that the generator ends as it would have without the repeat.
-The same code serves CPU (Mersenne twister, 5,056 bytes of state) and CUDA (philox seed and offset, 16 bytes,
-on the host).
+The generator state of a random op that will be recomputed is read before its first run. The repeat sets that
+state, runs, and restores the state that it found, so the generator ends as without the repeat. The same code
+serves CPU (Mersenne twister, 5,056 bytes of state) and CUDA (philox seed and offset, 16 bytes, on the host).
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -16,7 +15,7 @@ from remat_graph.contexts import context
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that ops on a device draw from when none is given."""
+    """The generator that ops on a device draw from by default."""
     if device.type == "cpu":
         return torch.default_generator
     generators = torch.get_device_module(device).default_generators
@@ -26,13 +25,13 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def read_state(device: str) -> Tensor:
-    """The state that `replay` takes; called from lowered graphs, hence the device as text."""
-    # A copy goes through the dispatcher, so that a memory meter sees the bytes that stay.
+    """The state that `replay` takes; lowered graphs call this, hence the device as a string."""
+    # A copy goes through the dispatcher, so a memory meter counts its bytes.
     return default_generator(torch.device(device)).get_state().clone()
 
 
 def replay(state: Tensor, device: str, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Run a random op from a given state; the generator ends as it was found."""
+    """Run a random op from a given state; the generator's own state is restored."""
     generator = default_generator(torch.device(device))
     found = generator.get_state()
     generator.set_state(state)
@@ -44,7 +43,7 @@ def replay(state: Tensor, device: str, target: Callable[..., Any], /, *args: Any
 
 @context
 def preserved_generators(devices: Iterable[torch.device]) -> Generator[None, None, None]:
-    """Put the generators of these devices, and the CPU's, back at the end."""
+    """Restore the generators of these devices and of the CPU at the end."""
     wanted = {torch.device("cpu"), *(d for d in devices if d.type != "meta")}
     generators = [default_generator(device) for device in wanted]
     states = [generator.get_state() for generator in generators]

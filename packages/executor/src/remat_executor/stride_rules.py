@@ -1,10 +1,10 @@
-"""Layouts of outputs that torch's shape rules get wrong.
+"""Correct output layouts that torch's shape rules infer wrongly.
 
-A trace learns strides and dtypes from rules that stand in for the kernels. Where an input is not contiguous,
-or where inputs differ in precision as under autocast, those of the operators below differ from what the
-kernels return (torch 2.11 to 2.13 on CPU): batch norm of a transposed input has other strides, the means of a
-layer norm of half precision with weights in full are in full too. What the trace builds on them cannot be
-carried out. For these the kernel itself is asked, once for each layout, on zeros.
+A trace infers strides and dtypes from rules, not from kernels. For the operators below the two differ where
+an input is not contiguous or inputs differ in precision, as under autocast (torch 2.11 to 2.13 on CPU): a
+batch norm of a transposed input has other strides, and the means of a half-precision layer norm with float32
+weights are float32. Later ops of such a trace could not run. For these operators the kernel itself runs on
+zeros, once for each layout.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,73 +18,45 @@ from remat_executor.fx_nodes import meta_tensors
 
 aten = torch.ops.aten
 
-UNSURE = frozenset(
+_DEFAULTS = (
+    *("_fft_r2c", "_log_softmax_backward_data", "_native_batch_norm_legit"),
+    *("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
+    *("batch_norm_backward", "channel_shuffle", "elu_backward", "hardswish_backward"),
+    *("hardtanh_backward", "huber_loss_backward", "log_sigmoid_forward", "logaddexp", "logaddexp2"),
+    *("max_unpool2d", "max_unpool3d", "mse_loss_backward", "native_batch_norm"),
+    *("native_batch_norm_backward", "native_dropout_backward", "native_group_norm"),
+    *("native_layer_norm", "native_layer_norm_backward", "reflection_pad2d_backward"),
+    *("reflection_pad3d", "reflection_pad3d_backward", "replication_pad2d"),
+    *("replication_pad2d_backward", "replication_pad3d", "replication_pad3d_backward"),
+    *("smooth_l1_loss_backward", "softplus_backward", "special_xlog1py"),
+)
+UNRELIABLE = frozenset(
     {
-        aten._fft_r2c.default,
-        aten._log_softmax_backward_data.default,
-        aten._native_batch_norm_legit.default,
-        aten._native_batch_norm_legit.no_stats,
-        aten._native_batch_norm_legit_functional.default,
-        aten._native_batch_norm_legit_no_training.default,
-        aten.batch_norm_backward.default,
-        aten.channel_shuffle.default,
-        aten.copysign.Tensor,
-        aten.div.Tensor_mode,
-        aten.elu_backward.default,
-        aten.hardswish_backward.default,
-        aten.hardtanh_backward.default,
-        aten.huber_loss_backward.default,
-        aten.ldexp.Tensor,
-        aten.log_sigmoid_forward.default,
-        aten.logaddexp.default,
-        aten.logaddexp2.default,
-        aten.max_unpool2d.default,
-        aten.max_unpool3d.default,
-        aten.mse_loss_backward.default,
-        aten.native_batch_norm.default,
-        aten.native_batch_norm_backward.default,
-        aten.native_dropout_backward.default,
-        aten.native_group_norm.default,
-        aten.native_layer_norm.default,
-        aten.native_layer_norm_backward.default,
-        aten.pow.Scalar,
-        aten.reflection_pad2d_backward.default,
-        aten.reflection_pad3d.default,
-        aten.reflection_pad3d_backward.default,
-        aten.replication_pad2d.default,
-        aten.replication_pad2d_backward.default,
-        aten.replication_pad3d.default,
-        aten.replication_pad3d_backward.default,
-        aten.smooth_l1_loss_backward.default,
-        aten.softplus_backward.default,
-        aten.special_xlog1py.default,
-        aten.xlogy.Tensor,
+        *(getattr(aten, name).default for name in _DEFAULTS),
+        *(aten._native_batch_norm_legit.no_stats, aten.copysign.Tensor, aten.div.Tensor_mode),
+        *(aten.ldexp.Tensor, aten.pow.Scalar, aten.xlogy.Tensor),
     }
 )
 
 
-class Layouts:
-    """What the kernels answered.
+class KernelLayouts:
+    """Output layouts of kernels; operators run on real tensors within `real_mode()`."""
 
-    Args:
-        for_real: a context in which operators run on real tensors, whatever modes are in force.
-    """
-
-    def __init__(self, for_real: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._for_real = for_real
+    def __init__(self, real_mode: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._real_mode = real_mode
         self._known: dict[str, list[tuple[tuple[int, ...], torch.dtype]] | None] = {}
 
     def corrected(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
-        """The fake result of an operator, in the strides and dtypes that its kernel gives."""
-        if func not in UNSURE:
+        """The fake result of an operator with the strides and dtypes of its kernel."""
+        if func not in UNRELIABLE:
             return result
         given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        precisions = {t.dtype for t in given} - {torch.bool}  # a mask changes no result's dtype
+        precisions = {t.dtype for t in given} - {torch.bool}  # a mask does not change a result's dtype
         if len(precisions) < 2 and all(t.is_contiguous() for t in given):
             return result
         key = repr((func, [_layout(a) for a in args], [(name, _layout(a)) for name, a in kwargs.items()]))
         if key not in self._known:
-            self._known[key] = self._asked(func, args, kwargs)
+            self._known[key] = self._measured(func, args, kwargs)
         known = self._known[key]
         if known is None:
             return result
@@ -100,9 +72,11 @@ class Layouts:
 
         return laid_out(result) if isinstance(result, Tensor) else tuple(map(laid_out, result))
 
-    def _asked(self, func: Any, args: Any, kwargs: Any) -> list[tuple[tuple[int, ...], torch.dtype]] | None:
-        """What the kernel gives; None if it does not take these arguments, which measuring then says."""
-        with self._for_real():
+    def _measured(
+        self, func: Any, args: Any, kwargs: Any
+    ) -> list[tuple[tuple[int, ...], torch.dtype]] | None:
+        """The kernel's layouts; None if it refuses these arguments, which measuring reports later."""
+        with self._real_mode():
             try:
                 real = func(*map(_zeros, args), **{name: _zeros(a) for name, a in kwargs.items()})
             except RuntimeError:

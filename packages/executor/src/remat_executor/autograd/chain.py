@@ -1,9 +1,9 @@
-"""Gradients delivered in parts: a chain of autograd functions tied by tokens.
+"""Run a planned step under autograd: a chain of functions that delivers gradients in segments.
 
-Link 0 is applied last in the forward, runs all of it and owns the outputs; the other links only pass a token
-along. Autograd then calls the links in the order 0, 1, 2, ...; each runs its part of the backward and returns
-the gradients of its parameters, which the engine accumulates before it calls the next link. The live values
-travel with the gradient of the token, so they belong to one backward run.
+Function 0 is applied last in the forward, runs the whole forward and owns the outputs; the others only pass
+an empty token along. Autograd calls their backwards in the order 0, 1, 2, ...; each runs its segment and
+returns the gradients of its parameters, which the engine accumulates before it calls the next one. Live
+values travel with the token's gradient, so they belong to one backward run.
 """
 
 import contextlib
@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 from remat_executor.errors import UnplannedUse
-from remat_executor.lowering.program import Part, Program, Section
+from remat_executor.lowering.program import LoweredGraph, LoweredStep, Segment
 from remat_executor.lowering.step_handler import StepHandler
 from remat_executor.torch_private.autograd import apply_plainly, backward_keeps_graph
 from remat_executor.torch_private.tensors import tensor_versions
 
 
 @attrs.define(eq=False)
-class Live:
-    """What one backward run carries from link to link.
+class BackwardState:
+    """What one backward run passes from segment to segment.
 
     Attributes:
         values: live tensors by value index.
-        undefined: indices of the gradients that stay None, since nothing that was differentiated reaches
-            them.
-        doubtful: indices of the gradients that an output without a tangent reaches too: zeros went in.
+        undefined: indices of the gradients that stay None: no differentiated output depends on them.
+        doubtful: indices of the gradients that also depend on an output without a tangent: zeros stand for
+            it.
     """
 
     values: dict[int, Tensor]
@@ -42,17 +42,17 @@ class Wiring:
     """What all calls of a step have in common.
 
     Attributes:
-        program: what to run.
-        tangents: per output of link 0 the shape to fill with zeros if autograd brings none; None if the plan
-            does not expect a tangent there.
-        tangent_values: per output of link 0 the value index of its tangent.
-        reach: per gradient the places of the tangents it depends on.
-        guarded: value indices whose tensors the caller could write to before the backward.
-        differentiable: per output of link 0 its place among the outputs that are not replayed.
-        device: where the tokens live.
+        program: the lowered step.
+        tangents: per output of function 0 the layout to fill with zeros if autograd gives no tangent; None if
+            the plan expects no tangent there.
+        tangent_values: per output of function 0 the value index of its tangent.
+        reach: per gradient the places of the tangents that it depends on.
+        guarded: indices of values that the caller could write to before the backward.
+        differentiable: per output of function 0 its place among the outputs that are not replayed.
+        device: where the tokens are.
     """
 
-    program: Program
+    program: LoweredStep
     tangents: tuple[Tensor | None, ...]
     tangent_values: tuple[int | None, ...]
     reach: tuple[frozenset[int], ...]
@@ -62,19 +62,19 @@ class Wiring:
 
 
 @attrs.define(eq=False, kw_only=True)
-class Call:
+class PlannedCall:
     """One call of the module, from its forward to the end of its backward.
 
     Attributes:
-        wiring: the step's.
-        externals: the caller's tensors, by value index; from the end of the forward on aliases of those that
-            the backward reads.
+        wiring: shared by all calls of the step.
+        externals: the caller's tensors by value index; after the forward, aliases of those that the backward
+            reads.
         autocast: whether the caller was under autocast.
-        handler: carries out what the schedule does beside computing; None if it does nothing else.
-        saved: what the forward left for the backward, by value index; None once it is handed over.
-        watched: tensors that must not be written before the backward, with
-        versions: how often they had been written.
-        others: outputs that autograd does not see, by their place among those that are not replayed.
+        handler: carries out what the schedule does in addition to computing; None if it only computes.
+        saved: values that the forward left for the backward, by index; None once the backward took them over.
+        guarded: tensors that must not be written before the backward.
+        versions: how often each of them had been written.
+        others: outputs without gradients, by their place among the outputs that are not replayed.
     """
 
     wiring: Wiring
@@ -82,23 +82,19 @@ class Call:
     autocast: bool
     handler: StepHandler | None = None
     saved: dict[int, Tensor] | None = None
-    watched: list[Tensor] = attrs.field(factory=list)
+    guarded: list[Tensor] = attrs.field(factory=list)
     versions: list[int] = attrs.field(factory=list)
     others: dict[int, Tensor] = attrs.field(factory=dict)
 
-    def inputs(self, part: Part) -> list[Tensor]:
-        """The caller's tensors that a part reads."""
-        return [self.externals[i] for i in part.reads]
-
-    def carry_out(self, section: Section, live: dict[int, Tensor]) -> list[Tensor | None]:
-        """Run a section: its results; what it leaves is in `live`."""
+    def run_segment(self, segment: Segment, live: dict[int, Tensor]) -> list[Tensor | None]:
+        """Run a segment and return its results; `live` holds the values before and after."""
         results: list[Tensor | None] = []
-        for item in section.items:
-            if not isinstance(item, Part):
+        for item in segment.items:
+            if not isinstance(item, LoweredGraph):
                 assert self.handler is not None
                 results += self.handler.carry_out(item, live)
                 continue
-            tensors = self.inputs(item)
+            tensors = [self.externals[i] for i in item.reads]
             tensors.extend(live[value] for value in item.takes)
             for value in item.drops:
                 del live[value]
@@ -109,25 +105,29 @@ class Call:
         return results
 
     def run_forward(self) -> tuple[Tensor, ...]:
-        """Run the forward; keep what the backward needs; return what autograd sees."""
+        """Run the forward, save what the backward needs, and return the differentiable outputs."""
         saved: dict[int, Tensor] = {}
-        outputs = cast(list[Tensor], self.carry_out(self.wiring.program.forward, saved))
-        lent = [value for value in self.wiring.guarded if value in saved]
-        # The caller gets this storage too. A detached alias: the output itself would hold its own graph.
-        saved.update(zip(lent, [saved[value].detach() for value in lent], strict=True))
-        # An alias keeps the storage that the forward read, also if `.data` is replaced meanwhile.
+        outputs = cast(list[Tensor], self.run_segment(self.wiring.program.forward, saved))
+        shared = [value for value in self.wiring.guarded if value in saved]
+        # The caller gets these storages too. An output itself would keep its own autograd graph alive.
+        saved.update(zip(shared, [saved[value].detach() for value in shared], strict=True))
+        # An alias keeps the storage that the forward read even if `.data` is replaced before the backward.
         again = {i: self.externals[i].detach() for i in self.wiring.program.read_again}
         self.externals = again
-        self.watched = [*(saved[value] for value in lent), *again.values()]
-        self.versions = tensor_versions(self.watched)
+        self.guarded = [*(saved[value] for value in shared), *again.values()]
+        self.versions = tensor_versions(self.guarded)
         self.saved = saved
         if len(outputs) > len(self.wiring.differentiable):
             chosen = set(self.wiring.differentiable)
             self.others = {i: output for i, output in enumerate(outputs) if i not in chosen}
         return tuple(outputs[i] for i in self.wiring.differentiable)
 
-    def begin_backward(self, tangents: Sequence[Tensor | None]) -> Live:
-        """Take over the saved values; check that they are what the forward left."""
+    def begin_backward(self, tangents: Sequence[Tensor | None]) -> BackwardState:
+        """Take over the saved values; check that nothing has changed them since the forward.
+
+        Raises:
+            UnplannedUse: this backward cannot run as planned.
+        """
         if torch.is_grad_enabled():
             raise UnplannedUse(
                 problem="a planned module cannot be differentiated twice (create_graph=True)",
@@ -135,15 +135,15 @@ class Call:
             )
         if torch.is_autocast_enabled(self.wiring.device.type) and not self.autocast:
             raise UnplannedUse(
-                problem="the backward is called under autocast and the forward was not",
+                problem="the backward runs under autocast and the forward did not",
                 advice="leave autocast before backward(), as torch advises",
             )
         if self.saved is None:
             raise UnplannedUse(
-                problem="the backward of this call has run already and its saved values are freed",
+                problem="the backward of this call has already run and its saved values are freed",
                 advice="pass retain_graph=True to the first backward, or run the forward again",
             )
-        if tensor_versions(self.watched) != self.versions:
+        if tensor_versions(self.guarded) != self.versions:
             raise UnplannedUse(
                 problem="a tensor that the backward needs was modified in place after the forward",
                 advice="modify a clone of it, or call backward first",
@@ -154,14 +154,14 @@ class Call:
         if backward_keeps_graph():
             if self.handler is not None:
                 raise UnplannedUse(
-                    problem="retain_graph=True keeps the graph for a second backward, and what moves is gone",
+                    problem="retain_graph=True asks for a second backward, but offloaded values are freed",
                     advice="run the forward again, or sum the losses before backward()",
                 )
-            # The promise of the budget is for one backward: a second one needs what this one writes over.
+            # The budget covers one backward: a second one needs copies of what this one overwrites.
             values.update({v: values[v].clone() for v in self.wiring.program.overwritten & values.keys()})
         else:
             self.saved = None
-            self.watched.clear()
+            self.guarded.clear()
             self.versions.clear()
         missing = set()
         for place, (tangent, like) in enumerate(zip(tangents, self.wiring.tangents, strict=True)):
@@ -182,22 +182,21 @@ class Call:
             values[value] = tangent
         reached = [(i, places) for i, places in enumerate(self.wiring.reach) if places & missing]
         undefined = frozenset(i for i, places in reached if places <= missing)
-        return Live(values, undefined, frozenset(i for i, _ in reached) - undefined)
+        return BackwardState(values, undefined, frozenset(i for i, _ in reached) - undefined)
 
-    def run_part(self, index: int, live: Live) -> tuple[Tensor | None, list[Tensor | None]]:
-        """Run one part: the token's gradient, None after the last, and the part's gradients."""
-        section = self.wiring.program.backward[index]
-        gradients = self.carry_out(section, live.values)
+    def run_backward(self, index: int, live: BackwardState) -> tuple[Tensor | None, list[Tensor | None]]:
+        """Run one segment; return the token's gradient (None after the last) and the segment's gradients."""
+        segment = self.wiring.program.backward[index]
+        gradients = self.run_segment(segment, live.values)
         if live.undefined or live.doubtful:
-            for place, gradient in enumerate(section.gradients):
+            for place, gradient in enumerate(segment.gradients):
                 made = gradients[place]
                 if gradient in live.undefined:
                     gradients[place] = None
                 elif gradient in live.doubtful and made is not None and not bool(made.sum().isfinite()):
-                    # Zeros times an infinity may have made it; eager would not have multiplied.
+                    # Zeros times infinity may be the cause; eager would not have multiplied them.
                     raise UnplannedUse(
-                        problem="a gradient is not finite, and an output that was not differentiated may be "
-                        "why",
+                        problem="a gradient is not finite, possibly because an output was not differentiated",
                         advice="name the outputs that you differentiate with differentiate=[...]",
                     )
         if index + 1 == len(self.wiring.program.backward):
@@ -210,7 +209,7 @@ class Call:
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Autocast off: what it does is in the graph. To make its context costs more than to ask."""
+    """Autocast off, since the graph contains its casts; creating its context costs more than this check."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
@@ -221,9 +220,9 @@ def _empty_as(like: Tensor, device: torch.device) -> Tensor:
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
 
 
-class _Link(torch.autograd.Function):
+class _SegmentFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, index: int, token: Tensor | None, *owners: Tensor) -> Any:
+    def forward(ctx: Any, call: PlannedCall, index: int, token: Tensor | None, *owners: Tensor) -> Any:
         ctx.call, ctx.index = call, index
         ctx.set_materialize_grads(False)
         if index == 0:
@@ -232,39 +231,35 @@ class _Link(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
-        call: Call = ctx.call
+        call: PlannedCall = ctx.call
         if ctx.index == 0:
             live = call.begin_backward(tangents)
         else:
             (token,) = tangents
             if token is None or not hasattr(token, "remat_live"):
                 raise UnplannedUse(
-                    problem="a part of the backward was called without the one before it",
+                    problem="a segment of the backward was called without the previous one",
                     advice="call backward on the outputs of the planned module",
                 )
             live = token.remat_live
             del token.remat_live
         with without_autocast(call.wiring.device):
-            token, gradients = call.run_part(ctx.index, live)
+            token, gradients = call.run_backward(ctx.index, live)
         return (None, None, token, *gradients)
 
 
-def apply(call: Call, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Run the forward under autograd.
-
-    Args:
-        call: the call.
-        owners: per gradient of the translation the tensor that gets it.
+def run_under_autograd(call: PlannedCall, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Run the forward under autograd; `owners` are the tensors that get the gradients.
 
     Returns:
-        the outputs that autograd sees, in the order of `Call.differentiable`.
+        the differentiable outputs, in the order of `Wiring.differentiable`.
     """
     token: Tensor | None = None
-    parts = call.wiring.program.backward
+    segments = call.wiring.program.backward
     outputs: Any = ()
-    for index in range(len(parts) - 1, -1, -1):
-        mine = [owners[g] for g in parts[index].gradients]
-        result = apply_plainly(_Link, call, index, token, *mine)
+    for index in range(len(segments) - 1, -1, -1):
+        mine = [owners[g] for g in segments[index].gradients]
+        result = apply_plainly(_SegmentFunction, call, index, token, *mine)
         if index == 0:
             outputs = result
         else:

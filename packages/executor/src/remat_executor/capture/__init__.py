@@ -1,1 +1,1 @@
-"""From a module and a sample to one joint graph of forward and backward."""
+"""Capture: from a module and a sample to one joint graph of forward and backward."""

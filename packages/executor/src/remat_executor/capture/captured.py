@@ -1,4 +1,4 @@
-"""What capture found: the joint graph of a step, and what its inputs and outputs are."""
+"""The result of capture: the joint graph of a step, and what its inputs and outputs are."""
 
 from typing import Any
 
@@ -13,9 +13,8 @@ class Output:
     Attributes:
         node: the fx node that makes it.
         tangent: the placeholder of its tangent, if it is differentiated.
-        requires_grad: whether the original's output does.
-        replayed: it is a view of an input or of another output, made outside the planned region by replaying
-            it.
+        requires_grad: whether the original's output requires a gradient.
+        replayed: whether it is a view of an input or of another output, replayed outside the planned region.
     """
 
     node: torch.fx.Node
@@ -26,17 +25,17 @@ class Output:
 
 @attrs.frozen(kw_only=True)
 class Captured:
-    """What capture found.
+    """A captured step.
 
     Attributes:
         graph_module: the joint graph; owns the constants that the trace lifted.
         externals: placeholders of `Tensors.flat`, in its order.
-        outputs: the tensors among the flat outputs, then bases that only their views return.
+        outputs: the tensors among the flat outputs, then bases of which only views are returned.
         output_leaves: per flat output the index into `outputs`, or None for a constant.
-        output_constants: flat outputs that are no tensors, None where they are.
+        output_constants: per flat output its value if it is not a tensor, else None.
         out_spec: structure of the output.
         mutations: (placeholder, node of its new content).
-        gradients: (placeholder, node of its gradient); placeholders without a gradient do not appear.
+        gradients: (placeholder, node of its gradient) of placeholders that have one.
     """
 
     graph_module: torch.fx.GraphModule

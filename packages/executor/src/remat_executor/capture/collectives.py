@@ -1,8 +1,8 @@
-"""Collectives inside a step are refused: capture would send them with tensors that hold nothing.
+"""Refuse collectives inside a step: capture would send them with tensors that hold no values.
 
-Run for a trace, a collective hangs, fails far from its line, or is left out; and a plan that repeated one
-would have to do so on every rank at the same place. What the engines around a module send is none of this:
-DDP and `fully_shard` work from hooks. Not seen is one in the backward alone that is not a functional one.
+A collective that runs during a trace hangs, fails far from its line, or is left out, and a plan that repeats
+one would have to repeat it on every rank at the same place. Engines around a module are unaffected: DDP and
+`fully_shard` communicate in hooks. A collective in the backward alone is detected only if it is functional.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,11 +15,7 @@ from remat_executor.errors import CaptureError
 
 
 def no_collectives() -> AbstractContextManager[object]:
-    """Refuse collectives in a forward while it is traced.
-
-    Raises:
-        CaptureError: at the first one, before it is sent.
-    """
+    """A context in which a collective raises a `CaptureError` before it is sent."""
     if not (dist.is_available() and dist.is_initialized()):
         return nullcontext()
     return _NoCollectives()  # type: ignore[no-untyped-call]
@@ -34,13 +30,13 @@ class _NoCollectives(TorchDispatchMode):
 
 
 def refuse_collective(target: object) -> None:
-    """Refuse an operator that speaks to other ranks.
+    """Refuse an operator that communicates with other ranks.
 
     Raises:
-        CaptureError: it does.
+        CaptureError: the operator is a collective.
     """
     if str(target).startswith(("c10d", "_c10d_functional", "symm_mem")):
         raise CaptureError(
-            problem=f"the step speaks to other ranks ({target})",
+            problem=f"the step communicates with other ranks ({target})",
             advice="plan the submodules on either side of it; SyncBatchNorm and tensor parallelism do that",
         )

@@ -1,9 +1,9 @@
-"""What a captured graph computes from what: storages, views, and the order of forward and backward.
+"""Dataflow of a captured graph: storages, views, and the order of forward and backward.
 
-A storage is recognised by the fake tensors' storages: a node whose result shares one is a view, and views are
-not ops; they are replayed where an op reads them. The backward keeps the order of the nodes that depend on a
-tangent; whatever else only the backward needs is placed right before its first reader, or it would pull every
-recomputation to the front.
+Nodes whose fake tensors share a storage are views of one another. Views are not ops; they are replayed where
+an op reads them. The backward keeps the order of the nodes that depend on a tangent. Any other node that only
+the backward needs is placed right before its first reader; otherwise all recomputation would move to the
+front.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ from remat_executor.torch_private.tensors import storage_id
 
 
 def is_random(node: Node) -> bool:
-    """Whether a node draws from a generator, for all that is known."""
+    """Whether a node draws from a generator, or may do so."""
     operator = operator_of(node)
     if is_foreign(operator):
         return bool(meta_tensors(node.meta["val"]))
@@ -38,15 +38,15 @@ def is_random(node: Node) -> bool:
         return False
     names = [argument.name for argument in operator._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    # Attention kernels carry the tag for the sake of a dropout that most calls switch off.
+    # Attention kernels are tagged as random because of a dropout that most calls switch off.
     return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
 
 
 class Dataflow:
-    """The storages of a captured graph and who reads them.
+    """The storages of a captured graph and their readers.
 
     Attributes:
-        base_of: fx node -> node whose storage it looks at (itself unless it is a view).
+        base_of: fx node -> node whose storage it shows (itself unless it is a view).
         norms: train-mode batch norm -> the buffers with its running mean and variance.
     """
 
@@ -62,7 +62,6 @@ class Dataflow:
         self.norms = self._find_batch_norms()
 
     def _find_bases(self) -> None:
-        """Follow storages through the trace; `base_of` leads to the node that made one."""
         owner: dict[int, Node] = {}
         for node in self.captured.graph_module.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
@@ -90,10 +89,9 @@ class Dataflow:
                 )
             return
         if isinstance(value, Tensor):
-            # Inputs may share a storage with each other: a view belongs to the one that it was taken from.
+            # Inputs may share a storage: a view belongs to the input that it was taken from.
             storage = storage_id(value)
-            looked_at = (a for a in node.all_input_nodes if _storage(a) == storage)
-            source = next(looked_at, None)
+            source = next((a for a in node.all_input_nodes if _storage(a) == storage), None)
             self.base_of[node] = self.base_of[source] if source else owner.setdefault(storage, node)
         elif isinstance(value, list | tuple):
             known = [owner.get(storage_id(v)) for v in value if isinstance(v, Tensor)]
@@ -101,11 +99,11 @@ class Dataflow:
             self.base_of[node] = shared if shared is not None else node
 
     def is_view(self, node: Node) -> bool:
-        """Whether a node looks at a storage that another node made."""
+        """Whether a node shows a storage that another node made."""
         return self.base_of.get(node, node) is not node
 
     def _find_batch_norms(self) -> dict[Node, tuple[Node, Node]]:
-        """Train-mode batch norms whose new statistics do nothing but replace a buffer of the caller."""
+        """Train-mode batch norms whose new statistics only replace a buffer of the caller."""
         found: dict[Node, tuple[Node, Node]] = {}
         latest: dict[Node, Node] = {}  # new statistic -> buffer, through repeated use of one norm
         casts: dict[Node, Node] = {}
@@ -129,18 +127,18 @@ class Dataflow:
         written = {target for target, _ in self.captured.mutations}
         if not all({m, v} <= written for m, v in found.values()):
             return {}
-        # The kernel writes buffers of any dtype itself: a cast on the way back is no op.
+        # The kernel writes buffers of any dtype itself, so a cast on the way back is not an op.
         self.base_of.update((new, self.base_of[casts[new]]) for new in latest)
         return found
 
     def reads(self, node: Node) -> Iterator[Node]:
-        """The nodes whose storages a node reads, views resolved to what made them."""
+        """The nodes whose storages a node reads, with views resolved to their bases."""
         for argument in self.arguments(node):
             base = self.base_of.get(argument, argument)
             yield source_of(base) if is_item(base) and not self.is_view(base) else base
 
     def arguments(self, node: Node) -> list[Node]:
-        """The tensor arguments that matter: a train-mode norm's backward needs no running statistics."""
+        """The tensor arguments that are read: a train-mode norm's backward reads no running statistics."""
         arguments = list(node.all_input_nodes)
         if node in self.norms:
             return [a for a in arguments if a in node.args[:3]]
@@ -169,7 +167,7 @@ class Dataflow:
         results += [new for _, new in self.captured.mutations]
         roots = [self.maker(n) for n in results]
         roots += [n for n in nodes if is_random(n) and n not in depends]
-        # What reads a tensor of the caller that the forward overwrites must do so before that.
+        # A node that reads a caller's tensor which the forward overwrites must run before the write.
         overwritten = {target for target, _ in self.captured.mutations}
         roots += [n for n in nodes if n not in depends and not overwritten.isdisjoint(self.reads(n))]
         in_forward = self._ancestors(roots)
@@ -216,7 +214,7 @@ def _storage(node: Node) -> int | None:
 
 
 def _cast_back(new: Node, buffer: Node) -> Node:
-    """A new statistic as its buffer gets it: torch infers float32 for it, whatever the buffer's dtype."""
+    """The cast of a new statistic to its buffer's dtype, if there is one: torch infers float32."""
     users = list(new.users)
     cast = users[0] if len(users) == 1 else new
     back = (
@@ -226,7 +224,7 @@ def _cast_back(new: Node, buffer: Node) -> Node:
 
 
 def _only_statistic(new: Node) -> bool:
-    """Whether a batch norm's new statistic goes nowhere but to other norms and back to its buffer."""
+    """Whether a batch norm's new statistic is read only by other norms and its buffer."""
     norms = (
         torch.ops.aten._native_batch_norm_legit_functional.default,
         torch.ops.aten.native_batch_norm_backward.default,

@@ -1,9 +1,8 @@
-"""Dropout on CPU with eager's rounding.
+"""Give captured dropout on CPU the rounding of eager.
 
 Capture turns dropout into ``native_dropout``, which multiplies by the mask and then by the scale. Eager on
-CPU multiplies by one noise tensor that holds the scale as the tensor's dtype divides it. Where the two scales
-differ (half precision; a few rates in float32, such as 0.15) the captured nodes are replaced by eager's
-arithmetic.
+CPU multiplies by one noise tensor that already contains the scale, divided in the tensor's dtype. Where the
+two scales differ (half precision; a few rates in float32, such as 0.15) the captured nodes are replaced.
 """
 
 import torch
@@ -13,22 +12,14 @@ from remat_executor.rng import replay
 
 
 def noise_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Dropout as eager computes it on CPU.
-
-    Returns:
-        the output, and the mask as bools.
-    """
+    """Dropout as eager computes it on CPU: the output, and the mask as bools."""
     noise = torch.empty_like(x).bernoulli_(1 - p)
     mask = noise.bool()
     return noise.div_(1 - p).mul_(x), mask
 
 
 def drop_everything(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Dropout with a rate of 1, which eager computes without drawing.
-
-    Returns:
-        zeros with the signs of `x`, and the mask as bools.
-    """
+    """Dropout with a rate of 1, which draws nothing: zeros with the signs of `x`, and the mask as bools."""
     return x.mul(0.0), torch.zeros_like(x, dtype=torch.bool)
 
 
@@ -46,7 +37,7 @@ def noise_dropout_backward(gradient: Tensor, mask: Tensor, p: float) -> Tensor:
 
 
 def use_eager_rounding(graph: torch.fx.Graph) -> None:
-    """Replace captured dropout where it would round otherwise than eager, in place."""
+    """Replace captured dropout that would round differently from eager, in place."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.native_dropout.default):
         output, p = node.meta["val"][0], node.args[1]
         if p == 1.0:

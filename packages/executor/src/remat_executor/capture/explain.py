@@ -1,4 +1,4 @@
-"""One line for a step that cannot be captured: what was met, where, and what to do."""
+"""Explain a failed capture in one line: what was met, where, and what to do."""
 
 import traceback
 from pathlib import Path
@@ -14,13 +14,7 @@ _OWN, _TORCH = str(Path(__file__).parents[1]), torch.__path__[0]  # frames of ne
 
 
 def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureError:
-    """Turn what a trace raised into one line.
-
-    Args:
-        error: what it raised.
-        module: the user's.
-        runs: whether the original is known to take the call.
-    """
+    """Turn an error of a trace into a `CaptureError`; `runs` if the original is known to accept the call."""
     place = where(error, module)
     kind = type(module).__name__
     if is_data_dependent(error):
@@ -35,17 +29,17 @@ def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureErro
             advice="wrap the submodules on either side of it instead of the whole model",
         )
     first_line = (text_of(error).splitlines() or [""])[0][:300]
-    if "_WatchedGenerator" in first_line or "torch._C.Generator" in first_line:
+    if "_GuardedGenerator" in first_line or "torch._C.Generator" in first_line:
         return foreign_generator(place)
     if "Unexpected fake buffer" in first_line:
         return CaptureError(
             problem=f"the forward keeps a tensor, in its module or a cache, for its next call{place}",
-            advice="register it as a buffer before and write it in place; clear the cache, which holds a "
-            "tensor of the trace now",
+            advice="register it as a buffer before and write it in place; clear the cache, which now holds a "
+            "tensor of the trace",
         )
     if "convert all Tensors to FakeTensors" in first_line:
         return CaptureError(
-            problem=f"the forward reads a tensor from elsewhere than its module and its arguments{place}",
+            problem=f"the forward reads a tensor that is neither in its module nor an argument{place}",
             advice="register it with register_buffer, or its module in an nn.ModuleList; hold it in an "
             "attribute, a list or a dict; or pass it as an argument",
         )
@@ -53,22 +47,22 @@ def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureErro
     if not runs:
         return CaptureError(
             problem=problem,
-            advice=f"if {kind} alone raises this too, give inputs that it takes; else wrap a submodule of it",
+            advice=f"if {kind} alone raises this too, give inputs that it accepts; else wrap a submodule",
         )
     line = "a submodule of it that does not contain this line" if place else "its submodules one by one"
-    return CaptureError(problem=f"{problem}, though {kind} alone takes this call", advice=f"wrap {line}")
+    return CaptureError(problem=f"{problem}, though {kind} alone accepts this call", advice=f"wrap {line}")
 
 
 def foreign_generator(place: str = "") -> CaptureError:
-    """What to say of ``torch.rand(..., generator=...)``."""
+    """The error for ``torch.rand(..., generator=...)``."""
     return CaptureError(
-        problem=f"the forward draws from a generator that it names, which is not handled yet{place}",
-        advice="leave generator= out to draw from the default one, or pass the numbers drawn as an input",
+        problem=f"the forward draws from a generator of its own, which is not handled yet{place}",
+        advice="leave generator= out to draw from the default one, or pass the drawn numbers as an input",
     )
 
 
 def where(error: BaseException, module: nn.Module) -> str:
-    """Where a forward was when it raised: the innermost submodule, and the user's line that led there."""
+    """Where a forward raised: the innermost submodule and the user's line, as text to append."""
     names = {id(submodule): name for name, submodule in module.named_modules()}
     met = [m for m in _modules(error) if names.get(id(m))]
     found = [f" in {names[id(met[-1])]!r} ({type(met[-1]).__name__})"] if met else []
@@ -79,13 +73,13 @@ def where(error: BaseException, module: nn.Module) -> str:
 
 
 def _modules(error: BaseException) -> list[nn.Module]:
-    """The modules whose methods were under way, the innermost last."""
+    """The modules whose methods were running, the innermost last."""
     called = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     return [thing for thing in called if isinstance(thing, nn.Module)]
 
 
 def _is_averaging_norm(error: BaseException) -> bool:
-    """Whether a batch norm stopped that averages over all batches alike."""
+    """Whether the error comes from a batch norm with ``momentum=None``."""
     modules = _modules(error)
     kind = nn.modules.batchnorm._BatchNorm
     return bool(modules) and isinstance(modules[-1], kind) and modules[-1].momentum is None

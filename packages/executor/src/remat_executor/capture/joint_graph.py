@@ -1,8 +1,8 @@
-"""Capture: a module and a sample become one joint forward and backward fx graph.
+"""Capture a module and a sample as one joint fx graph of forward and backward.
 
-The module is traced as a function of flat tensors: its distinct parameters, its distinct buffers, the
-distinct tensors of the sample and those that it holds in plain attributes. Everything else in the sample is a
-constant that the module's guards compare at each call.
+The module is traced as a function of flat tensors: its distinct parameters and buffers, the distinct tensors
+of the sample, and those in the module's plain attributes. Everything else in the sample is a constant, which
+the guards compare at each call.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,9 +14,9 @@ from torch import nn
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.explain import explained, where
 from remat_executor.capture.read_joint import read_joint
-from remat_executor.capture.side_effects import no_other_randomness
+from remat_executor.capture.side_effects import only_torch_randomness
 from remat_executor.capture.traced_step import TracedStep
-from remat_executor.capture.user_errors import ask
+from remat_executor.capture.user_errors import run_original
 from remat_executor.errors import CaptureError, add_note, warn
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.capture import export_joint
@@ -28,52 +28,52 @@ def capture(
     *,
     differentiate: Iterable[int] | None = None,
     call: Callable[..., Any] | None = None,
-    usual: Any = None,
+    reference_spec: Any = None,
 ) -> Captured:
-    """Trace one training step; leaves the module, its buffers and every random generator as they were.
+    """Trace one training step; the module, its buffers and all random generators stay unchanged.
 
     Args:
         module: the user's module, in the mode to capture.
-        tensors: what `collect` found of it and the sample.
+        tensors: the module's and the sample's.
         differentiate: indices among the output tensors that get gradients; None: see `default_choice`.
-        call: what to trace instead of the module's forward.
-        usual: structure of what the module's own forward returns; None: that of what is traced.
+        call: the function to trace instead of the module's forward.
+        reference_spec: output structure of the module's own forward; None: that of the traced function.
 
     Raises:
         CaptureError: the step is not one graph, with the line where it stops and what to do.
-        Exception: whatever the original raises when it is called in this way, with a note.
+        Exception: the error that the original raises for this call, with a note.
     """
     call = call or module.forward
-    step = TracedStep(module, tensors, differentiate, call, usual)
+    step = TracedStep(module, tensors, differentiate, call, reference_spec)
     step.train(module.training)
-    # What another graph made is a leaf of this one; torch looks for the .grad of each.
+    # Results of other autograd graphs become leaves of this one; torch looks for the .grad of each.
     inputs = tuple(t if t.is_leaf else t.detach().requires_grad_(t.requires_grad) for t in tensors.inputs)
     stopped: Exception | None = None
     try:
-        with no_other_randomness(tensors):
+        with only_torch_randomness(tensors):
             joint = export_joint(step, inputs)
     except CaptureError as refused:
         place = where(refused, module)
         if not place:
             raise
         raise attrs.evolve(refused, problem=refused.problem + place) from refused
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raises, on fake tensors
+    except Exception as error:  # noqa: BLE001 - user code may raise anything on fake tensors
         stopped = error
-    if stopped is not None:  # not where it is handled: it is no context of the user's error
+    if stopped is not None:  # outside of the handler, so that it is not the context of the user's error
         try:
             runs = raise_as_original(module, tensors, call)
             raise explained(stopped, module, runs=runs) from stopped
         finally:
             del stopped
     result = step.result
-    assert result is not None  # what was traced has run
+    assert result is not None  # the traced function has run
     changes = result.changes
     if changes.state:
         names = ", ".join(changes.state[:3])
         raise CaptureError(
-            problem=f"the forward changes {names}, which a captured graph would not do again",
-            advice="do it outside of the forward, or in place in a buffer: buffer.add_(1); if the first call "
-            "alone does it, call the model once before",
+            problem=f"the forward changes {names}, which a captured graph would not repeat",
+            advice="do it outside of the forward, or in place in a buffer: buffer.add_(1); if only the first "
+            "call does it, call the model once before",
         )
     captured = read_joint(joint, result, tensors)
     if changes.kept:
@@ -82,32 +82,24 @@ def capture(
 
 
 def raise_as_original(module: nn.Module, tensors: Tensors, call: Callable[..., Any]) -> bool:
-    """Raise what the original raises when it is called in this way.
-
-    Args:
-        module: the original.
-        tensors: its tensors and the call's.
-        call: its forward, or what is planned in its place.
+    """Raise the error that the original raises for this call, with a note that names its place.
 
     Returns:
         Whether the original is known to raise nothing.
-
-    Raises:
-        Exception: the original's, with a note that says so and where.
     """
 
     def forward(copies: Tensors) -> object:
         return TracedStep(module, copies, None, call, None).train(module.training)(*copies.inputs)
 
-    answer = ask(forward, tensors)
-    if answer.error is None:
-        return answer.runs
+    outcome = run_original(forward, tensors)
+    if outcome.error is None:
+        return outcome.runs
     add_note(
-        answer.error,
-        f"raised{where(answer.error, module)} while this call was planned; the original raises the same when "
-        "it is called alone: give inputs that it takes",
+        outcome.error,
+        f"raised{where(outcome.error, module)} while this call was planned; the original raises the same "
+        "when it is called alone: give inputs that it accepts",
     )
     try:
-        raise answer.error
+        raise outcome.error
     finally:
-        del answer  # or its traceback would lead to itself, and hold the user's tensors
+        del outcome  # a reference cycle through its traceback would hold the user's tensors

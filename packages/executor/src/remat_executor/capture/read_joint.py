@@ -1,4 +1,4 @@
-"""Reading a joint graph: its placeholders and outputs are sorted by what torch says that they are."""
+"""Read a joint graph: classify its placeholders and outputs by torch's descriptors."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -25,15 +25,10 @@ from remat_executor.torch_private.capture import (
 
 
 def read_joint(joint: Joint, result: TraceResult, tensors: Tensors) -> Captured:
-    """Sort placeholders and outputs of the joint graph by their descriptors.
-
-    Args:
-        joint: the graph; the ops whose eager kernels differ are replaced in it.
-        result: what the trace noted beside the graph.
-        tensors: the module's and the call's.
+    """Classify placeholders and outputs of the joint graph; replace ops whose eager kernels differ.
 
     Raises:
-        CaptureError: the step does something that a lowered graph would not do right.
+        CaptureError: the step has an effect that a lowered graph would not reproduce.
     """
     graph = joint.graph_module.graph
     use_eager_rounding(graph)
@@ -48,7 +43,7 @@ def read_joint(joint: Joint, result: TraceResult, tensors: Tensors) -> Captured:
             name = tensors.names[externals.index(placeholders[tangent.written_input])]
             raise CaptureError(
                 problem=f"the forward writes into {name!r}, which requires a gradient",
-                advice="write into it outside of the forward, after the optimizer's step say",
+                advice="write into it outside of the forward, for example after the optimizer's step",
             )
     if joint.reshaped:
         raise CaptureError(
@@ -79,7 +74,7 @@ def _outputs_by_kind(graph: torch.fx.Graph) -> dict[OutputKind, list[JointOutput
     """The outputs of each kind, in the graph's order.
 
     Raises:
-        CaptureError: one is of another kind, which stands for an effect.
+        CaptureError: an output of another kind, which means an effect.
     """
     by_kind: dict[OutputKind, list[JointOutput]] = {kind: [] for kind in OutputKind}
     for output in joint_outputs(graph):
@@ -90,7 +85,7 @@ def _outputs_by_kind(graph: torch.fx.Graph) -> dict[OutputKind, list[JointOutput
             what = ", ".join(effects) or output.type_name
             raise CaptureError(
                 problem=f"the step has an effect that is not handled yet ({what})",
-                advice="wrap a submodule that does not have it",
+                advice="wrap a submodule without it",
             )
         by_kind[output.kind].append(output)
     return by_kind
@@ -111,23 +106,20 @@ def _own_outputs(
 
 
 def _check_effects(
-    graph_module: torch.fx.GraphModule,
-    externals: Sequence[Node],
-    replaced: Collection[int],
-    tensors: Tensors,
+    graph_module: torch.fx.GraphModule, externals: Sequence[Node], replaced: Collection[int], tensors: Tensors
 ) -> None:
-    """Refuse what the trace let through and a lowered graph would not do right.
+    """Refuse effects that the trace accepts and a lowered graph would not reproduce.
 
     Raises:
-        CaptureError: a tensor is read and then replaced, a generator is passed, a gradient is sparse, other
-            ranks are spoken to.
+        CaptureError: a tensor is read and then replaced, a generator is passed, a gradient is sparse, or an
+            op communicates with other ranks.
     """
     for index in sorted(replaced):
         if externals[index].users:
             name = tensors.names[index]
             raise CaptureError(
-                problem=f"the forward reads {name!r} and puts a new tensor in its place, which a captured "
-                "graph would not do again",
+                problem=f"the forward reads {name!r} and replaces it by a new tensor, which a captured graph "
+                "would not repeat",
                 advice="keep such state in a buffer and write it in place: buffer.copy_(...)",
             )
     for node in graph_module.graph.nodes:

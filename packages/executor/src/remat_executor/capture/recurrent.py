@@ -1,6 +1,6 @@
-"""oneDNN's LSTM layer, told to keep what its backward needs.
+"""Make oneDNN's LSTM layer keep the workspace that its backward needs.
 
-The kernel fills its workspace only while grad mode is on, and a planned module runs with it off.
+The kernel fills its workspace only while grad mode is on, and a planned module runs with grad mode off.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def recording_lstm_layer(*args: Any) -> tuple[Tensor, ...]:
-    """``aten.mkldnn_rnn_layer`` as eager runs it while training; arguments are the operator's."""
+    """``aten.mkldnn_rnn_layer`` as eager runs it in training, with the operator's arguments."""
     detached = (a.detach() if isinstance(a, Tensor) else a for a in args)
     with torch.enable_grad():
         result: tuple[Tensor, ...] = torch.ops.aten.mkldnn_rnn_layer.default(*detached)
@@ -18,7 +18,7 @@ def recording_lstm_layer(*args: Any) -> tuple[Tensor, ...]:
 
 
 def keep_workspaces(graph: torch.fx.Graph) -> None:
-    """Let captured LSTM layers keep their workspaces, in place."""
+    """Make captured LSTM layers keep their workspaces, in place."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mkldnn_rnn_layer.default):
         node.target = recording_lstm_layer
 

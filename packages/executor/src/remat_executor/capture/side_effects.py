@@ -1,7 +1,7 @@
-"""Running a user's forward under watch: what it does beside computing, no captured graph would do again.
+"""Detect side effects of `forward` during capture: a captured graph would not replay them.
 
-Each such effect is refused where it happens, with what to do instead; effects that leave no trace afterwards
-(a seed set to what it was, `.data` replaced) are the reason to watch and not only to compare.
+Each side effect is refused where it happens, with advice. Some effects leave no trace (a seed set to its old
+value, a replaced `.data`), so comparing the state before and after is not enough.
 """
 
 import random
@@ -16,26 +16,30 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from remat_executor.capture.collectives import no_collectives
 from remat_executor.errors import CaptureError
-from remat_executor.inspection.attribute_changes import Changes, kept_attributes
+from remat_executor.inspection.attribute_changes import Changes, restored_attributes
 from remat_executor.inspection.tensors import Slot, Tensors
 from remat_executor.rng import preserved_generators
-from remat_executor.torch_private.generators import watched_generators
+from remat_executor.torch_private.generators import guarded_generators
 from remat_graph import RematError
 from remat_graph.contexts import context
 
 
-class Watched(nn.Module):
-    """Calls the original, with other tensors in the place of its own, and refuses what a graph cannot do.
+class SideEffectGuard(nn.Module):
+    """Calls the original with substitutes for its tensors, and refuses side effects.
 
     Attributes:
-        replaced: indices into `Tensors.flat` of plainly held tensors that the forward replaced.
-        changes: what it set on its modules, put back by now.
-        raised: what it raised, until it is `taken`.
+        original: the user's module.
+        substitutes: by name the tensors that replace parameters and buffers; the caller swaps them in.
+        in_slots: the tensors that replace those of `Tensors.slots`.
+        call: the original's forward, or the function that is planned instead.
+        replaced: indices into `Tensors.flat` of tensors in plain attributes that the forward replaced.
+        changes: what the forward assigned on its modules; it is restored.
+        raised: the forward's error, until `take_error`.
     """
 
     original: nn.Module
-    swapped: Mapping[str, Tensor]
-    held: list[Tensor]
+    substitutes: Mapping[str, Tensor]
+    in_slots: list[Tensor]
     call: Callable[..., Any]
     replaced: set[int]
     changes: Changes
@@ -44,89 +48,87 @@ class Watched(nn.Module):
     def __init__(
         self,
         original: nn.Module,
-        swapped: Mapping[str, Tensor],
-        held: list[Tensor],
+        substitutes: Mapping[str, Tensor],
+        in_slots: list[Tensor],
         call: Callable[..., Any],
     ) -> None:
-        """Watch a forward.
-
-        Args:
-            original: the user's module.
-            swapped: by name what stands for parameters and buffers; the caller puts it there.
-            held: what stands for each of `Tensors.slots`.
-            call: its forward, or what is planned in its place.
-        """
         super().__init__()
         self.original = original
-        self.__dict__.update(swapped=swapped, held=held, call=call, replaced=set(), changes=Changes())
+        self.__dict__.update(
+            substitutes=substitutes, in_slots=in_slots, call=call, replaced=set(), changes=Changes()
+        )
         self.__dict__["raised"] = None
 
     def forward(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
         """Call the original.
 
         Raises:
-            CaptureError: it assigned a parameter or buffer, set a generator or a tensor's `.data`, or spoke
-                to other ranks.
+            CaptureError: the forward assigns a parameter or buffer, sets a generator or a tensor's `.data`,
+                or communicates with other ranks.
         """
-        # Torch runs the forward twice to trace it: each time finds its module as the first did.
-        with kept_attributes(self.original) as self.__dict__["changes"], self.swapped_slots(tensors.slots):
+        # Torch traces the forward twice; attributes are restored so that both runs find the same module.
+        with (
+            restored_attributes(self.original) as self.__dict__["changes"],
+            self.substituted_slots(tensors.slots),
+        ):
             with (
-                watched_generators(_refuse_seeding),
+                guarded_generators(_refuse_seeding),
                 _NoDataAssignment(),
                 no_collectives(),
-                straight_checkpoints(),
+                direct_checkpoints(),
             ):
                 try:
                     output = self.call(*args, **kwargs)
                 except Exception as error:
                     self.__dict__["raised"] = error
                     raise
-            for name, tensor in self.swapped.items():
+            for name, tensor in self.substitutes.items():
                 path, _, attribute = name.rpartition(".")
                 if getattr(self.original.get_submodule(path), attribute) is not tensor:
                     raise CaptureError(
-                        problem=f"the forward puts a new tensor in the place of {name!r}",
+                        problem=f"the forward replaces {name!r} by a new tensor",
                         advice=f"write into it instead: self.{attribute}.copy_(...)",
                     )
         return output
 
-    def is_behind(self, error: Exception) -> bool:
-        """Whether torch met this while the user's error passed, on which it wrote: a frozen class refuses."""
+    def caused(self, error: Exception) -> bool:
+        """Whether the user's error caused this one: torch writes on errors, which a frozen class refuses."""
         if self.raised is None or self.raised is error or isinstance(error, RematError):
             self.__dict__["raised"] = None
             return False
         return True
 
-    def taken(self) -> Exception:
-        """The user's error, which is not held here any more."""
+    def take_error(self) -> Exception:
+        """Return the user's error and forget it."""
         error = self.raised
         self.__dict__["raised"] = None
         assert error is not None
         return error
 
     @context
-    def swapped_slots(self, slots: Iterable[Slot]) -> Generator[None, None, None]:
-        """Put the stand-ins where the module plainly holds tensors; note which it replaces meanwhile."""
+    def substituted_slots(self, slots: Iterable[Slot]) -> Generator[None, None, None]:
+        """Put the substitutes into plain attributes; record which of them the forward replaces."""
         swaps = [
-            (slot, slot.holder[slot.key], stand_in) for slot, stand_in in zip(slots, self.held, strict=True)
+            (slot, slot.holder[slot.key], substitute)
+            for slot, substitute in zip(slots, self.in_slots, strict=True)
         ]
-        for slot, _, stand_in in swaps:
-            slot.holder[slot.key] = stand_in
+        for slot, _, substitute in swaps:
+            slot.holder[slot.key] = substitute
         try:
             yield
         finally:
-            for slot, tensor, stand_in in swaps:
-                if _holds(slot.holder, slot.key, stand_in):
+            for slot, tensor, substitute in swaps:
+                if _holds(slot.holder, slot.key, substitute):
                     slot.holder[slot.key] = tensor
                 else:
                     self.replaced.add(slot.place)
 
 
 @context
-def straight_checkpoints() -> Generator[None, None, None]:
-    """Let reentrant checkpoints run what they wrap: their backward cannot be traced, and a plan has its own.
+def direct_checkpoints() -> Generator[None, None, None]:
+    """Let reentrant checkpoints call their function directly: their backward cannot be traced.
 
-    As they do, gradients reach only what depends on a tensor that is passed to them.
+    As in a checkpoint, gradients flow only if a tensor argument requires one.
     """
 
     def run(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
@@ -150,7 +152,7 @@ def _holds(holder: Any, key: Any, tensor: Tensor) -> bool:
 
 
 class _NoDataAssignment(TorchFunctionMode):
-    """Refuses `tensor.data = ...`: the tensor stays the same object, so nothing else would notice."""
+    """Refuses `tensor.data = ...`, which leaves the tensor the same object and would go unnoticed."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
@@ -169,14 +171,15 @@ def _refuse_seeding(what: str) -> None:
 
 
 @context
-def no_other_randomness(tensors: Tensors) -> Generator[None, None, None]:
-    """Put generators back, and refuse a forward that draws from one that no graph repeats."""
+def only_torch_randomness(tensors: Tensors) -> Generator[None, None, None]:
+    """Restore all generators, and refuse a forward that draws from Python's or numpy's."""
     before = (random.getstate(), np.random.get_state())
     try:
         with preserved_generators(t.device for t in tensors.flat):
             yield
     finally:
-        drew_python, drew_numpy = random.getstate() != before[0], not _same_numpy(before[1])
+        drew_python = random.getstate() != before[0]
+        drew_numpy = not all(map(np.array_equal, np.random.get_state(), before[1]))
         random.setstate(before[0])
         np.random.set_state(before[1])
     if drew_python or drew_numpy:
@@ -185,8 +188,3 @@ def no_other_randomness(tensors: Tensors) -> Generator[None, None, None]:
             "captured graph cannot repeat",
             advice="draw with torch instead, or wrap the submodules around the draw",
         )
-
-
-def _same_numpy(before: Any) -> bool:
-    now = np.random.get_state()
-    return all(np.array_equal(a, b) for a, b in zip(now, before, strict=True))

@@ -1,4 +1,4 @@
-"""What is traced: a module as a function of flat tensors, and what its run notes beside the graph."""
+"""The function that is traced: a module as a function of flat tensors, which also records its outputs."""
 
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -8,7 +8,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor.capture.side_effects import Watched
+from remat_executor.capture.side_effects import SideEffectGuard
 from remat_executor.errors import CaptureError, NothingToDifferentiate, UnplannedUse
 from remat_executor.inspection.attribute_changes import Changes
 from remat_executor.inspection.tensors import Tensors
@@ -17,7 +17,7 @@ from remat_executor.torch_private.pytrees import flatten, unflatten
 
 @attrs.frozen(kw_only=True)
 class TraceResult:
-    """What one run of the module's forward notes.
+    """What one traced run of the module's forward records.
 
     Attributes:
         spec: structure of the output.
@@ -25,8 +25,8 @@ class TraceResult:
         differentiated: indices of the output tensors that get gradients.
         constants: per flat output the constant that it is; None for a tensor.
         is_tensor: per flat output whether it is a tensor.
-        replaced: indices into `Tensors.flat` of plainly held tensors that the forward replaced.
-        changes: what the forward set on its modules.
+        replaced: indices into `Tensors.flat` of tensors in plain attributes that the forward replaced.
+        changes: what the forward assigned on its modules.
     """
 
     spec: Any
@@ -39,7 +39,7 @@ class TraceResult:
 
 
 class TracedStep(nn.Module):
-    """The module as a function of flat tensors; notes the structure of what it returned."""
+    """The module as a function of flat tensors; records the structure of its output in `result`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TracedStep(nn.Module):
         tensors: Tensors,
         differentiate: Iterable[int] | None,
         call: Callable[..., Any],
-        usual: Any,
+        reference_spec: Any,
     ) -> None:
         super().__init__()
         self.parameters_ = nn.ParameterList()
@@ -57,18 +57,15 @@ class TracedStep(nn.Module):
         for i, (_, buffer) in enumerate(tensors.buffers):
             self.buffers_.register_buffer(str(i), buffer)
         # In the instance's dict, hidden from nn.Module: its parameters are those above.
-        self.__dict__["_original"] = module
-        self.__dict__["_tensors"] = tensors
-        self.__dict__["_call"] = call
-        self.__dict__["_usual"] = usual
+        self.__dict__.update(_original=module, _tensors=tensors, _call=call, _reference_spec=reference_spec)
         self.__dict__["_differentiate"] = None if differentiate is None else set(differentiate)
         self.result: TraceResult | None = None
 
     def forward(self, *inputs: Tensor) -> list[Tensor]:
-        """Call the original with flat tensors in the place of its own, and note the result.
+        """Call the original with flat tensors instead of its own, and record the result.
 
         Raises:
-            CaptureError: the original does what a captured graph would not do again.
+            CaptureError: the original has a side effect that a captured graph would not repeat.
         """
         tensors: Tensors = self.__dict__["_tensors"]
         flat = (
@@ -77,39 +74,35 @@ class TracedStep(nn.Module):
             *inputs,
         )
         owned = [names for names, _ in (*tensors.parameters, *tensors.buffers)]
-        swapped = {name: tensor for names, tensor in zip(owned, flat, strict=False) for name in names}
-        leaves = [
-            constant if place is None else inputs[place]
-            for place, constant in zip(tensors.leaves, tensors.constants, strict=True)
-        ]
-        args, kwargs = unflatten(leaves, tensors.spec)
-        held = [flat[slot.place] for slot in tensors.slots]
-        watched = Watched(self.__dict__["_original"], swapped, held, self.__dict__["_call"])
-        named = {f"original.{name}": tensor for name, tensor in swapped.items()}
-        behind = False
+        substitutes = {name: tensor for names, tensor in zip(owned, flat, strict=False) for name in names}
+        args, kwargs = unflatten(tensors.filled_leaves(inputs), tensors.spec)
+        in_slots = [flat[slot.place] for slot in tensors.slots]
+        guard = SideEffectGuard(self.__dict__["_original"], substitutes, in_slots, self.__dict__["_call"])
+        named = {f"original.{name}": tensor for name, tensor in substitutes.items()}
+        user_error = False
         try:
-            output = torch.func.functional_call(watched, named, (tensors, *args), kwargs, tie_weights=False)
+            output = torch.func.functional_call(guard, named, (tensors, *args), kwargs, tie_weights=False)
         except Exception as error:
-            behind = watched.is_behind(error)
-            if not behind:
+            user_error = guard.caused(error)
+            if not user_error:
                 raise
-        if behind:
-            raise watched.taken()  # not where the other one is handled: that is no context of it
+        if user_error:
+            raise guard.take_error()  # outside of the handler, so that the other error is not its context
         leaves, spec = flatten(output)
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         requires = [leaf.requires_grad for leaf in found]
         wanted: set[int] | None = self.__dict__["_differentiate"]
         _check_choice(wanted, requires, (leaf for leaf in leaves if not isinstance(leaf, Tensor)))
-        usual = self.__dict__["_usual"] in (None, spec)
-        chosen = default_choice(found, usual) if wanted is None else wanted
+        standard = self.__dict__["_reference_spec"] in (None, spec)
+        chosen = default_choice(found, standard) if wanted is None else wanted
         self.result = TraceResult(
             spec=spec,
             requires_grad=tuple(requires),
             differentiated=frozenset(chosen),
             constants=tuple(None if isinstance(leaf, Tensor) else _remade(leaf) for leaf in leaves),
             is_tensor=tuple(isinstance(leaf, Tensor) for leaf in leaves),
-            replaced=frozenset(watched.replaced),
-            changes=watched.changes,
+            replaced=frozenset(guard.replaced),
+            changes=guard.changes,
         )
         return [
             leaf.detach() if needs and i not in chosen else leaf
@@ -119,12 +112,12 @@ class TracedStep(nn.Module):
 
 @attrs.frozen
 class UnavailableOutput:
-    """Stands where the original returns an object that a captured graph cannot remake."""
+    """Placeholder of an output object that a captured graph cannot reproduce."""
 
     type_name: str
 
     def __getattr__(self, name: str) -> Any:
-        """Say so, whatever is asked of it."""
+        """Raise for every attribute."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise UnplannedUse(
@@ -134,7 +127,7 @@ class UnavailableOutput:
 
 
 def _remade(leaf: Any) -> Any:
-    """An output that is no tensor: a constant of the step, or an object that holds what capture made."""
+    """An output that is not a tensor: a constant of the step, or a placeholder for another object."""
     plain = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, Enum)
     return leaf if isinstance(leaf, plain) else UnavailableOutput(type(leaf).__name__)
 
@@ -142,9 +135,9 @@ def _remade(leaf: Any) -> Any:
 def _check_choice(wanted: set[int] | None, requires: list[bool], others: Iterable[Any]) -> None:
     if not any(requires):
         opaque = sorted({type(o).__name__ for o in others if isinstance(_remade(o), UnavailableOutput)})
-        beside = f" ({', '.join(opaque)} is not looked into)" if opaque else ""
+        unread = f" ({', '.join(opaque)} is not searched)" if opaque else ""
         raise NothingToDifferentiate(
-            problem=f"the model returns no tensor that requires a gradient{beside}",
+            problem=f"the model returns no tensor that requires a gradient{unread}",
             advice="return a loss or output that does, in a tuple, list, dict or on its own",
         )
     for i in wanted or ():
@@ -158,14 +151,12 @@ def _check_choice(wanted: set[int] | None, requires: list[bool], others: Iterabl
         raise CaptureError(problem="differentiate=[] names no output", advice="name one, or leave it out")
 
 
-def default_choice(outputs: list[Tensor], usual: bool = True) -> set[int]:
-    """Which outputs a caller will differentiate: a lone scalar in front is a loss, otherwise all.
+def default_choice(outputs: list[Tensor], standard: bool = True) -> set[int]:
+    """Indices of the outputs to differentiate: a scalar in front is a loss and the only one, otherwise all.
 
-    Args:
-        outputs: the tensors among them.
-        usual: whether they come as the model's do. What a trainer returns instead it may use otherwise.
+    An output that is not of the model's `standard` structure comes from a trainer: all of it counts.
     """
     differentiable = [i for i, output in enumerate(outputs) if output.requires_grad]
-    if usual and differentiable and outputs[differentiable[0]].ndim == 0:
+    if standard and differentiable and outputs[differentiable[0]].ndim == 0:
         return {differentiable[0]}
     return set(differentiable)

@@ -1,16 +1,16 @@
-"""Ask the original model whether it raises by itself what stopped a capture.
+"""Find out whether the original model itself raises the error that stopped a capture.
 
-A trace fails for two reasons: the model cannot be called in this way at all (a sample of a wrong width, a
-`raise` of the user's), or capture cannot do what the model does (a branch on data, numpy). The exception does
-not tell them apart: fake tensors have messages and types of their own, and user code that meets one may raise
-anything. So the forward is run once more, on real tensors, only after a capture has failed. What it raises
-is the user's error, with the type, arguments and traceback that it has without remat.
+A trace fails for two reasons: the model does not accept the call (a sample of a wrong width, a user's
+`raise`), or capture does not support what the model does (a branch on data, numpy). The exception does not
+show which: fake tensors have messages and types of their own, and user code may react to them in any way. So
+after a failed capture the forward runs once more, on real tensors. An error that it raises is the user's,
+with the type, arguments and traceback that it has without remat.
 
-Nothing of the user's changes: buffers, inputs and tensors in attributes are copies, a write into a parameter
-ends the run, attributes and generators are put back. Gradients are on, since some errors need them, but what
-autograd saves is dropped at once: the run holds what inference holds. That is outside of the budget. No
-answer comes where the tensors have no values here (the meta device, parameters on another device), where
-memory runs out, and where the forward does what no graph can do.
+The run changes nothing of the user's: buffers, inputs and tensors in attributes are copies, a write into a
+parameter ends the run, attributes and generators are restored. Gradients are on, since some errors need them,
+but saved tensors are dropped at once, so the run needs the memory of inference; the budget does not cover it.
+The outcome is unknown where tensors have no values (the meta device, parameters on another device), where
+memory runs out, and where the forward has effects that capture refuses.
 """
 
 import warnings
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor.capture.side_effects import no_other_randomness
+from remat_executor.capture.side_effects import only_torch_randomness
 from remat_executor.errors import CaptureError
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.fake_tensors import has_no_values
@@ -32,46 +32,41 @@ from remat_graph.errors import text_of
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Answer:
+class OriginalOutcome:
     """How a call of the original ends.
 
     Attributes:
-        error: what it raises.
-        runs: it raises nothing; False if `error` says what, or if nobody knows.
+        error: the error that it raises.
+        runs: whether it is known to raise nothing; False with an `error` or if the outcome is unknown.
     """
 
     error: Exception | None = None
     runs: bool = False
 
 
-def ask(forward: Callable[[Tensors], object], tensors: Tensors) -> Answer:
-    """Run a forward that writes into nothing of the user's.
-
-    Args:
-        forward: calls the original, under watch, with these tensors in the place of its own.
-        tensors: the module's and the call's.
-    """
+def run_original(forward: Callable[[Tensors], object], tensors: Tensors) -> OriginalOutcome:
+    """Run the original by `forward(tensors)` without writing into the user's tensors."""
     if any(map(has_no_values, tensors.flat)):
-        return Answer()
-    if len({t.device for t in tensors.flat if t.ndim}) > 1:  # some are at home elsewhere
-        return Answer()
+        return OriginalOutcome()
+    if len({t.device for t in tensors.flat if t.ndim}) > 1:  # some are placed elsewhere
+        return OriginalOutcome()
     parameters = [parameter for _, parameter in tensors.parameters]
     dropped = torch.autograd.graph.saved_tensors_hooks(lambda _: None, _no_backward)
     try:
         with (
             warnings.catch_warnings(action="ignore"),
-            no_other_randomness(tensors),
+            only_torch_randomness(tensors),
             dropped,
             _NoWrites(parameters),
         ):
             forward(_with_copies(tensors))
     except CaptureError:
-        return Answer()
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the answer
-        # Transforms of torch.func do not take the hooks that drop what is saved.
+        return OriginalOutcome()
+    except Exception as error:  # noqa: BLE001 - user code may raise anything
+        # Transforms of torch.func do not accept the hooks that drop saved tensors.
         ours = is_out_of_memory(error) or "saved tensor" in text_of(error)
-        return Answer() if ours else Answer(error=error)
-    return Answer(runs=True)
+        return OriginalOutcome() if ours else OriginalOutcome(error=error)
+    return OriginalOutcome(runs=True)
 
 
 def _no_backward(_: object) -> NoReturn:
@@ -79,7 +74,7 @@ def _no_backward(_: object) -> NoReturn:
 
 
 def _with_copies(tensors: Tensors) -> Tensors:
-    """The same call with copies of all that a forward may write into."""
+    """The same call with copies of all tensors that a forward may write."""
     owned = attrs.evolve(
         tensors.owned, buffers=tuple((names, buffer.detach().clone()) for names, buffer in tensors.buffers)
     )
@@ -88,13 +83,13 @@ def _with_copies(tensors: Tensors) -> Tensors:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A leaf if it is one: torch lets what is none be written in place."""
+    """A copy, a leaf only if the tensor is one: torch allows in-place writes to the others."""
     start = tensor.detach().requires_grad_(tensor.requires_grad)
     return tensor.detach().clone().requires_grad_(tensor.requires_grad) if tensor.is_leaf else start.clone()
 
 
 class _NoWrites(TorchDispatchMode):
-    """Ends the run before an operator writes into one of these tensors."""
+    """Refuses operators that write into one of these tensors."""
 
     supports_higher_order_operators = True
 

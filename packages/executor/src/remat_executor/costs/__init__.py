@@ -1,1 +1,1 @@
-"""What each operator costs: measured, kept in a cache, or estimated by a platform."""
+"""Costs of operators: measured, cached on disk, or estimated by a platform."""

@@ -1,6 +1,7 @@
-"""What each op of a graph costs: measured seconds and workspaces; FLOPs and bytes for platforms."""
+"""Annotate the ops of a graph with costs: measured seconds and workspaces; FLOPs and bytes for platforms."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -28,7 +29,7 @@ from remat_executor.rng import default_generator, preserved_generators, read_sta
 from remat_executor.torch_private.precision import float32_precisions
 from remat_executor.translation.keys import anywhere
 from remat_executor.translation.recipes import (
-    Call,
+    CallOperator,
     Draw,
     OwnGradient,
     ReadGenerator,
@@ -58,33 +59,33 @@ def with_costs(
     """The graph with measured workspaces and times, or those of a platform.
 
     Each distinct key is measured once, with tensors of that key alone, so the model need not fit the device.
-    What a `Measured` platform knows is not measured here.
+    Operators of a `Measured` platform are not measured here.
 
     Args:
         captured: the joint graph.
         translation: its IR.
         tensors: the caller's tensors; read, never written.
-        cache: costs known from before.
+        cache: costs of earlier measurements.
         platform: gives the times instead of the clock, and the workspaces of operators measured there.
         on_progress: called with (keys done, keys in all).
     """
-    materials = _Materials(captured, translation, tensors)
+    arguments = _Arguments(captured, translation, tensors)
     graph = translation.graph
     requests: dict[str, Request] = {}
     keys: dict[tuple[int, int], str] = {}
-    asked: dict[tuple[int, int], OpCost] = {}  # of the platform
+    queries: dict[tuple[int, int], OpCost] = {}  # to the platform
     known: dict[tuple[int, int], Measurement] = {}
     for i, (op, recipe) in enumerate(zip(graph.ops, translation.recipes, strict=True)):
         for k in range(len(op.implementations)):
             if platform is not None:
-                asked[i, k] = op_cost(recipe, graph, i, k)
-            if isinstance(platform, Measured) and asked[i, k].key in platform.measurements:
-                known[i, k] = platform.measurements[asked[i, k].key]
+                queries[i, k] = op_cost(recipe, graph, i, k)
+            if isinstance(platform, Measured) and queries[i, k].key in platform.measurements:
+                known[i, k] = platform.measurements[queries[i, k].key]
                 continue
             key = op.key if k == 0 else f"again: {op.key}"
             keys[i, k] = key
             if key not in requests:
-                requests[key] = materials.request(recipe, repeat=k > 0)
+                requests[key] = arguments.request(recipe, repeat=k > 0)
     costs = measure(requests, translation.device, cache, on_progress)
 
     graph = _with_real_sizes(translation, requests, {key: cost.output_nbytes for key, cost in costs.items()})
@@ -97,10 +98,9 @@ def with_costs(
                 time_s, workspace_nbytes = there.time_s, there.workspace_nbytes
             else:
                 here = costs[keys[i, k]]
-                time_s = here.time_s if platform is None else platform.time_s(asked[i, k])
+                time_s = here.time_s if platform is None else platform.time_s(queries[i, k])
                 predicted = sum(graph.allocated_nbytes(v) for v in implementation.outputs)
-                # An op that allocates more than its outputs is charged for it, whatever the fake tensors
-                # said.
+                # Output bytes beyond the fake tensors' sizes are counted as workspace.
                 surplus = max(0, here.output_nbytes - predicted) if implementation.outputs else 0
                 workspace_nbytes = here.workspace_nbytes + surplus
             implementations.append(
@@ -113,24 +113,24 @@ def with_costs(
 def _with_real_sizes(
     translation: Translation, requests: Mapping[str, Request], output_nbytes: Mapping[str, int]
 ) -> Graph:
-    """The graph with the storages that kernels really make, where the fake tensors told smaller ones.
+    """The graph with the real output sizes of kernels whose fake outputs are smaller.
 
-    Batch norm on CPU is one: with bfloat16 inputs and float32 parameters its statistics are float32.
+    An example is batch norm on CPU: with bfloat16 inputs and float32 parameters its statistics are float32.
     """
     graph = translation.graph
     values = list(graph.values)
     real: dict[str, list[int]] = {}
     for op, recipe in zip(graph.ops, translation.recipes, strict=True):
         outputs = [v for v in op.first.outputs if not values[v].external]
-        if not isinstance(recipe, Call | Draw | TrainBatchNorm):
+        if not isinstance(recipe, CallOperator | Draw | TrainBatchNorm):
             continue
         if output_nbytes.get(op.key, 0) <= sum(graph.allocated_nbytes(v) for v in outputs):
             continue
         if op.key not in real:
             with preserved_generators([translation.device]), torch.no_grad():
                 real[op.key] = _storage_sizes(requests[op.key]()())
-        told = _storage_sizes(recipe.node.meta["val"])
-        for value, nbytes, fake in zip(outputs, real[op.key], told, strict=False):
+        inferred = _storage_sizes(recipe.node.meta["val"])
+        for value, nbytes, fake in zip(outputs, real[op.key], inferred, strict=False):
             more = max(0, nbytes - fake)
             values[value] = attrs.evolve(values[value], nbytes=values[value].nbytes + more)
     return attrs.evolve(graph, values=tuple(values))
@@ -141,12 +141,12 @@ def _storage_sizes(results: object) -> list[int]:
 
 
 def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCost:
-    """FLOPs by torch's own counting rules, the bytes of the storages read and written, and the key."""
+    """FLOPs by torch's counting rules, the bytes of the storages read and written, and the key."""
     run = graph.ops[op].implementations[implementation]
     read = sum(graph.values[v].nbytes for v in run.inputs)
     written = sum(graph.values[v].nbytes for v in run.outputs)
     flops, arithmetic = 0, ""
-    if isinstance(recipe, Call | Draw):
+    if isinstance(recipe, CallOperator | Draw):
         node = recipe.node
         packet = getattr(node.target, "overloadpacket", None)
         count = flop_registry.get(_COUNTED_AS.get(packet, packet))
@@ -160,7 +160,7 @@ def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCos
 
 
 def _arithmetic(packet: Any, args: tuple[Any, ...]) -> str:
-    """What a GPU computes an operator's products in: their dtype, or TF32 where torch's flags let it."""
+    """The precision of an operator's products on a GPU: their dtype, or TF32 where torch's flags allow it."""
     dtypes = [arg.dtype for arg in args if isinstance(arg, Tensor)]
     name = str(dtypes[0]).removeprefix("torch.") if dtypes else ""
     library = "cuda.conv" if "conv" in str(packet) else "cuda.matmul"
@@ -168,7 +168,7 @@ def _arithmetic(packet: Any, args: tuple[Any, ...]) -> str:
     return "tf32" if tf32 else name
 
 
-# Torch counts attention on GPUs; on CPUs the same kernel has a name of its own and the same arguments first.
+# Torch counts attention on GPUs; the CPU kernel has another name and the same first arguments.
 _COUNTED_AS: dict[Any, Any] = {
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: (
@@ -177,8 +177,11 @@ _COUNTED_AS: dict[Any, Any] = {
 }
 
 
-class _Materials:
-    """Makes real arguments: the caller's own tensors where an op reads them, made-up ones elsewhere."""
+class _Arguments:
+    """Makes real arguments: the caller's tensors where an op reads them, random ones elsewhere.
+
+    `deep` asks for the results of producing ops instead of random tensors.
+    """
 
     def __init__(self, captured: Captured, translation: Translation, tensors: Tensors) -> None:
         self.captured, self.translation = captured, translation
@@ -190,8 +193,8 @@ class _Materials:
 
     def request(self, recipe: Recipe, *, repeat: bool) -> Request:
         match recipe:
-            case Call(node):
-                return lambda: self.tried(node)
+            case CallOperator(node):
+                return lambda: self.call_or_deep_call(node)
             case Draw(node, device, _):
                 return lambda: self.draw(node, device, repeat)
             case ReadGenerator(device):
@@ -199,36 +202,36 @@ class _Materials:
             case TrainBatchNorm(node):
                 return lambda: self.batch_norm(node, repeat)
             case WriteBack(target, source):
-                return lambda: self.write_back(target, source)
+                return lambda: partial(_copy, *(_random_like(n.meta["val"]) for n in (target, source)))
             case OwnGradient(source, size, stride):
-                return lambda: self.own_gradient(source, size, stride)
+                return lambda: partial(own_copy, _random_like(source.meta["val"]), size, stride)
 
-    def tried(self, node: Node) -> Callable[[], object]:
-        """The call on made-up arguments; where the kernel refuses those, on what producers make."""
+    def call_or_deep_call(self, node: Node) -> Callable[[], object]:
+        """The call on random arguments; if the kernel refuses those, on the results of their producers."""
         if reads_opaque_bytes(node.target):
             return self.deep_call(node)
         thunk: Callable[[], object] | None = self.call(node)
-        settled = False
+        accepted = False
 
         def run() -> object:
-            # The first run is the trial: it may take seconds, and whoever measures runs it anyway.
-            nonlocal thunk, settled
+            # The first measured run is also the trial: another one could cost seconds.
+            nonlocal thunk, accepted
             assert thunk is not None
-            if settled:
+            if accepted:
                 return thunk()
             try:
                 result = thunk()
             except (RuntimeError, ValueError, IndexError):
-                thunk = None  # and its arguments
+                thunk = None  # frees its arguments
                 thunk = self.deep_call(node)
                 result = thunk()
-            settled = True
+            accepted = True
             return result
 
         return run
 
     def deep_call(self, node: Node) -> Callable[[], object]:
-        """The call on what its arguments' producers make."""
+        """The call on the results of its arguments' producers."""
         self.deep = True
         try:
             return self.call(node)
@@ -253,22 +256,8 @@ class _Materials:
         (x, weight, bias), rest = self.arguments_of(node.args[:3]), node.args[5:]
         if repeat:
             return lambda: aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
-        mean, variance = (_made_up(a.meta["val"]) for a in args_of(node)[3:5])
+        mean, variance = (_random_like(a.meta["val"]) for a in args_of(node)[3:5])
         return lambda: aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, *rest)
-
-    def write_back(self, target: Node, source: Node) -> Callable[[], object]:
-        written, read = _made_up(target.meta["val"]), _made_up(source.meta["val"])
-
-        def run() -> None:
-            written.copy_(read)
-
-        return run
-
-    def own_gradient(
-        self, source: Node, size: tuple[int, ...], stride: tuple[int, ...]
-    ) -> Callable[[], object]:
-        read = _made_up(source.meta["val"])
-        return lambda: own_copy(read, size, stride)
 
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return self.arguments_of(node.args), self.arguments_of(dict(node.kwargs))
@@ -288,10 +277,14 @@ class _Materials:
             self.deep = True
             return self.view(node, base, made)
         value = node.meta["val"]
-        return _made_up(value) if isinstance(value, Tensor) else [_made_up(v) for v in meta_tensors(value)]
+        return (
+            _random_like(value)
+            if isinstance(value, Tensor)
+            else [_random_like(v) for v in meta_tensors(value)]
+        )
 
     def produced(self, base: Node) -> Any:
-        """Run the op behind a storage on made-up arguments."""
+        """Run the op that makes a storage on random arguments."""
         if is_item(base):
             return self.produced(source_of(base))[args_of(base)[1]]
         self.deep = reads_opaque_bytes(base.target)
@@ -300,24 +293,28 @@ class _Materials:
         return target_of(base)(*args, **kwargs)
 
     def view(self, node: Node, base: Node, tensor: Any) -> Any:
-        """A view of the storage of `base`, which is `tensor` by each of its names."""
+        """A view of the storage of `base`, given as `tensor`."""
         twins = source_of(base).users if is_item(base) else ()
         names = (n for n in twins if is_second_name(n, base) and self.translation.base_of.get(n) is base)
         return replayed(node, {base: tensor} | dict.fromkeys(names, tensor))
 
 
-def _made_up(like: Tensor) -> Tensor:
+def _copy(written: Tensor, read: Tensor) -> None:
+    written.copy_(read)
+
+
+def _random_like(like: Tensor) -> Tensor:
     """A real tensor with the layout and storage of a fake one: numbers between 0 and 1, or zeros.
 
-    Probabilities are such numbers too, and logarithms and roots of them are numbers.
+    Such numbers are valid probabilities, and their logarithms and roots are finite.
     """
     elements = like.untyped_storage().nbytes() // like.element_size()
     storage = torch.zeros(elements, dtype=like.dtype, device=like.device)
     if storage.is_complex() or storage.is_floating_point():
-        # Drawing as many numbers as a large tensor has takes longer than most kernels on it: they repeat.
+        # Drawing all numbers of a large tensor would take longer than most kernels, so they repeat.
         drawn = storage[:_DRAWN]
         drawn = drawn.normal_() if storage.is_complex() else drawn.uniform_()
-        for rest in storage[_DRAWN:].split(_DRAWN):
-            rest.copy_(drawn[: len(rest)])
+        for remainder in storage[_DRAWN:].split(_DRAWN):
+            remainder.copy_(drawn[: len(remainder)])
     tensor = storage.as_strided(like.shape, like.stride(), like.storage_offset())
     return tensor.conj() if like.is_conj() else tensor

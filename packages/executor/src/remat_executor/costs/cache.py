@@ -1,14 +1,12 @@
-"""Measured costs kept on disk, so that an operator is timed once on a machine and not once in every process.
+"""A cache of measured costs on disk, so that an operator is timed once on a machine, not in every process.
 
-One JSON file for each device, torch version, thread count and set of kernel-choosing flags, since what was
-measured under other conditions does not hold: a convolution takes other scratch with one CPU thread than with
-two. A cache is a convenience, so nothing that happens to its file may stop the work: a file that cannot be
-read is ignored, a folder that cannot be written is left alone, each with one warning. Nobody can see that a
-workspace of 0 bytes is wrong, so the file has a checksum: one that was edited or damaged is ignored too.
+There is one JSON file for each device, torch version, thread count and set of kernel-choosing flags: a
+convolution needs another workspace with two CPU threads than with one. The cache is a convenience, so no file
+problem stops the work: an unreadable file is ignored, a read-only folder is left alone, each with one
+warning. A checksum protects the file, since nobody could see that a workspace of 0 bytes is wrong.
 
-A save reads the file again, adds to it, and puts the whole in place by renaming, so a reader never sees half
-a file. Of two processes that save in the same moment one may lose its additions; it measures them again next
-time.
+A save reads the file again, adds to it, and replaces it by renaming, so a reader never sees half a file. If
+two processes save at the same moment, one may lose its additions; it measures them again next time.
 """
 
 import math
@@ -19,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
@@ -31,17 +28,17 @@ from remat_graph.serialization.json_reader import Reader, read_sealed, write_sea
 
 _FORMAT = "remat-costs"
 _VERSION = 2
-_LONGEST_S = 3600.0  # no operator takes longer; a machine that slept while it was measured does
+_LONGEST_S = 3600.0  # no operator takes longer; a measurement during which the machine slept does
 
 
 @attrs.frozen(kw_only=True)
-class OpCost:
-    """What one run of an operator costs, in its steady state.
+class MeasuredCost:
+    """The measured cost of one run of an operator in its steady state.
 
     Attributes:
         time_s: seconds, the lower quartile of several runs.
-        workspace_nbytes: bytes held while it ran beyond its inputs and outputs.
-        output_nbytes: bytes that its outputs hold and its inputs did not: 0 for a view.
+        workspace_nbytes: bytes held during the run beyond its inputs and outputs.
+        output_nbytes: bytes of its outputs that are not inputs: 0 for a view.
     """
 
     time_s: float = attrs.field(validator=attrs.validators.ge(0.0))
@@ -50,10 +47,10 @@ class OpCost:
 
 
 class CostCache:
-    """The costs known for one device under the conditions of the moment.
+    """The known costs for one device under the present thread count and flags.
 
     Args:
-        device: the device that the costs are for.
+        device: the device.
         folder: where the files are; ``None`` means ``$REMAT_CACHE_DIR`` or the platform's cache folder.
     """
 
@@ -62,25 +59,25 @@ class CostCache:
     ) -> None:
         self._device = torch.device(device)
         self._folder = default_folder() if folder is None else Path(folder)
-        self._costs: dict[Path, dict[str, OpCost]] = {}
+        self._costs: dict[Path, dict[str, MeasuredCost]] = {}
         self._may_write = True
-        self._may_warn = True  # of a bad file
+        self._may_warn = True  # about a bad file
 
     @property
     def path(self) -> Path:
-        """The file behind the cache, there or not; another one once threads or flags have changed."""
+        """The cache's file, which may not exist; it depends on the present thread count and flags."""
         return self._folder / _file_name(self._device)
 
-    def get(self, keys: Iterable[str]) -> dict[str, OpCost]:
-        """The costs known among these keys. A file is read at its first call."""
+    def get(self, keys: Iterable[str]) -> dict[str, MeasuredCost]:
+        """The known costs among these keys. A file is read once."""
         path = self.path
         if path not in self._costs:
             self._costs[path] = self._read(path)
         known = self._costs[path]
         return {key: known[key] for key in keys if key in known}
 
-    def add(self, costs: Mapping[str, OpCost]) -> None:
-        """Keep costs, here and on disk; later ones replace earlier ones of the same key."""
+    def add(self, costs: Mapping[str, MeasuredCost]) -> None:
+        """Keep costs in memory and on disk; they replace earlier ones of the same keys."""
         if not costs:
             return
         path = self.path
@@ -88,15 +85,16 @@ class CostCache:
         if self._may_write:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_sealed(self._content(self._costs[path]), path)
+                kept = {k: [*attrs.astuple(c)] for k, c in self._costs[path].items() if self._plausible(c)}
+                write_sealed({"format": _FORMAT, "version": _VERSION, "costs": kept}, path)
             except OSError as error:
                 self._may_write = False
                 warn(
-                    f"costs are not kept: {path.parent}: {error.strerror or error}; "
-                    "set REMAT_CACHE_DIR to a folder that can be written"
+                    f"costs are not saved: {path.parent}: {error.strerror or error}; "
+                    "set REMAT_CACHE_DIR to a writable folder"
                 )
 
-    def _read(self, path: Path) -> dict[str, OpCost]:
+    def _read(self, path: Path) -> dict[str, MeasuredCost]:
         if not os.path.exists(path):
             return {}
         try:
@@ -108,26 +106,22 @@ class CostCache:
                 warn(f"{error}; it is ignored and costs are measured again")
             return {}
 
-    def _cost(self, reader: Reader) -> OpCost:
-        """A cost from the numbers of a file, which may be anything."""
+    def _cost(self, reader: Reader) -> MeasuredCost:
+        """A cost from the numbers of a file, which may contain anything."""
         numbers = reader.items()
         if len(numbers) != 3:
-            reader.fail("seconds and two sizes were wanted")
+            reader.fail("expected seconds and two sizes")
         time_s, workspace_nbytes, output_nbytes = numbers[0].seconds(), numbers[1].size(), numbers[2].size()
-        cost = OpCost(time_s=time_s, workspace_nbytes=workspace_nbytes, output_nbytes=output_nbytes)
-        return cost if self._believed(cost) else reader.fail("more than an operator can take on this device")
+        cost = MeasuredCost(time_s=time_s, workspace_nbytes=workspace_nbytes, output_nbytes=output_nbytes)
+        return cost if self._plausible(cost) else reader.fail("more than an operator can need on this device")
 
-    def _content(self, costs: Mapping[str, OpCost]) -> dict[str, Any]:
-        kept = {key: list(attrs.astuple(cost)) for key, cost in costs.items() if self._believed(cost)}
-        return {"format": _FORMAT, "version": _VERSION, "costs": kept}
-
-    def _believed(self, cost: OpCost) -> bool:
+    def _plausible(self, cost: MeasuredCost) -> bool:
         most_nbytes = max(cost.workspace_nbytes, cost.output_nbytes)
         return cost.time_s <= _LONGEST_S and most_nbytes <= _memory_nbytes(self._device)
 
 
 def default_folder() -> Path:
-    """``$REMAT_CACHE_DIR``, or ``remat`` in the folder where this platform keeps a user's caches."""
+    """``$REMAT_CACHE_DIR``, or ``remat`` in the platform's folder for user caches."""
     chosen = os.environ.get("REMAT_CACHE_DIR")
     if chosen:
         return _expanded(chosen)
@@ -146,7 +140,7 @@ def _expanded(path: str) -> Path:
     except RuntimeError:
         user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
         there = Path(tempfile.gettempdir(), f"remat{user}")
-        warn(f"nobody knows what {path[:80]} is: costs and plans are kept in {there}; set REMAT_CACHE_DIR")
+        warn(f"{path[:80]} cannot be resolved: costs and plans are saved in {there}; set REMAT_CACHE_DIR")
         return there
 
 
@@ -161,7 +155,7 @@ def _file_name(device: torch.device) -> str:
 
 
 def _memory_nbytes(device: torch.device) -> float:
-    """What the device has, or without limit where nobody says."""
+    """The memory of the device; infinite if unknown."""
     if device.type != "cpu":
         properties = torch.get_device_module(device).get_device_properties(device)
         return float(getattr(properties, "total_memory", math.inf))
@@ -171,7 +165,7 @@ def _memory_nbytes(device: torch.device) -> float:
 
 
 def _cpu_name() -> str:
-    """The processor's model where the system tells it, else its architecture."""
+    """The processor's model if the system reports it, else its architecture."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,9 +1,9 @@
-"""The graph of a training step from shapes alone: of a model on the meta device, or too large for here.
+"""Estimate the graph of a training step from shapes alone, for models that are too large to run.
 
-Parameters, buffers and inputs are stood in for by fake tensors of the device to plan for, so nothing of their
-size is allocated and nothing is run. Times are a platform's. Scratch memory of kernels is not known without
-running them: it is left out, and where it matters a budget wants some reserve. The graph is the one that this
-build of torch traces for that device: a CPU's is an estimate of a GPU's.
+Fake tensors on the planned device stand for parameters, buffers and inputs, so nothing of their size is
+allocated and nothing runs. Times come from a platform. Workspaces of kernels are unknown without running them
+and are left out; a budget needs some reserve where they matter. The graph is the one that this build of torch
+traces for that device: with a CPU build it only approximates a GPU's.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from torch import nn
 from remat_executor.capture.joint_graph import capture
 from remat_executor.costs.annotate import op_cost
 from remat_executor.errors import BadInput
-from remat_executor.inspection.fake_module import stand_ins
+from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.translation.translate import translate
 from remat_graph import Graph, Platform, with_platform
 
@@ -29,7 +29,7 @@ def estimated_graph(
     device: torch.device | str = "cpu",
     differentiate: Iterable[int] | None = None,
 ) -> Graph:
-    """Trace a training step of which only shapes are there.
+    """Trace a training step from shapes.
 
     Args:
         model: the module, in the mode it will train in; on any device, the meta device too.
@@ -37,19 +37,18 @@ def estimated_graph(
         kwargs: keyword sample inputs.
         platform: gives the times.
         device: the device whose operators are traced.
-        differentiate: indices among the output tensors that get gradients; None: a lone scalar in front, else
-            all.
+        differentiate: indices among the output tensors that get gradients; None: a scalar in front, else all.
 
     Raises:
-        BadInput: the model is none.
+        BadInput: the model is not an `nn.Module`.
         CaptureError: the step is not one graph.
     """
     if not isinstance(model, nn.Module):
         raise BadInput(problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it")
-    place = torch.device(device)
-    with stand_ins(model, args, kwargs, place) as tensors:
+    device = torch.device(device)
+    with with_fake_tensors(model, args, kwargs, device) as tensors:
         captured = capture(model, tensors, differentiate=differentiate)
-        conditions = (("estimate", place.type), ("training", str(model.training)))
+        conditions = (("estimate", device.type), ("training", str(model.training)))
         found = translate(captured, tensors, name=type(model).__name__, conditions=conditions)
     costs = {
         (i, k): op_cost(recipe, found.graph, i, k)

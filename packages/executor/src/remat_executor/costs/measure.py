@@ -1,20 +1,19 @@
-"""What each operator costs on this device: seconds, scratch bytes, bytes of its outputs.
+"""Measure operators on this device: seconds, workspace bytes, output bytes.
 
-Each key is measured once, with inputs of that key alone, and these are gone before the next key's are made:
-so the operators of a model larger than the device can be measured. A first run warms up what is set up once
-(oneDNN's primitives, cuBLAS' workspace, code to be compiled); times are of the runs after it. Short
-operators run in groups of some 50 us, until the times agree or 20 ms are spent; long ones run three
-times. The time is the lower quartile of the groups, because a busy machine only ever adds: on two cores at a
-load of four, eight measurements of one operator differed by up to 13 times with the median, and by up to 3
-with the lower quartile.
+Each key is measured once, with inputs of that key alone, which are freed before the next key's are made. So
+the operators of a model larger than the device can be measured. A first run initializes what is initialized
+once (oneDNN's primitives, cuBLAS' workspace, compiled code); later runs are timed. Short operators run in
+groups of about 50 us, until the times agree or 20 ms are spent; long ones run three times. The time is the
+lower quartile of the groups, because other load only adds time: on two cores at a load of four, eight
+measurements of one operator differed by up to 13 times with the median, and by up to 3 with the lower
+quartile.
 
-A handful of long operators would be most of what planning costs, so no more runs are added than end within
-0.1 s; and where torch's own operator takes 0.1 s on CPU, its first run is the only one: what it sets up,
-milliseconds, is little beside that.
+A few long operators would dominate the time to plan, so runs are added only up to 0.1 s. Where torch's own
+operator takes 0.1 s on CPU, its first run is the only one: initialization takes milliseconds.
 
-Bytes are the allocator's (``remat_executor.memory.allocator``), so on CUDA they are rounded up to its blocks.
-On CPU the first run of 38 operators took no other scratch than later ones, with one thread or two: there the
-bytes of torch's own operators are those of the first run, elsewhere of the last.
+Bytes are read from the allocator (``remat_executor.memory.allocator``), so on CUDA they are rounded up to its
+blocks. On CPU the first run of 38 operators needed the same workspace as later ones, with one thread or two:
+there the bytes of torch's own operators are those of the first run, elsewhere of the last.
 """
 
 import time
@@ -23,7 +22,7 @@ from collections.abc import Callable, Mapping
 import attrs
 import torch
 
-from remat_executor.costs.cache import CostCache, OpCost
+from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.memory.allocator import ProfilerBusy, allocator_peak
 from remat_executor.rng import preserved_generators
 from remat_graph import RematError
@@ -33,9 +32,9 @@ Thunk = Callable[[], object]
 
 _GROUP_S = 50e-6
 _ENOUGH_S = 20e-3
-_AGREE = 0.03  # the runs agree when the fastest quarter of them is within 3 %
+_AGREE = 0.03  # the fastest quarter of the samples is within 3 %
 _FEW, _MANY = 3, 40  # samples
-_MOST_S = 0.1  # of samples, unless there is only one
+_MOST_S = 0.1  # for all samples, unless there is only one
 _LONG_S = 0.1
 _SAVE_EVERY_S = 5.0
 
@@ -57,15 +56,17 @@ def measure(
     device: torch.device | str = "cpu",
     cache: CostCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> dict[str, OpCost]:
-    """Measure operators, except those whose costs the cache knows.
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, MeasuredCost]:
+    """Measure operators whose costs the cache does not know.
 
     Args:
         requests: for each key a factory. It makes input tensors on the device and returns a thunk that runs
             the operator on them once and returns its outputs. A thunk runs many times.
         device: where the operators run.
-        cache: costs measured before; what is measured now is added to it, also if the work is interrupted.
-        on_progress: called with the number of keys done and their total, first with what the cache knew.
+        cache: known costs; new ones are added to it, also if the work is interrupted.
+        on_progress: called with the number of keys done and their total, first with the number of known ones.
+        clock: seconds now; it times operators on the CPU.
 
     Returns:
         The cost of each key, in the order of the requests.
@@ -76,7 +77,7 @@ def measure(
     """
     device = torch.device(device)
     known = cache.get(requests) if cache is not None else {}
-    fresh: dict[str, OpCost] = {}
+    fresh: dict[str, MeasuredCost] = {}
     saved = 0
     saved_at = time.monotonic()
     report = on_progress or (lambda done, total: None)
@@ -86,7 +87,7 @@ def measure(
             for key, factory in requests.items():
                 if key in known:
                     continue
-                fresh[key] = _measure_one(key, factory, device)
+                fresh[key] = _measure_one(key, factory, device, clock)
                 report(len(known) + len(fresh), len(requests))
                 if cache is not None and time.monotonic() - saved_at > _SAVE_EVERY_S:
                     cache.add(dict(list(fresh.items())[saved:]))
@@ -95,81 +96,76 @@ def measure(
         if cache is not None:
             cache.add(dict(list(fresh.items())[saved:]))
         if device.type != "cpu":
-            torch.accelerator.empty_cache()  # the tensors are gone, the blocks kept for them are not
+            torch.accelerator.empty_cache()  # the tensors are freed, but not the blocks cached for them
     return {key: known[key] if key in known else fresh[key] for key in requests}
 
 
-def _measure_one(key: str, factory: Callable[[], Thunk], device: torch.device) -> OpCost:
+def _measure_one(
+    key: str, factory: Callable[[], Thunk], device: torch.device, clock: Callable[[], float]
+) -> MeasuredCost:
     try:
         thunk = factory()
-        time_s, peak_nbytes, end_nbytes = _observed(thunk, device)
-        # Others may compile themselves at their first run.
+        time_s, peak_nbytes, end_nbytes = _observed(thunk, device, clock)
+        # Other operators may compile at their first run.
         sets_up_little = device.type == "cpu" and key.removeprefix("again: ").startswith("aten.")
         if time_s < _LONG_S or not sets_up_little:
-            time_s = _time(thunk, device)
+            time_s = _time(thunk, device, clock)
         if not sets_up_little:
-            _, peak_nbytes, end_nbytes = _observed(thunk, device)
+            _, peak_nbytes, end_nbytes = _observed(thunk, device, clock)
     except ProfilerBusy:
         raise
-    except Exception as error:  # whatever the operator raises, the key must be told
+    except Exception as error:  # whatever the operator raises, the message names its key
         problem = text_of(error).strip().partition("\n")[0]
         raise MeasureError(key=key, problem=f"{type(error).__name__}: {problem}") from error
-    return OpCost(
+    return MeasuredCost(
         time_s=time_s,
         workspace_nbytes=max(0, peak_nbytes - max(0, end_nbytes)),
         output_nbytes=max(0, end_nbytes),
     )
 
 
-def _observed(thunk: Thunk, device: torch.device) -> tuple[float, int, int]:
-    """Seconds of one run, and the allocator's bytes at its peak and its end; what it returned is gone."""
+def _observed(thunk: Thunk, device: torch.device, clock: Callable[[], float]) -> tuple[float, int, int]:
+    """Seconds of one run, and the allocator's bytes at its peak and at its end; its results are freed."""
     seconds: list[float] = []
 
     def run() -> object:
-        start = time.perf_counter()
+        began_s = clock()
         result = thunk()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - began_s)
         return result
 
     record = allocator_peak(run, device)
     return seconds[0], record.peak_nbytes, record.end_nbytes
 
 
-def _time(thunk: Thunk, device: torch.device) -> float:
-    """Seconds that a run takes, after a first one that is not counted."""
-    clock = _wall_clock if device.type == "cpu" else _device_clock
-    once = clock(thunk, 1, device)
+def _time(thunk: Thunk, device: torch.device, clock: Callable[[], float]) -> float:
+    """Seconds of a run, after a first one that is not counted."""
+    once = _seconds(thunk, 1, device, clock)
     group = max(1, int(_GROUP_S / max(once, 1e-7)))
     samples = [once] if group == 1 else []
     spent = once
     while len(samples) < _MANY and not (len(samples) >= _FEW and spent + group * samples[-1] > _ENOUGH_S):
         if samples and spent + group * samples[-1] > _MOST_S:
             break
-        samples.append(clock(thunk, group, device))
+        samples.append(_seconds(thunk, group, device, clock))
         spent += group * samples[-1]
-        if len(samples) >= _FEW + 2 and _agree(samples):
+        if len(samples) >= _FEW + 2 and _lower_quartile(samples) <= (1 + _AGREE) * min(samples):
             break
     return _lower_quartile(samples)
-
-
-def _agree(samples: list[float]) -> bool:
-    return _lower_quartile(samples) <= (1 + _AGREE) * min(samples)
 
 
 def _lower_quartile(samples: list[float]) -> float:
     return sorted(samples)[len(samples) // 4]
 
 
-def _wall_clock(thunk: Thunk, runs: int, device: torch.device) -> float:
-    start = time.perf_counter()
-    for _ in range(runs):
-        thunk()
-    return (time.perf_counter() - start) / runs
-
-
-def _device_clock(thunk: Thunk, runs: int, device: torch.device) -> float:
-    start = torch.Event(device, enable_timing=True)
-    end = torch.Event(device, enable_timing=True)
+def _seconds(thunk: Thunk, runs: int, device: torch.device, clock: Callable[[], float]) -> float:
+    """The mean seconds of several runs, by the clock on CPU and by events elsewhere."""
+    if device.type == "cpu":
+        began_s = clock()
+        for _ in range(runs):
+            thunk()
+        return (clock() - began_s) / runs
+    start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(runs):
         thunk()

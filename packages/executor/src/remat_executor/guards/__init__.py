@@ -1,1 +1,1 @@
-"""What a plan depends on beside shapes: when one of these changes, the step is captured again."""
+"""Guards: everything that a plan depends on; when any of it changes, the step is captured again."""

@@ -1,16 +1,15 @@
-"""What a forward can read beside its module and its arguments: globals, classes, closures, clocks.
+"""Guard what a forward reads outside of its module and its arguments: globals, classes, closures, clocks.
 
-A captured graph holds the numbers that were there. So what the code of a forward names is guarded, as the
-module's own attributes are, and a reading of the clock, which no guard could follow, is told.
+A captured graph contains the values of these at capture. So every name in the code of a forward is guarded,
+like the module's own attributes. A clock cannot be guarded, so reading one gives a warning.
 
-The code is read, not run: a name counts if a function mentions it, whether or not it gets there. From a name
-the reader goes on to what is found under it: functions, methods of the classes of the module's submodules,
-fields of objects, members of modules, classes and containers; not into torch and the standard library, and no
-further than `MOST` functions. Numbers and containers are guarded by value, functions, classes and objects by
-identity, and of an object's fields those that are named.
+The code is read, not run: a name counts if a function mentions it. From a name the reader follows the
+functions, methods of submodules' classes, fields of objects, and members of modules, classes and containers
+found there; not into torch and the standard library, and at most `MOST` functions. Numbers and containers are
+compared by value, functions by code and closure, other objects by identity and by their named fields.
 
-Imperfect: what is found by a computed name, in the environment, in a file or inside a compiled extension is
-not seen, nor a name that comes to be there only later.
+Limits: a computed name, the environment, files and compiled extensions are not followed, nor a name that is
+defined later.
 """
 
 import datetime
@@ -26,52 +25,52 @@ import numpy as np
 from torch import Tensor, nn
 
 from remat_executor.inspection.attribute_keys import key_of
-from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Itself, Room
+from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Identity, TraversalLimit
 from remat_executor.inspection.tensors import REGISTRIES
 
 MOST = 500
-"""Functions that are read for one module."""
+"""At most this many functions are read for one module."""
 
 MOST_ENTRIES = 100
-"""A container with more is not looked through for functions."""
+"""A larger container is not searched for functions."""
 
 _NOT_READ = frozenset({"torch", "numpy", "remat_executor", *sys.stdlib_module_names}) - {"__main__"}
 _KINDS = ("time", "monotonic", "perf_counter", "process_time", "thread_time", "localtime", "gmtime", "ctime")
 _CLOCKS = frozenset(name for kind in _KINDS for name in (kind, f"{kind}_ns") if hasattr(time, name))
 _DATES = frozenset({"now", "today", "utcnow"})
-_ALWAYS = ("__call__", "__getattr__")  # what runs without being named
+_ALWAYS = ("__call__", "__getattr__")  # run without being named
 _BY_VALUE = (*PLAIN, dict, list, tuple, set, frozenset, np.ndarray, np.generic, Tensor)
 _NONE: frozenset[str] = frozenset()
 
 Holder = Mapping[str, Any] | CellType
 
 
-def thing_key(value: Any, room: Room | None = None, levels: int = DEEPEST) -> Any:
-    """A hashable key of something that is read.
+def state_key(value: Any, limit: TraversalLimit | None = None, levels: int = DEEPEST) -> Any:
+    """A hashable key of a value that a forward reads.
 
-    Numbers and containers count by value. Functions share a key while they are of one code and hold the same
-    things, since a program may make one anew at each step. Everything else counts by identity.
+    Numbers and containers are compared by value, functions by code, defaults and closure, since a program may
+    create an equal one at each step; everything else by identity.
     """
     if isinstance(value, _BY_VALUE):
-        return key_of(value, room)
+        return key_of(value, limit)
     if levels and isinstance(value, MethodType):
-        return (Itself(value.__self__), thing_key(value.__func__, room, levels))
+        return (Identity(value.__self__), state_key(value.__func__, limit, levels))
     if levels and isinstance(value, functools.partial):
         held = (value.func, *value.args, *value.keywords.values())
-        return (tuple(value.keywords), *(thing_key(each, room, levels - 1) for each in held))
+        return (tuple(value.keywords), *(state_key(each, limit, levels - 1) for each in held))
     if levels and isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         held = (value.__defaults__, *(value.__kwdefaults__ or {}).values(), *cells)
-        return (value.__code__, *(thing_key(each, room, levels - 1) for each in held))
-    return Itself(value)
+        return (value.__code__, *(state_key(each, limit, levels - 1) for each in held))
+    return Identity(value)
 
 
 @attrs.frozen(eq=False)
-class Place:
-    """Where a forward can read something.
+class StateLocation:
+    """A place outside of the module that a forward can read.
 
     Attributes:
-        label: what a user calls it.
+        label: its name for messages.
         holder: the globals of a module, the dict of a class or of an object, or a cell of a closure.
         name: the key in that dict.
     """
@@ -80,28 +79,28 @@ class Place:
     holder: Holder
     name: str
 
-    def key(self, room: Room) -> Any:
-        """What tells when it changes; hashable."""
+    def key(self, limit: TraversalLimit) -> Any:
+        """A hashable key of the value now."""
         if isinstance(self.holder, CellType):
-            return thing_key(self.holder.cell_contents if self.holder != CellType() else None, room)
-        return thing_key(self.holder.get(self.name), room)
+            return state_key(self.holder.cell_contents if self.holder != CellType() else None, limit)
+        return state_key(self.holder.get(self.name), limit)
 
 
 @attrs.frozen(eq=False)
-class Surroundings:
-    """What the forwards of a module can read.
+class ExternalState:
+    """What the forwards of a module can read outside of it.
 
     Attributes:
-        places: what is guarded.
+        places: the guarded locations.
         clocks: names of the clocks that are read.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[StateLocation, ...]
     clocks: tuple[str, ...]
 
     @classmethod
-    def of(cls, modules: Iterable[nn.Module], *functions: Any) -> "Surroundings":
-        """Read the code of the forwards of these modules, and of functions beside them."""
+    def of(cls, modules: Iterable[nn.Module], *functions: Any) -> "ExternalState":
+        """Read the code of these modules' forwards and of additional functions."""
         reader = _Reader()
         for function in functions:
             reader.meet(function)
@@ -110,29 +109,25 @@ class Surroundings:
             reader.meet(thing, frozenset(reader.names))
         return cls(tuple(reader.places.values()), tuple(sorted(reader.clocks)))
 
-    def keys(self, room: Room) -> tuple[tuple[str, Any], ...]:
-        """(label, key) of each value now; hashable.
-
-        Args:
-            room: limits what is looked into, and notes it.
-        """
-        return tuple((place.label, place.key(room)) for place in self.places)
+    def keys(self, limit: TraversalLimit) -> tuple[tuple[str, Any], ...]:
+        """(label, key) of each value now; hashable. `limit` limits and records what is read."""
+        return tuple((place.label, place.key(limit)) for place in self.places)
 
 
 class _Reader:
-    """Reads functions, and goes on to what they name."""
+    """Reads functions and follows the names in them."""
 
     def __init__(self) -> None:
-        self.places: dict[tuple[int, str], Place] = {}
+        self.places: dict[tuple[int, str], StateLocation] = {}
         self.clocks: set[str] = set()
         self.names: dict[str, None] = dict.fromkeys(("forward", *_ALWAYS))  # of all functions, in order
         self._kinds: dict[type, None] = {}  # of the submodules
         self._members: dict[type, Mapping[str, Any]] = {}
-        self._functions: dict[int, FunctionType] = {}  # kept, so that none has the address of another
+        self._functions: dict[int, FunctionType] = {}  # kept alive, since ids are reused
         self._met: dict[tuple[int, frozenset[str]], Any] = {}
 
     def add(self, module: nn.Module) -> Iterator[Any]:
-        """Read the methods of a submodule that are named anywhere; give the objects that it holds."""
+        """Read the methods of a submodule that are named anywhere; yield the objects that it holds."""
         if type(module) not in self._kinds:
             self._kinds[type(module)] = None
             for name in list(self.names):
@@ -147,7 +142,7 @@ class _Reader:
             return
         self._functions[id(function)] = function
         code = function.__code__
-        # What is no identifier nobody wrote: pytest puts such names into tests.
+        # Names that are not identifiers are generated; pytest puts such names into tests.
         names = frozenset(n for each in _codes(code) for n in each.co_names if n.isidentifier())
         for name in sorted(names & function.__globals__.keys()):
             self.place(function.__globals__, name, name, names)
@@ -162,22 +157,14 @@ class _Reader:
     def place(
         self, holder: Holder, name: str, label: str, names: frozenset[str], levels: int = DEEPEST
     ) -> None:
-        """Note where something is, and go on to it.
-
-        Args:
-            holder: where it is.
-            name: its key there.
-            label: what a user calls it.
-            names: what else is named beside it: its own members may be among them.
-            levels: how deep to go on.
-        """
+        """Guard a location and follow its value to the members in `names`, at most `levels` deep."""
         value = holder.cell_contents if isinstance(holder, CellType) else holder[name]
         if not name.startswith("__") and not isinstance(value, ModuleType):
-            self.places.setdefault((id(holder), name), Place(label, holder, name))
+            self.places.setdefault((id(holder), name), StateLocation(label, holder, name))
         self.meet(value, names, label, levels)
 
     def meet(self, value: Any, names: frozenset[str] = _NONE, label: str = "", levels: int = DEEPEST) -> None:
-        """Go on to what a value holds of what is named."""
+        """Follow a value to the members of it that are named."""
         if getattr(value, "__module__", None) == "time" and getattr(value, "__name__", "") in _CLOCKS:
             self.clocks.add(f"time.{value.__name__}")
         if not levels or (id(value), names) in self._met or isinstance(value, (nn.Module, Tensor, *PLAIN)):
@@ -219,7 +206,7 @@ class _Reader:
             self._member(kind, name, names)
 
     def _fields(self, thing: Any, names: frozenset[str], label: str, levels: int) -> None:
-        """The fields of an object, and what its class shares among its instances."""
+        """Follow the named fields of an object and members of its class."""
         simple = isinstance(thing, SimpleNamespace)
         if isinstance(thing, nn.Module) or (_is_theirs(type(thing).__module__) and not simple):
             return
@@ -230,7 +217,7 @@ class _Reader:
             self._member(type(thing), name, names)
 
     def _member(self, kind: type, name: str, names: frozenset[str]) -> None:
-        """What a class and its bases have by a name: methods, and values that its instances share."""
+        """Follow a named member of a class and its bases: a method or a shared value."""
         for base in kind.__mro__:
             if name in vars(base) and not _is_theirs(base.__module__):
                 found = vars(base)[name]
@@ -239,19 +226,19 @@ class _Reader:
                 elif isinstance(found, staticmethod | classmethod):
                     found = found.__func__
                 if name not in _ALWAYS or isinstance(found, FunctionType):
-                    holder = self._members.setdefault(base, vars(base))  # another object each time
-                    place = Place(f"{base.__name__}.{name}", holder, name)
+                    holder = self._members.setdefault(base, vars(base))  # `vars` creates a new proxy
+                    place = StateLocation(f"{base.__name__}.{name}", holder, name)
                     self.places.setdefault((id(holder), name), place)
                 self.meet(found, names, f"{base.__name__}.{name}")
 
 
 def _is_theirs(module: str | None) -> bool:
-    """Whether a module is one whose code is not read."""
+    """Whether the code of a module is not read: torch, numpy, the standard library, this package."""
     return (module or "").partition(".")[0] in _NOT_READ
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those inside of it."""
+    """A code object and all nested ones."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,4 +1,4 @@
-"""Global state of torch that chooses kernels, and so their times, their scratch and what a capture holds."""
+"""Global flags of torch that choose kernels, and so affect costs, workspaces and captured graphs."""
 
 import torch
 
@@ -8,9 +8,9 @@ _TF32 = {"cuda.conv", "cuda.rnn"}  # where torch's own default is not IEEE
 
 
 def unusual_flags() -> tuple[str, ...]:
-    """A word for each setting that is not torch's default."""
+    """A word for each flag that is not torch's default."""
     cudnn, attention = torch.backends.cudnn, torch.backends.cuda
-    settings = {
+    flags = {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "no_cudnn": not cudnn.enabled,
         "cudnn_benchmark": cudnn.benchmark,
@@ -21,7 +21,7 @@ def unusual_flags() -> tuple[str, ...]:
         "no_math_attention": not attention.math_sdp_enabled(),
         "no_cudnn_attention": not attention.cudnn_sdp_enabled(),
     }
-    words = [word for word, on in settings.items() if on]
+    words = [word for word, on in flags.items() if on]
     for where, precision in float32_precisions().items():
         if precision != ("tf32" if where in _TF32 else "ieee"):
             words.append(f"{where}_{precision}")

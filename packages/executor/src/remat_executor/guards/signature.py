@@ -1,4 +1,4 @@
-"""Guards: what a captured step depends on, read anew at each call, and when the original must run instead."""
+"""Guards: what a captured step depends on, read at each call, and when the original must run instead."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
@@ -8,10 +8,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor.guards.external_state import Surroundings
+from remat_executor.guards.external_state import ExternalState
 from remat_executor.guards.global_flags import unusual_flags
-from remat_executor.inspection.attribute_keys import exactly, settings
-from remat_executor.inspection.object_contents import PLAIN, Room
+from remat_executor.inspection.attribute_keys import attribute_keys, exact_key
+from remat_executor.inspection.object_contents import PLAIN, TraversalLimit
 from remat_executor.inspection.tensors import Owned, Tensors
 from remat_executor.torch_private.autograd import active_transform
 from remat_executor.torch_private.module_hooks import global_module_hooks, hook_registries
@@ -23,20 +23,20 @@ SHARD_LATER = "plan the parts first and shard them then, as in fully_shard(Hirem
 
 @attrs.frozen(kw_only=True, cache_hash=True)
 class OwnSignature:
-    """The share of a signature that is the module's; hashable.
+    """The module's part of a signature; hashable.
 
     Attributes:
-        modules: of every submodule its name, its class, whether it trains, and which ones it holds where.
-        settings: plain attributes of every submodule.
-        surroundings: what else its forwards can read: globals, attributes of classes, closures.
+        modules: of every submodule its name, class, mode and children.
+        attributes: plain attributes of every submodule.
+        external_state: what else its forwards can read: globals, attributes of classes, closures.
         sharing: for each tensor the first one that shares its storage.
-        parameters: layout and requires_grad of each parameter, and which names share one.
-        buffers: the same of each buffer.
+        parameters: names, layout and requires_grad of each parameter.
+        buffers: the same for each buffer.
     """
 
     modules: tuple[tuple[str, type, bool, tuple[Any, ...]], ...]
-    settings: tuple[Any, ...]
-    surroundings: tuple[Any, ...]
+    attributes: tuple[Any, ...]
+    external_state: tuple[Any, ...]
     sharing: tuple[int, ...]
     parameters: tuple[Any, ...]
     buffers: tuple[Any, ...]
@@ -47,14 +47,14 @@ class Signature:
     """Everything that decides which graph a call runs; hashable.
 
     Attributes:
-        own: the module's share.
-        sharing: for each input the first tensor that shares its storage: of the module's, else (below 0) of
-            the inputs.
+        own: the module's part.
+        sharing: for each input the first tensor that shares its storage: one of the module, else (below 0)
+            one of the inputs.
         inputs: layout and requires_grad of each input tensor, the places of leaves and slots.
         constants: the arguments that are not tensors.
-        spec: structure of the arguments, as text.
+        spec: structure of the arguments, as a string.
         flags: (name, value) of the global state that changes kernels.
-        forward: what the call runs, where that is not the forward of the module as it is.
+        forward: key of the function that the call runs, if it is not the module's own forward.
     """
 
     own: OwnSignature
@@ -66,42 +66,35 @@ class Signature:
     forward: Any = None
 
     def changes(self, other: "Signature") -> str:
-        """In which respects another call differs from this one."""
+        """Names of what differs between two calls, for messages."""
         changed: dict[str, str] = {}
         for mine, theirs in ((self.own, other.own), (self, other)):
             names = [field.name for field in attrs.fields(type(mine)) if field.name != "own"]
             changed |= {name: name for name in names if getattr(mine, name) != getattr(theirs, name)}
-        for name in ("settings", "surroundings"):
+        for name in ("attributes", "external_state"):
             if name in changed:
                 entries = {*getattr(self.own, name)} ^ {*getattr(other.own, name)}
                 differing = ", ".join(sorted({entry[0] for entry in entries}))
                 changed[name] = f"{name} ({differing})" if differing else name
-        return ", ".join(changed.values())
+        return ", ".join(changed.values()).replace("external_state", "external state")
 
     def conditions(self) -> tuple[tuple[str, str], ...]:
-        """What of it a plan's fingerprint covers beside the ops."""
+        """What a plan's fingerprint covers in addition to the ops."""
         modes = {training for _, _, training, _ in self.own.modules}
         mode = "mixed" if len(modes) > 1 else "train" if True in modes else "eval"
-        # Without the device's index: ranks on different devices run one plan.
+        # The index of the device is left out: ranks on different devices run one plan.
         flags = ((name, value.partition(":")[0] if "device" in name else value) for name, value in self.flags)
         return (("mode", mode), *flags)
 
 
 def own_signature(
-    owned: Owned, first: Mapping[int, int], room: Room, surroundings: Surroundings
+    owned: Owned, first: Mapping[int, int], limit: TraversalLimit, external_state: ExternalState
 ) -> OwnSignature:
-    """Read the module's share of a signature.
-
-    Args:
-        owned: its tensors.
-        first: what `storages` says of them.
-        room: notes what was looked into.
-        surroundings: what its forwards can read beside it.
-    """
+    """Read the module's part of a signature; `first` is `storages(owned)`, `limit` records what is read."""
     return OwnSignature(
         modules=_structure(owned.modules),
-        settings=settings((m for _, m in owned.modules), room),
-        surroundings=surroundings.keys(room),
+        attributes=attribute_keys((m for _, m in owned.modules), limit),
+        external_state=external_state.keys(limit),
         sharing=tuple(first[storage_id(t)] for t in owned.tensors),
         parameters=tuple((names, _layout(p), p.requires_grad) for names, p in owned.parameters),
         buffers=tuple((names, _layout(b), b.requires_grad) for names, b in owned.buffers),
@@ -109,7 +102,7 @@ def own_signature(
 
 
 def storages(owned: Owned) -> dict[int, int]:
-    """The place of the first tensor of a module with each storage."""
+    """The place of the first tensor with each storage."""
     first: dict[int, int] = {}
     for place, tensor in enumerate(owned.tensors):
         first.setdefault(storage_id(tensor), place)
@@ -119,14 +112,7 @@ def storages(owned: Owned) -> dict[int, int]:
 def signature(
     tensors: Tensors, own: OwnSignature, owned_storages: Mapping[int, int], device: torch.device | None = None
 ) -> Signature:
-    """Read the signature of a call.
-
-    Args:
-        tensors: the module's and the call's.
-        own: the module's share.
-        owned_storages: what `storages` says of the module.
-        device: where it runs; None: where the module is.
-    """
+    """Read the signature of a call that runs on `device`; None: where the module is."""
     if device is None:
         device = tensors.flat[0].device if tensors.flat else torch.device("cpu")
     inputs = tensors.inputs
@@ -140,7 +126,7 @@ def signature(
             tuple((slot.name, slot.place) for slot in tensors.slots),
             *((_layout(t), t.requires_grad) for t in inputs),
         ),
-        constants=tuple(exactly(c) for c in tensors.constants),
+        constants=tuple(exact_key(c) for c in tensors.constants),
         spec=str(tensors.spec),
         flags=global_flags(device.type),
     )
@@ -149,7 +135,7 @@ def signature(
 def _structure(
     modules: Sequence[tuple[str, nn.Module]],
 ) -> tuple[tuple[str, type, bool, tuple[Any, ...]], ...]:
-    """A submodule that is held twice is listed once, so who holds it is part of the structure."""
+    """A submodule that is used twice is listed once, so its parents are part of the structure."""
     place = {id(module): i for i, (_, module) in enumerate(modules)}
     place[id(None)] = -1
     return tuple(
@@ -159,7 +145,7 @@ def _structure(
 
 
 def global_flags(device_type: str) -> tuple[tuple[str, str], ...]:
-    """The global state of torch that changes which kernels run."""
+    """(name, value) of torch's global state that decides which kernels run."""
     autocast = "off"
     if torch.is_autocast_enabled(device_type):
         autocast = str(torch.get_autocast_dtype(device_type))
@@ -178,10 +164,10 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def hooked(modules: Iterable[tuple[str, nn.Module]]) -> str | None:
-    """Which submodule has hooks; None if none has. A graph would not call them.
+    """Which submodule has hooks, which a graph would not call; None if none has.
 
-    The hooks that transformers installs on its own models at their first call are no reason: they hand on
-    what the call asked for, within the call, and are captured with it. Nor are those of this package.
+    Hooks of this package do not count, nor those that transformers installs on its models at their first
+    call: they only collect outputs within the call, and are captured with it.
     """
     for name, submodule in modules:
         for registry in hook_registries(submodule):
@@ -198,20 +184,17 @@ def is_planned(module: nn.Module) -> bool:
 
 
 def calls_itself(module: nn.Module) -> bool:
-    """Whether a module's class has a `__call__` of its own, which is planned then, hooks and all."""
+    """Whether a module's class overrides `__call__`, which is then planned with its hooks."""
     return type(module).__call__ is not nn.Module.__call__
 
 
 def hookless(modules: Sequence[tuple[str, nn.Module]]) -> Sequence[tuple[str, nn.Module]]:
-    """The submodules that must have no hooks: those of the module itself are called around its plan."""
+    """The submodules that must have no hooks; hooks of the module itself run outside of its plan."""
     return modules if calls_itself(modules[0][1]) else modules[1:]
 
 
 def objection(owned: Owned) -> str | None:
-    """Why the module as it is must run without a plan, whatever it is called with; None if it need not.
-
-    What has a plan of its own runs by that.
-    """
+    """Why the module must run without a plan, whatever the call; None if a plan can serve."""
     planned = next((name for name, m in owned.modules if is_planned(m)), None)
     if planned is not None:
         return f"submodule {planned!r} is planned itself"
@@ -219,7 +202,7 @@ def objection(owned: Owned) -> str | None:
 
 
 def reason_in_force() -> str | None:
-    """Why no call at all can be served by a plan now: a transform would not even let tensors be looked at."""
+    """Why no plan can serve now; checked first, since some transforms forbid reading tensors."""
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return "gradients are off (no_grad or inference mode)"
     transformed = active_transform()
@@ -231,17 +214,17 @@ def reason_in_force() -> str | None:
 
 
 def reason_for_original(tensors: Tensors) -> str | None:
-    """Why a call must run the original module, beside what the module itself objects; None if a plan can."""
+    """Why a call must run the original because of its tensors; None if a plan can serve."""
     if not any(t.requires_grad for t in tensors.flat):
         return "nothing requires a gradient"
     strange = unseen_change(tensors)
     if strange is not None:
-        return f"it was given a {strange}, which could change without being seen"
+        return f"it was given a {strange}, which could change without being noticed"
     return odd(tensors.inputs, "it was given")
 
 
 def odd(tensors: Iterable[Tensor], whose: str, *, empty: bool = False) -> str | None:
-    """What is no plain tensor, which alone a plan can handle; `empty`: it may yet have to get its values."""
+    """Which tensor a plan cannot handle, and why; with `empty`, tensors without values are accepted."""
     for tensor in tensors:
         kind = type(tensor)
         if kind.__name__ == "DTensor":
@@ -258,7 +241,7 @@ def odd(tensors: Iterable[Tensor], whose: str, *, empty: bool = False) -> str | 
 
 
 def unseen_change(tensors: Tensors) -> str | None:
-    """What is wrong with an argument that cannot be compared by value or is the module's own."""
+    """An argument that cannot be compared by value, or is the module's own tensor; None if there is none."""
     if tensors.arguments:
         own = {id(t) for _, t in (*tensors.parameters, *tensors.buffers)}
         if any(id(t) in own for t in tensors.arguments):

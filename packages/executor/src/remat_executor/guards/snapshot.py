@@ -1,9 +1,8 @@
-"""What a module was when it was last read, and a quick look at whether it still is.
+"""A snapshot of a module, and a quick check whether it is still current.
 
-Reading all that a forward could notice takes some ten microseconds a submodule. Between two steps of a
-training loop nothing of it changes as a rule, so the next call only looks whether everything that was found
-is still the same object in the same place, in loops that run in C. If anything is not, the module is read
-again.
+Reading everything that a forward could notice costs about ten microseconds per submodule. Between two
+training steps usually nothing changes, so a call only checks that all objects are still the same in the same
+places, in loops that run in C. If anything differs, the module is read again.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +15,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor.guards.external_state import Surroundings
+from remat_executor.guards.external_state import ExternalState
 from remat_executor.guards.signature import (
     OwnSignature,
     Signature,
@@ -25,7 +24,7 @@ from remat_executor.guards.signature import (
     signature,
     storages,
 )
-from remat_executor.inspection.object_contents import Contents, Room, contents
+from remat_executor.inspection.object_contents import Contents, TraversalLimit, contents_of
 from remat_executor.inspection.tensors import REGISTRIES, Owned, Tensors, owned_by
 from remat_executor.torch_private.module_hooks import READ_REGISTRIES, hook_registries
 from remat_executor.torch_private.tensors import layout_guard
@@ -36,69 +35,64 @@ _NEEDED = frozenset(("training", *READ_REGISTRIES))
 
 @attrs.frozen(kw_only=True, eq=False)
 class Snapshot:
-    """A module as it was read.
+    """A module's state when it was read.
 
     Attributes:
-        called: what runs in the place of its forward; None if nothing does.
+        target: the function that runs instead of its forward; None for the forward.
         owned: its tensors.
-        own: its share of the signature of a call.
+        own: its part of the signature of a call.
         storages: the place of its first tensor with each storage.
-        objection: why it must run without a plan; None if it need not.
-        clocks: names of those that its forwards read.
-        holds: whether it is still what it was.
+        objection: why it must run without a plan; None if a plan can serve.
+        clocks: names of the clocks that its forwards read.
+        is_current: whether nothing has changed since.
     """
 
-    called: Any
+    target: Any
     owned: Owned
     own: OwnSignature
     storages: dict[int, int]
     objection: str | None
     clocks: tuple[str, ...]
-    holds: Callable[[], bool]
+    is_current: Callable[[], bool]
 
     @classmethod
-    def take(cls, module: nn.Module, called: Any = None) -> "Snapshot":
-        """Read a module.
-
-        Args:
-            module: the module.
-            called: what runs in the place of its forward.
-        """
-        owned, room = owned_by(module), Room()
+    def take(cls, module: nn.Module, target: Any = None) -> "Snapshot":
+        """Read a module; `target` is the function that runs instead of its forward."""
+        owned, limit = owned_by(module), TraversalLimit()
         first = storages(owned)
-        # A scripted module keeps what others have in their dict elsewhere: it is read anew each time.
+        # A scripted module keeps its state outside of its dict: it is read again at each call.
         readable = all(m.__dict__.keys() >= _NEEDED for _, m in owned.modules)
-        around = Surroundings.of((m for _, m in owned.modules), module.forward, called)
-        own = own_signature(owned, first, room, around)  # notes in `room` what it looked into
+        external = ExternalState.of((m for _, m in owned.modules), module.forward, target)
+        own = own_signature(owned, first, limit, external)  # records in `limit` what it reads
         return cls(
-            called=called,
+            target=target,
             owned=owned,
             own=own,
             storages=first,
             objection=objection(owned),
-            clocks=around.clocks,
-            holds=_Unchanged(owned, room, around).look if readable else bool,
+            clocks=external.clocks,
+            is_current=_ChangeDetector(owned, limit, external).unchanged if readable else bool,
         )
 
     def signature(self, tensors: Tensors, device: torch.device | None = None) -> Signature:
-        """The signature of a call of the module with these tensors, on a device if not where they are."""
+        """The signature of a call with these tensors; `device` is where it runs, if not where they are."""
         return signature(tensors, self.own, self.storages, device)
 
 
-class _Unchanged:
-    """Everything that was looked at, flat, so that looking again is a few loops in C."""
+class _ChangeDetector:
+    """Everything that was read, in flat lists, so that a comparison takes a few loops in C."""
 
-    def __init__(self, owned: Owned, room: Room, around: Surroundings) -> None:
-        self.cells = [place.holder for place in around.places if isinstance(place.holder, CellType)]
+    def __init__(self, owned: Owned, limit: TraversalLimit, external: ExternalState) -> None:
+        self.cells = [place.holder for place in external.places if isinstance(place.holder, CellType)]
         self.enclosed = [cell.cell_contents for cell in self.cells]
         named: dict[int, tuple[Any, list[str]]] = {}
-        for place in around.places:
+        for place in external.places:
             if not isinstance(place.holder, CellType):
                 named.setdefault(id(place.holder), (place.holder, []))[1].append(place.name)
         self.holders = [holder for holder, _ in named.values()]
-        # With two names or more it gives a tuple.
+        # With a single name, `itemgetter` would not return a tuple.
         self.takers = [itemgetter(*names, names[0]) for _, names in named.values()]
-        self.around = list(chain.from_iterable(map(call, self.takers, self.holders)))
+        self.external = list(chain.from_iterable(map(call, self.takers, self.holders)))
         modules = [module for _, module in owned.modules]
         self.attributes = [module.__dict__ for module in modules]
         self.counts = list(map(len, self.attributes))
@@ -110,15 +104,15 @@ class _Unchanged:
         self.dicts: list[dict[Any, Any]] = [registry for registry in registries if registry]
         self.lists: list[list[Any]] = []
         self.others: list[tuple[Any, Contents]] = []
-        self.counted = [(thing, len(thing)) for thing in room.counted]
-        for thing, found in room.found:
+        self.counted = [(thing, len(thing)) for thing in limit.counted]
+        for thing, found in limit.found:
             self.add(thing, found)
         for _, holder, _, _ in owned.plain:
             if isinstance(holder, list):
                 self.lists.append(holder)
             elif not any(holder is known for known in self.attributes):
                 self.dicts.append(holder)
-        self.typed: list[Any] = [*modules, *(thing for thing, _ in room.found)]
+        self.typed: list[Any] = [*modules, *(thing for thing, _ in limit.found)]
         self.types = list(map(type, self.typed))
         self.keys = list(chain.from_iterable(self.dicts))
         self.values = list(chain.from_iterable(map(dict.values, self.dicts)))
@@ -128,14 +122,14 @@ class _Unchanged:
         self.laid_out = layout_guard(self.tensors)
         try:
             self.addresses = list(map(Tensor.data_ptr, self.tensors))
-        except RuntimeError:  # a tensor without memory of its own, such as a shard: no quick look at that
+        except RuntimeError:  # a tensor without memory of its own, such as a shard: never current
             self.laid_out = bool
 
     def add(self, thing: Any, found: Contents) -> None:
-        """Note one thing that was looked into."""
+        """Add one object that was read."""
         kind = type(thing)
         if issubclass(kind, tuple | frozenset):
-            return  # stays what it is, and what is in it is noted on its own
+            return  # immutable; its items are added separately
         if issubclass(kind, list):
             self.lists.append(thing)
         elif issubclass(kind, dict) and all(type(key) is str for key in thing):
@@ -145,8 +139,8 @@ class _Unchanged:
         else:
             self.others.append((thing, found))
 
-    def look(self) -> bool:
-        """Whether all of it is as it was."""
+    def unchanged(self) -> bool:
+        """Whether everything is the same as before."""
         try:
             return (
                 list(map(len, self.attributes)) == self.counts
@@ -156,7 +150,7 @@ class _Unchanged:
                 and list(map(len, self.lists)) == self.lengths
                 and _same(chain.from_iterable(self.lists), self.items)
                 and _same(map(type, self.typed), self.types)
-                and _same(chain.from_iterable(map(call, self.takers, self.holders)), self.around)
+                and _same(chain.from_iterable(map(call, self.takers, self.holders)), self.external)
                 and _same(map(_ENCLOSED, self.cells), self.enclosed)
                 and not any(self.empty)
                 and self.laid_out()
@@ -164,14 +158,14 @@ class _Unchanged:
                 and all(len(thing) == length for thing, length in self.counted)
                 and all(_unchanged(thing, found) for thing, found in self.others)
             )
-        except (KeyError, ValueError, RuntimeError):  # something is gone; another thread changes a container
+        except (KeyError, ValueError, RuntimeError):  # something is gone or changed by another thread
             return False
 
 
 def _reader(attributes: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-    """Takes from the dict of a module what a step depends on.
+    """A function that reads from a module's dict what a step depends on.
 
-    Where all of it is there and nothing else came, no attribute was renamed either: the others are registries
+    If all these keys exist and their number is unchanged, no attribute was renamed: the others are registries
     that every module has.
     """
     own = (name for name in attributes if name not in REGISTRIES)
@@ -183,13 +177,13 @@ def _same(now: Iterable[Any], before: list[Any]) -> bool:
 
 
 def _only_fields(thing: Any, found: Contents) -> bool:
-    """Whether an object's dict is all there is to it."""
+    """Whether an object's dict is its whole state."""
     fields = getattr(thing, "__dict__", None)
     return type(fields) is dict and len(fields) == len(found.parts)
 
 
 def _unchanged(thing: Any, before: Contents) -> bool:
-    now = contents(thing, Room())
+    now = contents_of(thing, TraversalLimit())
     if now is None or len(now.parts) != len(before.parts):
         return False
     if before.kind == "numbers":

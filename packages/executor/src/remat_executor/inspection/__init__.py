@@ -1,1 +1,1 @@
-"""Looking at modules and objects: their tensors, their attributes, and what has changed."""
+"""Inspection of modules and objects: their tensors, their attributes, and changes of them."""

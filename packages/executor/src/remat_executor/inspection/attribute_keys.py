@@ -1,9 +1,8 @@
-"""What a module holds beside tensors and submodules, as a key that changes when a forward could notice.
+"""Hashable keys of a module's plain attributes, which change when a forward could notice a change.
 
-Plain values count by value, functions by identity and by what they close over, containers and objects by
-their class and by what is in them: a config that holds a dict of numbers, a strategy object. How deep and how
-much is looked at is said in `remat_executor.inspection.object_contents`: a module that refers to its trainer
-must not make each call walk through a data set.
+Plain values are compared by value, functions by identity and closure, containers and objects by class and
+contents: a config that holds a dict of numbers, a strategy object. `object_contents` limits depth and size: a
+module that refers to its trainer must not make each call walk through a data set.
 """
 
 from collections.abc import Iterable, Set
@@ -12,39 +11,34 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Itself, Room, contents
+from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Identity, TraversalLimit, contents_of
 from remat_executor.inspection.tensors import REGISTRIES
 
 MARKS = frozenset(
     {"_is_fsdp_managed_module", "_fsdp_use_orig_params", "_is_torch_compile", "_compiled_call_impl"}
 )
-"""Attributes that `fully_shard` and `torch.compile` set on modules for themselves; no forward reads them."""
+"""Attributes that `fully_shard` and `torch.compile` set on modules; no forward reads them."""
 
 MARK = "__composable_api_state_key"
-"""What the names of the attributes begin with that `fully_shard` keeps its own state under."""
+"""Prefix of the attributes in which `fully_shard` keeps its state."""
 
-_SIMPLE = frozenset((type(None), bool, int, str))  # those of PLAIN that `==` tells apart within one type
+_SIMPLE = frozenset((type(None), bool, int, str))  # types of PLAIN whose values `==` tells apart
 
 
-def exactly(value: Any) -> tuple[Any, ...]:
-    """A key that tells apart what `==` does not: True from 1, 0.0 from -0.0; and a NaN equals itself."""
+def exact_key(value: Any) -> tuple[Any, ...]:
+    """A key that distinguishes True from 1 and 0.0 from -0.0, and in which a NaN equals itself."""
     if isinstance(value, float):
         return (type(value), value.hex())
     if isinstance(value, complex):
         return (type(value), value.real.hex(), value.imag.hex())
-    return (type(value), value if isinstance(value, PLAIN) else Itself(value))
+    return (type(value), value if isinstance(value, PLAIN) else Identity(value))
 
 
-def settings(modules: Iterable[nn.Module], room: Room | None = None) -> tuple[Any, ...]:
-    """(attribute, key) of every plain attribute of these modules; hashable.
-
-    Args:
-        modules: of which the attributes are read.
-        room: limits what is looked into, and notes it; None for a new one.
-    """
-    room = room or Room()
+def attribute_keys(modules: Iterable[nn.Module], limit: TraversalLimit | None = None) -> tuple[Any, ...]:
+    """(attribute, key) of every plain attribute of these modules; hashable. `limit` records what is read."""
+    limit = limit or TraversalLimit()
     return tuple(
-        (name, key_of(value, room))
+        (name, key_of(value, limit))
         for module in modules
         for name, value in module.__dict__.items()
         if not (name in REGISTRIES or name in MARKS or name.startswith(MARK))
@@ -52,40 +46,34 @@ def settings(modules: Iterable[nn.Module], room: Room | None = None) -> tuple[An
     )
 
 
-def key_of(value: Any, room: Room | None = None, levels: int = DEEPEST) -> Any:
-    """A hashable key that changes when a reader of the value could notice.
-
-    Args:
-        value: anything.
-        room: limits what is looked into, and notes it; None for a new one.
-        levels: how deep.
-    """
-    room = room or Room()
+def key_of(value: Any, limit: TraversalLimit | None = None, levels: int = DEEPEST) -> Any:
+    """A hashable key that changes when a reader of the value, at most `levels` deep, could notice."""
+    limit = limit or TraversalLimit()
     kind = type(value)
     if kind in _SIMPLE:
         return (kind, value)
     if kind is tuple and _SIMPLE.issuperset(kinds := tuple(map(type, value))):
         return (kinds, value)  # a stride, a padding: most of what modules hold
     if issubclass(kind, PLAIN):
-        return exactly(value)
+        return exact_key(value)
     if issubclass(kind, Tensor):
         return Tensor  # an input of the graph, guarded as such
     if issubclass(kind, Enum):
-        return Itself(value)
-    if not room.enter(value):
-        return kind  # its parts stand where it was met first
-    found = contents(value, room) if levels else None
+        return Identity(value)
+    if not limit.enter(value):
+        return kind  # its parts are in the key of its first occurrence
+    found = contents_of(value, limit) if levels else None
     if found is None:
         if not issubclass(kind, dict | list | Set):
-            return Itself(value)
-        room.counted.append(value)
-        return (Itself(value), len(value))
-    mark = Itself(value) if callable(value) else kind
+            return Identity(value)
+        limit.counted.append(value)
+        return (Identity(value), len(value))
+    mark = Identity(value) if callable(value) else kind
     if found.kind == "numbers":
         return (mark, found.parts[0][1])
-    keys = ((_name(name), key_of(inner, room, levels - 1)) for name, inner in found.parts)
+    keys = ((_name(name), key_of(inner, limit, levels - 1)) for name, inner in found.parts)
     return (mark, frozenset(keys)) if issubclass(kind, Set) else (mark, *keys)
 
 
 def _name(name: Any) -> Any:
-    return name if type(name) is str else exactly(name)
+    return name if type(name) is str else exact_key(name)

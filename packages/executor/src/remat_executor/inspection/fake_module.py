@@ -1,6 +1,6 @@
-"""A model with stand-ins for its tensors, so that it can be traced for a device that does not hold it.
+"""Trace a model for a device that does not hold it, with fake tensors instead of its own.
 
-Stand-ins have the layout of what they stand for, are on the device that is planned for, and have no memory.
+A fake tensor has the layout of the original one, is on the planned device, and has no memory.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -16,36 +16,32 @@ from remat_graph.contexts import context
 
 
 @context
-def stand_ins(
+def with_fake_tensors(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
 ) -> Generator[Tensors, None, None]:
-    """Within it the model has stand-ins for its parameters and buffers, and a call of it has for its inputs.
-
-    Args:
-        model: the module, on any device.
-        args: positional inputs, on any device.
-        kwargs: keyword inputs.
-        device: where the stand-ins are.
+    """A context in which fake tensors on `device` replace a model's parameters, buffers and inputs.
 
     Returns:
-        The tensors of the model and of the call.
+        The fake tensors of the model and of the call.
     """
     with fake_tensors() as fake:
 
-        def stand_in(tensor: Tensor) -> Tensor:
+        def make_fake(tensor: Tensor) -> Tensor:
             return fake(tensor, device)
 
-        with _in_place(model, stand_in):
+        with _replaced_tensors(model, make_fake):
             leaves, spec = flatten((args, dict(kwargs)))
-            made = {id(leaf): stand_in(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
-            leaves = [made.get(id(leaf), leaf) for leaf in leaves]  # what is given twice is one input
+            made = {id(leaf): make_fake(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+            leaves = [
+                made.get(id(leaf), leaf) for leaf in leaves
+            ]  # a tensor that is given twice is one input
             args, kwargs = unflatten(leaves, spec)
             yield collect(model, args, kwargs)
 
 
 @context
-def _in_place(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Generator[None, None, None]:
-    """The model with other tensors in the place of its parameters and buffers; tied ones stay tied."""
+def _replaced_tensors(model: nn.Module, make_fake: Callable[[Tensor], Tensor]) -> Generator[None, None, None]:
+    """A context in which other tensors replace the model's parameters and buffers; tied ones stay tied."""
     made: dict[int, Tensor] = {}
     before: list[tuple[Any, str, Tensor]] = []
     try:
@@ -57,7 +53,7 @@ def _in_place(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Generat
                         continue
                     before.append((registry, name, tensor))
                     if id(tensor) not in made:
-                        fake = stand_in(tensor)
+                        fake = make_fake(tensor)
                         if isinstance(tensor, nn.Parameter):
                             fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
                         made[id(tensor)] = fake

@@ -1,9 +1,9 @@
-"""What is inside the things that a module holds beside tensors and submodules: to read it, to put it back.
+"""Read and restore the contents of objects that a module holds in addition to tensors and submodules.
 
-Containers, objects (with a dict or slots), the cells of closures, arrays, generators of random numbers. What
-belongs to the machinery around a model is not looked into: loggers, locks, queues, optimizers, data loaders
-count by identity. Nothing here calls a method that a user's class may have written, except by chance of a
-descriptor behind a slot; an object that refuses to be read is not looked into either.
+Contents are the items of containers, the fields of objects (dict or slots), the cells of closures, and the
+values of arrays and random generators. Infrastructure around a model, such as loggers, locks, queues,
+optimizers and data loaders, is compared by identity only. No method of a user's class is called, except by a
+descriptor behind a slot; an object that cannot be read is skipped.
 """
 
 import array
@@ -24,13 +24,13 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.d
 """Types that are compared by value."""
 
 DEEPEST = 4
-"""Levels below an attribute."""
+"""Levels that are read below an attribute."""
 
 MOST = 5_000
-"""Entries in all; what comes after counts by identity and length."""
+"""Entries that are read in all; later ones are compared by identity and length."""
 
 _MOST_NBYTES = 1 << 20  # of an array or the like
-_MACHINERY = {
+_INFRASTRUCTURE = {
     *("torch.optim", "torch.utils.data", "torch.utils.tensorboard", "torch.distributed", "torch.jit"),
     *("torch.amp", "torch.library", "torch._library", "torch._ops"),
     *("logging", "threading", "_thread", "queue", "_queue", "multiprocessing", "concurrent", "asyncio"),
@@ -40,7 +40,7 @@ _MACHINERY = {
 
 @attrs.frozen(eq=False)
 class Contents:
-    """What is inside a thing.
+    """What is inside an object.
 
     Attributes:
         kind: "items" of a container, "fields" of an object, or "numbers" of an array or generator.
@@ -53,14 +53,14 @@ class Contents:
     restore: Callable[[], None]
 
 
-class Room:
-    """How many entries may still be looked at, and what has been.
+class TraversalLimit:
+    """Limits how many entries are read, and records what was read.
 
     Attributes:
-        left: entries that may still be looked at.
-        seen: ids of what was met.
-        found: what was looked into, with what was there.
-        counted: containers of which only the length was taken.
+        left: entries that may still be read.
+        seen: ids of the objects met so far.
+        found: the objects that were read, with their contents.
+        counted: containers of which only the length was read.
     """
 
     def __init__(self) -> None:
@@ -70,43 +70,39 @@ class Room:
         self.counted: list[Any] = []
 
     def enter(self, thing: Any) -> bool:
-        """Whether a thing is met for the first time."""
+        """Whether an object is met for the first time."""
         if id(thing) in self.seen:
             return False
         self.seen.add(id(thing))
         return True
 
 
-def contents(thing: Any, room: Room) -> Contents | None:
-    """Look into a thing; None if nobody should or there is no room left."""
+def contents_of(thing: Any, limit: TraversalLimit) -> Contents | None:
+    """Read an object; None if it is infrastructure, plain or beyond the limit."""
     kind = type(thing)
-    if issubclass(kind, (Tensor, nn.Module, type, types.ModuleType, *PLAIN)) or _is_machinery(kind):
+    if issubclass(kind, (Tensor, nn.Module, type, types.ModuleType, *PLAIN)) or _is_infrastructure(kind):
         return None
     try:
-        if _length(thing) > room.left:
+        sized = issubclass(kind, (dict, list, tuple, set, frozenset, deque))
+        if (len(thing) if sized else 0) > limit.left:
             return None
         found = _read(thing, kind)
-    except Exception:  # noqa: BLE001 - whatever a user's class raises when it is looked at
+    except Exception:  # noqa: BLE001 - whatever a user's class raises when it is read
         return None
     if found is not None:
-        room.left -= len(found.parts)
-        room.found.append((thing, found))
+        limit.left -= len(found.parts)
+        limit.found.append((thing, found))
     return found
 
 
-def _is_machinery(kind: type) -> bool:
+def _is_infrastructure(kind: type) -> bool:
     for base in kind.__mro__:
         name = base.__module__
-        while name:  # asked of each attribute of each submodule: a look-up for each part of the name
-            if name in _MACHINERY:
+        while name:  # called often: set look-ups are faster than comparing prefixes
+            if name in _INFRASTRUCTURE:
                 return True
             name = name.rpartition(".")[0]
     return False
-
-
-def _length(thing: Any) -> int:
-    sized = (dict, list, tuple, set, frozenset, deque)
-    return len(thing) if issubclass(type(thing), sized) else 0
 
 
 def _read(thing: Any, kind: type) -> Contents | None:
@@ -140,7 +136,7 @@ def _keep() -> None:
 
 
 def _numbers(thing: Any, kind: type) -> Contents | None:
-    """Arrays, byte strings that can be written, generators: one part, as bytes or a tuple."""
+    """Arrays, mutable byte strings and generators: one part, as bytes or a tuple."""
     if issubclass(kind, np.ndarray) and thing.dtype != object:
         if thing.nbytes > _MOST_NBYTES:
             return None
@@ -156,9 +152,8 @@ def _numbers(thing: Any, kind: type) -> Contents | None:
         if len(thing) > _MOST_NBYTES:
             return None
         taken = thing[:]
-        return Contents(
-            "numbers", (("", bytes(memoryview(thing).cast("B"))),), lambda: _overwrite(thing, taken)
-        )
+        content = bytes(memoryview(thing).cast("B"))
+        return Contents("numbers", (("", content),), lambda: thing.__setitem__(slice(None), taken))
     if issubclass(kind, random.Random) and kind is not random.SystemRandom:
         state = thing.getstate()
         return Contents("numbers", (("", state),), lambda: thing.setstate(state))
@@ -206,7 +201,7 @@ def _slots(kind: type) -> list[str]:
 
 
 def _refill(thing: Any, content: Any) -> None:
-    """Put a container's content back, unless it is the same already."""
+    """Restore a container's content, unless it is still the same."""
     same = len(thing) == len(content) and all(a is b for a, b in zip(thing, content, strict=True))
     if isinstance(content, dict):
         same = same and all(thing[key] is content[key] for key in content)
@@ -217,10 +212,6 @@ def _refill(thing: Any, content: Any) -> None:
         thing.update(content)
     else:
         thing.extend(content)
-
-
-def _overwrite(thing: Any, content: Any) -> None:
-    thing[:] = content
 
 
 def _set_cells(cells: list[Any], held: list[Any]) -> None:
@@ -242,8 +233,8 @@ def _set_slots(thing: Any, slots: list[str], held: list[tuple[str, Any]]) -> Non
             continue
 
 
-class Itself:
-    """Equal to itself alone, and to nothing once it is gone; another object may have its id by then."""
+class Identity:
+    """Compares an object by identity; equal to nothing once the object is gone: ids are reused."""
 
     __slots__ = ("_hash", "_thing")
 
@@ -251,11 +242,11 @@ class Itself:
         self._hash = id(thing)
         try:
             self._thing: Callable[[], object] = weakref.ref(thing)
-        except TypeError:  # cannot be referred to weakly, so it is held
+        except TypeError:  # no weak references, so the object is kept alive
             self._thing = lambda: thing
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Itself):
+        if not isinstance(other, Identity):
             return False
         mine = self._thing()
         return self is other or (mine is not None and mine is other._thing())

@@ -1,11 +1,11 @@
-"""The tensors of a module and of one call, which capture turns into the inputs of a graph.
+"""The tensors of a module and of one call, which become the inputs of a captured graph.
 
-Distinct means by identity, so a tied parameter is one input whose gradient autograd sums in its own order.
-Beside parameters, buffers and arguments there is what a module merely holds and its forward may read: a
-position table in a plain attribute, anchors in a list.
+Tensors are distinct by identity: a tied parameter is one input, and autograd sums its gradient. In addition
+to parameters, buffers and arguments there are tensors in plain attributes that a forward may read, such as a
+position table or a list of anchors.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,19 +15,18 @@ from torch import Tensor, nn
 from remat_executor.torch_private.pytrees import flatten
 
 REGISTRIES = frozenset(nn.Module().__dict__)
-"""The attributes that every module has for itself."""
-
+"""The attributes that every module has."""
 
 MOST_HELD = 1_000
-"""A list or dict with more entries is not looked through for tensors at each call."""
+"""A longer list or dict is not searched for tensors at each call."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Slot:
-    """A place in a plain attribute that holds a tensor: ``holder[key]``.
+    """A plain attribute, or a list or dict in one, that holds a tensor: ``holder[key]``.
 
     Attributes:
-        name: what a user calls it.
+        name: its name for messages.
         holder: dict or list.
         key: of the holder.
         place: index of the tensor in `Tensors.flat`.
@@ -41,13 +40,13 @@ class Slot:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Owned:
-    """The distinct tensors of a module, whatever it is called with.
+    """The distinct tensors of a module, independent of its calls.
 
     Attributes:
         modules: every submodule by its name, once; the module itself first.
         parameters: (names, parameter) with every name that reaches it.
         buffers: (names, buffer) likewise.
-        plain: (name, holder, key, tensor) of what plain attributes hold.
+        plain: (name, holder, key, tensor) of each tensor in a plain attribute.
     """
 
     modules: tuple[tuple[str, nn.Module], ...]
@@ -57,7 +56,7 @@ class Owned:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, those in plain attributes as often as they are held."""
+        """All tensors; those in plain attributes once for each slot."""
         registered = (*self.parameters, *self.buffers)
         return (*(t for _, t in registered), *(t for _, _, _, t in self.plain))
 
@@ -67,10 +66,10 @@ class Tensors:
     """The distinct tensors of a module and of one call.
 
     Attributes:
-        owned: what of it is the module's.
+        owned: the module's tensors.
         arguments: distinct tensors among the arguments.
         held: distinct tensors in plain attributes that are neither registered nor arguments.
-        slots: where the plain attributes hold tensors, of whichever kind.
+        slots: all plain attributes that hold tensors.
         leaves: per leaf of the arguments the index into `arguments`, or None for a constant.
         constants: the leaves that are not tensors, None where they are.
         spec: structure of ``(args, kwargs)``.
@@ -85,6 +84,11 @@ class Tensors:
     constants: tuple[Any, ...]
     spec: Any
     flat: tuple[Tensor, ...]
+
+    def filled_leaves(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """The leaves of the arguments, with these tensors as `arguments`."""
+        pairs = zip(self.leaves, self.constants, strict=True)
+        return [constant if place is None else tensors[place] for place, constant in pairs]
 
     @property
     def modules(self) -> tuple[tuple[str, nn.Module], ...]:
@@ -103,7 +107,7 @@ class Tensors:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What is neither parameter nor buffer."""
+        """All tensors that are neither parameter nor buffer."""
         return (*self.arguments, *self.held)
 
     @property
@@ -168,7 +172,7 @@ def called_with(owned: Owned, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 
 def _registered(named: Iterable[tuple[str, nn.Module]], registry: str) -> Iterator[tuple[str, Any]]:
-    """Every place that holds a parameter or buffer, by name; a submodule used twice counts once."""
+    """(name, tensor) of every registered parameter or buffer; a submodule used twice counts once."""
     for prefix, submodule in named:
         for name, tensor in submodule.__dict__[registry].items():
             if tensor is not None:
@@ -185,9 +189,10 @@ def _distinct(named: Iterable[tuple[str, Any]]) -> tuple[tuple[tuple[str, ...], 
 
 
 def _plainly_held(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, Any, Any, Tensor]]:
-    """(name, holder, key, tensor) of tensors in attributes, and in the lists and dicts in attributes.
+    """(name, holder, key, tensor) of tensors in attributes, and in lists and dicts in attributes.
 
-    Left out is what a forward left behind: a tensor with a history is no input of the next call.
+    A tensor with an autograd history is left out: a forward stored it, and it is not an input of the next
+    call.
     """
     seen: set[int] = set()
     for prefix, submodule in named:

@@ -1,1 +1,1 @@
-"""From a schedule to FX graphs that a runtime can run."""
+"""Lowering: from a schedule to FX graphs that a runtime can run."""

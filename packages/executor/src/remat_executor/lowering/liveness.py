@@ -1,34 +1,23 @@
-"""Liveness of a schedule: which steps become one graph, and which values live from one graph to the next."""
+"""Liveness of a schedule: which steps form one graph, and which values live from one graph to the next."""
 
 from collections.abc import Iterable, Sequence
 from typing import cast
 
 from remat_executor.lowering.step_handler import Action, reads
-from remat_executor.translation.recipes import (
-    Draw,
-)
+from remat_executor.translation.recipes import Draw
 from remat_executor.translation.translation import Translation
-from remat_graph import (
-    Compute,
-    Deliver,
-    Free,
-    Graph,
-    Lane,
-    OptimizerStep,
-    Start,
-    Step,
-)
+from remat_graph import Compute, Deliver, Free, Graph, Lane, OptimizerStep, Start, Step
 
 
-def split_runs(steps: Sequence[Step], first: int, beside: frozenset[int]) -> list[list[Step] | Action]:
-    """Steps in runs that become one graph each, and between them those that a handler carries out.
+def group_steps(steps: Sequence[Step], first: int, handled: frozenset[int]) -> list[list[Step] | Action]:
+    """Group consecutive steps into lists that become one graph each, separated by a handler's steps.
 
-    The last one is a run, an empty one if need be: what a section returns, a graph returns.
+    The last item is always a list, which may be empty: a segment's results are the results of a graph.
     """
     found: list[list[Step] | Action] = []
     run: list[Step] = []
     for position, step in enumerate(steps, first):
-        if position in beside:
+        if position in handled:
             if run:
                 found.append(run)
             run = []
@@ -38,21 +27,22 @@ def split_runs(steps: Sequence[Step], first: int, beside: frozenset[int]) -> lis
     return [*found, run]
 
 
-def needed_later(graph: Graph, sections: Sequence[Sequence[list[Step] | Action]]) -> list[list[set[int]]]:
-    """For each run of each section the values that what follows it needs."""
+def needed_later(graph: Graph, segments: Sequence[Sequence[list[Step] | Action]]) -> list[list[set[int]]]:
+    """For each item of each segment the values that later items need."""
     needed: set[int] = set()
     found: list[list[set[int]]] = []
-    for section in reversed(sections):
+    for segment in reversed(segments):
         mine = []
-        for run in reversed(section):
+        for run in reversed(segment):
             mine.append(set(needed))
-            needed |= read_by(graph, run) if isinstance(run, list) else reads(graph, run)
+            steps = [s for s in run if isinstance(s, Compute | Deliver)] if isinstance(run, list) else [run]
+            needed = needed.union(*(reads(graph, step) for step in steps))
         found.append(mine[::-1])
     return found[::-1]
 
 
 def live_after(graph: Graph, step: Action, live: set[int]) -> tuple[set[int], list[int]]:
-    """What is live after a handler's step, and the gradients that the step makes an end of."""
+    """The live values after a handler's step, and the gradients that the step delivers or consumes."""
     match step:
         case Start(transfer) if transfer.lane is Lane.TO_DEVICE:
             return live | {transfer.value}, []
@@ -66,13 +56,8 @@ def live_after(graph: Graph, step: Action, live: set[int]) -> tuple[set[int], li
             return live, []
 
 
-def read_by(graph: Graph, steps: Iterable[Step]) -> set[int]:
-    """Values that these steps compute with or deliver."""
-    return set().union(*(reads(graph, step) for step in steps if isinstance(step, Compute | Deliver)))
-
-
 def repeated_draws(translation: Translation, steps: Iterable[Step]) -> set[int]:
-    """Generator states that a repeat will ask for; the others need not be read."""
+    """Generator states that a repeat needs; the others need not be read."""
     seen: set[int] = set()
     found: set[int] = set()
     for step in steps:

@@ -1,14 +1,14 @@
-"""Lowering: a schedule becomes fx graphs, one for the forward and a chain of them for the backward.
+"""Lower a schedule to fx graphs: the forward, and a chain of segments for the backward.
 
-Each graph takes its tensors in one list, which it empties, so that fx's generated code, which drops every
-name after its last use, frees a storage exactly where the schedule does. A section of the backward
-(`gradient_segments`) ends by handing over its gradients, and passes on what the next ones still need. Where
-a schedule moves values or steps the optimizer, a section is several graphs with those steps between them.
-Views are rebuilt from their base where they are read, once per graph while the base lives.
+Each graph takes its tensors in one list, which it empties. Since fx's generated code drops every name after
+its last use, a storage is freed exactly where the schedule frees it. A segment of the backward delivers its
+gradients at its end and passes on the values that later segments need. Where a schedule moves values or steps
+the optimizer, a segment consists of several graphs with those steps between them. Views are rebuilt from
+their base where they are read, once per graph while the base lives.
 """
 
-import operator
 from collections.abc import Sequence
+from operator import getitem
 from typing import Any
 
 import attrs
@@ -20,15 +20,15 @@ from remat_executor.capture.captured import Captured
 from remat_executor.capture.dataflow import drops_statistics
 from remat_executor.capture.dropout import noise_dropout, replay_noise_dropout
 from remat_executor.fx_nodes import args_of, is_item, is_second_name, source_of, target_of
-from remat_executor.lowering.gradient_segments import cut
-from remat_executor.lowering.liveness import freed_next, live_after, needed_later, repeated_draws, split_runs
-from remat_executor.lowering.program import Part, Program, Section
-from remat_executor.lowering.runtime_protocol import Ends, Runtime
-from remat_executor.lowering.step_handler import Action, handled
+from remat_executor.lowering.gradient_segments import split_backward
+from remat_executor.lowering.liveness import freed_next, group_steps, live_after, needed_later, repeated_draws
+from remat_executor.lowering.program import LoweredGraph, LoweredStep, Segment
+from remat_executor.lowering.runtime_protocol import GraphInterface, Runtime
+from remat_executor.lowering.step_handler import Action, handled_steps
 from remat_executor.rng import read_state, replay
 from remat_executor.torch_private.fx_modules import read_later
 from remat_executor.translation.recipes import (
-    Call,
+    CallOperator,
     Draw,
     OwnGradient,
     ReadGenerator,
@@ -38,15 +38,7 @@ from remat_executor.translation.recipes import (
     own_copy,
 )
 from remat_executor.translation.translation import Translation
-from remat_graph import (
-    Compute,
-    Deliver,
-    Free,
-    Placement,
-    Role,
-    Schedule,
-    Step,
-)
+from remat_graph import Compute, Deliver, Free, Placement, Role, Schedule, Step
 
 aten = torch.ops.aten
 
@@ -58,71 +50,62 @@ def lower(
     *,
     runtime: Runtime,
     part_nbytes: int | None = None,
-) -> Program:
-    """Turn a schedule into runnable parts.
-
-    Args:
-        captured: the joint graph.
-        translation: its IR and the way back.
-        schedule: valid steps on that IR.
-        runtime: makes each graph runnable.
-        part_nbytes: gradient bytes after which a part of the backward ends at the latest; see `parts.cut`.
-    """
+) -> LoweredStep:
+    """Turn a schedule into graphs that `runtime` makes runnable; `part_nbytes` as for `split_backward`."""
     graph = translation.graph
-    beside = handled(graph, schedule)
-    segments = cut(graph, schedule, part_nbytes)
-    whole = _Whole(captured, translation, repeated_draws(translation, schedule.steps), runtime)
-    runs = [split_runs(schedule.steps[: schedule.boundary], 0, beside)]
+    handled = handled_steps(graph, schedule)
+    groups = [group_steps(schedule.steps[: schedule.boundary], 0, handled)]
     first = schedule.boundary
-    for segment in segments:
-        runs.append(split_runs(segment, first, beside))
-        first += len(segment)
+    for steps in split_backward(graph, schedule, part_nbytes):
+        groups.append(group_steps(steps, first, handled))
+        first += len(steps)
+    shared = _StepLowering(captured, translation, repeated_draws(translation, schedule.steps), runtime)
     outputs = [o.node for o in captured.outputs if not o.replayed]
-    needed = needed_later(graph, runs)
+    needed = needed_later(graph, groups)
     for later in needed[0][:-1]:
         later.update(translation.value_of[translation.base_of[node]] for node in outputs)
-    sections: list[Section] = []
+    segments: list[Segment] = []
     live: set[int] = set()
     overwritten: set[int] = set()
-    for i, section in enumerate(runs):
-        items: list[Part | Action] = []
+    for i, group in enumerate(groups):
+        items: list[LoweredGraph | Action] = []
         gradients: list[int] = []
-        for run, later in zip(section, needed[i], strict=True):
-            if not isinstance(run, list):
-                live, owned = live_after(graph, run, live)
-                gradients += [whole.gradient_of[value] for value in owned]
-                items.append(run)
+        for item, later in zip(group, needed[i], strict=True):
+            if not isinstance(item, list):
+                live, owned = live_after(graph, item, live)
+                gradients += [shared.gradient_of[value] for value in owned]
+                items.append(item)
                 continue
-            lowering = _Lowering(whole, live)
-            lowering.follow(run)
-            last_of_forward = i == 0 and run is section[-1]
+            lowering = _GraphLowering(shared, live)
+            lowering.follow(item)
+            last_of_forward = i == 0 and item is group[-1]
             results = [lowering.resolve(node) for node in outputs] if last_of_forward else []
             results += [lowering.gradient(g) for g in lowering.delivered]
-            part = lowering.finish(results, later)
+            lowered = lowering.finish(results, later)
             gradients += lowering.delivered
-            items.append(part)
+            items.append(lowered)
             if i > 0:
-                overwritten |= lowering.overwritten & sections[0].gives
-            live = live - set(part.drops) | set(part.gives)
-        sections.append(Section(items=tuple(items), gives=frozenset(live), gradients=tuple(gradients)))
+                overwritten |= lowering.overwritten & segments[0].gives
+            live = live - set(lowered.drops) | set(lowered.gives)
+        segments.append(Segment(items=tuple(items), gives=frozenset(live), gradients=tuple(gradients)))
         if i == 0:
             live |= set(graph.tangents)
-    backward = tuple(sections[1:])
-    return Program(
-        forward=sections[0],
-        backward=backward,
+    forward, *backward = segments
+    return LoweredStep(
+        forward=forward,
+        backward=tuple(backward),
         overwritten=frozenset(overwritten),
-        read_again=tuple(sorted({v for section in backward for part in section.parts for v in part.reads})),
+        read_again=tuple(sorted({v for segment in backward for g in segment.graphs for v in g.reads})),
         tail=() if schedule.end is None else schedule.steps[schedule.end :],
     )
 
 
 @attrs.frozen(eq=False)
-class _Whole:
-    """What the lowerings of all parts share.
+class _StepLowering:
+    """What the lowerings of all graphs of a step share.
 
     Attributes:
-        replays: generator states that a repeat will ask for.
+        replays: generator states that a repeat needs.
         node_of: per value the captured node that makes it.
         gradient_of: per value that is a gradient its index into `Translation.gradients`.
     """
@@ -143,11 +126,11 @@ class _Whole:
         return {value: i for i, (_, _, value) in enumerate(self.translation.gradients)}
 
 
-class _Lowering:
-    """Emits one part; `nodes_of` maps live values, `views` the views rebuilt so far."""
+class _GraphLowering:
+    """Emits one graph; `nodes_of` maps live values, `views` the views rebuilt so far."""
 
-    def __init__(self, whole: _Whole, live: set[int]) -> None:
-        self.whole, self.translation = whole, whole.translation
+    def __init__(self, shared: _StepLowering, live: set[int]) -> None:
+        self.shared, self.translation = shared, shared.translation
         self.before = live
         self.untouched = set(live)
         self.fx = FxGraph()
@@ -162,10 +145,10 @@ class _Lowering:
         self.overwritten: set[int] = set()
 
     def unpack(self, name: str, value: int) -> Node:
-        """A node for one tensor of the list; its index is known only when the part is finished."""
+        """A node for one tensor of the list; `finish` sets its index."""
         with self.fx.inserting_after(self.head):
-            self.head = self.fx.create_node("call_function", operator.getitem, (self.argument, 0), name=name)
-        captured = self.whole.node_of.get(value)
+            self.head = self.fx.create_node("call_function", getitem, (self.argument, 0), name=name)
+        captured = self.shared.node_of.get(value)
         return self.head if captured is None else _like(self.head, captured)
 
     # -- following steps
@@ -177,7 +160,7 @@ class _Lowering:
             elif isinstance(step, Free):
                 self.drop(step.value)
             elif isinstance(step, Deliver):
-                self.delivered.append(self.whole.gradient_of[step.value])
+                self.delivered.append(self.shared.gradient_of[step.value])
 
     def drop(self, value: int) -> None:
         self.nodes_of.pop(value, None)
@@ -192,7 +175,7 @@ class _Lowering:
         repeat = step.implementation != 0
         if isinstance(recipe, ReadGenerator):
             (state,) = implementation.outputs
-            if state in self.whole.replays:
+            if state in self.shared.replays:
                 self.nodes_of[state] = self.fx.call_function(read_state, (recipe.device,))
             return
         made = self.translation.made_by[step.op]
@@ -208,15 +191,11 @@ class _Lowering:
         for node, value in made:
             if value in dying and value in implementation.outputs:
                 continue
-            self.define(value, _like(self.part_of(result, node), node))
-
-    def part_of(self, result: Node, node: Node) -> Node:
-        if not is_item(node):
-            return result
-        return self.fx.call_function(operator.getitem, (result, node.args[1]))
+            made_node = self.fx.call_function(getitem, (result, node.args[1])) if is_item(node) else result
+            self.define(value, _like(made_node, node))
 
     def define(self, value: int, node: Node) -> None:
-        """Bind a value; a repeat's second copy of an output or gradient is not kept."""
+        """Bind a value; a second copy of an output or gradient, made by a repeat, is dropped."""
         if self.is_live(value) and self.translation.graph.values[value].pinned:
             return
         self.drop(value)
@@ -228,42 +207,35 @@ class _Lowering:
     # -- emitting
 
     def emit(self, recipe: Recipe, repeat: bool) -> Node:
+        call = self.fx.call_function
         match recipe:
-            case Call(node):
-                args, kwargs = self.call_arguments(node)
-                return self.fx.call_function(target_of(node), args, kwargs)
+            case CallOperator(node):
+                return call(target_of(node), *self.call_arguments(node))
             case Draw(node, device, state):
                 args, kwargs = self.call_arguments(node)
                 if not repeat:
-                    return self.fx.call_function(target_of(node), args, kwargs)
+                    return call(target_of(node), args, kwargs)
                 if node.target is noise_dropout:
-                    # fx cannot print a function of ours as an argument, only as a target.
-                    return self.fx.call_function(
-                        replay_noise_dropout, (self.value_node(state), device, *args), kwargs
-                    )
-                return self.fx.call_function(
-                    replay, (self.value_node(state), device, target_of(node), *args), kwargs
-                )
+                    # fx cannot print a function of this package as an argument, only as a target.
+                    return call(replay_noise_dropout, (self.value_node(state), device, *args), kwargs)
+                return call(replay, (self.value_node(state), device, target_of(node), *args), kwargs)
             case TrainBatchNorm(node, mean, variance):
                 x, weight, bias = torch.fx.node.map_arg(args_of(node)[:3], self.resolve)
                 rest = node.args[5:]
+                norm = aten._native_batch_norm_legit
                 if repeat:
-                    return self.fx.call_function(
-                        aten._native_batch_norm_legit.no_stats, (x, weight, bias, *rest)
-                    )
+                    return call(norm.no_stats, (x, weight, bias, *rest))
                 statistics = (self.resolve(mean), self.resolve(variance))
-                return self.fx.call_function(
-                    aten._native_batch_norm_legit.default, (x, weight, bias, *statistics, *rest)
-                )
+                return call(norm.default, (x, weight, bias, *statistics, *rest))
             case WriteBack(target, source):
-                return self.fx.call_function(aten.copy_.default, (self.resolve(target), self.resolve(source)))
+                return call(aten.copy_.default, (self.resolve(target), self.resolve(source)))
             case OwnGradient(source, size, stride):
-                return self.fx.call_function(own_copy, (self.resolve(source), size, stride))
+                return call(own_copy, (self.resolve(source), size, stride))
             case ReadGenerator(device):
-                return self.fx.call_function(read_state, (device,))
+                return call(read_state, (device,))
 
     def emit_in_place(self, recipe: Recipe, place: int, form: Any) -> Node:
-        assert isinstance(recipe, Call)
+        assert isinstance(recipe, CallOperator)
         args, kwargs = self.call_arguments(recipe.node)
         if form.out is not None:
             kwargs = {**kwargs, form.out: args[place]}
@@ -273,10 +245,7 @@ class _Lowering:
         args: tuple[Any, ...] = node.args
         if drops_statistics(node):
             args = (*args[:3], None, None, *args[5:])
-        return (
-            torch.fx.node.map_arg(args, self.resolve),
-            torch.fx.node.map_arg(node.kwargs, self.resolve),
-        )
+        return (torch.fx.node.map_arg(args, self.resolve), torch.fx.node.map_arg(node.kwargs, self.resolve))
 
     def resolve(self, node: Node) -> Node:
         """The lowered node for an original one: a value, or a view rebuilt from its base."""
@@ -287,11 +256,9 @@ class _Lowering:
         if node not in self.views:
             source, rest = source_of(node), node.args[1:]
             if is_item(node):
-                made = self.fx.call_function(operator.getitem, (self.resolve(source), *rest))
+                made = self.fx.call_function(getitem, (self.resolve(source), *rest))
             else:
-                args = torch.fx.node.map_arg(node.args, self.resolve)
-                kwargs = torch.fx.node.map_arg(node.kwargs, self.resolve)
-                made = self.fx.call_function(target_of(node), args, kwargs)
+                made = self.fx.call_function(target_of(node), *self.call_arguments(node))
             self.views[node] = _like(made, node)
             self.views_on.setdefault(value, []).append(node)
         return self.views[node]
@@ -301,7 +268,7 @@ class _Lowering:
             self.takes[value] = self.nodes_of[value] = self.unpack(f"v{value}", value)
             self.untouched.discard(value)
         elif value not in self.nodes_of:
-            assert self.is_lent(value), self.translation.graph.values[value].name
+            assert self.is_persistent(value), self.translation.graph.values[value].name
             self.reads[value] = self.nodes_of[value] = self.unpack(f"x{value}", value)
         return self.nodes_of[value]
 
@@ -312,32 +279,32 @@ class _Lowering:
             return self.resolve(node)
         return self.value_node(value)
 
-    def is_lent(self, value: int) -> bool:
-        """Whether it is the caller's, or the optimizer's on the device: there in every call."""
+    def is_persistent(self, value: int) -> bool:
+        """Whether it exists in every call: a caller's tensor, or an optimizer state on the device."""
         stored = self.translation.graph.values[value]
         return stored.external or stored.placement is Placement.DEVICE
 
-    def lasts(self, value: int) -> bool:
-        """Whether the caller's tensor stays where it is from call to call, as an input does not."""
+    def is_stable(self, value: int) -> bool:
+        """Whether a caller's tensor keeps its address from call to call, unlike an input."""
         return self.translation.graph.values[value].role in (Role.PARAM, Role.BUFFER)
 
-    def finish(self, results: Sequence[Node], needed: set[int]) -> Part:
+    def finish(self, results: Sequence[Node], needed: set[int]) -> LoweredGraph:
         """Number the list's entries, empty the list after reading it, and compile."""
-        # What lasts from call to call comes first.
-        self.reads = dict(sorted(self.reads.items(), key=lambda read: not self.lasts(read[0])))
+        # Tensors that keep their address come first.
+        self.reads = dict(sorted(self.reads.items(), key=lambda read: not self.is_stable(read[0])))
         reads, takes = tuple(self.reads), tuple(self.takes)
         for i, node in enumerate((*self.reads.values(), *self.takes.values())):
             node.args = (self.argument, i)
         with self.fx.inserting_after(self.head):
             self.fx.call_method("clear", (self.argument,))
         kept = {v for v in takes if self.nodes_of.get(v) is self.takes[v] and v in needed}
-        made = {v for v in self.nodes_of if not self.is_lent(v) and v not in kept}
+        made = {v for v in self.nodes_of if not self.is_persistent(v) and v not in kept}
         gives = tuple(sorted(made & needed))
         self.fx.output([*results, *(self.nodes_of[v] for v in gives)])
-        module = read_later(self.fx)  # a runtime makes its own code of it
-        lasting = sum(map(self.lasts, reads))
-        return Part(
-            run=self.whole.runtime(module, Ends(lasting=lasting, results=len(results))),
+        module = read_later(self.fx)  # a runtime generates its own code
+        interface = GraphInterface(stable_inputs=sum(map(self.is_stable, reads)), results=len(results))
+        return LoweredGraph(
+            run=self.shared.runtime(module, interface),
             reads=reads,
             takes=takes,
             drops=tuple(sorted(self.before - kept - (self.untouched & needed))),
@@ -348,7 +315,7 @@ class _Lowering:
 
 
 def _like(lowered: Node, captured: Node) -> Node:
-    """Note on a lowered node what capture knows of its tensor, for the runtimes."""
+    """Copy the fake tensor of a captured node to a lowered one, for the runtimes."""
     if "val" in captured.meta:
         lowered.meta["val"] = captured.meta["val"]
     return lowered

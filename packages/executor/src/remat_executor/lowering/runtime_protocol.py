@@ -1,4 +1,4 @@
-"""What runs a lowered graph: the protocol of runtimes."""
+"""The protocol of runtimes, which run lowered graphs."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,32 +7,31 @@ import attrs
 from torch import Tensor
 from torch.fx import GraphModule
 
-Run = Callable[[list[Tensor]], list[Tensor]]
+GraphFunction = Callable[[list[Tensor]], list[Tensor]]
 """Takes a list of tensors, empties it, and returns a list."""
 
 
 @attrs.frozen(kw_only=True)
-class Ends:
-    """What comes into a lowered graph and what goes out, as far as a runtime must know.
+class GraphInterface:
+    """What a runtime must know of the inputs and outputs of a lowered graph.
 
     Attributes:
-        lasting: how many tensors come first that stay where they are from call to call, as parameters do.
-        results: how many tensors go out first that are the caller's: outputs, gradients.
+        stable_inputs: how many inputs come first that keep their address from call to call, as parameters do.
+        results: how many outputs come first that the caller gets: outputs, gradients.
     """
 
-    lasting: int
+    stable_inputs: int
     results: int
 
 
 class Runtime(Protocol):
-    """Makes the lowered graphs of one program runnable; called in the order in which they run."""
+    """Makes the lowered graphs of one step runnable; called in the order in which they run."""
 
-    def __call__(self, module: GraphModule, ends: Ends) -> Run:
+    def __call__(self, module: GraphModule, interface: GraphInterface) -> GraphFunction:
         """Prepare one graph.
 
         Args:
             module: one placeholder, a list of tensors; ATen operators and functions of this package in the
                 order of the schedule; returns a list.
-            ends: what its list begins with, and what it returns first.
+            interface: describes its inputs and outputs.
         """
-        ...

@@ -1,7 +1,7 @@
-"""What a schedule does beside computing: copies to and from the host, and steps of the optimizer.
+"""The interface for steps other than computing: copies to and from the host, and optimizer steps.
 
-The executor runs what computes; between two runs it hands these steps, in their order, to a `StepHandler`,
-which another package brings.
+The executor runs the computing steps. Between two graphs it passes the other steps, in order, to a
+`StepHandler` of another package.
 """
 
 from collections.abc import Sequence
@@ -14,70 +14,62 @@ from remat_executor.inspection.tensors import Tensors
 from remat_graph import Compute, Deliver, Free, FreeHost, Graph, OptimizerStep, Schedule, Start, Step, Wait
 
 Action = Start | Wait | Free | FreeHost | OptimizerStep | Deliver
-"""A step that a handler carries out: a `Free` of what it moves, a `Deliver` of a gradient on the host."""
+"""A step that a handler carries out; `Free` of a value it moves, `Deliver` of a gradient on the host."""
 
 
 class StepHandler(Protocol):
     """Carries out the steps of one call, from its forward to the end of its backward."""
 
     def carry_out(self, step: Action, live: dict[int, Tensor]) -> Sequence[Tensor | None]:
-        """Do one step.
+        """Carry out one step.
 
         Args:
             step: the step.
-            live: tensors on the device by value index, each with the whole of its storage; to be changed.
+            live: tensors on the device by value index, each showing its whole storage; updated in place.
 
         Returns:
-            the gradient that a `Deliver` hands over; for an update within the backward a None, since autograd
-            gets nothing there; else nothing.
+            the gradient of a `Deliver`; one None for an update within the backward, whose gradient autograd
+            does not get; else nothing.
         """
-        ...
 
     def begin_backward(self) -> None:
-        """The backward begins: see that it can."""
-        ...
+        """Check that the backward can begin."""
 
 
-class Handlers(Protocol):
-    """What moves between device and host for one module: it makes the handler of each call."""
+class OffloadBackend(Protocol):
+    """Moves values between device and host for one module, and makes the handler of each call."""
 
-    def extended(self, graph: Graph, tensors: Tensors) -> Graph:
-        """The captured graph with all that training holds, and what is known already of who is at home where.
+    def extend_graph(self, graph: Graph, tensors: Tensors) -> Graph:
+        """Add all values that training holds, such as optimizer states, and their placement if it is fixed.
 
         Args:
             graph: as captured and measured.
             tensors: the module's and the call's, in the order of the graph's values.
         """
-        ...
 
-    def settle(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
-        """Bring everything to its home, with its values; the graph with everything there.
+    def apply_placement(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
+        """Move persistent values to their placement, and return the graph with that placement.
 
         Args:
-            graph: what `extended` gave.
-            on_host: indices of the values that its plan has placed on the host.
-            tensors: as for `extended`.
+            graph: the result of `extend_graph`.
+            on_host: indices of the values that the plan places on the host.
+            tensors: as for `extend_graph`.
         """
-        ...
 
-    def entered(self) -> AbstractContextManager[None]:
-        """Within it a call runs: the module's tensors are looked at."""
-        ...
+    def call_context(self) -> AbstractContextManager[None]:
+        """A context for a call, in which the module's tensors can be read."""
 
     def wait(self) -> None:
-        """Wait until nothing runs in other threads: the module is about to be captured."""
-        ...
+        """Wait until no other thread works, before the module is captured."""
 
-    def original(self) -> AbstractContextManager[object]:
-        """In it the original module can run on the device, whatever of it is at home elsewhere."""
-        ...
+    def original_context(self) -> AbstractContextManager[object]:
+        """A context in which the original can run on the device, wherever its tensors are placed."""
 
     def begin(self, step: Any, flat: Sequence[Tensor]) -> StepHandler:
         """Make the handler of one call of a `PlannedStep` on `Tensors.flat`."""
-        ...
 
 
-def handled(graph: Graph, schedule: Schedule) -> frozenset[int]:
+def handled_steps(graph: Graph, schedule: Schedule) -> frozenset[int]:
     """Positions of the steps that a handler carries out."""
     moved = {step.transfer.value for step in schedule.steps if isinstance(step, Start)}
     gone: set[int] = set()
@@ -86,11 +78,11 @@ def handled(graph: Graph, schedule: Schedule) -> frozenset[int]:
     for position, step in enumerate(schedule.steps):
         match step:
             case Compute(op, implementation):
-                way = graph.ops[op].implementations[implementation]
-                gone.difference_update(way.outputs)
-                taken_over = {source for _, source in way.reuses}
+                run = graph.ops[op].implementations[implementation]
+                gone.difference_update(run.outputs)
+                taken_over = {source for _, source in run.reuses}
             case Free(value) if value in moved:
-                # What an output takes over is lowered with the op that does it.
+                # A storage that an output takes over is lowered with the op.
                 if value not in taken_over:
                     found.add(position)
                 gone.add(value)
@@ -109,7 +101,7 @@ def handled(graph: Graph, schedule: Schedule) -> frozenset[int]:
 
 
 def reads(graph: Graph, step: Step) -> set[int]:
-    """Values that a step needs on the device, or may."""
+    """Values that a step may need on the device."""
     match step:
         case Compute(op, implementation):
             return set(graph.ops[op].implementations[implementation].inputs)

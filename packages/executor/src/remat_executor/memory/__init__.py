@@ -1,1 +1,1 @@
-"""Two independent readings of the memory that a step needs: live storages and the allocator's blocks."""
+"""Two independent readings of a step's memory: live storages and the allocator's blocks."""

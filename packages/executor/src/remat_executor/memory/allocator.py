@@ -1,14 +1,14 @@
-"""The second reading of memory: what the allocator handed out, kernel scratch included.
+"""Read memory from the allocator, kernel workspaces included.
 
-It shares nothing with ``remat_executor.memory.meter``: no dispatch mode, no storages. On a device whose
-allocator keeps statistics (CUDA and the like) it is ``max_memory_allocated`` above ``memory_allocated`` at
-entry. The CPU's allocator keeps none, so there the profiler's memory records are added up: one record for
-each block handed out or taken back, with its address.
+This reading shares nothing with ``remat_executor.memory.meter``: no dispatch mode, no storages. On a device
+whose allocator keeps statistics (CUDA and the like) it is ``max_memory_allocated`` above ``memory_allocated``
+at entry. The CPU's allocator keeps none, so there the profiler's memory records are added up: one record for
+each allocation and each free, with its address.
 
-What the CPU's records do not show: blocks that a library takes from the system by itself (MKL's packing
-buffers), what other Python threads allocate, and the going of blocks that were there at entry. Blocks are
-matched by their address, because the profiler reports the going of a block that it met in an earlier session
-at that session's size, although the address may be another block's by now.
+The CPU's records do not contain memory that a library takes from the system by itself (MKL's packing
+buffers), allocations of other Python threads, and frees of blocks allocated before entry. Blocks are matched
+by address, because the profiler reports the free of a block from an earlier session with that session's size,
+although the address may belong to another block by now.
 """
 
 import os
@@ -29,22 +29,21 @@ T = TypeVar("T")
 
 @attrs.frozen(kw_only=True, str=False)
 class ProfilerBusy(RematError):
-    """Memory on the CPU is read with the profiler, and there is only one."""
+    """Memory on the CPU is read with the profiler, and another one is running."""
 
     def __str__(self) -> str:
-        return (
-            "a profiler is running, and memory on the CPU cannot be read beside it: do this before it starts"
-        )
+        return "a profiler is running, so memory on the CPU cannot be read: do this before it starts"
 
 
 @attrs.frozen(kw_only=True)
 class AllocatorRecord(Generic[T]):
-    """What the allocator saw while a function ran.
+    """The allocator's bytes while a function ran.
 
     Attributes:
-        peak_nbytes: the most it had handed out at any moment, above what it had at entry.
-        end_nbytes: what it had handed out when the function returned, its result still held; above entry too.
-        result: what the function returned.
+        peak_nbytes: the largest number of allocated bytes, above those at entry.
+        end_nbytes: allocated bytes when the function returned, with its result still held, above those at
+            entry.
+        result: the function's result.
     """
 
     peak_nbytes: int
@@ -56,7 +55,7 @@ def allocator_peak(function: Callable[[], T], device: torch.device | str = "cpu"
     """Run a function once and read its peak from the device's allocator.
 
     Raises:
-        ProfilerBusy: on CPU, if a profiler runs already; starting another would end that one.
+        ProfilerBusy: on CPU, a profiler is already running; starting another would end it.
     """
     device = torch.device(device)
     return _from_profiler(function) if device.type == "cpu" else _from_statistics(function, device)
@@ -98,17 +97,17 @@ def _from_profiler(function: Callable[[], T]) -> AllocatorRecord[T]:
 
 
 def _records(session: profile) -> Iterator[tuple[int, int]]:
-    """The blocks that came (positive bytes) and went (negative), in order of time."""
+    """(address, bytes) of allocations (positive) and frees (negative), in order of time."""
     results = session.kineto_results
     if results is None:
         raise RuntimeError("the profiler returned no results")
     records = []
     pending = list(reversed(results.experimental_event_tree()))
-    while pending:  # parents before children, in order: what began in the same nanosecond stays in order
+    while pending:  # parents before children: events of the same nanosecond stay in order
         event = pending.pop()
         pending.extend(reversed(event.children))
         if event.name == "[memory]":
-            block: Any = event.extra_fields  # of the kind that has a device, an address and a size
+            block: Any = event.extra_fields  # has a device, an address and a size
             if block.device.type == "cpu":
                 records.append((event.start_time_ns, block.ptr, block.alloc_size))
     records.sort(key=itemgetter(0))
@@ -117,12 +116,12 @@ def _records(session: profile) -> Iterator[tuple[int, int]]:
 
 @context
 def _quiet() -> Generator[None, None, None]:
-    """Keep the profiler's start and stop lines off stderr; it reads its level once, at its first session."""
+    """Suppress the profiler's start and stop lines on stderr; its level is read at the first session."""
     name = "KINETO_LOG_LEVEL"
     if name in os.environ:
         yield
         return
-    os.environ[name] = "6"  # above its most insistent kind of line
+    os.environ[name] = "6"  # above its highest level
     try:
         yield
     finally:

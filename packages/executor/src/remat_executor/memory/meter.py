@@ -4,19 +4,20 @@
         model(batch).backward()
     meter.peak_nbytes, meter.peak_op, meter.live_nbytes, meter.made_nbytes, meter.flops
 
-A dispatch mode sees the outputs of every operator, below autograd, and so inside ``autograd.Function``, in
-the backward and in the engine's own threads. It counts *storages*: a storage once, however many tensors view
-it, from the operator that made it until its last owner lets go, be that a Python name or a saved tensor of
-autograd. PyTorch keeps one Python object for a storage as long as the storage lives, so a weak reference to
-that object says when. ``resize_`` is followed: a storage is measured again whenever an operator reads or
-returns it.
+A dispatch mode sees the outputs of every operator, below autograd, and therefore also inside
+``autograd.Function``, in the backward and in the engine's own threads. It counts *storages*: a storage once,
+however many tensors view it, from the operator that makes it until its last owner, a Python name or a saved
+tensor of autograd, releases it. PyTorch keeps one Python object for a storage as long as the storage lives,
+so a weak reference to that object detects its end. ``resize_`` is followed: a storage is measured again
+whenever an operator reads or returns it.
 
-A storage that an operator reads and none of the meter's operators made was there at entry, and costs nothing.
-Name such storages as the *baseline* to have them followed too: freeing one then lowers ``live_nbytes``.
+A storage that an operator reads and that no operator under the meter made existed at entry and costs nothing.
+Name such storages as the *baseline* to follow them too: freeing one then lowers ``live_nbytes``.
 
-Not seen: scratch inside kernels, the allocator's rounding, buffers inside Inductor's kernels and higher-order
-operators, sparse tensors, and what is made without an operator, such as ``Generator.get_state()`` (a clone of
-it is). ``remat_executor.memory.allocator`` is the second, independent reading, which sees them all.
+Not counted: workspaces inside kernels, the allocator's rounding, buffers inside Inductor's kernels and
+higher-order operators, sparse tensors, and tensors made without an operator, such as
+``Generator.get_state()`` (a clone of it counts). ``remat_executor.memory.allocator`` is the second,
+independent reading, which includes them.
 """
 
 import weakref
@@ -33,20 +34,20 @@ from remat_executor.fork_lock import ForkAwareLock
 class MemoryMeter(TorchDispatchMode):
     """Counts live storage bytes on one device above what was there at entry.
 
-    A meter may be entered again: counts go on from where they stood.
+    A meter may be entered again; its counts continue.
 
     Args:
-        baseline: tensors, modules, and nested lists, tuples and mappings of them, that live already. The
+        baseline: tensors, modules, and nested lists, tuples and mappings of them, that exist at entry. The
             ``.grad`` of a tensor and the buffers of a module belong to it.
-        device: the device to watch; a type without an index watches all devices of that type.
+        device: the device to meter; a type without an index means all devices of that type.
         trace: keep ``(operator, live bytes after it)`` for every operator in ``trace``.
 
     Attributes:
-        live_nbytes: bytes live now, above the baseline; negative if more of the baseline went than was made.
+        live_nbytes: bytes live now, above the baseline; negative if more of it was freed than was made.
         peak_nbytes: the largest ``live_nbytes`` after any operator.
         peak_op: the operator that reached it, as ``aten.mm.default``; ``""`` before the first.
-        made_nbytes: bytes of all storages that operators made, freed ones too, and by which storages grew:
-            what was written to memory once at least, so that it tells what a recomputation writes again.
+        made_nbytes: bytes of all storages that operators made, freed ones included, and by which storages
+            grew: a measure of recomputation.
         baseline_nbytes: bytes of the baseline, each storage once.
         flops: by the formulas of ``torch.utils.flop_counter`` (matrix products, convolutions, attention).
         trace: the operators and the bytes after each, or ``None``.
@@ -63,9 +64,9 @@ class MemoryMeter(TorchDispatchMode):
         self.made_nbytes = 0
         self.flops = 0
         self.trace: list[tuple[str, int]] | None = [] if trace else None
-        # A weak reference may fire in any thread, also in one that holds the lock: hence the re-entrant one.
+        # A weak reference may fire in any thread, also in one that holds the lock, so the lock is re-entrant.
         self._lock = ForkAwareLock("a memory meter")
-        self._nbytes: dict[int, int] = {}  # of each known storage, by the id of its Python object
+        self._nbytes: dict[int, int] = {}  # by the id of the storage's Python object
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         for tensor in _named_tensors(baseline):
             for storage in _storages(tensor):
@@ -74,11 +75,11 @@ class MemoryMeter(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let code that Dynamo compiled run, and compile, under the meter."""
+        """True, so that code compiled by Dynamo runs and compiles under the meter."""
         return True
 
     def reset_peak(self) -> None:
-        """Let the peak start over from what is live now."""
+        """Restart the peak from the bytes that are live now."""
         self.peak_nbytes, self.peak_op = self.live_nbytes, ""
 
     def __torch_dispatch__(
@@ -90,11 +91,9 @@ class MemoryMeter(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if any(hasattr(cls, "__tensor_flatten__") for cls in types):
-            return (
-                NotImplemented  # a wrapper makes operators on its inner tensors of this one; those come back
-            )
+            return NotImplemented  # a wrapper calls operators on its inner tensors, which come back here
         if torch.is_inference_mode_enabled() and hasattr(func, "decompose"):
-            with self:  # autograd, which takes composite operators apart elsewhere, is out of the way here
+            with self:  # inference mode skips autograd, which decomposes composite operators otherwise
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
@@ -114,7 +113,7 @@ class MemoryMeter(TorchDispatchMode):
         return out
 
     def _see_inputs(self, values: Iterable[Any]) -> None:
-        """Storages that nobody here made were there at entry: known from now on, at no cost."""
+        """Register unknown storages, which existed at entry, at no cost."""
         for tensor in _tensors(values):
             for storage in _storages(tensor):
                 if id(storage) in self._nbytes:
@@ -170,7 +169,7 @@ class MemoryMeter(TorchDispatchMode):
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among an operator's arguments or results, which nest in nothing but lists and tuples."""
+    """The tensors among an operator's arguments or results, also in lists and tuples."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value

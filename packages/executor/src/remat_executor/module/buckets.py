@@ -1,13 +1,13 @@
-"""Lengths that change, rounded up to a few: a module called with N lengths has as many plans as buckets.
+"""Round changing lengths up to a few buckets, so that N lengths need only as many plans as there are buckets.
 
     Buckets(sizes=(64, 128, 256), pad={"input_ids": 0, "attention_mask": 0, "labels": -100})
 
 Named inputs are padded at the end of one dimension, each with its own value, up to the next bucket; outputs
-are cut back to the true length, under autograd. Padding is exact only as far as the model makes it so, by an
-attention mask and labels that its loss ignores, say: a batch norm, or a mean over all positions, sees what
-was padded. So nothing is padded unless it is asked for, and the values are the caller's choice.
+are cut back to the true length, under autograd. Results stay exact only if the model ignores the padding, by
+an attention mask and ignored labels for example: a batch norm, or a mean over all positions, includes it. So
+nothing is padded unless asked for, and the user chooses the values.
 
-The padded inputs and the gradients of cut outputs lie outside of the plan, as all that the caller makes.
+Padded inputs and gradients of cut outputs are not part of the plan, like all tensors that the caller makes.
 """
 
 import inspect
@@ -25,39 +25,34 @@ from remat_graph.errors import shown
 Number = bool | int | float
 
 
-def _sizes(sizes: Any) -> Any:
-    return sizes if isinstance(sizes, int | str) or not hasattr(sizes, "__iter__") else tuple(sizes)
+def _as_tuple(given: Any) -> Any:
+    return given if isinstance(given, str) or not hasattr(given, "__iter__") else tuple(given)
 
 
-def _mapping(pad: Any) -> Any:
+def _as_dict(pad: Any) -> Any:
     return dict(pad) if isinstance(pad, Mapping) else pad
-
-
-def _places(cut: Any) -> Any:
-    return cut if cut is None or not hasattr(cut, "__iter__") else tuple(cut)
 
 
 @attrs.frozen(kw_only=True)
 class Buckets:
-    """To which lengths inputs are padded, and with what.
+    """The lengths to which inputs are padded, and the padding values.
 
     Attributes:
-        sizes: the lengths, or one number whose multiples they are. A call longer than all of them is planned
-            at its own length.
+        sizes: the lengths, or one number to use its multiples. A longer call is planned at its own length.
         pad: for each input, by its name in the forward, the value to pad it with. Inputs that a call leaves
-            out, or gives as None, are passed over; the others must have one length.
+            out, or gives as None, are skipped; the others must have one length.
         dim: the dimension of these inputs that is padded, and of the outputs that is cut.
         cut: indices of the output tensors to cut back to the true length; None: all whose size at `dim` is
             the bucket's.
 
     Raises:
-        BadInput: with what is wrong and what was wanted.
+        BadInput: with what is wrong and what was expected.
     """
 
-    sizes: int | tuple[int, ...] = attrs.field(converter=_sizes)
-    pad: Mapping[str, Number] = attrs.field(converter=_mapping)
+    sizes: int | tuple[int, ...] = attrs.field(converter=_as_tuple)
+    pad: Mapping[str, Number] = attrs.field(converter=_as_dict)
     dim: int = 1
-    cut: tuple[int, ...] | None = attrs.field(default=None, converter=_places)
+    cut: tuple[int, ...] | None = attrs.field(default=None, converter=_as_tuple)
 
     def __attrs_post_init__(self) -> None:
         given = self.sizes if isinstance(self.sizes, tuple) else (self.sizes,)
@@ -79,7 +74,7 @@ class Buckets:
             _refuse(f"cut {shown(self.cut)}", "give indices of output tensors, such as (1,), or None")
 
     def length(self, length: int) -> int:
-        """The bucket of a length: the smallest that holds it, or itself beyond the largest."""
+        """The smallest bucket that holds a length, or the length itself beyond the largest bucket."""
         if isinstance(self.sizes, int):
             return -(-length // self.sizes) * self.sizes
         return next((size for size in self.sizes if size >= length), length)
@@ -87,10 +82,10 @@ class Buckets:
     def padded(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any], "Cut | None"]:
-        """A call with its inputs padded, and how to cut its outputs; None where nothing was padded.
+        """A call with padded inputs, and how to cut its outputs; None if nothing was padded.
 
         Raises:
-            BadInput: none of the named inputs is there, or one cannot be padded.
+            BadInput: none of the named inputs is given, or one cannot be padded.
         """
         places = self._places(module, args, kwargs)
         found = {name: args[place] if place is not None else kwargs[name] for name, place in places.items()}
@@ -121,7 +116,7 @@ class Buckets:
     def _places(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, int | None]:
-        """Where the named inputs are: a position, or None for a keyword."""
+        """The position of each named input, or None for a keyword."""
         positional = (
             name
             for name, parameter in inspect.signature(module.forward).parameters.items()
@@ -134,13 +129,13 @@ class Buckets:
 
 @attrs.frozen(kw_only=True)
 class Cut:
-    """How outputs of a padded call become those of the call.
+    """Cuts the outputs of a padded call back to their true length.
 
     Attributes:
         dim: the dimension that was padded.
         length: the true length.
-        size: the bucket's.
-        places: indices of the output tensors to cut; None: those of the bucket's size.
+        size: the length of the bucket.
+        places: indices of the output tensors to cut; None: all of the bucket's length.
     """
 
     dim: int
@@ -149,10 +144,10 @@ class Cut:
     places: tuple[int, ...] | None
 
     def __call__(self, output: Any) -> Any:
-        """Outputs without what was padded: views, so gradients flow.
+        """Views of the outputs without the padding, so that gradients flow.
 
         Raises:
-            BadInput: an output that was named does not have the bucket's size.
+            BadInput: a named output does not have the bucket's length.
         """
         leaves, spec = flatten(output)
         tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -181,7 +176,7 @@ def _is_count(number: object, least: int) -> bool:
 
 
 def _lengthened(name: str, tensor: Tensor, dim: int, size: int, value: Number) -> Tensor:
-    """A tensor with more at the end of a dimension."""
+    """A tensor padded at the end of a dimension."""
     if isinstance(value, float) and not (tensor.is_floating_point() or tensor.is_complex()):
         _refuse(
             f"{name} holds {tensor.dtype}, which has no {shown(value)}", "give it a value of its own kind"

@@ -1,11 +1,12 @@
-"""The class of a planned module: ours and the original's in one.
+"""The class of a planned module, derived from `PlannedModule` and from the original's class.
 
-Programs ask a model for its class: whether it is a `PreTrainedModel`, what it is called, which inputs its
-forward names. So a planned module is of a class that has both, as `fully_shard` makes one, and methods of the
-original's class run on the planned module.
+Programs inspect a model's class: whether it is a `PreTrainedModel`, its name, the inputs that its forward
+names. So a planned module's class derives from both, as `fully_shard` does it, and methods of the original's
+class run on the planned module.
 
-Where the original has an attribute of a name that is ours, `plan` say, its methods would find ours: then
-they are the original's own, bound to it. They call it without a plan, which is counted and said.
+Where the original has an attribute of the same name as `PlannedModule`, `plan` say, methods of the original
+would find the wrong one. Then they are the original's own, bound to it; a method that calls `forward` runs
+unplanned, and the call is counted in `runs` and warned once.
 """
 
 import contextlib
@@ -22,21 +23,23 @@ from remat_graph.errors import text_of
 
 
 def class_for(cls: type, model: nn.Module) -> type:
-    """A class that is `cls` and the model's; where that fails, `cls` that passes special methods on."""
+    """A class derived from `cls` and the model's; if that fails, `cls` with forwarded special methods."""
     kind = type(model)
     body: dict[str, Any] = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
-        # What the class is called for makes another of the original's: a slice of a `Sequential`, say.
+        # The class is called to make another original, for a slice of a `Sequential` say.
         "__new__": staticmethod(lambda _, *args, **kwargs: kind(*args, **kwargs)),
     }
     if kind.__call__ is not nn.Module.__call__:
-        body["__call__"] = lambda self, *args, **kwargs: self.forward(*args, **kwargs)  # which calls theirs
+        body["__call__"] = lambda self, *args, **kwargs: self.forward(
+            *args, **kwargs
+        )  # it calls the original's
     ours = _own_names(cls.__mro__[: cls.__mro__.index(nn.Module)])
     theirs = _own_names(kind.__mro__[: kind.__mro__.index(nn.Module)])
-    held = {*model.__dict__, *dir(model)}
-    if ours & (theirs | held):
+    existing = {*model.__dict__, *dir(model)}
+    if ours & (theirs | existing):
         body |= {name: _Original(kind, name) for name in theirs - ours}
     try:
         return types.new_class(kind.__name__, (cls, kind), exec_body=lambda namespace: namespace.update(body))
@@ -47,28 +50,28 @@ def class_for(cls: type, model: nn.Module) -> type:
 
 
 def _own_names(kinds: Iterable[type]) -> set[str]:
-    """What these classes have that every module has not, but for methods that Python calls by itself."""
+    """Names defined by these classes and not by `nn.Module`, without special methods."""
     found = {name for kind in kinds for name in vars(kind) if not name.startswith("__")}
     return found - set(dir(nn.Module))
 
 
 def _special_methods(kind: type, cls: type) -> dict[str, Any]:
-    """Indexing, a length and whatever else Python looks for in the class: passed on to the original."""
+    """Indexing, a length and other methods that Python looks up in the class, forwarded to the original."""
 
-    def passed_on(name: str) -> Any:
+    def forwarded(name: str) -> Any:
         return lambda self, *args, **kwargs: getattr(self._remat.original, name)(*args, **kwargs)
 
     of_every_class = {*dir(cls), *dir(object)}
     return {
-        name: passed_on(name)
+        name: forwarded(name)
         for base in kind.__mro__
-        for name, held in vars(base).items()
-        if name.startswith("__") and name not in of_every_class and isinstance(held, types.FunctionType)
+        for name, member in vars(base).items()
+        if name.startswith("__") and name not in of_every_class and isinstance(member, types.FunctionType)
     }
 
 
 class _Original:
-    """An attribute of the original's class, as the original has it."""
+    """A descriptor of an attribute that belongs to the original."""
 
     def __init__(self, kind: type, name: str) -> None:
         self.kind, self.name = kind, name
@@ -83,30 +86,30 @@ class _Original:
         delattr(module._remat.original, self.name)
 
 
-def attribute_of(planning: Any, name: str) -> Any:
-    """An attribute of the original; its methods tell when they call it."""
-    found = getattr(planning.original, name)
-    if isinstance(found, types.MethodType) and found.__self__ is planning.original:
-        return _watched(planning, found)
+def attribute_of(manager: Any, name: str) -> Any:
+    """An attribute of the original; calls of the original by its methods are counted."""
+    found = getattr(manager.original, name)
+    if isinstance(found, types.MethodType) and found.__self__ is manager.original:
+        return _counting(manager, found)
     return found
 
 
-def _watched(planning: Any, method: Any) -> Any:
-    """A method of the original's, which calls the original: without a plan, so that is counted."""
-    original: nn.Module = planning.original
-    under_way: list[contextlib.ExitStack] = []
+def _counting(manager: Any, method: Any) -> Any:
+    """A method of the original that counts its calls of the original, which run without a plan."""
+    original: nn.Module = manager.original
+    pending: list[contextlib.ExitStack] = []
 
     def begin(module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
-            planning.count_original(f"its method {method.__name__} calls it")
-        under_way.append(contextlib.ExitStack())
-        under_way[-1].enter_context(planning.original_runs())
+            manager.count_original(f"its method {method.__name__} calls it")
+        pending.append(contextlib.ExitStack())
+        pending[-1].enter_context(manager.original_context())
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
-        under_way.pop().close()
+        pending.pop().close()
 
     @functools.wraps(method)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def counted(*args: Any, **kwargs: Any) -> Any:
         hooks = [
             original.register_forward_pre_hook(begin),
             original.register_forward_hook(end, always_call=True),
@@ -116,7 +119,7 @@ def _watched(planning: Any, method: Any) -> Any:
         finally:
             for hook in hooks:
                 hook.remove()
-            while under_way:  # a hook of somebody's may have raised in between
-                under_way.pop().close()
+            while pending:  # another hook may have raised in between
+                pending.pop().close()
 
-    return watched
+    return counted

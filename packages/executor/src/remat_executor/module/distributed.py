@@ -1,13 +1,13 @@
 """One plan for all ranks: rank 0 solves, the others receive its plan.
 
-Ranks that run different plans give the same gradients, but wait for the slowest and peak apart. Planned
-together, each rank captures and measures its own step; the graphs are compared; rank 0 plans with its own
-times and, per op, the largest workspace measured on any rank, so that the plan holds on all of them; the plan
-travels as JSON, and each rank asks the referee about it on its own graph.
+Ranks that run different plans compute the same gradients, but all wait for the slowest rank and peak at
+different times. With a shared plan, each rank captures and measures its own step and the graphs are compared.
+Rank 0 plans with its own times and, per op, the largest workspace of any rank, so the plan is valid on all of
+them. The plan travels as JSON, and each rank simulates it on its own graph.
 
-Whatever goes wrong on a rank, before, during or after the exchange, is raised on every rank. There are three
-collectives: reports of graphs or errors, rank 0's plan or error, and whether all ranks could use it. A rank
-that fails takes part in the next one due, and says so there.
+An error on a rank, before, during or after the exchange, is raised on every rank. There are three
+collectives: reports of graphs or errors, rank 0's plan or error, and whether all ranks could use the plan. A
+rank that fails reports its error in the next collective.
 """
 
 import json
@@ -28,17 +28,17 @@ from remat_graph.serialization.plans import plan_from_data, plan_to_data
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from remat_executor.module.pipeline import Planner
+    from remat_executor.module.pipeline import PlanFunction
 
 Ranks: TypeAlias = Literal["together", "alone"] | "ProcessGroup"
 
 
-def planning(ranks: Ranks | None) -> AbstractContextManager["OnePlan | None"]:
-    """The context in which a module is built: a `OnePlan` if ranks plan together.
+def plan_sharing(ranks: Ranks | None) -> AbstractContextManager["SharedPlan | None"]:
+    """The context in which to build a module: a `SharedPlan` if ranks plan together.
 
     Args:
         ranks: "together" for the ranks of the default group, or a group; "alone" if each plans for itself;
-            None for the same with a word of warning where there are several.
+            None for the same, with a warning if there are several ranks.
 
     Raises:
         BadInput: it is none of these.
@@ -46,31 +46,30 @@ def planning(ranks: Ranks | None) -> AbstractContextManager["OnePlan | None"]:
     if ranks is None:
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             warn(
-                "each rank plans for itself, and what they measure may give them different plans: "
-                'with ranks="together" rank 0 solves for all ("alone" says that this is meant)'
+                "each rank plans for itself, and different measurements may give different plans: give "
+                'ranks="together" to let rank 0 plan for all, or ranks="alone" to keep this without a warning'
             )
         return nullcontext()
     if ranks == "alone":
         return nullcontext()
     if isinstance(ranks, str) and ranks != "together":
         raise BadInput(
-            problem=f"ranks={shown(ranks)} means nothing",
-            advice='give "together", "alone" or a process group',
+            problem=f"ranks={shown(ranks)} is invalid", advice='give "together", "alone" or a process group'
         )
-    return OnePlan(None if isinstance(ranks, str) else ranks)
+    return SharedPlan(None if isinstance(ranks, str) else ranks)
 
 
-class OnePlan(AbstractContextManager["OnePlan"]):
-    """A context around the building of one planned module, by all ranks of a group at once.
+class SharedPlan(AbstractContextManager["SharedPlan"]):
+    """A context in which all ranks of a group build one planned module at the same time.
 
-        with OnePlan(group) as together:
-            module = PlannedModule(model, args, kwargs, together.planner(planner))
+        with SharedPlan(group) as shared:
+            module = PlannedModule(model, args, kwargs, shared.planner(planner))
 
-    The exchange goes through `torch.distributed`'s collectives for objects, on a GPU backend by way of the
-    current device: set it first. Others wait for rank 0's solver within the group's timeout.
+    The exchange uses the object collectives of `torch.distributed`; on a GPU backend they use the current
+    device, so set it first. The other ranks wait for rank 0's solver within the group's timeout.
 
-    Graphs that are captured later, in training, are planned by each rank for itself: the others may not have
-    met the same shapes, and would never answer.
+    Later captures, during training, are planned by each rank for itself: the other ranks may not meet the
+    same shapes and would never answer.
 
     Args:
         group: the ranks; None for the default group.
@@ -78,7 +77,7 @@ class OnePlan(AbstractContextManager["OnePlan"]):
     Raises:
         BadInput: there is no such group, or this rank is not in it.
         RanksDiffer: a rank has another graph or other terms; on every rank.
-        RankFailed: another rank could not plan or build; an error of ours is raised as itself, from this one.
+        RankFailed: another rank could not plan or build. A `RematError` of another rank is raised from this.
     """
 
     def __init__(self, group: "ProcessGroup | None" = None) -> None:
@@ -96,12 +95,12 @@ class OnePlan(AbstractContextManager["OnePlan"]):
             )
         self._next: Literal["reports", "verdicts", "nothing"] = "reports"
 
-    def planner(self, planner: "Planner", terms: Mapping[str, str] | None = None) -> "Planner":
-        """The planner to build the module with.
+    def planner(self, planner: "PlanFunction", terms: Mapping[str, str] | None = None) -> "PlanFunction":
+        """The planner for `PlannedModule`.
 
         Args:
             planner: asked on rank 0 for the first graph, on every rank for later ones.
-            terms: what else all ranks must have in common, such as the budget, by name.
+            terms: what else must be equal on all ranks, such as the budget, by name.
         """
 
         def plan(graph: Graph) -> Plan:
@@ -112,22 +111,22 @@ class OnePlan(AbstractContextManager["OnePlan"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Tell the others how it ended; raise what went wrong with them."""
+        """Report the outcome to the other ranks; raise their first error."""
         interrupted = error is not None and not isinstance(error, Exception)
         if self._next == "nothing" or interrupted:
             return
         report: dict[str, Any] = {}
         if error is not None:
-            report = {"error": _told(error)}
+            report = {"error": _error_data(error)}
         elif self._next == "reports":
             report = {"error": {"kind": "no plan", "text": "its planner was not asked"}}
         reports = self._gather(report)
         if error is None:
             _raise_first(reports)
 
-    def _share(self, planner: "Planner", graph: Graph, terms: Mapping[str, str]) -> Plan:
-        """Rank 0's plan, judged on this rank's graph."""
-        reports = self._gather({"graph": _described(graph, terms), "workspaces": list(_workspaces(graph))})
+    def _share(self, planner: "PlanFunction", graph: Graph, terms: Mapping[str, str]) -> Plan:
+        """Rank 0's plan, simulated on this rank's graph."""
+        reports = self._gather({"graph": _description(graph, terms), "workspaces": list(_workspaces(graph))})
         _raise_first(reports)
         differences = tuple(_differences([report["graph"] for report in reports]))
         if differences:
@@ -135,28 +134,28 @@ class OnePlan(AbstractContextManager["OnePlan"]):
         box: list[Any] = [None]
         if self._rank == 0:
             largest = (max(of_ranks) for of_ranks in zip(*(r["workspaces"] for r in reports), strict=True))
-            box = self._answer(lambda: planner(_with_workspaces(graph, largest)))
+            box = self._solved(lambda: planner(_with_workspaces(graph, largest)))
         dist.broadcast_object_list(box, group=self._group, group_src=0)
         answer = json.loads(box[0])
         _raise_first([answer])
         self._next = "verdicts"
         return plan_from_data(answer["plan"], graph=graph, source="the plan of rank 0")
 
-    def _answer(self, plan: Callable[[], Plan]) -> list[str]:
-        """Rank 0's plan as text; what it raises goes to the others first."""
+    def _solved(self, plan: Callable[[], Plan]) -> list[str]:
+        """Rank 0's plan as JSON; an error is sent to the other ranks before it is raised."""
         try:
             return [json.dumps({"plan": plan_to_data(plan())})]
         except Exception as error:
-            told = [json.dumps({"error": _told(error) | {"rank": 0}})]
-            dist.broadcast_object_list(told, group=self._group, group_src=0)
+            data = [json.dumps({"error": _error_data(error) | {"rank": 0}})]
+            dist.broadcast_object_list(data, group=self._group, group_src=0)
             raise
 
     def _gather(self, report: dict[str, Any]) -> list[dict[str, Any]]:
-        """The reports of all ranks; until something else is said, no other collective is due."""
+        """The reports of all ranks. No other collective follows unless the caller sets `_next`."""
         self._next = "nothing"
-        texts: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(texts, json.dumps(report), group=self._group)
-        reports = [json.loads(text) for text in texts]
+        gathered: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(gathered, json.dumps(report), group=self._group)
+        reports = [json.loads(text) for text in gathered]
         for rank, found in enumerate(reports):
             if "error" in found:
                 found["error"]["rank"] = rank
@@ -164,38 +163,38 @@ class OnePlan(AbstractContextManager["OnePlan"]):
 
 
 def _raise_first(reports: Iterable[Mapping[str, Any]]) -> None:
-    """Raise the first error of a rank: as itself if it is ours, so that who handles it does on every rank."""
+    """Raise the first error of a rank; a `RematError` keeps its class, so that all ranks can handle it."""
     for report in reports:
         if "error" in report:
-            told = report["error"]
-            failed = RankFailed(rank=told["rank"], problem=f"{told['kind']}: {told['text']}")
-            same = _rebuilt(told)
+            data = report["error"]
+            failed = RankFailed(rank=data["rank"], problem=f"{data['kind']}: {data['text']}")
+            same = _error_from_data(data)
             if same is not None:
                 raise same from failed
             raise failed
 
 
-def _told(error: BaseException) -> dict[str, Any]:
-    """An error as JSON data: an error of ours with its fields."""
-    told: dict[str, Any] = {"kind": type(error).__qualname__, "text": text_of(error)}
+def _error_data(error: BaseException) -> dict[str, Any]:
+    """An error as JSON data; a `RematError` with its fields."""
+    data: dict[str, Any] = {"kind": type(error).__qualname__, "text": text_of(error)}
     if isinstance(error, RematError) and attrs.has(kind := type(error)):
         fields = {field.name: getattr(error, field.name) for field in attrs.fields(kind)}
         if all(isinstance(content, str | int | float) for content in fields.values()):
-            told.update(module=type(error).__module__, fields=fields)
-    return told
+            data.update(module=type(error).__module__, fields=fields)
+    return data
 
 
-def _rebuilt(told: Mapping[str, Any]) -> RematError | None:
-    """The same error, if it is one of ours with plain fields."""
+def _error_from_data(data: Mapping[str, Any]) -> RematError | None:
+    """The same error, if it is a `RematError` with plain fields."""
     # By name: among the subclasses are also those that attrs has replaced, until they are collected.
-    kind = getattr(sys.modules.get(told.get("module", "")), told["kind"], None)
+    kind = getattr(sys.modules.get(data.get("module", "")), data["kind"], None)
     if isinstance(kind, type) and issubclass(kind, RematError):
-        return kind(**told["fields"])
+        return kind(**data["fields"])
     return None
 
 
-def _described(graph: Graph, terms: Mapping[str, str]) -> dict[str, str]:
-    """What all ranks must have in common; the fingerprint last, since it explains the least."""
+def _description(graph: Graph, terms: Mapping[str, str]) -> dict[str, str]:
+    """What must be equal on all ranks; the fingerprint last, since it explains the least."""
     return {
         **terms,
         "model": graph.name,
@@ -206,10 +205,10 @@ def _described(graph: Graph, terms: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _differences(described: list[dict[str, str]]) -> Iterator[str]:
-    """In what the ranks differ from rank 0, each rank by the first thing that does."""
-    first = described[0]
-    for rank, found in enumerate(described):
+def _differences(descriptions: list[dict[str, str]]) -> Iterator[str]:
+    """The first difference of each rank from rank 0."""
+    first = descriptions[0]
+    for rank, found in enumerate(descriptions):
         keys = [key for key in {**first, **found} if first.get(key) != found.get(key)]
         if keys == ["graph"]:
             yield f"rank {rank} has other ops than rank 0"

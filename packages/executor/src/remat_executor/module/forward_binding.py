@@ -1,4 +1,4 @@
-"""Which forward a call of a planned module means: the original's own, or what was assigned since."""
+"""Which forward a call of a planned module refers to: the original's own, or one that was assigned later."""
 
 import contextlib
 import functools
@@ -11,93 +11,97 @@ from torch import nn
 
 from remat_executor.errors import CaptureError
 from remat_executor.guards.signature import calls_itself
-from remat_executor.module.forward_descriptor import NOTHING, BoundForward, Called, Nothing
+from remat_executor.module.forward_descriptor import NOTHING, BoundForward, ForwardTarget, Nothing
 from remat_graph.contexts import context
 
 
-class _UnderWay(threading.local):
-    """How many of something are under way in a thread."""
+class _Depth(threading.local):
+    """How many nested calls are running in a thread."""
 
     count = 0
 
 
 @context
-def _one_more(under_way: _UnderWay) -> Generator[None, None, None]:
-    under_way.count += 1
+def _one_deeper(depth: _Depth) -> Generator[None, None, None]:
+    depth.count += 1
     try:
         yield
     finally:
-        under_way.count -= 1
+        depth.count -= 1
 
 
 @attrs.define(kw_only=True, eq=False)
 class ForwardBinding:
-    """The forwards of one planned module, and which are under way.
+    """The forwards of one planned module, and how many of them are running.
 
     Attributes:
         original: the module that is planned.
-        first: what the original's forward was when the module was planned.
+        first: the original's forward when the module was planned.
         assigned: what has been assigned to the planned module's forward since.
-        active: forwards of the original that are under way: what was a forward before runs as it is in them.
-        forward: the planned module's, as Dynamo leaves it alone, and
-        runner: the same for any of its forwards; made late, since Dynamo takes seconds to import.
+        forward: the planned module's forward, hidden from Dynamo.
+        runner: the same for any of its forwards; set late, since Dynamo takes seconds to import.
+        active: running forwards of the original; an earlier forward that they call runs unplanned.
     """
 
-    CAPTURES: ClassVar[_UnderWay] = _UnderWay()  # of all modules: one may be called inside of another's
+    CAPTURES: ClassVar[_Depth] = _Depth()  # of all modules: one may call another
 
     original: nn.Module
-    first: Called = None
-    assigned: Called | Nothing = NOTHING
+    first: ForwardTarget = None
+    assigned: ForwardTarget | Nothing = NOTHING
     forward: Any = None
     runner: Any = None
-    active: _UnderWay = attrs.field(factory=_UnderWay, init=False)
+    active: _Depth = attrs.field(factory=_Depth, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.first = self.called()
+        self.first = self.target()
 
     def copied(self, original: nn.Module) -> "ForwardBinding":
-        """For a copy of the module; nothing is assigned to it."""
+        """The binding of a copied module, to which nothing is assigned."""
         return attrs.evolve(self, original=original, assigned=NOTHING)
 
-    def called(self) -> Called:
-        """What the planned module's forward stands for now; None: the method of the original's class."""
+    def target(self) -> ForwardTarget:
+        """What the planned module's forward runs now; None: the method of the original's class."""
         if not isinstance(self.assigned, Nothing):
             return self.assigned
         if calls_itself(self.original):
             return None
-        own: Called = self.original.__dict__.get("forward")
+        own: ForwardTarget = self.original.__dict__.get("forward")
         mine = isinstance(own, BoundForward) and own.__self__._remat.binding is self
-        return own.called if mine else own  # type: ignore[union-attr]
+        return own.target if mine else own  # type: ignore[union-attr]
 
-    def resolved(self, called: Called) -> Callable[..., Any]:
-        """The function itself."""
-        if called is None and calls_itself(self.original):
+    def resolved(self, target: ForwardTarget) -> Callable[..., Any]:
+        """The function that a target runs."""
+        if target is None and calls_itself(self.original):
             return functools.partial(type(self.original).__call__, self.original)
-        return self.shown(called)
+        return self.shown(target)
 
-    def shown(self, called: Called) -> Callable[..., Any]:
-        """The forward whose signature and attributes it has."""
-        if called is not None:
-            return called
+    def shown(self, target: ForwardTarget) -> Callable[..., Any]:
+        """The function whose signature and attributes a target shows."""
+        if target is not None:
+            return target
         if "forward" not in self.original.__dict__:
             return self.original.forward
         method: Callable[..., Any] = type(self.original).forward.__get__(self.original)
         return method
 
-    def assign(self, forward: Called) -> None:
-        """Let something else be what the planned module's forward stands for; None: its class's."""
+    def assign(self, forward: ForwardTarget) -> None:
+        """Set what the planned module's forward runs; None: the method of its class.
+
+        Raises:
+            CaptureError: this is called while the forward is captured.
+        """
         if self.active.count and self.CAPTURES.count:
             raise CaptureError(
-                problem="the forward puts another forward in its place, which a captured graph would not do",
-                advice="do it outside of the forward",
+                problem="the forward replaces itself, which a captured graph would not do",
+                advice="assign it outside of the forward",
             )
         self.assigned = NOTHING if forward is self.original.__dict__.get("forward") else forward
 
     def unassign(self) -> None:
-        """Let the planned module's forward be its class's, as it is where an instance's is deleted.
+        """Restore the forward of the class, as deleting an instance attribute does.
 
         Raises:
-            AttributeError: it is.
+            AttributeError: nothing was assigned.
         """
         own = "forward" in self.original.__dict__
         if self.assigned is NOTHING and not own:
@@ -105,24 +109,24 @@ class ForwardBinding:
         self.assigned = None if own else NOTHING
 
     def is_first(self, method: Any) -> bool:
-        """Whether a method is what `forward.__func__` gave before anything was assigned."""
+        """Whether a method is the `forward` from before anything was assigned."""
         planned = method.__self__.__dict__ is self.original.__dict__
         return planned and method.__func__ in (self.forward, getattr(self.forward, "__wrapped__", None))
 
     @property
     def inside(self) -> bool:
-        """Whether a forward of the original's, or any capture, is under way in this thread."""
+        """Whether a forward of the original, or any capture, is running in this thread."""
         return bool(self.active.count or self.CAPTURES.count)
 
-    def traced(self, called: Called) -> Callable[..., Any]:
+    def traced(self, target: ForwardTarget) -> Callable[..., Any]:
         """A function for capture to trace."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with _one_more(self.CAPTURES), _one_more(self.active):
-                return self.resolved(called)(*args, **kwargs)
+            with _one_deeper(self.CAPTURES), _one_deeper(self.active):
+                return self.resolved(target)(*args, **kwargs)
 
         return call
 
     def running(self) -> contextlib.AbstractContextManager[None]:
-        """Within it a forward of the original's is under way."""
-        return _one_more(self.active)
+        """A context in which a forward of the original runs."""
+        return _one_deeper(self.active)

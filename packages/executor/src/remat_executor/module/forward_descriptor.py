@@ -1,9 +1,8 @@
-"""`forward` of a planned module: what it stands for is planned, and what is assigned to it as well.
+"""The descriptor of `forward` on planned modules: what is assigned to `forward` is planned as well.
 
-Programs replace the `forward` of a module that they are given: mixed precision is put around it, a trainer
-puts a function of its own in its place. So a planned module plans what its `forward` is now. A function that
-was taken from it before, and is called inside what replaced it, runs as it is there; called by itself, it is
-planned.
+Programs replace the `forward` of a module: mixed precision wraps it, a trainer installs a function of its
+own. So a planned module plans whatever its `forward` is now. A function that was read from `forward` earlier
+and is called inside the replacement runs unplanned there; called by itself, it is planned.
 """
 
 import functools
@@ -13,12 +12,12 @@ from enum import Enum
 from types import MethodType
 from typing import Any
 
-Called = Callable[..., Any] | None
-"""What a `forward` stands for: a function, or None for the method of the original's class."""
+ForwardTarget = Callable[..., Any] | None
+"""What a `forward` runs: a function, or None for the method of the original's class."""
 
 
 class Nothing(Enum):
-    """Says that nothing was assigned."""
+    """The type of a sentinel: nothing was assigned."""
 
     NOTHING = 0
 
@@ -36,12 +35,12 @@ class Forward:
         if module is None:
             return self._of_class(owner)
         binding = module._remat.binding
-        return BoundForward(binding.runner, module, binding.called())
+        return BoundForward(binding.runner, module, binding.target())
 
     def __set__(self, module: Any, forward: Callable[..., Any]) -> None:
         binding = module._remat.binding
         if isinstance(forward, BoundForward) and forward.__self__ is module:
-            binding.assign(forward.called)
+            binding.assign(forward.target)
         elif isinstance(forward, MethodType) and binding.is_first(forward):
             binding.assign(binding.first)
         else:
@@ -51,7 +50,7 @@ class Forward:
         module._remat.binding.unassign()
 
     def _of_class(self, owner: Any) -> Any:
-        """With the signature of the original's class: trainers ask it for the inputs that it names."""
+        """The function with the signature of the original's class, which trainers inspect for input names."""
         holders = [vars(kind)["forward"] for kind in owner.__mro__ if "forward" in vars(kind)]
         after = holders[holders.index(self) + 1]
 
@@ -62,34 +61,34 @@ class Forward:
 
 
 class BoundForward(functools.partial[Any]):
-    """As a bound method, which cannot have a signature of its own."""
+    """Acts as a bound method; a real one could not have a signature of its own."""
 
     @property
     def __self__(self) -> Any:
         return self.args[0]
 
     @property
-    def called(self) -> Called:
-        """What it stands for."""
-        called: Called = self.args[1]
-        return called
+    def target(self) -> ForwardTarget:
+        """What it runs."""
+        target: ForwardTarget = self.args[1]
+        return target
 
     @property
     def __func__(self) -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(self.called, "__func__", self.__self__._remat.binding.forward)
+        function: Callable[..., Any] = getattr(self.target, "__func__", self.__self__._remat.binding.forward)
         return function
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__self__._remat.binding.shown(self.called))
+        return inspect.signature(self.__self__._remat.binding.shown(self.target))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__self__._remat.binding.shown(self.called), name)
+        return getattr(self.__self__._remat.binding.shown(self.target), name)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BoundForward):
             return NotImplemented
-        return self.__self__ is other.__self__ and self.called == other.called
+        return self.__self__ is other.__self__ and self.target == other.target
 
     def __hash__(self) -> int:
-        return hash((id(self.__self__), self.called))
+        return hash((id(self.__self__), self.target))

@@ -1,7 +1,7 @@
-"""Fewer looks for cyclic garbage while a step is captured and lowered.
+"""Raise the GC threshold during capture and lowering.
 
-Both make some hundred thousand objects that stay, and Python's collector walks through all of them again and
-again: a sixth of the time to plan a GPT-2 of 12 layers from saved costs and a saved plan.
+Both create several hundred thousand objects that stay. Scanning them again and again costs a sixth of the
+time to plan a GPT-2 of 12 layers from saved costs and a saved plan.
 """
 
 import gc
@@ -9,12 +9,12 @@ from collections.abc import Generator
 
 from remat_graph.contexts import context
 
-_OBJECTS = 200_000  # between two looks at the young ones; garbage of a few hundred MiB at most
+_OBJECTS = 200_000  # between two young collections; the garbage is a few hundred MiB at most
 
 
 @context
-def rare_collections() -> Generator[None, None, None]:
-    """Collect more rarely; a caller who collects by hand, or even more rarely, is left alone."""
+def raised_gc_threshold() -> Generator[None, None, None]:
+    """Collect less often, unless the caller collects manually or even less often."""
     before = gc.get_threshold()
     if 0 < before[0] < _OBJECTS:
         gc.set_threshold(_OBJECTS, *before[1:])

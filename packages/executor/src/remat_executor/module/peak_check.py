@@ -1,8 +1,8 @@
-"""One step run for its bytes: what a runtime that compiles really takes, before anyone trains with it.
+"""Measure the real peak of a compiled step once, before it is used, and replan with a margin if needed.
 
-A compiler allocates as it sees fit, so the peak that the referee predicts is only a start. The step is run on
-stand-ins for the caller's tensors and read by the allocator; where it takes more than the budget, it is
-planned again in so much less, until it fits or nothing does.
+A compiler allocates as it sees fit, so the simulated peak is only a first estimate. The step runs on aliases
+of the caller's tensors while the allocator is read. If the peak exceeds the budget, the step is planned again
+with a margin, until it fits or no plan does.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 import torch
 
-from remat_executor.autograd.chain import apply
+from remat_executor.autograd.chain import run_under_autograd
 from remat_executor.errors import OverCompiled
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.memory.allocator import allocator_peak
@@ -19,56 +19,48 @@ from remat_executor.module.planned_step import PlannedStep
 from remat_executor.rng import preserved_generators
 from remat_graph import Graph, Plan, RematError, format_nbytes
 
-_MOST_PLANS = 5
+_MOST_ATTEMPTS = 5
 _WARM_UPS = 1
-"""Runs before the one that is read: they compile and set up what is set up once."""
+"""Runs before the measured one: they compile, and initialize what is initialized once."""
 
 
 @runtime_checkable
 class MarginPlanner(Protocol):
-    """A planner that says its budget, and can plan with a margin."""
+    """A planner that states its budget and can plan with a margin."""
 
     def budget_for(self, graph: Graph) -> int:
-        """The bytes that a plan of this graph may take; a saved plan may have been made for others."""
-        ...
+        """The bytes that a plan of this graph may need; a saved plan may be for another budget."""
 
     def with_margin(self, nbytes: int) -> "MarginPlanner":
         """The same planner with a margin of n bytes."""
-        ...
 
     def __call__(self, graph: Graph) -> Plan:
         """Plan the graph; raises if the budget cannot be met."""
-        ...
 
 
-def rehearse(step: PlannedStep, tensors: Tensors) -> int:
-    """Run a step's forward and backward on stand-ins: no tensor of the caller's changes, nor a generator.
+def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
+    """Run a step's forward and backward and return the allocator's peak bytes.
 
-    Returns:
-        Peak bytes by the allocator, gradients and outputs held to the end.
+    Gradients and outputs are held to the end. The caller's tensors and generators are unchanged afterwards.
     """
     captured, translation = step.captured, step.translation
-    # `.data` has versions of its own, and the address that a recorded step must find again.
-    stand_ins = [tensor.data.requires_grad_(tensor.requires_grad) for tensor in tensors.flat]
+    # `.data` has its own version counter, and the address that a recorded step expects.
+    inputs = [tensor.data.requires_grad_(tensor.requires_grad) for tensor in tensors.flat]
     written = {node for node, _ in captured.mutations}
-    pairs = zip(captured.externals, stand_ins, strict=True)
+    pairs = zip(captured.externals, inputs, strict=True)
     before = [(tensor, tensor.clone()) for node, tensor in pairs if node in written]
-    owners = [stand_ins[place] for place, _, _ in translation.gradients]
+    owners = [inputs[place] for place, _, _ in translation.gradients]
 
     def once() -> Any:
-        call = step.call(stand_ins)
-        outputs = apply(call, owners)
+        call = step.call(inputs)
+        outputs = run_under_autograd(call, owners)
         visible = [o for o, like in zip(outputs, call.wiring.tangents, strict=True) if like is not None]
         tangents = [torch.zeros_like(output) for output in visible]
         return outputs, call, torch.autograd.grad(visible, owners, tangents, allow_unused=True)
 
     device = translation.device
     try:
-        with (
-            preserved_generators([device]),
-            torch.enable_grad(),
-            torch.autocast(device.type, enabled=False),
-        ):
+        with preserved_generators([device]), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             for _ in range(_WARM_UPS):
                 once()
             return allocator_peak(once, device).peak_nbytes
@@ -77,38 +69,28 @@ def rehearse(step: PlannedStep, tensors: Tensors) -> int:
             tensor.copy_(content)
 
 
-def within_budget(
+def replan_until_it_fits(
     step: PlannedStep,
     tensors: Tensors,
     planner: Callable[[Graph], Plan] | MarginPlanner,
     rebuild: Callable[[Plan], PlannedStep],
     runtime: str,
 ) -> PlannedStep:
-    """A step that keeps to the planner's budget when it is run.
-
-    Args:
-        step: the step as it was planned first.
-        tensors: what it is called with.
-        planner: asked again if the step takes too much.
-        rebuild: lowers another plan.
-        runtime: its name, for messages.
-
-    Returns:
-        The step, with the peak bytes that it took.
+    """A step whose measured peak fits the planner's budget; `rebuild` lowers another plan of the planner.
 
     Raises:
-        OverCompiled: no plan was found that keeps to it.
+        OverCompiled: no plan was found that fits.
     """
     graph, budget_nbytes = step.graph, step.plan.budget_nbytes
     if isinstance(planner, MarginPlanner):
         budget_nbytes = planner.budget_for(graph)
     margin_nbytes = 0
-    for _ in range(_MOST_PLANS):
-        peak_nbytes = rehearse(step, tensors)
+    for _ in range(_MOST_ATTEMPTS):
+        peak_nbytes = measure_peak(step, tensors)
         if peak_nbytes <= budget_nbytes:
             return attrs.evolve(step, rehearsed_nbytes=peak_nbytes)
-        # What the runtime takes beyond a plan varies from plan to plan: leave somewhat more, then half as
-        # much again. More room than it needs would cost recomputation.
+        # What the runtime needs beyond a plan varies from plan to plan: leave an eighth more, then half as
+        # much again. A larger margin than necessary would cost recomputation.
         beyond_nbytes = peak_nbytes - step.plan.peak_nbytes
         margin_nbytes = max(beyond_nbytes + beyond_nbytes // 8, margin_nbytes + margin_nbytes // 2)
         over = OverCompiled(

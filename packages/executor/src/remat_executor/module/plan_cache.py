@@ -1,9 +1,8 @@
-"""The planned steps that a module keeps, one for each way it is called.
+"""A bounded cache of planned steps, one for each signature that the module is called with.
 
-Shapes, dtypes, modes and devices are all in a call's key, so a call that returns to an earlier way finds its
-step. A step holds its captured graph and its lowered parts, but no tensors of a size that matters; still, a
-sequence length that never comes twice would fill any memory. So there is a bound, and what has not been used
-for the longest time goes first.
+Shapes, dtypes, modes and devices are part of a signature, so a call that repeats an earlier one finds its
+step. A step holds its captured graph and lowered graphs but no large tensors. A sequence length that never
+repeats would still fill any memory, so the cache is bounded.
 """
 
 from collections import OrderedDict
@@ -19,18 +18,15 @@ S = TypeVar("S")
 MOST_PLANS = 32
 
 
-class Plans(Generic[K, S]):
-    """A bounded mapping from keys to steps that forgets the least recently used one.
-
-    Args:
-        most: how many steps are kept, 1 or more.
+class LRUCache(Generic[K, S]):
+    """A bounded mapping that drops the least recently used item.
 
     Attributes:
-        most: the same.
-        dropped: how many have been forgotten.
+        most: how many items are kept, 1 or more.
+        dropped: how many items have been dropped.
 
     Raises:
-        BadInput: `most` is no such number.
+        BadInput: `most` is not such a number.
     """
 
     def __init__(self, most: int = MOST_PLANS) -> None:
@@ -41,36 +37,32 @@ class Plans(Generic[K, S]):
             )
         self.most = most
         self.dropped = 0
-        self._steps: OrderedDict[K, S] = OrderedDict()  # the least recently used first
+        self._items: OrderedDict[K, S] = OrderedDict()  # the least recently used first
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._items)
 
     def __iter__(self) -> Iterator[S]:
-        return iter(self._steps.values())
+        return iter(self._items.values())
 
     def get(self, key: K) -> S | None:
-        """The step of a key, which is now the most recently used one; None if there is none."""
+        """The item of a key, which becomes the most recently used one; None if there is none."""
         try:
-            self._steps.move_to_end(key)  # in one go: another thread may look for it
-            return self._steps[key]
+            self._items.move_to_end(key)  # no look-up before: another thread may drop the item in between
+            return self._items[key]
         except KeyError:
             return None
 
-    def __setitem__(self, key: K, step: S) -> None:
-        """Keep a step; where there is no room, another one goes."""
-        self._steps.pop(key, None)
-        if len(self._steps) >= self.most:
-            del self._steps[next(iter(self._steps))]
+    def __setitem__(self, key: K, item: S) -> None:
+        """Keep an item; a full cache drops another one."""
+        self._items.pop(key, None)
+        if len(self._items) >= self.most:
+            del self._items[next(iter(self._items))]
             self.dropped += 1
-        self._steps[key] = step
+        self._items[key] = item
 
-    def copy(self, keeps: Callable[[K], bool]) -> "Plans[K, S]":
-        """The same steps, with a bound and an order of their own.
-
-        Args:
-            keeps: whether the step of a key is among them.
-        """
-        copied: Plans[K, S] = Plans(self.most)
-        copied._steps = OrderedDict((key, step) for key, step in self._steps.items() if keeps(key))
+    def copy(self, keeps: Callable[[K], bool]) -> "LRUCache[K, S]":
+        """The items whose keys satisfy `keeps`, with a bound and an order of their own."""
+        copied: LRUCache[K, S] = LRUCache(self.most)
+        copied._items = OrderedDict((key, item) for key, item in self._items.items() if keeps(key))
         return copied

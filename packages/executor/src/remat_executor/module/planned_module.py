@@ -1,4 +1,4 @@
-"""The planned module: runs plans in the place of the original, and is it in all else."""
+"""`PlannedModule` runs the planned training step and delegates everything else to the wrapped module."""
 
 import copy
 from collections import Counter
@@ -17,17 +17,17 @@ from remat_executor.errors import CaptureError, UnplannedUse
 from remat_executor.guards.signature import Signature, reason_for_original, reason_in_force
 from remat_executor.inspection.tensors import called_with
 from remat_executor.lowering.gradient_segments import check_part_nbytes
-from remat_executor.lowering.step_handler import Handlers
+from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.module.buckets import Buckets
 from remat_executor.module.combined_class import attribute_of, class_for
 from remat_executor.module.forward_binding import ForwardBinding
-from remat_executor.module.forward_descriptor import NOTHING, Called, Forward
-from remat_executor.module.pipeline import Planner, Progress, Stages
-from remat_executor.module.plan_cache import MOST_PLANS, Plans
+from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget
+from remat_executor.module.pipeline import CostSource, PipelineStages, PlanFunction, Progress
+from remat_executor.module.plan_cache import MOST_PLANS, LRUCache
 from remat_executor.module.planned_step import PlannedStep
-from remat_executor.module.replanning import Planning
+from remat_executor.module.replanning import PlanManager
 from remat_executor.module.step_graph import check_input, output_indices
-from remat_executor.runtime.registry import check_runtime, new_runtime
+from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
 from remat_executor.translation.translate import work_device
 from remat_graph import Graph, Plan, Platform
@@ -35,21 +35,20 @@ from remat_graph.platforms.measured import Measurement
 
 
 class PlannedModule(nn.Module):
-    """An `nn.Module` equivalent to the one given, whose training step keeps to its plan.
+    """An `nn.Module` equivalent to the wrapped one, whose training step follows a plan.
 
-    It is of the original's class too, and shares the original's attributes: parameters, buffers, submodules,
-    hooks and whatever else is set on one of the two is there on the other. Only what is assigned to its
-    `forward` is its own. A call in another mode, with other shapes, dtypes or trainable parameters is planned
-    anew, once each; where no plan can serve (gradients off, hooks on submodules), the original runs and that
-    is counted.
+    Its class derives from the original's class, and both objects share all attributes: parameters, buffers,
+    submodules, hooks and whatever else is set on one of them. Only a function assigned to `forward` belongs
+    to the planned module alone. A call in another mode, with other shapes, dtypes or trainable parameters
+    gets a plan of its own, made once. Where no plan can serve (gradients off, hooks on submodules), the
+    original runs and the call is counted in `runs`.
     """
 
-    # Beside the attributes that are shared. Names that are not for users begin with `_remat`: methods of the
-    # original's class find theirs on this object.
+    # Names that are not for users begin with `_remat`: methods of the original's class look theirs up here.
     __slots__ = ("_remat",)
 
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> "PlannedModule":
-        """An object of a class that is the model's too."""
+        """An object of a class that derives from the model's class."""
         plannable = isinstance(model, nn.Module) and not isinstance(model, PlannedModule)
         made: PlannedModule = object.__new__(class_for(cls, model) if plannable else cls)
         return made
@@ -59,7 +58,7 @@ class PlannedModule(nn.Module):
         model: nn.Module,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        planner: Planner,
+        planner: PlanFunction,
         *,
         platform: Platform | None = None,
         cache_dir: str | Path | None = None,
@@ -67,12 +66,13 @@ class PlannedModule(nn.Module):
         on_progress: Progress | None = None,
         max_plans: int = MOST_PLANS,
         buckets: Buckets | None = None,
-        runtime: str = "eager",
+        runtime: str | RuntimeFactory = "eager",
         part_nbytes: int | None = None,
-        handlers: Handlers | None = None,
+        backend: OffloadBackend | None = None,
         device: torch.device | None = None,
+        costs: CostSource | None = None,
     ) -> None:
-        """Capture, measure and plan a step; the model, its buffers and the generators stay as they are.
+        """Capture, measure and plan a step; the model, its buffers and the generators stay unchanged.
 
         Args:
             model: the module, in the mode it will train in.
@@ -81,76 +81,77 @@ class PlannedModule(nn.Module):
             planner: from a graph to a plan.
             platform: gives the times instead of the clock.
             cache_dir: folder of the cost cache; None for the user's.
-            differentiate: indices among the output tensors that get gradients; None: a lone scalar in front
-                is a loss and the only one, otherwise all.
+            differentiate: indices among the output tensors that get gradients; None: a scalar in front is a
+                loss and the only one, otherwise all.
             on_progress: called with (what, done, total).
-            max_plans: how many plans are kept, one for each way of calling; the least recently used goes
-                first.
-            buckets: pads inputs to a few lengths, so that there are as few plans.
-            runtime: what runs the plan: ``"eager"``, ``"inductor"`` or ``"cudagraph"``. The last two are
-                rehearsed once, and planned tighter where they take more than the plan says; the planner must
-                then be a `MarginPlanner`.
-            part_nbytes: bytes of gradients that wait together at most before the backward hands them over;
-                0 for each by itself, None for as many parts as cost a hundredth of the step.
-            handlers: carry out what plans do beside computing; None if they only compute.
+            max_plans: how many plans are kept, one for each way of calling; the least recently used is
+                dropped first.
+            buckets: pads inputs to a few lengths, which bounds the number of plans.
+            runtime: what runs the plan: ``"eager"``, ``"inductor"``, ``"cudagraph"`` or a factory of
+                runtimes. The peak of all but the first is measured once, and the step replanned with a margin
+                if it exceeds the budget; `planner` must then be a `MarginPlanner`.
+            part_nbytes: bytes of gradients that may wait before the backward delivers them; 0 to deliver each
+                by itself, None for as many deliveries as cost a hundredth of the step.
+            backend: carries out what plans do in addition to computing; None if they only compute.
             device: where plans run; None: where the model is. With it, the model may be on the meta device if
-                `handlers` give it values as they bring it to its homes.
+                `backend` fills its tensors when it places them.
+            costs: gives graphs their times and workspaces; None: measured ones, or those of `platform`.
 
         Raises:
-            BadInput: the model or the sample cannot be planned, or max_plans, buckets or part_nbytes mean
-                nothing.
+            BadInput: the model or the sample cannot be planned, or max_plans, buckets or part_nbytes are
+                invalid.
             CaptureError: the step is not one graph.
-            OverCompiled: the runtime takes more than the budget, however it is planned.
+            OverCompiled: the runtime needs more than the budget with every plan that was tried.
         """
-        steps: Plans[Signature, PlannedStep] = Plans(max_plans)
+        steps: LRUCache[Signature, PlannedStep] = LRUCache(max_plans)
         if buckets is not None and isinstance(model, nn.Module):
             args, kwargs, _ = buckets.padded(model, args, kwargs)
         tensors = check_input(model, args, kwargs, device)
         device = device or work_device(tensors)
-        check_runtime(runtime, device)
+        new_runtime = runtime_factory(runtime, device)
         check_part_nbytes(part_nbytes)
-        planning = Planning(
+        manager = PlanManager(
             binding=ForwardBinding(original=model),
             planner=planner,
-            stages=Stages(
-                costs=partial(with_costs, cache=CostCache(device, cache_dir), platform=platform),
+            stages=PipelineStages(
+                costs=costs or partial(with_costs, cache=CostCache(device, cache_dir), platform=platform),
                 differentiate=output_indices(differentiate),
                 on_progress=on_progress,
                 device=device,
-                new_runtime=partial(new_runtime, runtime),
-                runtime=runtime,
-                tightening=planner,
+                new_runtime=new_runtime,
+                runtime=runtime if isinstance(runtime, str) else "custom",
+                replanner=planner,
                 part_nbytes=part_nbytes,
-                handlers=handlers,
+                backend=backend,
             ),
             platform=platform,
             buckets=buckets,
             steps=steps,
         )
-        called = planning.binding.called()
+        target = manager.binding.target()
+        signature = manager.signature(manager.current_snapshot(target), tensors, target)
         with torch.enable_grad():
-            planning.plan(tensors, planning.seen(planning.look_at(called), tensors, called), called)
-        planning.binding.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
-        planning.binding.runner = unseen_by_dynamo(PlannedModule._remat_run)
-        self._remat_attach(planning)
+            manager.plan(tensors, signature, target)
+        manager.binding.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
+        manager.binding.runner = unseen_by_dynamo(PlannedModule._remat_run)
+        self._remat_attach(manager)
 
-    def _remat_attach(self, planning: Planning) -> None:
+    def _remat_attach(self, manager: PlanManager) -> None:
         """Share the original's attributes."""
-        object.__setattr__(self, "__dict__", planning.original.__dict__)
-        object.__setattr__(self, "_remat", planning)
+        object.__setattr__(self, "__dict__", manager.original.__dict__)
+        object.__setattr__(self, "_remat", manager)
 
     @property
     def module(self) -> nn.Module:
-        """The original."""
+        """The original module."""
         original: nn.Module = self._remat.original
         return original
 
     @property
     def runs(self) -> Counter[str]:
-        """How often a plan ran and what else happened.
+        """Counts of calls that ran by a plan (``planned``) or ran the original (``original``).
 
-        ``planned``: a plan ran; ``replanned``: a new one was made; ``original``: the original ran;
-        ``dropped``: a plan was dropped to make room.
+        ``replanned`` counts plans made for new ways of calling, ``dropped`` plans dropped for newer ones.
         """
         runs: Counter[str] = self._remat.runs
         return runs
@@ -169,17 +170,17 @@ class PlannedModule(nn.Module):
 
     @property
     def parts(self) -> int:
-        """In how many parts that plan's backward hands over its gradients."""
+        """In how many segments that plan's backward delivers its gradients."""
         return len(self._remat.latest.program.backward)
 
     @property
     def rehearsed_nbytes(self) -> int | None:
-        """The allocator's peak of that plan's step, where its runtime had to be tried; None for eager."""
+        """The measured peak of that plan's step by the allocator; None for the eager runtime."""
         nbytes: int | None = self._remat.latest.rehearsed_nbytes
         return nbytes
 
     def measurements(self) -> list[Measurement]:
-        """What the operators of that plan's step take on this device, to be kept as a `Measured` platform.
+        """The measured costs of that plan's operators on this device, to be saved as a `Measured` platform.
 
         Raises:
             UnplannedUse: the times come from a platform.
@@ -187,91 +188,93 @@ class PlannedModule(nn.Module):
         if self._remat.platform is not None:
             raise UnplannedUse(
                 problem=f"the times of this plan are those of {self._remat.platform.name}, not measured",
-                advice="plan without platform= on the device to be measured",
+                advice="plan without platform= on the device to measure",
             )
         found: list[Measurement] = self._remat.latest.measurements()
         return found
 
     @Forward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the original returns, run by a plan."""
+        """The original's result, computed by a plan."""
         return self._remat_run(self._remat.binding.first, *args, **kwargs)
 
-    def _remat_run(self, called: Called, *args: Any, **kwargs: Any) -> Any:
-        """Run what a forward stands for, by a plan."""
-        planning: Planning = self._remat
-        if planning.binding.inside:
-            return planning.binding.resolved(called)(*args, **kwargs)
-        with nullcontext() if planning.handlers is None else planning.handlers.entered():
-            why, output = self._remat_served(called, args, kwargs)
-        return output if why is None else planning.run_outside(called, args, kwargs, why)
+    def _remat_run(self, target: ForwardTarget, *args: Any, **kwargs: Any) -> Any:
+        """Run a forward by a plan."""
+        manager: PlanManager = self._remat
+        if manager.binding.inside:
+            return manager.binding.resolved(target)(*args, **kwargs)
+        with nullcontext() if manager.backend is None else manager.backend.call_context():
+            uncapturable, output = self._remat_serve(target, args, kwargs)
+        return (
+            output if uncapturable is None else manager.run_uncapturable(target, args, kwargs, uncapturable)
+        )
 
-    def _remat_served(
-        self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    def _remat_serve(
+        self, target: ForwardTarget, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[str | None, Any]:
-        """What a plan returns, or the original; or why what was assigned lies outside of any plan."""
-        planning: Planning = self._remat
-        padded, cut = args, None
+        """Return (None, output) of a plan or the original, or (reason, None) if `target` is uncapturable."""
+        manager: PlanManager = self._remat
+        padded, trim = args, None
         named: Mapping[str, Any] = kwargs
         reason = reason_in_force()
         if reason is None:
-            if planning.buckets is not None:
-                padded, named, cut = planning.buckets.padded(planning.original, args, kwargs)
-            snapshot = planning.look_at(called)
+            if manager.buckets is not None:
+                padded, named, trim = manager.buckets.padded(manager.original, args, kwargs)
+            snapshot = manager.current_snapshot(target)
             tensors = called_with(snapshot.owned, padded, named)
             reason = reason_for_original(tensors) or snapshot.objection
         if reason is not None:
-            return None, planning.run_original(called, args, kwargs, reason)
-        seen = planning.seen(snapshot, tensors, called)
-        why = planning.outside.get(seen.forward)
-        if why is not None:
-            return why, None
+            return None, manager.run_original(target, args, kwargs, reason)
+        signature = manager.signature(snapshot, tensors, target)
+        uncapturable = manager.uncapturable.get(signature.forward)
+        if uncapturable is not None:
+            return uncapturable, None
         try:
-            step = planning.step_for(tensors, seen, called)
+            step = manager.step_for(tensors, signature, target)
         except CaptureError as error:
-            if seen.forward is None:
+            if signature.forward is None:
                 raise
-            planning.outside[seen.forward] = error.problem
+            manager.uncapturable[signature.forward] = error.problem
             return error.problem, None
         if step is None:
             reason = "nothing that it returns requires a gradient"
-            return None, planning.run_original(called, args, kwargs, reason)
-        planning.runs["planned"] += 1
-        output = step.run(tensors, planning.begins)
-        return None, output if cut is None else cut(output)
+            return None, manager.run_original(target, args, kwargs, reason)
+        manager.runs["planned"] += 1
+        output = step.run(tensors, manager.begin_call)
+        return None, output if trim is None else trim(output)
 
-    # -- what is not ours is the original's
+    # -- everything else is delegated to the original
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Attributes are shared; what only we show is the original's to set."""
-        shown = getattr(type(self), name, None)
-        if isinstance(shown, property) and shown.fset is None:
+        """Set a shared attribute; a name that is a property here is set on the original."""
+        found = getattr(type(self), name, None)
+        if isinstance(found, property) and found.fset is None:
             setattr(self._remat.original, name, value)
         else:
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        """What this module lacks, the original may have."""
+        """Look a missing attribute up on the original."""
         if name == "_remat":  # not attached yet
             raise AttributeError(name)
         return attribute_of(self._remat, name)
 
     @property
     def _compiled_call_impl(self) -> None:  # type: ignore[override]
-        """None: what `compile` left on the original would be called in the place of a plan."""
+        """None, since a compiled call left on the original would replace the plan."""
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing, and say so."""
-        self._remat.say_compiled()
+        """Do nothing but warn."""
+        self._remat.warn_compiled()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedModule":
-        """A copy of the original, and of what is our own, that shares the plans."""
+        """A copy of the module that shares the plans."""
         copied: PlannedModule = object.__new__(type(self))
         memo[id(self)] = copied
-        planning: Planning = self._remat
-        copied._remat_attach(planning.copied(copy.deepcopy(planning.original, memo)))
-        if planning.binding.assigned is not NOTHING:
-            copied._remat.binding.assigned = copy.deepcopy(planning.binding.assigned, memo)
+        manager: PlanManager = self._remat
+        copied._remat_attach(manager.copied(copy.deepcopy(manager.original, memo)))
+        if manager.binding.assigned is not NOTHING:
+            copied._remat.binding.assigned = copy.deepcopy(manager.binding.assigned, memo)
         for kind in type(self).__mro__:
             for name in vars(kind).get("__slots__", ()):
                 if name != "_remat":
@@ -279,38 +282,38 @@ class PlannedModule(nn.Module):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Captured graphs cannot be pickled."""
+        """Refuse to be pickled, since captured graphs cannot be."""
         raise UnplannedUse(
             problem="a planned module cannot be pickled",
             advice="save its state_dict() and its plan, and plan the loaded model with that plan",
         )
 
     def _replicate_for_data_parallel(self) -> Any:
-        """One plan is for one device."""
+        """Refuse copies for several devices, since a plan is for one device."""
         raise UnplannedUse(
             problem="a planned module cannot be copied to several devices by DataParallel",
             advice="use DistributedDataParallel, a process for each device",
         )
 
-    # While another thread captures, the module holds stand-ins for its tensors: these wait for it.
+    # While another thread captures, the module holds fake tensors: these methods wait for its end.
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The original's."""
+        """Delegate to the original."""
         with self._remat.lock:
             return iter(list(self.module.named_parameters(*args, **kwargs)))
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """The original's."""
+        """Delegate to the original."""
         with self._remat.lock:
             return iter(list(self.module.named_buffers(*args, **kwargs)))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The original's."""
+        """Delegate to the original."""
         with self._remat.lock:
             return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The original's."""
+        """Delegate to the original."""
         with self._remat.lock:
             return self.module.load_state_dict(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""A captured step with its plan, ready to run."""
+"""A captured step with its plan, ready to run as a function under autograd."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,15 +8,15 @@ import attrs
 import torch
 from torch import Tensor
 
-from remat_executor.autograd.chain import Call, Wiring, apply, without_autocast
+from remat_executor.autograd.chain import PlannedCall, Wiring, run_under_autograd, without_autocast
 from remat_executor.capture.captured import Captured
 from remat_executor.costs.annotate import op_cost
 from remat_executor.fx_nodes import replayed
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.lower import lower
-from remat_executor.lowering.program import Program
+from remat_executor.lowering.program import LoweredStep
 from remat_executor.lowering.runtime_protocol import Runtime
-from remat_executor.lowering.step_handler import Handlers
+from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.torch_private.pytrees import unflatten
 from remat_executor.translation.recipes import OwnGradient
 from remat_executor.translation.translation import Translation
@@ -28,18 +28,25 @@ GradientLayout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 @attrs.frozen(kw_only=True, eq=False)
 class PlannedStep:
-    """A captured step with its plan, ready to run."""
+    """A captured step with its plan.
+
+    Attributes:
+        direct: indices of the outputs that the lowered graphs compute, in their order.
+        owners: per gradient the place of the tensor that gets it.
+        rehearsed_nbytes: the measured peak by the allocator; None for the eager runtime.
+        backend: carries out what the schedule does in addition to computing.
+    """
 
     captured: Captured
     translation: Translation
     graph: Graph
     plan: Plan
     wiring: Wiring
-    direct: tuple[int, ...]  # outputs that the program makes, in its order
+    direct: tuple[int, ...]
     constants: tuple[Tensor, ...]
-    owners: tuple[int, ...]  # per gradient the place of the tensor that gets it
-    rehearsed_nbytes: int | None = None  # peak by the allocator, where the runtime had to be tried
-    handlers: Handlers | None = None  # for what the schedule does beside computing
+    owners: tuple[int, ...]
+    rehearsed_nbytes: int | None = None
+    backend: OffloadBackend | None = None
 
     @classmethod
     def build(
@@ -50,10 +57,10 @@ class PlannedStep:
         plan: Plan,
         runtime: Runtime,
         part_nbytes: int | None = None,
-        handlers: Handlers | None = None,
+        backend: OffloadBackend | None = None,
     ) -> "PlannedStep":
         """Lower the plan's schedule."""
-        translation = attrs.evolve(translation, graph=graph)  # with what was measured
+        translation = attrs.evolve(translation, graph=graph)  # with its measured costs
         direct = tuple(i for i, o in enumerate(captured.outputs) if not o.replayed)
         differentiable = tuple(
             place
@@ -82,7 +89,7 @@ class PlannedStep:
                 if n.op == "get_attr"
             ),
             owners=tuple(place for place, _, _ in translation.gradients),
-            handlers=handlers,
+            backend=backend,
         )
 
     @functools.cached_property
@@ -103,25 +110,25 @@ class PlannedStep:
         return found
 
     def gradient_layout(self, value: int) -> GradientLayout:
-        """Sizes, strides and dtype of a gradient as autograd takes it; it fills a storage of its own."""
+        """Sizes, strides and dtype of a gradient as autograd gets it, in a storage of its own."""
         return self._gradient_layouts[value]
 
     @property
-    def program(self) -> Program:
+    def program(self) -> LoweredStep:
         """The lowered schedule."""
         return self.wiring.program
 
-    def call(self, flat: Sequence[Tensor]) -> Call:
+    def call(self, flat: Sequence[Tensor]) -> PlannedCall:
         """One call on the caller's tensors, in the order of `Tensors.flat`."""
-        return Call(
+        return PlannedCall(
             wiring=self.wiring,
             externals=(*flat, *self.constants),
             autocast=torch.is_autocast_enabled(self.wiring.device.type),
-            handler=None if self.handlers is None else self.handlers.begin(self, flat),
+            handler=None if self.backend is None else self.backend.begin(self, flat),
         )
 
     def measurements(self) -> list[Measurement]:
-        """What its operators were measured to take, each distinct one once."""
+        """The measured costs of its operators, each distinct one once."""
         costs = {}
         for i, (op, recipe) in enumerate(zip(self.graph.ops, self.translation.recipes, strict=True)):
             for k, run in enumerate(op.implementations):
@@ -131,20 +138,15 @@ class PlannedStep:
                 )
         return list(costs.values())
 
-    def run(self, tensors: Tensors, begins: Callable[[Call], None] | None = None) -> Any:
-        """Run the forward under autograd and put the outputs into their containers.
-
-        Args:
-            tensors: the module's and the call's.
-            begins: told of the call.
-        """
+    def run(self, tensors: Tensors, on_begin: Callable[[PlannedCall], None] | None = None) -> Any:
+        """Run the forward under autograd and nest its outputs; `on_begin` is called before it runs."""
         captured, flat = self.captured, tensors.flat
         call = self.call(flat)
-        if begins is not None:
-            begins(call)
+        if on_begin is not None:
+            on_begin(call)
         owners = [flat[place] for place in self.owners]
         with without_autocast(self.wiring.device):
-            visible = apply(call, owners)
+            visible = run_under_autograd(call, owners)
         made: dict[int, Tensor] = {self.direct[p]: t for p, t in call.others.items()}
         call.others = {}
         made.update(zip((self.direct[p] for p in self.wiring.differentiable), visible, strict=True))
@@ -157,7 +159,7 @@ class PlannedStep:
         return unflatten(leaves, captured.out_spec)
 
     def _replay(self, flat: Sequence[Tensor], made: dict[int, Tensor]) -> None:
-        """Add the views of inputs or outputs, made under autograd as the original would."""
+        """Add the outputs that are views of inputs or other outputs, under autograd as in the original."""
         captured = self.captured
         sources = {captured.outputs[i].node: tensor for i, tensor in made.items()}
         tensor_of = dict(zip(captured.externals, flat, strict=True))
@@ -169,7 +171,7 @@ class PlannedStep:
 
 
 def _reach(translation: Translation, tangents: list[torch.fx.Node | None]) -> tuple[frozenset[int], ...]:
-    """For each gradient the places of the tangents it depends on."""
+    """For each gradient the places of the tangents that it depends on."""
     graph = translation.graph
     reach: list[set[int]] = [set() for _ in graph.values]
     for place, tangent in enumerate(tangents):

@@ -1,4 +1,4 @@
-"""Plans for the ways in which a module is called: made when one is first needed, kept, found again."""
+"""Plans for each way a module is called: made at the first such call, kept, and found again."""
 
 import contextlib
 import time
@@ -11,82 +11,81 @@ import attrs
 import torch
 from torch import nn
 
-from remat_executor.autograd.chain import Call
+from remat_executor.autograd.chain import PlannedCall
 from remat_executor.capture.captured import Captured
 from remat_executor.errors import NothingToDifferentiate, warn
 from remat_executor.fork_lock import ForkAwareLock
-from remat_executor.guards.external_state import thing_key
+from remat_executor.guards.external_state import state_key
 from remat_executor.guards.signature import Signature
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import Tensors
-from remat_executor.lowering.step_handler import Handlers
+from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.module.buckets import Buckets
 from remat_executor.module.forward_binding import ForwardBinding
-from remat_executor.module.forward_descriptor import Called
-from remat_executor.module.gc_pause import rare_collections
-from remat_executor.module.pipeline import CallToPlan, Planner, Stages, planned_step
-from remat_executor.module.plan_cache import Plans
+from remat_executor.module.forward_descriptor import ForwardTarget
+from remat_executor.module.gc_pause import raised_gc_threshold
+from remat_executor.module.pipeline import CallToPlan, PipelineStages, PlanFunction, planned_step
+from remat_executor.module.plan_cache import LRUCache
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.torch_private.dynamo import under_dynamo
 from remat_graph import Graph, Plan, Platform, format_seconds
 
 
 @attrs.define(kw_only=True, eq=False)
-class Planning:
-    """How a planned module plans, and what it has planned.
+class PlanManager:
+    """The plans of one planned module, and how new ones are made.
 
     Attributes:
         binding: the module that is planned, and which of its forwards is called.
         planner: from a graph to a plan.
-        stages: what else is needed on the way from a call to a planned step.
-        platform: gives the times instead of the clock, if it does.
+        stages: the other stages of the pipeline.
+        platform: gives the times instead of the clock; None: times are measured.
         buckets: pads inputs to a few lengths.
-        steps: the planned steps by how the module was called; `latest` is the one that ran last, for
-            `latest_signature`.
-        undifferentiable: ways of calling it whose outputs require no gradient.
-        lock: held while the module is captured, when it holds stand-ins for its tensors.
+        steps: the planned steps by signature; `latest` is the one that ran last, for `latest_signature`.
+        undifferentiable: signatures of calls whose outputs require no gradient.
+        lock: held during capture, when the module holds fake tensors.
         runs: see `PlannedModule`.
-        said: what has been said, which is said once.
-        usual: structure of what the first captured step returned.
+        warned: kinds of warnings that were given; each is given once.
+        reference_spec: output structure of the first captured step.
         last_call: a weak reference to the call that began last.
-        clock: tells the seconds that planning again took.
-        in_vain: calls in a row that were captured anew and found the plan they had.
-        outside: what was assigned and cannot be captured, by its key, and why: it runs as it is, around
-            planned calls.
+        clock: gives the seconds that replanning took.
+        unneeded_captures: consecutive captures that found an existing plan for the same work.
+        uncapturable: why an assigned forward cannot be captured, by its key: it runs unplanned, and the
+            forwards that it calls run planned.
     """
 
-    ENOUGH: ClassVar[int] = 3
+    MOST_UNNEEDED_CAPTURES: ClassVar[int] = 3
 
     binding: ForwardBinding
-    planner: Planner
-    stages: Stages
+    planner: PlanFunction
+    stages: PipelineStages
     platform: Platform | None
     buckets: Buckets | None
-    steps: Plans[Signature, PlannedStep]
-    undifferentiable: Plans[Signature, bool] = attrs.field(factory=Plans)
+    steps: LRUCache[Signature, PlannedStep]
+    undifferentiable: LRUCache[Signature, bool] = attrs.field(factory=LRUCache)
     lock: Any = attrs.field(factory=lambda: ForkAwareLock("a module that is planned"))
     runs: Counter[str] = attrs.field(factory=Counter)
-    said: set[str] = attrs.field(factory=set)
+    warned: set[str] = attrs.field(factory=set)
     clock: Callable[[], float] = time.perf_counter
-    in_vain: int = 0
+    unneeded_captures: int = 0
     snapshot: Snapshot | None = None
     latest: Any = None
     latest_signature: Any = None
     last_call: Any = None
-    usual: Any = None
-    outside: Plans[Any, str] = attrs.field(factory=Plans)
+    reference_spec: Any = None
+    uncapturable: LRUCache[Any, str] = attrs.field(factory=LRUCache)
 
-    def copied(self, original: nn.Module) -> "Planning":
-        """For a copy of the module: the same plans, nothing that it has seen or run."""
+    def copied(self, original: nn.Module) -> "PlanManager":
+        """The manager of a copied module: the same plans, without a record of calls."""
         return attrs.evolve(
             self,
             binding=self.binding.copied(original),
             snapshot=None,
-            # What was assigned may mean the module that is copied, whose step is not the copy's.
-            steps=self.steps.copy(lambda seen: seen.forward is None),
-            undifferentiable=Plans(),
-            outside=Plans(),
-            said=set(self.said),
+            # An assigned forward may refer to the module that is copied; its step is not the copy's.
+            steps=self.steps.copy(lambda signature: signature.forward is None),
+            undifferentiable=LRUCache(),
+            uncapturable=LRUCache(),
+            warned=set(self.warned),
             runs=Counter(),
             last_call=None,
         )
@@ -97,196 +96,194 @@ class Planning:
         return self.binding.original
 
     @property
-    def handlers(self) -> Handlers | None:
-        """For what plans do beside computing."""
-        return self.stages.handlers
+    def backend(self) -> OffloadBackend | None:
+        """Carries out what plans do in addition to computing."""
+        return self.stages.backend
 
     # -- plans
 
-    def look_at(self, called: Called) -> Snapshot:
-        """The module as it is now, and what a forward that stands in its place can read."""
+    def current_snapshot(self, target: ForwardTarget) -> Snapshot:
+        """The module's present state, and what a forward called in its place can read."""
         snapshot = self.snapshot
-        if snapshot is None or snapshot.called is not called or not snapshot.holds():
+        if snapshot is None or snapshot.target is not target or not snapshot.is_current():
             with self.lock:
-                snapshot = self.snapshot = Snapshot.take(self.original, called)
+                snapshot = self.snapshot = Snapshot.take(self.original, target)
         return snapshot
 
-    def seen(self, snapshot: Snapshot, tensors: Tensors, called: Called = None) -> Signature:
-        """The signature of a call; what moves does not run where it is."""
-        found = snapshot.signature(tensors, None if self.handlers is None else self.stages.device)
-        if called is self.original.__dict__.get("forward"):  # an attribute like others
+    def signature(self, snapshot: Snapshot, tensors: Tensors, target: ForwardTarget = None) -> Signature:
+        """The signature of a call; with offloading it runs on the plan's device, wherever its tensors are."""
+        found = snapshot.signature(tensors, None if self.backend is None else self.stages.device)
+        if target is self.original.__dict__.get("forward"):  # an attribute like others
             return found
-        return attrs.evolve(found, forward=(called is None, thing_key(called)))
+        return attrs.evolve(found, forward=(target is None, state_key(target)))
 
-    def step_for(self, tensors: Tensors, seen: Signature, called: Called) -> PlannedStep | None:
-        """The step for a call of this kind, or None; the first one is planned, and that is said."""
-        step: PlannedStep | None = self.steps.get(seen)
+    def step_for(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep | None:
+        """The step for a call, planned if it is new; None if the call returns nothing to differentiate."""
+        step: PlannedStep | None = self.steps.get(signature)
         if step is not None:
-            self.in_vain = 0
-        elif not self.undifferentiable.get(seen):
+            self.unneeded_captures = 0
+        elif not self.undifferentiable.get(signature):
             try:
-                step = self._plan_anew(tensors, seen, called)
+                step = self._replan(tensors, signature, target)
             except NothingToDifferentiate:
-                self.undifferentiable[seen] = True
+                self.undifferentiable[signature] = True
         if step is not None:
-            self.latest, self.latest_signature = step, seen
+            self.latest, self.latest_signature = step, signature
         return step
 
-    def _plan_anew(self, tensors: Tensors, seen: Signature, called: Called) -> PlannedStep:
+    def _replan(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep:
         with self.lock:
-            step: PlannedStep | None = self.steps.get(seen)
-            if step is not None:  # by another thread, meanwhile
+            step: PlannedStep | None = self.steps.get(signature)
+            if step is not None:  # another thread has planned it meanwhile
                 return step
-            changes = seen.changes(self.latest_signature)
+            changes = signature.changes(self.latest_signature)
             began_s = self.clock()
-            step = self.plan(tensors, seen, called)
+            step = self.plan(tensors, signature, target)
             took = format_seconds(self.clock() - began_s)
-            self._say_once(
-                "replanned",
-                f"called in another way ({changes} changed): planning again took {took}",
+            self._warn_once(
+                "replanned", f"called in another way ({changes} changed): planning again took {took}"
             )
             self.runs["replanned"] += 1
-            self._note_dropped()
-            if self.in_vain == self.ENOUGH:
-                self._say_once(
-                    "in vain",
-                    f"each call is captured anew because {changes} changes, and no op depends on it: keep it "
-                    "outside of the module",
+            self._warn_dropped()
+            if self.unneeded_captures == self.MOST_UNNEEDED_CAPTURES:
+                self._warn_once(
+                    "unneeded captures",
+                    f"every call is recaptured because {changes} changes although no op reads it; "
+                    "store it outside the module",
                 )
             return step
 
-    @rare_collections()
-    def plan(self, tensors: Tensors, seen: Signature, called: Called) -> PlannedStep:
-        """Capture, measure, plan and lower the step of a call; the plan for the same work serves again."""
-        if self.handlers is not None:
-            # Capture sets flags for the whole process: an optimizer that steps meanwhile, in a lane's thread,
-            # takes itself to be compiled, and rounds otherwise.
-            self.handlers.wait()
-        before = self.look_at(called)
+    @raised_gc_threshold()
+    def plan(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep:
+        """Capture, measure, plan and lower the step of a call; a plan for the same work is reused."""
+        if self.backend is not None:
+            # Capture sets process-wide flags: an optimizer that steps in another thread meanwhile would
+            # behave as if it were compiled, and round differently.
+            self.backend.wait()
+        before = self.current_snapshot(target)
 
         def on_measured(captured: Captured) -> None:
-            nonlocal seen
-            if self.usual is None:
-                self.usual = captured.out_spec
-            if self._tell_surroundings(before):
-                seen = attrs.evolve(seen, own=self.look_at(called).own)  # or each call would find it changed
+            nonlocal signature
+            if self.reference_spec is None:
+                self.reference_spec = captured.out_spec
+            if self._warn_external_state(before):
+                # Otherwise each later call would find the state changed.
+                signature = attrs.evolve(signature, own=self.current_snapshot(target).own)
 
         call = CallToPlan(
             model=self.original,
             tensors=tensors,
-            conditions=seen.conditions(),
-            forward=self.binding.traced(called),
-            usual=None if called == self.binding.first else self.usual,
+            conditions=signature.conditions(),
+            forward=self.binding.traced(target),
+            reference_spec=None if target == self.binding.first else self.reference_spec,
             on_measured=on_measured,
         )
-        step = planned_step(self.stages, call, self._known_or_new)
-        if self.handlers is not None:
-            seen = self.seen(self.look_at(called), tensors, called)  # some of its tensors are elsewhere now
-        self.latest = self.steps[seen] = step
-        self.latest_signature = seen
+        step = planned_step(self.stages, call, self._reuse_or_plan)
+        if self.backend is not None:
+            # The backend may have moved some of the module's tensors.
+            signature = self.signature(self.current_snapshot(target), tensors, target)
+        self.latest = self.steps[signature] = step
+        self.latest_signature = signature
         return step
 
-    def _known_or_new(self, graph: Graph) -> Plan:
-        """The plan for the same work, if there is one, or a new one."""
+    def _reuse_or_plan(self, graph: Graph) -> Plan:
         same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
-        self.in_vain = self.in_vain + 1 if same is not None else 0
+        self.unneeded_captures = self.unneeded_captures + 1 if same is not None else 0
         return same or self.planner(graph)
 
-    def begins(self, call: Call) -> None:
-        """Note a call; say once that the one before it is in flight still."""
+    # -- calls
+
+    def begin_call(self, call: PlannedCall) -> None:
+        """Record a call; warn once if the previous one is still pending."""
         last = None if self.last_call is None else self.last_call()
         if last is not None and last.saved is not None:
-            self._say_once(
-                "in flight",
-                "called again before the backward of the call before, which is held as well: each call in "
-                "flight takes a budget of its own; call backward first, or give that much less as budget",
+            self._warn_once(
+                "pending calls",
+                "called again before the backward of the previous call, whose values are still held: each "
+                "pending call needs a budget of its own; call backward first, or lower the budget",
             )
         self.last_call = weakref.ref(call)
-        # Asked ever more rarely: a walk up the stack costs some microseconds.
+        # Checked at calls 1, 2, 4, 8, ...: a walk up the stack costs some microseconds.
         count = self.runs["planned"]
-        if not count & (count - 1) and "compiled" not in self.said and under_dynamo():
-            self.say_compiled()
+        if not count & (count - 1) and "compiled" not in self.warned and under_dynamo():
+            self.warn_compiled()
 
     def count_original(self, reason: str) -> None:
-        """Note that the original runs, and why."""
+        """Record that the original runs, and why."""
         self.runs["original"] += 1
-        if torch.is_grad_enabled():  # otherwise there is nothing to plan, and that is no news
-            self._say_once("original", f"the original module runs without a plan: {reason}")
+        if torch.is_grad_enabled():  # otherwise there is nothing to plan, as a user expects
+            self._warn_once("original", f"the original module runs without a plan: {reason}")
 
-    def original_runs(self) -> contextlib.AbstractContextManager[object]:
-        """In it the original can run."""
-        return contextlib.nullcontext() if self.handlers is None else self.handlers.original()
+    def original_context(self) -> contextlib.AbstractContextManager[object]:
+        """A context in which the original can run."""
+        return contextlib.nullcontext() if self.backend is None else self.backend.original_context()
 
     def run_original(
-        self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
+        self, target: ForwardTarget, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
     ) -> Any:
-        """Run it in the place of a plan, and note why."""
+        """Run the original instead of a plan, and record why."""
         self.count_original(reason)
-        with self.original_runs(), self.binding.running():
-            return self.binding.resolved(called)(*args, **kwargs)
+        with self.original_context(), self.binding.running():
+            return self.binding.resolved(target)(*args, **kwargs)
 
-    def run_outside(self, called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: str) -> Any:
-        """Run what was assigned and cannot be captured: the forwards that it calls are planned."""
+    def run_uncapturable(
+        self, target: ForwardTarget, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
+    ) -> Any:
+        """Run an assigned forward that cannot be captured; the forwards that it calls are planned."""
         before = self.runs["planned"], self.runs["original"]
-        result = self.binding.resolved(called)(*args, **kwargs)
+        result = self.binding.resolved(target)(*args, **kwargs)
         if before == (self.runs["planned"], self.runs["original"]):
-            self.count_original(f"what was assigned to its forward cannot be captured ({why})")
+            self.count_original(f"what was assigned to its forward cannot be captured ({reason})")
         else:
-            self._say_once(
-                "outside",
-                f"what was assigned to its forward lies outside of the plan and the budget ({why})",
+            self._warn_once(
+                "uncapturable",
+                f"what was assigned to its forward lies outside of the plan and the budget ({reason})",
             )
         return result
 
-    def _tell_surroundings(self, before: Snapshot) -> bool:
-        """Say what a forward reads or changes outside of its module that a plan does not.
+    # -- warnings
 
-        Args:
-            before: the module when its capture began.
-
-        Returns:
-            whether the capture changed it.
-        """
+    def _warn_external_state(self, before: Snapshot) -> bool:
+        """Warn of external state that the forward reads or changes; return whether capture changed it."""
         if before.clocks:
-            self._say_once(
+            self._warn_once(
                 "clock",
-                f"the forward reads the clock ({', '.join(before.clocks)}): a planned module keeps what it "
-                "read when it was planned; pass the time as an argument",
+                f"the forward reads the clock ({', '.join(before.clocks)}): a planned module keeps the value "
+                "read during planning; pass the time as an argument",
             )
-        changed = {
-            name for name, _ in {*before.own.surroundings} ^ {*self.look_at(before.called).own.surroundings}
-        }
+        now = self.current_snapshot(before.target).own.external_state
+        changed = {label for label, _ in {*before.own.external_state} ^ {*now}}
         if changed:
-            self._say_once(
+            self._warn_once(
                 "globals",
                 f"the forward changes {', '.join(sorted(changed)[:3])} outside of its module: a planned "
                 "module does not do that",
             )
         return bool(changed)
 
-    def say_compiled(self) -> None:
-        """Tell whoever compiles the planned module that it changes nothing."""
-        self._say_once(
+    def warn_compiled(self) -> None:
+        """Warn that compiling the planned module has no effect."""
+        self._warn_once(
             "compiled",
-            "torch.compile changes nothing of a planned module, whose plan runs as it is: give "
+            "torch.compile changes nothing in a planned module, whose plan runs unchanged: give "
             'runtime="inductor" to compile the plan',
         )
 
-    def _note_dropped(self) -> None:
+    def _warn_dropped(self) -> None:
         if self.steps.dropped > self.runs["dropped"]:
             self.runs["dropped"] = self.steps.dropped
-            self._say_once(
+            self._warn_once(
                 "dropped",
-                f"called in more than {self.steps.most} ways: the plan not used for the longest time is "
-                "dropped for each new one; pad lengths with buckets=, or raise max_plans=",
+                f"called in more than {self.steps.most} ways: each new plan replaces the least recently used "
+                "one; pad lengths with buckets=, or raise max_plans=",
             )
 
-    def _say_once(self, kind: str, message: str) -> None:
-        if kind not in self.said:
-            self.said.add(kind)
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self.warned:
+            self.warned.add(kind)
             warn(message)
 
 
 def _same_work(one: Graph, other: Graph) -> bool:
-    """Whether a plan for one graph is a plan for the other: what changed did not reach it."""
+    """Whether a plan for one graph is a plan for the other: the change did not affect the graph."""
     return (one.values, one.ops, one.conditions) == (other.values, other.ops, other.conditions)

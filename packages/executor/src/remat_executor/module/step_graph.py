@@ -1,4 +1,4 @@
-"""The measured graph of a training step by itself, and what a sample must be to be planned."""
+"""The measured graph of a training step without a planned module, and checks of the model and the sample."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -14,14 +14,14 @@ from remat_executor.errors import BadInput
 from remat_executor.guards.signature import hooked, hookless, is_planned, odd, unseen_change
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import Tensors, collect
-from remat_executor.module.pipeline import CallToPlan, Progress, Stages
+from remat_executor.module.pipeline import CallToPlan, PipelineStages, Progress
 from remat_executor.torch_private.module_hooks import global_module_hooks
 from remat_executor.translation.translate import work_device
 from remat_graph import Graph, Platform
 from remat_graph.errors import shown
 
 
-def plan_graph(
+def step_graph(
     model: nn.Module,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -31,7 +31,7 @@ def plan_graph(
     differentiate: Iterable[int] | None = None,
     on_progress: Progress | None = None,
 ) -> Graph:
-    """The measured graph of a training step, for planning without building a module.
+    """The measured graph of a training step, for planning without a `PlannedModule`.
 
     Args:
         model: the module, in the mode it will train in.
@@ -39,13 +39,12 @@ def plan_graph(
         kwargs: keyword sample inputs.
         platform: gives the times instead of the clock.
         cache_dir: folder of the cost cache; None for the user's.
-        differentiate: indices among the output tensors that get gradients; None: a lone scalar in front, else
-            all.
+        differentiate: indices among the output tensors that get gradients; None: a scalar in front, else all.
         on_progress: called with (what, done, total).
     """
     tensors = check_input(model, args, kwargs or {})
     cache = CostCache(work_device(tensors), cache_dir)
-    stages = Stages(
+    stages = PipelineStages(
         costs=functools.partial(with_costs, cache=cache, platform=platform),
         differentiate=output_indices(differentiate),
         on_progress=on_progress,
@@ -57,10 +56,10 @@ def plan_graph(
 
 
 def output_indices(differentiate: object) -> tuple[int, ...] | None:
-    """The outputs that a user names.
+    """Check the indices of the outputs to differentiate.
 
     Raises:
-        BadInput: it is no list of whole numbers.
+        BadInput: they are not a list of whole numbers.
     """
     if differentiate is None:
         return None
@@ -74,18 +73,11 @@ def output_indices(differentiate: object) -> tuple[int, ...] | None:
 
 
 def check_input(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    device: torch.device | None = None,
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device | None = None
 ) -> Tensors:
-    """Collect the tensors of a model and a sample; say what is wrong with them if they cannot be planned.
+    """Collect the tensors of a model and a sample; check that they can be planned.
 
-    Args:
-        model: the module.
-        args: positional inputs.
-        kwargs: keyword inputs.
-        device: where it will run, and the model be brought with its values; None: where the model is.
+    With a `device`, the model may have no values yet: they are placed there later.
 
     Raises:
         BadInput: with what came and what to do.
@@ -95,7 +87,7 @@ def check_input(
             problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it in one"
         )
     for name, submodule in model.named_modules():
-        traced = "_parameters" not in vars(submodule)  # TorchScript keeps them out of sight
+        traced = "_parameters" not in vars(submodule)  # TorchScript keeps them elsewhere
         if traced or (submodule is model and isinstance(submodule, torch.jit.ScriptModule)):
             which = f"submodule {name!r}" if name else "the model"
             raise BadInput(
@@ -105,7 +97,7 @@ def check_input(
         if is_planned(submodule):
             raise BadInput(
                 problem=f"submodule {name!r} is planned already" if name else "the model is planned already",
-                advice="plan the whole, or its parts, from the originals, at their `module`",
+                advice="plan the whole model, or its parts, from the originals at `.module`",
             )
     tensors = collect(model, args, kwargs)
     strange = odd(tensors.arguments, "the sample holds") or odd(
@@ -123,13 +115,13 @@ def check_input(
     if not any(t.requires_grad for t in tensors.flat):
         raise BadInput(
             problem="the model has no trainable parameter and no input requires a gradient",
-            advice="set requires_grad on what is to be trained",
+            advice="set requires_grad on the parameters to train",
         )
     strange = unseen_change(tensors)
     if strange is not None:
         raise BadInput(
-            problem=f"the sample holds a {strange}, which could change without being seen",
-            advice="pass tensors, numbers, text or containers of them; a copy of a tensor of the module's",
+            problem=f"the sample holds a {strange}, which could change without being noticed",
+            advice="pass tensors, numbers, strings or containers of them; clone a tensor of the module",
         )
     all_hooked = "every module (global hooks) has hooks" if global_module_hooks() else None
     hook = all_hooked or hooked(hookless(tensors.modules))

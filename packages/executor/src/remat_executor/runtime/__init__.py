@@ -1,1 +1,1 @@
-"""Ways to run the lowered graphs of a plan: one runtime a file."""
+"""Runtimes, which run the lowered graphs of a plan: one file each."""

@@ -1,9 +1,9 @@
-"""The default runtime: fx's generated code, with what only Python would spend time on taken out.
+"""The default runtime: fx's generated code with less Python overhead.
 
-A step of a small model is spent in Python, not in kernels, so two things are done to each graph. Views that
-show what another tensor there shows already are dropped. Operators are called by torch's own Python
-functions where these make the very same call, since they read their arguments in C++; the others without the
-frame of `OpOverload.__call__`. Neither changes which kernels run, in which order, or when a storage is freed.
+A step of a small model spends its time in Python, not in kernels, so each graph is optimized in two ways.
+Views that equal another tensor of the graph are dropped. Operators are called by torch's own Python functions
+where these make the same call, since they parse their arguments in C++; the others without the frame of
+`OpOverload.__call__`. Neither changes the kernels, their order, or when a storage is freed.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from remat_executor.fx_nodes import args_of, is_item, source_of, target_of
-from remat_executor.lowering.runtime_protocol import Ends, Run
+from remat_executor.lowering.runtime_protocol import GraphFunction, GraphInterface
 from remat_executor.torch_private.dispatch import bare, dispatched, public_forms
 
 aten = torch.ops.aten
@@ -27,45 +27,43 @@ _Form = tuple[str, Any]  # the kind of an fx node and its target
 
 
 class Eager:
-    """Runs graphs by fx's generated code.
-
-    One object serves all graphs of a plan: what it finds out about an operator holds for each of them.
-    """
+    """Runs graphs by fx's generated code; one object serves all graphs of a step and caches call forms."""
 
     def __init__(self) -> None:
         self._forms: dict[tuple[Any, ...], _Form] = {}
 
-    def __call__(self, module: GraphModule, ends: Ends) -> Run:
-        """Prepare one graph; the one given stays as it is."""
+    def __call__(self, module: GraphModule, interface: GraphInterface) -> GraphFunction:
+        """Prepare a copy of one graph."""
         graph = Graph()
         graph.output(graph.graph_copy(module.graph, {}))
         fold_views(graph)
         for node in graph.nodes:
             if isinstance(node.target, torch._ops.OpOverload):
                 self._bind(node)
-        run: Run = GraphModule(module, graph).forward
+        run: GraphFunction = GraphModule(module, graph).forward
         return run
 
     def _bind(self, node: Node) -> None:
-        """Let a node call its operator in the quickest way."""
+        """Let a node call its operator in the fastest way."""
         key = (node.target, *map(_kind, node.args), *((k, _kind(v)) for k, v in node.kwargs.items()))
         if key not in self._forms:
-            self._forms[key] = _quickest(node)
+            self._forms[key] = _fastest(node)
         node.op, node.target = self._forms[key]
 
 
 def fold_views(graph: Graph) -> None:
-    """Drop views that show what another tensor of the graph shows, and those that nobody reads, in place.
+    """Drop views that equal another tensor of the graph, and unread ones, in place.
 
-    A caller can tell what the graph returns from a second name of it, and from what it passed in: there a
-    view stays.
+    A view that is returned stays if it would otherwise be the same object as another output or an input.
     """
     known: dict[tuple[Any, ...], Node] = {}
     returned = set(graph.output_node().all_input_nodes)
     for node in list(graph.nodes):
         if node.target not in _VIEWS:
             continue
-        same = _shown_by(node) or known.setdefault((node.target, *map(_hashable, node.args)), node)
+        same = _equal_to(node) or known.setdefault(
+            (node.target, *(tuple(a) if isinstance(a, list) else a for a in node.args)), node
+        )
         if same is node or (node in returned and (same in returned or is_item(same))):
             continue
         if node in returned:
@@ -76,8 +74,8 @@ def fold_views(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def _shown_by(node: Node) -> Node | None:
-    """An earlier node that shows the same elements in the same shape and strides."""
+def _equal_to(node: Node) -> Node | None:
+    """An earlier node with the same elements, shape and strides."""
     source = source_of(node)
     if node.target in _NAMES:
         return source
@@ -93,19 +91,15 @@ def _shape(node: Node) -> torch.Size | None:
     return value.shape if isinstance(value, Tensor) else None
 
 
-def _hashable(argument: Any) -> Any:
-    return tuple(argument) if isinstance(argument, list) else argument
-
-
 def _kind(argument: Any) -> Any:
-    """What decides which overload of an operator a call means: types, not values."""
+    """The types of an argument, which decide the overload of an operator."""
     if isinstance(argument, list | tuple):
         return tuple(map(_kind, argument))
     return type(argument)
 
 
-def _quickest(node: Node) -> _Form:
-    """The quickest way to make exactly the call of a node."""
+def _fastest(node: Node) -> _Form:
+    """The fastest form that makes exactly the call of a node."""
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
     wanted = dispatched(target_of(node), args, kwargs)
     if wanted is not None:

@@ -1,10 +1,10 @@
-"""Lowered graphs compiled by Inductor, in pieces in which no recomputation meets its original.
+"""Compile lowered graphs by Inductor, in pieces that never contain an op together with its recomputation.
 
-A piece is traced again under Inductor's decompositions. What crosses from piece to piece is what the plan
-keeps; within one Inductor fuses, in the order it is given, and frees its inputs as it goes. What would move
-work or change layouts is switched off. In-place forms of the plan become new storages that Inductor places
-itself, so a compiled step may hold a little more than its plan says: `remat_executor.module.peak_check`
-measures it.
+A piece is traced again with Inductor's decompositions. Tensors that cross from piece to piece are those that
+the plan keeps; within a piece Inductor fuses in the given order and frees inputs after their last use.
+Options that would move work or change layouts are off. In-place forms of the plan become new storages, placed
+by Inductor, so a compiled step may need a little more than its plan predicts:
+`remat_executor.module.peak_check` measures it.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,46 +16,52 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat_executor.errors import warn
 from remat_executor.fx_nodes import args_of
-from remat_executor.lowering.runtime_protocol import Ends, Run
+from remat_executor.lowering.runtime_protocol import GraphFunction, GraphInterface
 from remat_executor.runtime.mutations import written
 from remat_executor.runtime.opaque_ops import Opaque
-from remat_executor.runtime.repeat_splits import cut
+from remat_executor.runtime.repeat_splits import split_at_repeats
 from remat_executor.torch_private.inductor import compile_by_inductor, inductor_decompositions
 from remat_graph.errors import text_of
 
 
 class Inductor:
-    """Compiles each part at its first run, when its tensors are there to be looked at.
+    """Compiles each graph at its first run, when the layouts of its tensors are known.
 
-    A part that Inductor cannot compile runs as the eager runtime would run it, with one warning a program.
+    A piece that Inductor cannot compile runs uncompiled, with one warning for a step.
+
+    Args:
+        compile_piece: compiles one piece for tensors of given layouts.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, compile_piece: Callable[[GraphModule, list[Tensor]], GraphFunction] | None = None
+    ) -> None:
+        self.compile_piece = compile_piece or compile_graph
         self.warned = False
 
-    def __call__(self, module: GraphModule, ends: Ends) -> Run:
-        """A part that compiles itself."""
-        return _Part(self, module).run
+    def __call__(self, module: GraphModule, interface: GraphInterface) -> GraphFunction:
+        """Prepare a graph that is compiled at its first run."""
+        return _CompiledGraph(self, module).run
 
-    def compile(self, module: GraphModule, tensors: list[Tensor]) -> Run:
-        """Compile a part for tensors like these; they are read for their layouts alone."""
+    def compile(self, module: GraphModule, tensors: list[Tensor]) -> GraphFunction:
+        """Compile a piece for tensors of these layouts; run it uncompiled if that fails."""
         try:
-            return compile_part(module, tensors)
-        except Exception as error:  # noqa: BLE001 - whatever a compiler fails with, the plan can still be run
+            return self.compile_piece(module, tensors)
+        except Exception as error:  # noqa: BLE001 - whatever the compiler raises, the plan can still run
             if not self.warned:
                 self.warned = True
                 line = (text_of(error).strip().splitlines() or [""])[0][:200]
                 problem = f"Inductor cannot compile a part of the plan ({type(error).__name__}: {line})"
-                warn(f"{problem}; that part runs uncompiled")
-            run: Run = module.forward
+                warn(f"{problem}; this part runs uncompiled")
+            run: GraphFunction = module.forward
             return run
 
 
-class _Part:
-    """A part in pieces, each compiled at its first run."""
+class _CompiledGraph:
+    """A graph in pieces, each compiled at its first run."""
 
-    def __init__(self, program: Inductor, module: GraphModule) -> None:
-        self.program, self.pieces = program, cut(module)
+    def __init__(self, runtime: Inductor, module: GraphModule) -> None:
+        self.runtime, self.pieces = runtime, split_at_repeats(module)
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         live = dict(zip(self.pieces.entries, tensors, strict=True))
@@ -63,18 +69,13 @@ class _Part:
         for piece in self.pieces.pieces:
             inputs = self.pieces.inputs(piece, live)
             if piece.run is None:
-                piece.run = self.program.compile(piece.module, inputs)
+                piece.run = self.runtime.compile(piece.module, inputs)
             live.update(zip(piece.gives, piece.run(inputs), strict=True))
         return [live[node] for node in self.pieces.results]
 
 
-def compile_part(module: GraphModule, tensors: list[Tensor]) -> Run:
-    """Compile one lowered graph.
-
-    Args:
-        module: the graph; takes one list of tensors.
-        tensors: what it will be given, by layout.
-    """
+def compile_graph(module: GraphModule, tensors: list[Tensor]) -> GraphFunction:
+    """Compile a lowered graph for tensors of these layouts."""
     opaque = Opaque(module)
     inputs = [*tensors, torch.zeros(1)] if opaque.ordered else tensors
     with torch.no_grad():
@@ -88,7 +89,7 @@ def compile_part(module: GraphModule, tensors: list[Tensor]) -> Run:
     return _with_token(compiled) if opaque.ordered else lambda tensors: list(compiled(tensors))
 
 
-def _with_token(compiled: Callable[[list[Tensor]], Iterable[Tensor]]) -> Run:
+def _with_token(compiled: Callable[[list[Tensor]], Iterable[Tensor]]) -> GraphFunction:
     def run(tensors: list[Tensor]) -> list[Tensor]:
         tensors.append(torch.zeros(1))
         return list(compiled(tensors))[:-1]
@@ -97,7 +98,7 @@ def _with_token(compiled: Callable[[list[Tensor]], Iterable[Tensor]]) -> Run:
 
 
 def _write_back_only(traced: GraphModule, kept: set[int]) -> None:
-    """Drop the copies by which the trace would bring storages up to date that the plan lets die."""
+    """Drop the trace's copies into inputs, except `kept`: the plan frees the others."""
     for index, node in enumerate(traced.graph.find_nodes(op="placeholder")):
         for user in list(node.users):
             if index not in kept and user.target is torch.ops.aten.copy_.default and user.args[0] is node:

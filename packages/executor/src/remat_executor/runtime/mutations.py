@@ -1,4 +1,4 @@
-"""What a lowered graph does to the caller's tensors."""
+"""Which of the caller's tensors a lowered graph writes."""
 
 import torch
 from torch.fx import GraphModule, Node
@@ -9,9 +9,9 @@ aten = torch.ops.aten
 
 
 def written(module: GraphModule) -> set[int]:
-    """Indices, in the list that a lowered graph takes, of the caller's tensors that it writes.
+    """Indices, in a lowered graph's list, of the caller's tensors that it writes.
 
-    In-place forms that the plan chose write only what dies, so they do not count.
+    In-place forms that the plan chose write only dying values, so they do not count.
     """
     nodes: list[Node] = []
     for node in module.graph.nodes:

@@ -1,8 +1,7 @@
-"""Random draws as operators that a compiler neither looks into nor reorders.
+"""Wrap random draws as operators that a compiler can neither inspect nor reorder.
 
-A draw becomes an operator of ours that takes a token and returns the next one: so draws stay in the order of
-the schedule, whatever else moves, and none is dropped. A draw from a generator state that was read is a pure
-function of that state and needs none.
+The operator of a draw takes a token and returns the next one, so draws stay in the order of the schedule and
+none is dropped. A draw from a given generator state is a pure function of that state and needs no token.
 """
 
 from collections.abc import Callable
@@ -23,9 +22,9 @@ Operator = Callable[..., Any]
 
 
 class Opaque(Interpreter):
-    """Runs a lowered graph as a function of flat tensors and a token, with draws as operators of ours.
+    """Runs a lowered graph as a function of flat tensors and a token, with draws as opaque operators.
 
-    Made before the graph is traced, since operators cannot be registered while a trace is under way.
+    Created before the graph is traced, since operators cannot be registered during a trace.
 
     Attributes:
         ordered: whether the graph draws or reads a generator, so that tokens matter.
@@ -53,18 +52,21 @@ class Opaque(Interpreter):
             self.operators[node], self.tokens[node] = _own_copy(), False
         elif target is recording_lstm_layer:
             self.operators[node], self.tokens[node] = _lstm_layer(), False
-        elif target is noise_dropout or (may_draw(target) and _returns_tensors(target)):
+        # Compilers do not touch operators that return lists of tensors.
+        elif target is noise_dropout or (
+            may_draw(target) and all(str(returned.type) == "Tensor" for returned in target._schema.returns)
+        ):
             self.operators[node], self.tokens[node] = _draw(target), True
 
     def flat(self, *tensors: Tensor) -> list[Tensor]:
-        """The graph on its tensors, and on a token last if `ordered`; returns the last token last."""
+        """Run the graph on its tensors, with a token as last input and last result if `ordered`."""
         inputs = list(tensors)
         self.token = inputs.pop() if self.ordered else None
         results = list(self.run(inputs))
         return [*results, self.token] if self.token is not None else results
 
     def run_node(self, n: Node) -> Any:
-        """Call the operator that stands for a node, if one does."""
+        """Call the opaque operator of a node, if it has one."""
         if n not in self.operators:
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -77,7 +79,7 @@ class Opaque(Interpreter):
 
 
 def _reader(device: str) -> Operator:
-    """`read_state` of a device."""
+    """The operator of `read_state` for a device."""
     size = default_generator(torch.device(device)).get_state().numel()
 
     def run(token: Tensor, device: str) -> tuple[Tensor, Tensor]:
@@ -91,7 +93,7 @@ def _reader(device: str) -> Operator:
 
 
 def _draw(target: Any) -> Operator:
-    """A random target with tokens."""
+    """The operator of a random target, with tokens."""
     arguments, results = _signature(target)
 
     def run(token: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
@@ -103,7 +105,7 @@ def _draw(target: Any) -> Operator:
 
 
 def _redraw(target: Any) -> Operator:
-    """A random target from a state that was read."""
+    """The operator of a random target that draws from a given state."""
     arguments, results = _signature(target)
 
     def run(state: Tensor, device: str, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +120,7 @@ def _redraw(target: Any) -> Operator:
 
 
 def _own_copy() -> Operator:
-    """`own_copy`, which a compiler would leave out where the layout is the same."""
+    """The operator of `own_copy`, which a compiler would drop for an equal layout."""
     schema = "(Tensor source, SymInt[] size, SymInt[] stride) -> Tensor"
     return _operator("own_copy", schema, own_copy, own_copy)
 
@@ -130,13 +132,8 @@ def _lstm_layer() -> Operator:
     return _operator("recording_lstm_layer", schema, recording_lstm_layer, target)
 
 
-def _returns_tensors(target: Any) -> bool:
-    """Whether an operator returns tensors and no list of them, which a compiler leaves as it is."""
-    return all(str(returned.type) == "Tensor" for returned in target._schema.returns)
-
-
 def _signature(target: Any) -> tuple[str, int]:
-    """The arguments of an operator or a function of ours as schema text, and how many tensors it returns."""
+    """The arguments of an operator or function as schema text, and the number of tensors it returns."""
     if hasattr(target, "overloadpacket"):
         text = schema_text(target)
     else:
@@ -151,7 +148,7 @@ def _name(target: Any) -> str:
 
 
 def _operator(name: str, schema: str, run: Operator, fake: Operator) -> Operator:
-    """The operator ``remat::name``, registered when it is first asked for."""
+    """The operator ``remat::name``, registered at first use."""
     if not hasattr(torch.ops.remat, name):
         torch.library.define(f"remat::{name}", schema)
         torch.library.impl(f"remat::{name}", "default", run)

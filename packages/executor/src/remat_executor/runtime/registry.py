@@ -1,4 +1,6 @@
-"""Runtimes by name, and whether this machine has what they need."""
+"""Find a runtime by its name and check that this machine has what the runtime needs."""
+
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -7,42 +9,46 @@ from remat_executor.lowering.runtime_protocol import Runtime
 from remat_executor.runtime.cudagraph import CudaGraphs
 from remat_executor.runtime.eager import Eager
 from remat_executor.runtime.inductor import Inductor
-from remat_executor.torch_private.inductor import inductor_lacks
+from remat_executor.torch_private.inductor import missing_for_inductor
 from remat_graph.errors import shown
 
-RUNTIMES = ("eager", "inductor", "cudagraph")
+RuntimeFactory = Callable[[], Runtime]
+"""Makes the runtime of one step."""
+
+RUNTIMES: Mapping[str, RuntimeFactory] = {"eager": Eager, "inductor": Inductor, "cudagraph": CudaGraphs}
 
 
-def check_runtime(name: object, device: torch.device) -> None:
-    """Whether a runtime of this name can serve this device.
+def runtime_factory(
+    runtime: str | RuntimeFactory,
+    device: torch.device,
+    missing: Callable[[str], str | None] = missing_for_inductor,
+) -> RuntimeFactory:
+    """The factory of a named runtime; a factory is returned unchanged.
+
+    Args:
+        runtime: a name of `RUNTIMES`, or a factory.
+        device: where the step runs.
+        missing: says what Inductor lacks on a type of device; None if nothing.
 
     Raises:
-        BadInput: there is none, or the machine lacks what it needs.
+        BadInput: there is no runtime of this name, or the machine lacks what it needs.
     """
-    if not isinstance(name, str) or name not in RUNTIMES:
+    if callable(runtime):
+        return runtime
+    if not isinstance(runtime, str) or runtime not in RUNTIMES:
         raise BadInput(
-            problem=f"runtime is {shown(name)}, not one of {', '.join(map(repr, RUNTIMES))}",
+            problem=f"runtime is {shown(runtime)}, not one of {', '.join(map(repr, RUNTIMES))}",
             advice='leave it out for "eager"',
         )
-    if name == "cudagraph" and device.type != "cuda":
+    if runtime == "cudagraph" and device.type != "cuda":
         raise BadInput(
             problem=f"runtime 'cudagraph' needs a CUDA device, and the model is on {device}",
             advice='use runtime="eager"',
         )
-    lacking = inductor_lacks(device.type) if name == "inductor" else None
+    lacking = missing(device.type) if runtime == "inductor" else None
     if lacking is not None:
         raise BadInput(
-            problem=f"runtime 'inductor' needs {lacking}, which is not there",
+            problem=f"runtime 'inductor' needs {lacking}, which this machine does not have",
             advice='install it, or use runtime="eager"',
         )
-
-
-def new_runtime(name: str) -> Runtime:
-    """A runtime for one program, by a name that was checked."""
-    match name:
-        case "inductor":
-            return Inductor()
-        case "cudagraph":
-            return CudaGraphs()
-        case _:
-            return Eager()
+    return RUNTIMES[runtime]

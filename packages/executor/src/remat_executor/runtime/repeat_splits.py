@@ -1,8 +1,7 @@
-"""A lowered graph cut before each repeat, so that no piece holds a computation and its recomputation.
+"""Split a lowered graph before each repeat, so that no piece contains a computation and its recomputation.
 
-A compiler that sees both may fuse them, which undoes what the repeat is for: the first result would live
-until the second is wanted. What crosses a cut is a tensor, and each piece takes over what it is the last to
-read.
+A compiler that sees both may fuse them, so that the first result lives until the second is needed. Only
+tensors cross from piece to piece, and each piece takes over its inputs that no later piece reads.
 """
 
 import operator
@@ -14,26 +13,26 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from remat_executor.fx_nodes import args_of, is_item
-from remat_executor.lowering.runtime_protocol import Run
+from remat_executor.lowering.runtime_protocol import GraphFunction
 
 
 @attrs.define(kw_only=True, eq=False)
 class Piece:
-    """A run of nodes of a lowered graph, as a lowered graph of its own.
+    """Consecutive nodes of a lowered graph, as a lowered graph of their own.
 
     Attributes:
         module: takes a list of tensors, empties it, and returns a list.
         takes: the nodes whose values it takes.
-        last: those of them that nothing reads after it.
+        last: those of them that nothing reads later.
         gives: the nodes whose values it returns.
-        run: what runs it; None until it is compiled.
+        run: the compiled piece; None until it is compiled.
     """
 
     module: GraphModule
     takes: tuple[Node, ...]
     last: frozenset[Node]
     gives: tuple[Node, ...]
-    run: Run | None = None
+    run: GraphFunction | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -41,7 +40,7 @@ class Pieces:
     """The pieces of a lowered graph in order.
 
     Attributes:
-        entries: the nodes that stand for the tensors of its list, in the list's order.
+        entries: the nodes of the tensors in its list, in the list's order.
         results: the nodes that it returns.
     """
 
@@ -50,12 +49,12 @@ class Pieces:
     results: tuple[Node, ...]
 
     def inputs(self, piece: Piece, live: dict[Node, Tensor]) -> list[Tensor]:
-        """What a piece takes, no longer live if it is the last to read it."""
+        """The inputs of a piece, removed from `live` after their last read."""
         return [live.pop(node) if node in piece.last else live[node] for node in piece.takes]
 
 
-def cut(module: GraphModule) -> Pieces:
-    """Cut a lowered graph before each op that its piece has computed already."""
+def split_at_repeats(module: GraphModule) -> Pieces:
+    """Split a lowered graph before each op that its piece has already computed."""
     argument = module.graph.find_nodes(op="placeholder")[0]
     entries = sorted((n for n in argument.users if is_item(n)), key=lambda n: args_of(n)[1])
     known = {argument, *entries, module.graph.output_node()}
@@ -81,12 +80,12 @@ def cut(module: GraphModule) -> Pieces:
 
 
 def _computation(node: Node, number: dict[Node, Hashable]) -> Hashable:
-    """What a node computes: equal for an op, its repeat, and their in-place forms."""
+    """A key of what a node computes: equal for an op, its repeat, and their in-place forms."""
     name = getattr(getattr(node.target, "overloadpacket", node.target), "__name__", str(node.target))
     args, kwargs = args_of(node), {k: v for k, v in node.kwargs.items() if k not in ("out", "grad_input")}
     if name == "_native_batch_norm_legit":
         args = args[:3]  # a repeat has no running statistics
-    # A hash keeps the numbers of a deep graph short.
+    # A hash keeps the keys of a deep graph short.
     return hash((name.removesuffix("_"), _key((args, sorted(kwargs.items())), number)))
 
 
@@ -99,7 +98,7 @@ def _key(argument: Any, number: dict[Node, Hashable]) -> Hashable:
 
 
 def _tensors_cross(group: Sequence[Node], node: Node) -> bool:
-    """Whether a cut before this node leaves every several results of one op with their getitems."""
+    """Whether a split before this node keeps every op with several results together with its getitems."""
     inside = {*group}
     return all(user in inside for made in group for user in made.users if is_item(user))
 

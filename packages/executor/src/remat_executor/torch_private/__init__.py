@@ -1,4 +1,4 @@
-"""Every private name of torch that remat relies on, behind functions of our own, a file for each topic.
+"""Every private name of torch that remat uses, behind functions of this package, one file for each topic.
 
-A torch version that moves one of them breaks this folder and no other, with one clear error.
+A torch version that moves one of them breaks this folder only, with one clear error.
 """

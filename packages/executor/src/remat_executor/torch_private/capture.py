@@ -1,4 +1,4 @@
-"""Private names that trace a joint forward and backward graph, and that say why a trace stops."""
+"""Private names that trace a joint forward and backward graph, and that classify errors of a trace."""
 
 import contextlib
 import threading
@@ -33,14 +33,14 @@ class Joint:
 
 @attrs.frozen(kw_only=True)
 class JointInput:
-    """A placeholder of a joint graph, and what torch says of it.
+    """A placeholder of a joint graph with torch's description.
 
     Attributes:
         node: the placeholder.
-        name: of what it stands for, unique in the graph.
+        name: torch's name for it, unique in the graph.
         tangent_of: name of the output whose tangent it is; None for an input of the forward.
-        written_input: name of the input whose new content it is the tangent of, if it is one's.
-        target: the parameter or buffer that it stands for, as a path in the module.
+        written_input: for a tangent of an input's new content, the name of that input.
+        target: for a parameter or buffer, its path in the module.
         index: its place among the inputs, if it is one of them.
     """
 
@@ -53,7 +53,7 @@ class JointInput:
 
 
 class OutputKind(Enum):
-    """What an output of a joint graph is, each with the name of torch's class that describes it."""
+    """Kinds of outputs of a joint graph, by the name of torch's descriptor class."""
 
     OWN = "PlainAOTOutput"  # the traced function returns it
     MUTATION = "InputMutationAOTOutput"  # new content of an input
@@ -63,15 +63,15 @@ class OutputKind(Enum):
 
 @attrs.frozen(kw_only=True)
 class JointOutput:
-    """An output of a joint graph, and what torch says of it.
+    """An output of a joint graph with torch's description.
 
     Attributes:
         node: makes it.
-        kind: None if it is of no kind that remat knows.
-        type_name: name of torch's class that describes it.
-        name: of what it is, unique in the graph; empty if torch says nothing.
+        kind: None for an unknown kind.
+        type_name: name of torch's descriptor class.
+        name: torch's name for it, unique in the graph; empty without a description.
         index: its place among the outputs of the traced function, if it is one of them.
-        of_input: name of the input that it is the new content or the gradient of; empty if of none.
+        of_input: for a gradient or new content, the name of its input; else empty.
     """
 
     node: torch.fx.Node
@@ -128,14 +128,14 @@ def joint_outputs(graph: torch.fx.Graph) -> list[JointOutput]:
 
 @context
 def _as_if_compiling() -> Generator[None, None, None]:
-    """Hugging Face mask code branches on data unless it believes that it is being compiled."""
+    """Pretend to compile: Hugging Face mask code branches on data otherwise."""
     compiler = torch.compiler
     if not hasattr(compiler, "_is_compiling_flag"):
         raise UnsupportedTorch(name="torch.compiler._is_compiling_flag", version=torch.__version__)
     before, ask, me = compiler._is_compiling_flag, compiler.is_compiling, threading.get_ident()
 
     def is_compiling() -> bool:
-        """An optimizer that steps in another thread meanwhile rounds otherwise if it is told so."""
+        """True in this thread only: an optimizer in another thread would round differently."""
         return ask() if threading.get_ident() == me else before
 
     compiler._is_compiling_flag = True
@@ -148,10 +148,10 @@ def _as_if_compiling() -> Generator[None, None, None]:
 
 @context
 def _as_eager_composes() -> Generator[None, None, None]:
-    """Trace what C++ composes as C++ composes it, which is what eager runs.
+    """Trace composite operators with their C++ implementation, as eager runs them.
 
-    Torch's Python decompositions of these differ from it: other kernels, other rounding, an LSTM without its
-    dropout between layers, a multilabel margin loss with other numbers (torch 2.13).
+    Torch's Python decompositions of these differ: other kernels, other rounding, an LSTM without its dropout
+    between layers, a multilabel margin loss with other numbers (torch 2.13).
     """
     implicit, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
     packets = [getattr(torch.ops.aten, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")]
@@ -188,8 +188,8 @@ def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> 
         without_code(),
         private_name("torch._functorch.config", "patch")(
             {
-                "backward_pass_autocast": "off",  # not under the forward's: eager calls it after leaving that
-                "decompose_custom_triton_ops": False,  # eager runs them whole
+                "backward_pass_autocast": "off",  # eager runs the backward outside of the forward's autocast
+                "decompose_custom_triton_ops": False,  # eager runs them as one kernel
             }
         ),
     ):
@@ -209,5 +209,5 @@ def is_data_dependent(error: Exception) -> bool:
 
 
 def has_dynamic_shape(error: Exception) -> bool:
-    """Whether that is since the size of a result depends on a tensor's values."""
+    """Whether capture stopped because the size of a result depends on a tensor's values."""
     return any(c.__name__ == "DynamicOutputShapeException" for c in type(error).__mro__)

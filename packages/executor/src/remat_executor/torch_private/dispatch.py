@@ -11,7 +11,7 @@ from remat_executor.torch_private.pytrees import flatten
 
 
 def public_forms(operator: Any) -> list[tuple[str, Any]]:
-    """Ways to call an operator that read their arguments in C++, as kind and target of fx nodes."""
+    """Ways to call an operator that parse arguments in C++, as (kind, target) of fx nodes."""
     name = operator.overloadpacket.__name__
     forms: list[tuple[str, Any]] = []
     if hasattr(torch.Tensor, name):
@@ -23,7 +23,7 @@ def public_forms(operator: Any) -> list[tuple[str, Any]]:
 
 
 def bare(operator: Any) -> Any:
-    """An operator's overload without the Python frame around it, named so that fx can print it."""
+    """An operator's overload without the Python frame around it, with a name that fx can print."""
     if not hasattr(operator, "_op"):
         return operator
     call = functools.partial(operator._op)
@@ -33,14 +33,14 @@ def bare(operator: Any) -> Any:
 
 
 class _Seen(Exception):
-    """Ends a call once it is known what it dispatches to."""
+    """Ends a call at the dispatcher."""
 
 
 def dispatched(call: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, ...] | None:
-    """What a call reaches the dispatcher with: the operator and its arguments, comparable; nothing runs.
+    """The operator and arguments with which a call reaches the dispatcher, comparable; no kernel runs.
 
     Returns:
-        None if it does not get there, or with tensors that are not among the arguments.
+        None if it does not reach the dispatcher, or with tensors that are not arguments of the call.
     """
     given = {id(leaf): place for place, leaf in enumerate(flatten((args, kwargs))[0])}
     found: list[tuple[Any, ...] | None] = []
@@ -70,5 +70,5 @@ def dispatched(call: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, .
 
 
 def schema_text(target: Any) -> str:
-    """An operator's schema as text: name, arguments, results."""
+    """An operator's schema as a string: name, arguments, results."""
     return str(target._schema)

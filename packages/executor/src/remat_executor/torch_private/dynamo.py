@@ -1,4 +1,4 @@
-"""Private names of Dynamo: what `torch.compile` leaves alone."""
+"""Private names of Dynamo: functions that `torch.compile` does not trace."""
 
 import sys
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from remat_executor.torch_private.lookup import private_name
 
 
 def unseen_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which `torch.compile` around it calls as it is."""
+    """The function, hidden from an enclosing `torch.compile`."""
     unseen: Callable[..., Any] = private_name("torch._dynamo", "disable")(function)
     return unseen
 
 
 def under_dynamo() -> bool:
-    """Whether this was called from a region that `torch.compile` compiles."""
+    """Whether the caller runs inside a region that `torch.compile` compiles."""
     compiled = private_name("torch._dynamo.eval_frame", "__file__")
     frame = sys._getframe(1)
     while frame is not None:

@@ -1,4 +1,4 @@
-"""Private names of fake tensors, and of the cache of what is inferred about them."""
+"""Private names of fake tensors, and of the cache of inferred results."""
 
 import logging
 from collections.abc import Callable, Generator, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from remat_executor.stride_rules import Layouts
+from remat_executor.stride_rules import KernelLayouts
 from remat_executor.torch_private.lookup import private_name
 from remat_executor.torch_private.pytrees import flatten
 from remat_executor.torch_private.tensors import storage_id
@@ -28,11 +28,10 @@ def fake_tensors() -> Generator[Callable[[torch.Tensor, torch.device], torch.Ten
 
 @context
 def with_careful_fake_cache() -> Generator[None, None, None]:
-    """Infer anew each result of which torch's cache forgets something, and each that others put there.
+    """Bypass torch's cache of inferred results where it is wrong, and correct layouts (`stride_rules`).
 
-    A cached result has storages of its own, one for each tensor, as large as that tensor shows: wrong where
-    outputs share one, and where an op copies a whole storage of which its argument shows a part. What is
-    inferred is put right as well (`stride_rules`).
+    A cached result has one new storage for each tensor, as large as the tensor shows. That is wrong if
+    outputs share a storage, or if an op copies a whole storage of which its argument shows a part.
     """
     mode = private_name("torch._subclasses.fake_tensor", "FakeTensorMode")
     not_cached = private_name("torch._subclasses.fake_tensor", "_BypassDispatchCache")
@@ -48,7 +47,7 @@ def with_careful_fake_cache() -> Generator[None, None, None]:
         if infer is None or make_entry is None or entries is None:
             self.cache_enabled = False
             return
-        layouts = Layouts(private_name("torch.utils._mode_utils", "no_dispatch"))
+        layouts = KernelLayouts(private_name("torch.utils._mode_utils", "no_dispatch"))
 
         def dispatch(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             return layouts.corrected(func, args, kwargs, infer(func, types, args, kwargs))
@@ -62,7 +61,7 @@ def with_careful_fake_cache() -> Generator[None, None, None]:
 
     mode.__init__ = build_with_careful_cache
     mode.cache = {}
-    logger.setLevel(logging.CRITICAL)  # it prints at length what `capture` says in one line
+    logger.setLevel(logging.CRITICAL)  # `capture` reports its messages in one line
     try:
         yield
     finally:
@@ -72,9 +71,9 @@ def with_careful_fake_cache() -> Generator[None, None, None]:
 
 
 def _is_remembered_whole(func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> bool:
-    """Whether the cache can make a result again, which it does in one of three ways.
+    """Whether the cache can reproduce a result.
 
-    It hands back an argument, makes a view of the only one, or makes each tensor a new storage of its own.
+    It can return an argument, make a view of the only argument, or make a new storage for each tensor.
     """
     if copies_storages(str(func)):
         return False
@@ -98,7 +97,7 @@ def _shows_all(tensor: torch.Tensor) -> bool:
 
 
 def copies_storages(operator: str) -> bool:
-    """Whether an op's result gets a storage as large as its first argument's, whatever that shows of it."""
+    """Whether an op's result gets a storage as large as its first argument's whole storage."""
     return operator.startswith("aten.copy.") or "_scatter." in operator
 
 

@@ -1,4 +1,4 @@
-"""Private names of fx modules whose Python code is written late."""
+"""Private names of fx modules that generate their Python code late."""
 
 import contextlib
 
@@ -8,7 +8,7 @@ from remat_executor.torch_private.lookup import private_name
 
 
 def without_code() -> contextlib.AbstractContextManager[None]:
-    """Let torch write a graph's Python code when it is first read, which is never while graphs are made."""
+    """A context in which graphs generate their Python code at its first use, which capture never needs."""
     lazy: contextlib.AbstractContextManager[None] = private_name(
         "torch.fx._lazy_graph_module", "_use_lazy_graph_module"
     )(True)
@@ -16,6 +16,6 @@ def without_code() -> contextlib.AbstractContextManager[None]:
 
 
 def read_later(graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """An fx module that writes its Python code when that is first read or called."""
+    """An fx module that generates its Python code at its first use."""
     module: torch.fx.GraphModule = private_name("torch.fx._lazy_graph_module", "_LazyGraphModule")({}, graph)
     return module

@@ -1,4 +1,4 @@
-"""Private names of random generators: who seeds them, and which of them are one."""
+"""Private names of random generators: detect seeding, and compare generators."""
 
 import sys
 import threading
@@ -10,22 +10,22 @@ import torch
 from remat_graph.contexts import context
 
 
-class _WatchedGenerator:
-    """Stands for a generator where torch's functions look it up; tells before it is set."""
+class _GuardedGenerator:
+    """Replaces a generator where torch's functions look it up; calls `on_set` before it is set."""
 
-    def __init__(self, generator: torch.Generator, tell: Callable[[str], None]) -> None:
-        self._generator, self._tell, self._thread = generator, tell, threading.get_ident()
+    def __init__(self, generator: torch.Generator, on_set: Callable[[str], None]) -> None:
+        self._generator, self._on_set, self._thread = generator, on_set, threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
         sets = ("manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state")
-        watched = name in sets and threading.get_ident() == self._thread  # others may do as they like
-        if watched and not _caller().startswith(("torch._dynamo", "torch._functorch", "torch._inductor")):
-            self._tell(name)
+        guarded = name in sets and threading.get_ident() == self._thread  # other threads are unaffected
+        if guarded and not _caller().startswith(("torch._dynamo", "torch._functorch", "torch._inductor")):
+            self._on_set(name)
         return getattr(self._generator, name)
 
 
 def _caller() -> str:
-    """Name of the module that called a function of torch's for generators; a compiler keeps states itself."""
+    """Name of the module that called torch's generator functions; a compiler saves states by itself."""
     frame: Any = sys._getframe(2)
     between = (
         "torch.random",
@@ -40,18 +40,18 @@ def _caller() -> str:
 
 
 @context
-def watched_generators(tell: Callable[[str], None]) -> Generator[None, None, None]:
-    """Tell when a function of torch's is about to seed a default generator or to set its state."""
+def guarded_generators(on_set: Callable[[str], None]) -> Generator[None, None, None]:
+    """Call `on_set` before a function of torch seeds a default generator or sets its state."""
     device = torch.accelerator.current_accelerator()
     owners: list[Any] = [torch, torch.random]
     before: dict[Any, Any] = {owner: owner.default_generator for owner in owners}
-    watched: Any = _WatchedGenerator(torch.default_generator, tell)
+    guarded: Any = _GuardedGenerator(torch.default_generator, on_set)
     of_device: Any = torch.get_device_module(device) if device is not None else None
     several = getattr(of_device, "default_generators", ())
     for owner in owners:
-        owner.default_generator = watched
+        owner.default_generator = guarded
     if several:
-        of_device.default_generators = tuple(_WatchedGenerator(g, tell) for g in several)
+        of_device.default_generators = tuple(_GuardedGenerator(g, on_set) for g in several)
     try:
         yield
     finally:
@@ -62,5 +62,5 @@ def watched_generators(tell: Callable[[str], None]) -> Generator[None, None, Non
 
 
 def is_generator(one: torch.Generator, other: torch.Generator) -> bool:
-    """Whether two objects are one generator: operators are given another object of Python's."""
+    """Whether two Python objects are one generator: operators get another object."""
     return bool(one._cdata == other._cdata)  # type: ignore[attr-defined]

@@ -10,8 +10,8 @@ import torch
 from remat_executor.torch_private.lookup import private_name
 
 
-def inductor_lacks(device_type: str) -> str | None:
-    """What Inductor needs on a device and this machine does not have; None if it has all."""
+def missing_for_inductor(device_type: str) -> str | None:
+    """What Inductor needs on a device and this machine does not have; None if nothing is missing."""
     if device_type != "cpu":
         return None if private_name("torch.utils._triton", "has_triton")() else "Triton"
     try:
@@ -22,8 +22,10 @@ def inductor_lacks(device_type: str) -> str | None:
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
-    """How Inductor wants operators taken apart; random ones stay whole."""
-    importlib.import_module("torch._inductor.lowering")  # that of max pooling reads it without importing it
+    """Inductor's decompositions, without those of random operators."""
+    importlib.import_module(
+        "torch._inductor.lowering"
+    )  # max pooling's decomposition uses it without an import
     with private_name("torch._inductor.config", "patch")(fallback_random=True):
         table: dict[Any, Callable[..., Any]] = private_name(
             "torch._inductor.decomposition", "select_decomp_table"
@@ -32,10 +34,7 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def compile_by_inductor(traced: torch.fx.GraphModule) -> Callable[[list[torch.Tensor]], Any]:
-    """Compile a flat graph as it stands, in its order.
-
-    Args:
-        traced: a graph of functional ATen operators on fake tensors, which returns a list.
+    """Compile a flat graph of functional ATen operators on fake tensors, in its order.
 
     Returns:
         a function that takes a list of tensors, empties it and frees each after its last use.
@@ -51,7 +50,7 @@ def compile_by_inductor(traced: torch.fx.GraphModule) -> Callable[[list[torch.Te
         "triton.cudagraphs": False,
     }
     context = contextlib.nullcontext()
-    if examples:  # Inductor keeps what it compiles on disk only if it knows where symbolic sizes would be
+    if examples:  # Inductor's disk cache needs a shape environment
         fake_mode = examples[0].fake_mode
         fake_mode.shape_env = (
             fake_mode.shape_env or private_name("torch.fx.experimental.symbolic_shapes", "ShapeEnv")()

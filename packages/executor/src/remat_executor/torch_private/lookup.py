@@ -1,4 +1,4 @@
-"""How private names of torch are looked up: one that is missing gives one clear error."""
+"""Look up private names of torch; a missing one gives one clear error."""
 
 import importlib
 from typing import Any
@@ -9,10 +9,10 @@ from remat_executor.errors import UnsupportedTorch
 
 
 def private_name(module: str, name: str) -> Any:
-    """A name of a module of torch's that may be missing in another version.
+    """A name of a torch module that another version may lack.
 
     Raises:
-        UnsupportedTorch: the torch that is installed lacks it.
+        UnsupportedTorch: the installed torch lacks it.
     """
     try:
         return getattr(importlib.import_module(module), name)

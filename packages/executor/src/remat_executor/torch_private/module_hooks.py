@@ -7,15 +7,14 @@ import torch
 from remat_executor.torch_private.lookup import private_name
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Attributes of a module that hold the hooks which are called in a step."""
-
+"""Attributes of a module that hold the hooks called in a step."""
 
 READ_REGISTRIES = ("_parameters", "_buffers", "_modules", *HOOKS)
 """Attributes that every module has and that a step depends on."""
 
 
 def hook_registries(module: torch.nn.Module) -> list[dict[int, Any]]:
-    """What holds the hooks that are registered on this module itself and called in a step."""
+    """The registries of this module's own hooks that are called in a step."""
     return [getattr(module, name) for name in HOOKS]
 
 

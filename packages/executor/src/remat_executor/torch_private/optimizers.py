@@ -1,4 +1,4 @@
-"""Private names of torch's optimizers: steps that are counted, replaced and hooked."""
+"""Private names of torch's optimizers: count, replace and hook their steps."""
 
 import types
 from collections.abc import Callable, Generator
@@ -10,17 +10,12 @@ from remat_graph.contexts import context
 
 
 def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
-    """Let a scheduler know that the optimizer has stepped, by whatever way."""
+    """Let a scheduler know that the optimizer has stepped."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:
-    """Let one optimizer step by a function of ours; a scheduler that watches its steps goes on to.
-
-    Args:
-        optimizer: the object; its class stays as it is.
-        step: takes the optimizer and a closure.
-    """
+    """Replace one optimizer's step by `step(optimizer, closure)`; a scheduler still notices steps."""
 
     def stepped(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         mark_stepped(self)
@@ -34,7 +29,7 @@ def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> 
 
 @context
 def step_hooks(optimizer: torch.optim.Optimizer) -> Generator[None, None, None]:
-    """Call the hooks that a user registered for an optimizer's steps, before and after."""
+    """Call a user's step hooks of an optimizer, before and after the body."""
     for hook in list(optimizer._optimizer_step_pre_hooks.values()):
         hook(optimizer, (), {})
     yield

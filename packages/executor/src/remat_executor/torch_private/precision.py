@@ -1,4 +1,4 @@
-"""Private names of the flags that say how numbers are computed."""
+"""Private names of the flags that set the precision of computations."""
 
 import contextlib
 
@@ -12,9 +12,9 @@ _PRECISIONS = (
 
 
 def float32_precisions() -> dict[str, str]:
-    """How each library computes in float32: ``ieee``, ``tf32`` or ``bf16``.
+    """The float32 precision of each library: ``ieee``, ``tf32`` or ``bf16``.
 
-    The public ways to ask fail where a user has set one library by itself.
+    Torch's public getters fail if a user has set one library by itself.
     """
     read = private_name("torch._C", "_get_fp32_precision_getter")
     found = {f"{library}.{kind}": str(read(library, kind)) for library, kind in _PRECISIONS}
@@ -22,7 +22,7 @@ def float32_precisions() -> dict[str, str]:
 
 
 def attention_order() -> str:
-    """In which order attention's kernels are considered."""
+    """The order in which attention's kernels are considered."""
     return str(private_name("torch._C", "_get_sdp_priority_order")())
 
 

@@ -1,4 +1,4 @@
-"""Private names of the profiler, and of the thread that it leaves behind."""
+"""Private names of the profiler, and of the thread that it leaves running."""
 
 import contextlib
 import ctypes
@@ -13,8 +13,8 @@ from remat_executor.torch_private.lookup import private_name
 
 
 @functools.cache
-def _profilers_watcher() -> tuple[Any, Any] | None:
-    """What finds the profiler's object that has a thread, and what ends that; None where there are none."""
+def _thread_functions() -> tuple[Any, Any] | None:
+    """The C functions that find the profiler's thread owner and stop its thread; None if there are none."""
     for library in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
         with contextlib.suppress(OSError, AttributeError):
             loaded = ctypes.CDLL(str(library))
@@ -28,17 +28,17 @@ def _profilers_watcher() -> tuple[Any, Any] | None:
 
 
 def end_profilers_thread() -> None:
-    """End the thread that the profiler's first session leaves behind, to wait for a tracing daemon's word.
+    """End the thread that the profiler's first session leaves running, to wait for a tracing daemon.
 
-    A process that is forked beside it never ends: its exit waits for that thread, or aborts. With a
-    daemon, which ``KINETO_USE_DAEMON`` asks for, it stays.
+    The exit of a process forked while it runs would wait for that thread forever, or abort. With a daemon
+    (``KINETO_USE_DAEMON``) the thread stays.
     """
-    found = None if os.environ.get("KINETO_USE_DAEMON") else _profilers_watcher()
+    found = None if os.environ.get("KINETO_USE_DAEMON") else _thread_functions()
     if found is not None:
         instance, stop = found
         stop(instance())
 
 
 def profiler_running() -> bool:
-    """Whether a profiler records in this process; starting a second one silently ends the first."""
+    """Whether a profiler runs in this process; starting a second one silently ends the first."""
     return bool(private_name("torch.autograd.profiler", "_is_profiler_enabled"))

@@ -1,4 +1,4 @@
-"""Private names of nested containers: their leaves and their structure."""
+"""Private names of nested containers: flatten them to leaves, and restore them."""
 
 from typing import Any
 

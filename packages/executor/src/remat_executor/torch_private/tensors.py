@@ -11,7 +11,7 @@ from remat_graph.errors import text_of
 
 
 def past_torch_function() -> contextlib.AbstractContextManager[None]:
-    """Within it tensors of a subclass are taken as plain ones, in this thread."""
+    """A context in which this thread treats tensors of subclasses as plain tensors."""
     disabled: contextlib.AbstractContextManager[None] = private_name(
         "torch._C", "DisableTorchFunctionSubclass"
     )()
@@ -19,7 +19,7 @@ def past_torch_function() -> contextlib.AbstractContextManager[None]:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """A number that tensors share while they share a storage; valid while one of them lives."""
+    """The identity of a tensor's storage; valid while a tensor on it lives."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -27,12 +27,12 @@ def tensor_versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """How often each tensor has been written in place."""
     try:
         return [t._version for t in tensors]
-    except RuntimeError:  # one is an inference tensor, which keeps no count
+    except RuntimeError:  # an inference tensor has no version
         return [0 if t.is_inference() else t._version for t in tensors]
 
 
 def layout_guard(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
-    """A quick check that tensors have the type, dtype, device, shape, strides and requires_grad of now."""
+    """A fast check that tensors keep their type, dtype, device, shape, strides and requires_grad."""
     guard_class = private_name("torch._C._dynamo.guards", "TensorGuards")
     guard = guard_class(
         *tensors,
@@ -43,11 +43,11 @@ def layout_guard(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocator, of the CPU or of a device, had nothing left."""
+    """Whether the allocator of the CPU or of a device ran out of memory."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in text_of(error)
 
 
 def storage_holders(tensor: torch.Tensor) -> int:
-    """How many tensors, and Python's own object, hold a tensor's storage."""
+    """The number of references to a tensor's storage, including Python's own object."""
     count: int = private_name("torch._C", "_storage_Use_Count")(tensor.untyped_storage()._cdata)
     return count

@@ -1,1 +1,1 @@
-"""From FX nodes to the ops, values and recipes of the graph IR."""
+"""Translation: from FX nodes to the ops, values and recipes of the graph IR."""

@@ -1,11 +1,11 @@
-"""Layouts of gradients: the strides that autograd keeps, so that it takes a gradient over without a copy."""
+"""Layouts of gradients: the strides with which autograd takes a gradient over without a copy."""
 
 import torch
 from torch import Tensor
 
 
 def own_stride(parameter: Tensor, size: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a gradient that autograd keeps: those of a dense parameter, else contiguous ones."""
+    """The strides that autograd keeps for a gradient: those of a dense parameter, else contiguous ones."""
     dense = torch.ops.aten.is_non_overlapping_and_dense.default(parameter)
     return parameter.stride() if dense else _contiguous_stride(size)
 
@@ -19,7 +19,7 @@ def _contiguous_stride(size: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def obeys_layout(gradient: Tensor, parameter: Tensor) -> bool:
-    """Whether autograd keeps the gradient as it is: strides of a dense parameter, else contiguous."""
+    """Whether autograd keeps the gradient without a copy; see `own_stride`."""
     if not torch.ops.aten.is_non_overlapping_and_dense.default(parameter):
         return gradient.is_contiguous()
     pairs = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)

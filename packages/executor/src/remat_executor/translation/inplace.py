@@ -1,6 +1,6 @@
-"""Pointwise ops that may write their result over an input that dies: in-place forms with the same kernel.
+"""Pointwise ops that may overwrite a dying input: their in-place forms, which run the same kernel.
 
-Functionalization turns ``relu_`` into ``relu``, which costs a second storage at the peak. Each entry gives
+Functionalization turns ``relu_`` into ``relu``, which needs a second storage at the peak. Each entry names
 the overload that writes into one of its inputs and was checked to return the same bits.
 """
 
@@ -19,7 +19,7 @@ class InPlace:
 
     Attributes:
         target: the overload to call.
-        out: keyword that takes the tensor to write over; None if that is the first argument.
+        out: keyword of the tensor to overwrite; None if that is the first argument.
     """
 
     target: Callable[..., Any]
@@ -27,41 +27,18 @@ class InPlace:
 
 
 def in_place_forms() -> dict[Any, dict[int, InPlace]]:
-    """For each overload that has in-place forms: argument position that is written over -> form."""
-    over_self = (
-        (aten.relu.default, aten.relu_.default),
-        (aten.hardtanh.default, aten.hardtanh_.default),
-        (aten.hardswish.default, aten.hardswish_.default),
-        (aten.hardsigmoid.default, aten.hardsigmoid_.default),
-        (aten.silu.default, aten.silu_.default),
-        (aten.gelu.default, aten.gelu_.default),
-        (aten.elu.default, aten.elu_.default),
-        (aten.leaky_relu.default, aten.leaky_relu_.default),
-        (aten.sigmoid.default, aten.sigmoid_.default),
-        (aten.tanh.default, aten.tanh_.default),
-        (aten.exp.default, aten.exp_.default),
-        (aten.neg.default, aten.neg_.default),
-        (aten.pow.Tensor_Scalar, aten.pow_.Scalar),
-        (aten.add.Scalar, aten.add_.Scalar),
-        (aten.mul.Scalar, aten.mul_.Scalar),
-        (aten.div.Scalar, aten.div_.Scalar),
-        (aten.masked_fill.Scalar, aten.masked_fill_.Scalar),
-    )
+    """For each overload with in-place forms: {position of the overwritten argument: form}."""
+    pointwise = ["relu", "hardtanh", "hardswish", "hardsigmoid", "silu", "gelu", "elu", "leaky_relu"]
+    pointwise += ["sigmoid", "tanh", "exp", "neg"]
+    over_self = [(getattr(aten, name).default, getattr(aten, f"{name}_").default) for name in pointwise]
+    over_self += [(aten.pow.Tensor_Scalar, aten.pow_.Scalar)]
+    for name in ("add", "mul", "div", "masked_fill"):
+        over_self.append((getattr(aten, name).Scalar, getattr(aten, f"{name}_").Scalar))
     forms: dict[Any, dict[int, InPlace]] = {f: {0: InPlace(g)} for f, g in over_self}
-    for binary, out in (
-        (aten.add.Tensor, aten.add.out),
-        (aten.sub.Tensor, aten.sub.out),
-        (aten.mul.Tensor, aten.mul.out),
-        (aten.div.Tensor, aten.div.out),
-    ):
-        forms[binary] = {0: InPlace(out, "out"), 1: InPlace(out, "out")}
-    for backward, out in (
-        (aten.threshold_backward.default, aten.threshold_backward.grad_input),
-        (aten.gelu_backward.default, aten.gelu_backward.grad_input),
-        (aten.silu_backward.default, aten.silu_backward.grad_input),
-        (aten.tanh_backward.default, aten.tanh_backward.grad_input),
-        (aten.sigmoid_backward.default, aten.sigmoid_backward.grad_input),
-        (aten.hardtanh_backward.default, aten.hardtanh_backward.grad_input),
-    ):
-        forms[backward] = {0: InPlace(out, "grad_input")}
+    for name in ("add", "sub", "mul", "div"):
+        out = InPlace(getattr(aten, name).out, "out")
+        forms[getattr(aten, name).Tensor] = {0: out, 1: out}
+    for name in ("threshold", "gelu", "silu", "tanh", "sigmoid", "hardtanh"):
+        backward = getattr(aten, f"{name}_backward")
+        forms[backward.default] = {0: InPlace(backward.grad_input, "grad_input")}
     return forms

@@ -1,4 +1,4 @@
-"""Structural keys: equal keys mean the same kernel on the same shapes, strides, dtypes and scalars."""
+"""Structural keys of ops: equal keys mean the same kernel on the same shapes, strides, dtypes and scalars."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ from remat_executor.torch_private.fake_tensors import copies_storages
 
 
 def describe(argument: Any) -> str:
-    """One argument as text: tensors by layout, everything else by value."""
+    """One argument as a string: tensors by layout, everything else by value."""
     if isinstance(argument, Node):
         return describe(argument.meta.get("val"))
     if isinstance(argument, Tensor):
@@ -26,13 +26,13 @@ def describe(argument: Any) -> str:
 
 
 def target_name(node: Node) -> str:
-    """The name of what a node calls: an operator's overload, or a function of ours."""
+    """The name of the operator overload, or of the function of this package, that a node calls."""
     operator = isinstance(node.target, str) or hasattr(node.target, "overloadpacket")
     return str(node.target) if operator else str(getattr(node.target, "__name__", node.target))
 
 
 def anywhere(key: str) -> str:
-    """A key without its device, to be looked up where another one was measured."""
+    """A key without its device, to look up measurements of another device."""
     call, found, device = key.rpartition(" on ")
     if not found:
         return key
@@ -40,7 +40,7 @@ def anywhere(key: str) -> str:
 
 
 def call_key(node: Node, device: torch.device) -> str:
-    """The key of a call: its target and everything that decides which kernel runs."""
+    """The key of a call: its target and everything that decides the kernel."""
     parts = [describe(a) for a in node.args] + [f"{k}={describe(v)}" for k, v in sorted(node.kwargs.items())]
     if copies_storages(target_name(node)):
         first = node.args[0].meta["val"]  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""How an op of the IR is carried out: what `translate` binds to each op and `lower` emits."""
+"""Recipes: how an op of the IR is carried out. `translate` binds one to each op, and `lower` emits it."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @attrs.frozen(eq=False)
-class Call:
+class CallOperator:
     """Call an fx node's target on its arguments."""
 
     node: torch.fx.Node
@@ -16,7 +16,7 @@ class Call:
 
 @attrs.frozen(eq=False)
 class Draw:
-    """Call a random target: the first run draws from the generator, a repeat from a state that was read."""
+    """Call a random target: the first run draws from the generator, a repeat from a saved state."""
 
     node: torch.fx.Node
     device: str
@@ -25,7 +25,7 @@ class Draw:
 
 @attrs.frozen(eq=False)
 class ReadGenerator:
-    """Read the generator's state so that the draw that follows can be repeated."""
+    """Read the generator's state so that the following draw can be repeated."""
 
     device: str
 
@@ -56,7 +56,7 @@ class OwnGradient:
     stride: tuple[int, ...]
 
 
-Recipe = Call | Draw | ReadGenerator | TrainBatchNorm | WriteBack | OwnGradient
+Recipe = CallOperator | Draw | ReadGenerator | TrainBatchNorm | WriteBack | OwnGradient
 
 
 def own_copy(source: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:

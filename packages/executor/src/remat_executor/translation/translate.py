@@ -1,8 +1,8 @@
-"""From the joint fx graph to the IR and back: ops, values, and how each op is carried out.
+"""Translate the joint fx graph to the IR: ops, values, and a recipe for each op.
 
-Storages of the graph become values; what changes the caller's tensors becomes a chain of versions of an
-external value, so that the referee refuses a repeat that would read a later one. Generators are such chains:
-a draw moves its generator on, and its repeat reads the state that an op before it kept.
+Storages of the graph become values. Writes to the caller's tensors become a chain of versions of an external
+value, so the simulator refuses a repeat that would read a later version. Generators are such chains too: a
+draw advances its generator, and its repeat reads the state that an op before it saved.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from remat_executor.translation.gradient_layouts import obeys_layout, own_stride
 from remat_executor.translation.inplace import InPlace, in_place_forms
 from remat_executor.translation.keys import call_key, target_name
 from remat_executor.translation.recipes import (
-    Call,
+    CallOperator,
     Draw,
     OwnGradient,
     ReadGenerator,
@@ -45,13 +45,7 @@ def work_device(tensors: Tensors) -> torch.device:
 def translate(
     captured: Captured, tensors: Tensors, *, name: str, conditions: Iterable[tuple[str, str]] = ()
 ) -> Translation:
-    """Build the IR of a captured step.
-
-    Args:
-        captured: the joint graph.
-        tensors: what it was captured with.
-        name: name of the graph.
-        conditions: what a plan depends on beside the ops.
+    """Build the IR of a captured step; `conditions` are what a plan depends on in addition to the ops.
 
     Raises:
         CaptureError: an op shares storage in a way that cannot be followed.
@@ -109,15 +103,25 @@ class _Translator:
 
     # -- values and ops
 
-    def add_value(self, node: Node | None, tensor: Tensor | None, **fields: Any) -> int:
-        if tensor is not None and "nbytes" not in fields:
-            on_device = tensor.device.type == self.device.type
-            fields["nbytes"] = tensor.untyped_storage().nbytes() if on_device else 0
-        fields.setdefault("name", node.name if node is not None else "")
+    def new_value(self, **fields: Any) -> int:
         self.values.append(Value(**fields))
-        if node is not None:
-            self.value_of[node] = len(self.values) - 1
         return len(self.values) - 1
+
+    def new_version(self, replaces: int, name: str, role: Role) -> int:
+        """The version of an external value after a write."""
+        return self.new_value(name=name, nbytes=0, role=role, external=True, replaces=replaces)
+
+    def add_value(self, node: Node | None, tensor: Tensor, **fields: Any) -> int:
+        on_device = tensor.device.type == self.device.type
+        fields.setdefault("nbytes", tensor.untyped_storage().nbytes() if on_device else 0)
+        if node is None:
+            return self.new_value(**fields)
+        self.value_of[node] = self.new_value(**{"name": node.name, **fields})
+        return self.value_of[node]
+
+    def current(self, node: Node) -> int:
+        """The latest version of a storage that a node makes."""
+        return self.newest.get(node, self.value_of[node])
 
     def add_externals(self) -> None:
         roles = [Role.PARAM] * len(self.tensors.parameters) + [Role.BUFFER] * len(self.tensors.buffers)
@@ -131,11 +135,8 @@ class _Translator:
                 self.add_value(node, constant, role=Role.BUFFER, external=True)
 
     def input_values(self, node: Node) -> tuple[int, ...]:
-        found: dict[int, None] = {}
-        for argument in self.flow.arguments(node):
-            base = self.flow.base_of[argument]
-            found[self.newest.get(base, self.value_of[base])] = None
-        return tuple(found)
+        arguments = self.flow.arguments(node)
+        return tuple(dict.fromkeys(self.current(self.flow.base_of[argument]) for argument in arguments))
 
     def defined(self, node: Node) -> list[tuple[Node | None, Tensor]]:
         """The storages that a compute node makes, each with the node that names it (None: never read)."""
@@ -146,7 +147,7 @@ class _Translator:
         named = {storage_id(value[u.args[1]]): u for u in bases}
         found: list[tuple[Node | None, Tensor]] = []
         for tensor in meta_tensors(value):
-            # A tensor returned twice may be two in the kernel: the second is counted while the op runs.
+            # A fake tensor that is returned twice may be two tensors of the kernel: both are counted.
             found.append((named.pop(storage_id(tensor), None), tensor))
         return found
 
@@ -167,33 +168,30 @@ class _Translator:
         )
         named = tuple((n, v) for n, v in made if n is not None)
         if state is None:
-            self.append(op, Call(node), named, forms)
+            self.append(op, CallOperator(node), named, forms)
             return
         device = str(self.draws_on(node))
         before = self.generator[device]
-        after = self.add_value(
-            None, None, name=f"generator_{node.name}", nbytes=0, role=Role.RNG, external=True, replaces=before
-        )
-        self.generator[device] = after
+        self.generator[device] = after = self.new_version(before, f"generator_{node.name}", Role.RNG)
         draw = attrs.evolve(first, inputs=(*inputs, before), outputs=(*outputs, after), reuses=())
         # A repeat allocates the state that it puts back at its end.
         again = attrs.evolve(
             first, inputs=(*inputs, state), reuses=(), workspace_nbytes=self.values[state].nbytes
         )
         op = attrs.evolve(op, rerun=1, implementations=(draw, again))
-        self.append(op, Draw(node, device, state), named, {})
+        self.append(op, Draw(node, device, state), named)
 
     def append(
         self,
         op: Op,
         recipe: Recipe,
-        named: tuple[tuple[Node, int], ...],
-        forms: dict[int, tuple[int, InPlace]],
+        named: tuple[tuple[Node, int], ...] = (),
+        forms: dict[int, tuple[int, InPlace]] | None = None,
     ) -> None:
         self.ops.append(op)
         self.recipes.append(recipe)
         self.made_by.append(named)
-        self.in_place.append(forms)
+        self.in_place.append(forms or {})
 
     def add_made(
         self, node: Node, defined: list[tuple[Node | None, Tensor]]
@@ -208,20 +206,14 @@ class _Translator:
         return device if device.index is not None or device.type == "cpu" else self.device
 
     def add_reader(self, node: Node, backward: bool) -> int:
-        """Add the op that reads the generator's state before a draw; the value index of the state."""
+        """Add the op that reads the generator's state before a draw; return the state's value index."""
         device = self.draws_on(node)
         if str(device) not in self.generator:
-            self.generator[str(device)] = self.add_value(
-                None, None, name=f"generator_{device}", nbytes=0, role=Role.RNG, external=True
-            )
+            name = f"generator_{device}"
+            self.generator[str(device)] = self.new_value(name=name, nbytes=0, role=Role.RNG, external=True)
         kept = default_generator(device).get_state()
-        state = self.add_value(
-            None,
-            None,
-            name=f"rng_{node.name}",
-            nbytes=kept.nbytes if self.device.type == kept.device.type else 0,
-            role=Role.RNG,
-        )
+        nbytes = kept.nbytes if self.device.type == kept.device.type else 0
+        state = self.new_value(name=f"rng_{node.name}", nbytes=nbytes, role=Role.RNG)
         read = Implementation(inputs=(self.generator[str(device)],), outputs=(state,))
         op = Op(
             name=f"read_{node.name}",
@@ -231,7 +223,7 @@ class _Translator:
             rerun=None,
             implementations=(read,),
         )
-        self.append(op, ReadGenerator(str(device)), (), {})
+        self.append(op, ReadGenerator(str(device)))
         return state
 
     def add_batch_norm(self, node: Node, inputs: tuple[int, ...]) -> None:
@@ -239,18 +231,8 @@ class _Translator:
         outputs = tuple(value for _, value in made)
         old, new = [], []
         for buffer in self.flow.norms[node]:
-            old.append(self.newest.get(buffer, self.value_of[buffer]))
-            new.append(
-                self.add_value(
-                    None,
-                    None,
-                    name=f"{buffer.name}_after_{node.name}",
-                    nbytes=0,
-                    role=Role.BUFFER,
-                    external=True,
-                    replaces=old[-1],
-                )
-            )
+            old.append(self.current(buffer))
+            new.append(self.new_version(old[-1], f"{buffer.name}_after_{node.name}", Role.BUFFER))
             self.newest[buffer] = new[-1]
         first = Implementation(inputs=(*inputs, *old), outputs=(*outputs, *new))
         again = Implementation(inputs=inputs, outputs=outputs)
@@ -262,35 +244,24 @@ class _Translator:
             implementations=(first, again),
         )
         named = tuple((n, v) for n, v in made if n is not None)
-        self.append(op, TrainBatchNorm(node, *self.flow.norms[node]), named, {})
+        self.append(op, TrainBatchNorm(node, *self.flow.norms[node]), named)
 
     def add_write_backs(self) -> None:
         in_place = {buffer for pair in self.flow.norms.values() for buffer in pair}
         for target, source in self.captured.mutations:
             if target in in_place:
                 continue
-            old = self.newest.get(target, self.value_of[target])
-            read = self.value_of[self.flow.base_of[source]]
-            new = self.add_value(
-                None,
-                None,
-                name=f"{self.values[old].name}_written",
-                nbytes=0,
-                role=Role.BUFFER,
-                external=True,
-                replaces=old,
-            )
-            self.newest[target] = new
+            old, read = self.current(target), self.value_of[self.flow.base_of[source]]
+            new = self.newest[target] = self.new_version(old, f"{self.values[old].name}_written", Role.BUFFER)
+            write = Implementation(inputs=(read, old) if read != old else (read,), outputs=(new,))
             op = Op(
                 name=f"write_{target.name}",
                 target="aten.copy_.default",
                 key=f"write {self.values[old].nbytes}",
                 rerun=None,
-                implementations=(
-                    Implementation(inputs=(read, old) if read != old else (read,), outputs=(new,)),
-                ),
+                implementations=(write,),
             )
-            self.append(op, WriteBack(target, source), (), {})
+            self.append(op, WriteBack(target, source))
 
     def add_outputs_and_tangents(self) -> None:
         for output in self.captured.outputs:
@@ -302,7 +273,7 @@ class _Translator:
                 tangent = output.tangent.meta["val"]
                 fields: dict[str, Any] = {"role": Role.TANGENT, "of": index}
                 if tangent.ndim == 0 and index is not None:
-                    # `loss.backward()` holds the gradient it begins with: it is counted with the loss.
+                    # `loss.backward()` holds its initial gradient, which is counted with the loss.
                     loss = self.values[index]
                     self.values[index] = attrs.evolve(loss, nbytes=loss.nbytes + tangent.element_size())
                     self.write_over_nothing(index)
@@ -310,15 +281,15 @@ class _Translator:
                 self.add_value(output.tangent, tangent, **fields)
 
     def write_over_nothing(self, value: int) -> None:
-        """Keep the op that makes a value from taking over an input's storage."""
+        """Forbid the op that makes a value to overwrite an input."""
         for i, op in enumerate(self.ops):
             if value in op.first.outputs:
-                only = tuple(attrs.evolve(way, reuses=()) for way in op.implementations)
-                self.ops[i] = attrs.evolve(op, implementations=only)
+                without = tuple(attrs.evolve(run, reuses=()) for run in op.implementations)
+                self.ops[i] = attrs.evolve(op, implementations=without)
                 self.in_place[i] = {}
 
     def reusable(self, node: Node, outputs: tuple[int, ...]) -> dict[int, tuple[int, InPlace]]:
-        """Values that this op could write over, with the argument position and the form to call."""
+        """Values that this op could overwrite, with the argument position and the form to call."""
         forms = self.forms.get(node.target, {})
         found: dict[int, tuple[int, InPlace]] = {}
         result = node.meta["val"]
@@ -331,21 +302,18 @@ class _Translator:
             value = self.value_of[base]
             stored = self.values[value]
             alone = sum(self.flow.base_of.get(a) is base for a in node.all_input_nodes) == 1
-            same = (written.shape, written.stride(), written.dtype) == (
-                result.shape,
-                result.stride(),
-                result.dtype,
-            )
+            same = all(getattr(written, name) == getattr(result, name) for name in ("shape", "dtype"))
+            same = same and written.stride() == result.stride()
             whole = stored.nbytes == self.values[outputs[0]].nbytes
             twice = sum(a is argument for a in node.args if isinstance(a, Node)) > 1
-            # A tangent belongs to autograd, which may still show it to somebody: never written.
-            lent = stored.external or stored.role is Role.TANGENT
-            if same and whole and alone and not twice and not lent:
+            # A tangent belongs to autograd, which may pass it on, so it is never written.
+            foreign = stored.external or stored.role is Role.TANGENT
+            if same and whole and alone and not twice and not foreign:
                 found[value] = (place, form)
         return found
 
     def add_gradients(self) -> tuple[tuple[int, Node, int], ...]:
-        """Give every gradient a storage of its own that autograd can take over without a copy."""
+        """Give every gradient its own storage, which autograd can take over without a copy."""
         places = {node: i for i, node in enumerate(self.captured.externals)}
         bases = [self.flow.base_of.get(g, g) for _, g in self.captured.gradients]
         found = []
@@ -372,7 +340,7 @@ class _Translator:
         stride = own_stride(parameter, tuple(made.shape))
         name = f"{gradient.name}_for_{self.values[place].name}"
         nbytes = made.numel() * made.element_size()
-        value = self.add_value(None, None, name=name, nbytes=nbytes, role=Role.GRAD, of=place)
+        value = self.new_value(name=name, nbytes=nbytes, role=Role.GRAD, of=place)
         op = Op(
             name=f"own_{name}",
             target="own_gradient",
@@ -380,11 +348,11 @@ class _Translator:
             key=f"own_gradient {tuple(made.shape)} {made.stride()} {stride} {made.dtype}",
             implementations=(Implementation(inputs=(source,), outputs=(value,)),),
         )
-        self.append(op, OwnGradient(gradient, tuple(made.shape), tuple(stride)), (), {})
+        self.append(op, OwnGradient(gradient, tuple(made.shape), tuple(stride)))
         return value
 
     def forbid_stale_repeats(self) -> tuple[Op, ...]:
-        """An op that reads a caller's tensor before the forward overwrites it must not run again."""
+        """The ops; one that reads a caller's tensor before the forward overwrites it must not be repeated."""
         overwritten = {v.replaces for v in self.values if v.replaces is not None}
         return tuple(
             attrs.evolve(op, rerun=None)

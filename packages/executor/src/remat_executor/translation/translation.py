@@ -1,4 +1,4 @@
-"""What translation gives: the graph of a step, and the way back to torch."""
+"""The result of translation: the graph of a step, and the way back to torch."""
 
 import attrs
 import torch
@@ -16,12 +16,12 @@ class Translation:
     Attributes:
         graph: the IR; times and workspaces are zero until measured.
         recipes: per op how to carry it out.
-        value_of: fx node -> index of the value that it is (not of views).
+        value_of: fx node -> index of its value; views have none.
         made_by: per op the (fx node, value index) pairs that it defines.
-        base_of: fx node -> node whose storage it looks at (itself unless it is a view).
-        in_place: per op {value written over -> (argument position, form)}.
-        gradients: (external index, node to hand over, value index) in order of `Captured.gradients`.
-        device: where the work is done.
+        base_of: fx node -> node whose storage it shows (itself unless it is a view).
+        in_place: per op {overwritten value -> (argument position, form)}.
+        gradients: (external index, node to deliver, value index) in order of `Captured.gradients`.
+        device: where the step runs.
     """
 
     graph: Graph

@@ -221,7 +221,7 @@ def largest_batch(
     time_limit: options.TimeLimitOption = None,
 ) -> None:
     """Find the largest batch that trains inside a budget."""
-    from remat_executor import plan_graph
+    from remat_executor import step_graph
     from remat_facade.cli.target import load_target
     from remat_facade.entrypoints.inputs import as_call, check_model
 
@@ -233,7 +233,7 @@ def largest_batch(
             model, sample, sample_kwargs = load_target(target, batch)
             args, kwargs = as_call(sample, sample_kwargs)
             check_model(model, args, kwargs)
-            graph = plan_graph(model, args, kwargs)
+            graph = step_graph(model, args, kwargs)
             update(f"batch {batch}: planning {len(graph.ops)} ops")
             return graph
 

@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from remat_executor import PlannedModule, Planner
-from remat_executor.lowering.step_handler import Handlers
+from remat_executor import OffloadBackend, PlanFunction, PlannedModule
 from remat_facade.entrypoints.inputs import device_of
 from remat_facade.entrypoints.options import CallOptions, CostOptions, RunOptions
 from remat_facade.planning.memory_fit import Fit, Optimizer, fit_of
@@ -19,13 +18,13 @@ class BudgetedModule(PlannedModule):
     def _remat_build(
         self,
         model: nn.Module,
-        planner: Planner,
+        planner: PlanFunction,
         call: CallOptions,
         cost: CostOptions,
         run: RunOptions,
         optimizer: Optimizer,
         *,
-        handlers: Handlers | None = None,
+        backend: OffloadBackend | None = None,
         device: torch.device | None = None,
     ) -> None:
         """Capture, measure and plan a step; `optimizer` is the default of `will_it_fit`."""
@@ -42,7 +41,7 @@ class BudgetedModule(PlannedModule):
             max_plans=run.max_plans,
             buckets=run.buckets,
             part_nbytes=run.part_nbytes,
-            handlers=handlers,
+            backend=backend,
             device=device,
         )
         object.__setattr__(self, "_remat_optimizer", optimizer)

@@ -153,7 +153,7 @@ class Offmate(BudgetedModule):
             cost,
             run,
             training.optimizer,
-            handlers=training,
+            backend=training,
             device=training.machine.device,
         )
 

@@ -3,7 +3,7 @@
 import attrs
 from torch import nn
 
-from remat_executor import PlannedModule, plan_graph
+from remat_executor import PlannedModule, step_graph
 from remat_facade.entrypoints.inputs import Arguments, check_model, device_of
 from remat_facade.entrypoints.options import AnyPath, CostOptions, PlanOptions
 from remat_facade.errors import BadModel
@@ -79,7 +79,7 @@ def plan_model(
         planner = attrs.evolve(planner, budget=budget, device_nbytes=device_nbytes, device="the given device")
         planner.check()
     args, kwargs = arguments
-    graph = plan_graph(
+    graph = step_graph(
         model, args, kwargs, platform=cost.platform, cache_dir=cost.folder, on_progress=cost.stages
     )
     plan = planner(graph)

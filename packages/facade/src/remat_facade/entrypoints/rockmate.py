@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from remat_executor import Buckets
-from remat_executor.module.distributed import Ranks, planning
-from remat_executor.module.peak_check import MarginPlanner
+from remat_executor import Buckets, MarginPlanner
+from remat_executor.module.distributed import Ranks, plan_sharing
 from remat_executor.module.plan_cache import MOST_PLANS
 from remat_facade.config.types import Config
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
@@ -129,7 +128,7 @@ class Rockmate(BudgetedModule):
         options = PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, optimizer=optimizer, zoo=zoo)
         cost = CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress)
         run = RunOptions(runtime=runtime, max_plans=max_plans, buckets=buckets, part_nbytes=part_nbytes)
-        with planning(ranks) as together:
+        with plan_sharing(ranks) as together:
             method = choose_method(self._remat_method, config, solver, seed, time_limit_s)
             call = CallOptions(arguments=as_call(sample, sample_kwargs), differentiate=differentiate)
             own = prepare(model, call.arguments, options, method, cost)

@@ -68,7 +68,7 @@ class _Planned:
         if self.planned is None and self.differentiable:
             try:
                 self.planned = Rockmate(self.module, args, **chosen)
-                self.planned._remat.said.add("compiled")  # this warning is for modules that a user compiles
+                self.planned._remat.warned.add("compiled")  # this warning is for modules that a user compiles
             except NothingToDifferentiate:  # for example an argmax between two graph breaks
                 self.differentiable = False
         if self.planned is None:
@@ -76,7 +76,7 @@ class _Planned:
         self.calls += 1
         # Equal blocks share one graph, so its second call may be the second one of a step.
         if self.calls <= 2 and planned_calls_behind(tensors) == 1:
-            self.planned._remat.said.add("in flight")  # the next line warns instead
+            self.planned._remat.warned.add("pending calls")  # the next line warns instead
             warn(
                 "the model is compiled into several graphs, and each keeps to the budget separately, so "
                 "together they may exceed it; pass fullgraph=True to see where the graph breaks"

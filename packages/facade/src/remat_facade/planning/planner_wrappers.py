@@ -10,7 +10,7 @@ from remat_graph import Graph, OverBudget, Plan, fingerprint
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 
 if TYPE_CHECKING:  # the module imports torch
-    from remat_executor.module.peak_check import MarginPlanner
+    from remat_executor import MarginPlanner
 
 
 @attrs.define(eq=False)

@@ -92,10 +92,10 @@ class TrainingSession:
         """Return the session itself: a private copy of the optimizer refers to it, and does not step it."""
         return self
 
-    # -- the executor's protocol: `Handlers`
+    # -- the executor's protocol: `OffloadBackend`
 
-    def extended(self, graph: Graph, tensors: Tensors) -> Graph:
-        """Add parameters, states and updates to the captured graph; see `Handlers`."""
+    def extend_graph(self, graph: Graph, tensors: Tensors) -> Graph:
+        """Add parameters, states and updates to the captured graph; see `OffloadBackend`."""
         self.external_nbytes = _external_nbytes(tensors, self.machine.device)
         if self.on_host is None and (pair := overlapping([param for _, param in tensors.parameters])):
             first, second = (tensors.parameters[place][0][0] for place in pair)
@@ -140,8 +140,8 @@ class TrainingSession:
             extended, {i for i, value in enumerate(extended.values) if value.name in self.on_host}
         )
 
-    def settle(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
-        """Move all persistent values to their placement; see `Handlers`."""
+    def apply_placement(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
+        """Move all persistent values to their placement; see `OffloadBackend`."""
         settled = with_placement(graph, on_host)
         if self.on_host is not None:
             return settled
@@ -169,8 +169,8 @@ class TrainingSession:
         return settled
 
     @context
-    def entered(self) -> Generator[None, None, None]:
-        """Prepare for one call, which runs inside the context; see `Handlers`.
+    def call_context(self) -> Generator[None, None, None]:
+        """Prepare for one call, which runs inside the context; see `OffloadBackend`.
 
         Raises:
             OffloadMisuse: a parameter cannot be restored to its placement, or a gradient would be ignored.
@@ -191,9 +191,9 @@ class TrainingSession:
         return self.engine.begin(step)
 
     @context
-    def original(self) -> Generator[None, None, None]:
-        """Let the original module run inside the context; see `Handlers`."""
-        with self.entered(), OnDemandWeights(self.engine.residency):
+    def original_context(self) -> Generator[None, None, None]:
+        """Let the original module run inside the context; see `OffloadBackend`."""
+        with self.call_context(), OnDemandWeights(self.engine.residency):
             yield
 
     # -- replacements of the optimizer's methods

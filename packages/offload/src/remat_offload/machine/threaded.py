@@ -22,7 +22,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from remat_executor.fork_lock import LOOK_S
+from remat_executor.fork_lock import CHECK_INTERVAL_S
 from remat_graph import Lane
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.errors import LaneFailed, MachineMisuse
@@ -154,7 +154,7 @@ class Job:
             gone = not self.thread.serves() or self.thread is threading.current_thread()
             if gone and not self._ended.is_set():
                 raise MachineMisuse(problem=f"{self.name!r} will never be done: {_ELSEWHERE}")
-            self._ended.wait(LOOK_S)
+            self._ended.wait(CHECK_INTERVAL_S)
 
 
 @attrs.define(eq=False)
@@ -331,7 +331,7 @@ def _join(threads: Iterable[_Thread], limit_s: float = math.inf) -> None:
     for thread in threads:
         until_s = time.monotonic() + limit_s
         while thread.serves() and time.monotonic() < until_s:
-            thread.through.wait(LOOK_S)
+            thread.through.wait(CHECK_INTERVAL_S)
         if not thread.serves():
             with uninterrupted():
-                thread.join(LOOK_S)
+                thread.join(CHECK_INTERVAL_S)

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from remat_executor.inspection.attribute_keys import settings
+from remat_executor.inspection.attribute_keys import attribute_keys
 from remat_executor.inspection.object_contents import MOST
 
 
@@ -136,31 +136,31 @@ def test_what_cannot_be_looked_into_counts_by_identity(make: Callable[[], Any]) 
     module = nn.Module()
     held = make()
     module.__dict__["held"] = held
-    before = settings([module])
-    assert settings([module]) == before
+    before = attribute_keys([module])
+    assert attribute_keys([module]) == before
     module.__dict__["held"] = Box()
-    assert settings([module]) != before
+    assert attribute_keys([module]) != before
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, lambda _: logging.getLogger("some")])
 def test_machinery_around_a_model_is_not_looked_into(make: Callable[[Any], Any]) -> None:
-    """An optimizer that steps, a logger that remembers levels: no change of the model's settings."""
+    """An optimizer that steps, a logger that remembers levels: no change of the model's attributes."""
     module = nn.Linear(2, 2)
     module.held = make(module.parameters())
-    before = settings([module])
+    before = attribute_keys([module])
     module(torch.ones(1, 2)).sum().backward()
     if isinstance(module.held, torch.optim.Optimizer):
         module.held.step()
     else:
         module.held.isEnabledFor(logging.DEBUG)
-    assert settings([module]) == before
+    assert attribute_keys([module]) == before
 
 
 def test_one_limit_for_all_that_is_held() -> None:
-    """A million numbers in nested containers are not walked through at each call."""
+    """A million numbers in nested containers are not traversed at each call."""
     module = nn.Module()
     module.held = {i: {j: list(range(100)) for j in range(100)} for i in range(100)}
-    key = settings([module])
+    key = attribute_keys([module])
     assert len(str(key)) < 100 * MOST
 
 
@@ -173,13 +173,13 @@ def test_what_is_gone_is_not_held() -> None:
     act = make()
     module = nn.Module()
     module.act = act
-    before, alive = settings([module]), weakref.ref(act)
-    assert settings([module]) == before
+    before, alive = attribute_keys([module]), weakref.ref(act)
+    assert attribute_keys([module]) == before
     del act, module.act
     gc.collect()
     assert alive() is None
     module.act = make()
-    assert settings([module]) != before
+    assert attribute_keys([module]) != before
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -188,13 +188,13 @@ def test_a_change_is_seen(name: str) -> None:
     make, change = CHANGES[name]
     module = nn.Module()
     module.held = make()
-    before = settings([module])
-    assert before == settings([module])
-    assert hash(before) == hash(settings([module]))
+    before = attribute_keys([module])
+    assert before == attribute_keys([module])
+    assert hash(before) == hash(attribute_keys([module]))
     replaced = change(module.held)
     if replaced is not None:
         module.held = replaced
-    assert settings([module]) != before
+    assert attribute_keys([module]) != before
 
 
 def test_a_closure_counts_by_what_it_holds() -> None:
@@ -214,25 +214,25 @@ def test_a_closure_counts_by_what_it_holds() -> None:
 
     module = nn.Module()
     module.act, write = make()
-    before = settings([module])
+    before = attribute_keys([module])
     write(2)
-    assert settings([module]) != before
+    assert attribute_keys([module]) != before
 
 
 def test_equal_but_not_the_same() -> None:
     """Objects count by their class and fields: a copy of a config is no change."""
     module = nn.Module()
     module.config = Box(scale=1.0, names=["a"])
-    before = settings([module])
+    before = attribute_keys([module])
     module.config = Box(scale=1.0, names=["a"])
-    assert settings([module]) == before
+    assert attribute_keys([module]) == before
 
 
 def test_cycles_and_tensors() -> None:
-    """An object that refers to itself ends the walk; tensors are the graph's inputs."""
+    """An object that refers to itself ends the traversal; tensors are the graph's inputs."""
     module = nn.Module()
     module.box = Box(table=torch.zeros(2))
     module.box.me = module.box
-    before = settings([module])
+    before = attribute_keys([module])
     module.box.table = torch.ones(2)
-    assert settings([module]) == before
+    assert attribute_keys([module]) == before
