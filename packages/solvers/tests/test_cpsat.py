@@ -134,7 +134,7 @@ def test_without_ortools_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An ortools of our own making; returns the module in which the process meets its fate."""
+    """An ortools of our own making; returns the module in which the process ends as the test wants."""
     module = tmp_path / "ortools" / "sat" / "python" / "cp_model.py"
     module.parent.mkdir(parents=True)
     for folder in (tmp_path / "ortools", tmp_path / "ortools" / "sat", module.parent):
@@ -145,7 +145,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("fate", "said"),
+    ("outcome", "said"),
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crashed: exit code -9"),
         ("raise MemoryError('no bytes left')", "crashed: MemoryError: no bytes left"),
@@ -153,9 +153,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
     ids=["killed", "out of memory", "silent"],
 )
-def test_a_process_that_dies_is_a_warning(fake: Path, placement: str, said: str) -> None:
+def test_a_process_that_dies_is_a_warning(fake: Path, outcome: str, said: str) -> None:
     """The caller lives on, without a schedule and without a claim."""
-    fake.write_text(placement)
+    fake.write_text(outcome)
     with pytest.warns(SolverWarning, match=f"CP-SAT {said}"):
         solution = moccasin(layers("linear4_unit"), 4)
     assert solution.order is None
