@@ -152,7 +152,7 @@ def optimizer_row(repeats: int, parameters: int = 8, numel: int = 1 << 22) -> di
     optimizer = torch.optim.AdamW(model, fused=True)
     whole = torch.optim.AdamW([flat], fused=True)
     states = OptimizerStates(optimizer, torch.device("cpu"))
-    states.settle()
+    states.apply_placement()
     grads = [torch.randn(numel) for _ in model]
     flat.grad = torch.randn(parameters * numel)
     block, there = torch.empty(1 << 26, dtype=torch.uint8), torch.empty(1 << 26, dtype=torch.uint8)

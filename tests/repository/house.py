@@ -29,8 +29,8 @@ MOST = {
     "files above 400 lines": 1,
     "functions above 60 lines": 0,
     "duplicates of six lines": 15,
-    "private words": 2061,
-    "class names defined twice": 6,
+    "private words": 0,
+    "class names defined twice": 0,
 }
 
 
@@ -94,7 +94,7 @@ WORDS = (
     Word("Handlers", r"\bHandlers\b", "`OffloadBackend`"),
     Word("extended", r"\bextended\b", "`extend_graph`", _MODULE),
     Word("settle", r"\b[Ss]ettle[ds]?\b", "fix, fixed; `apply_placement`"),
-    Word("plan_graph", r"\bplan_graph\b", "`training_graph`"),
+    Word("plan_graph", r"\bplan_graph\b", "`step_graph`"),
     Word("shadow", r"\b[Ss]hadows?\b", "private copy"),
     Word("probe", r"\b[Pp]robes?\b", "profile", "remat_offload/"),
     Word("piecewise", r"\b[Pp]iecewise\w*", "chunked"),
@@ -173,6 +173,10 @@ ALLOWED = (
     ("remat_solvers/kernels/", r"\bsettle\b", "a kernel that carries a change through, nothing of placement"),
     ("remat_offload/host_memory/|docs/api/", r"\b[Ll]end(s|ing)?\b|\b[Ll]ent\b", "`HostPool.lend` is public"),
     ("", r"\.lend\b", "`HostPool.lend` is public"),
+    ("remat_offload/host_memory/", r"\b_?lent_nbytes\b", "a public figure of the pool"),
+    ("remat_solvers/portfolio/auto", r"\bguests?\b", "`guests` is a public parameter of the solver"),
+    ("remat_solvers/portfolio/auto", '"descend"', "a name of `Solution.stats`"),
+    ("docs/results", r"\btakes [\d.]+ MiB\b.*\bleaves it room\b", "an error as it was recorded"),
     ("", r"\bthe rest of\b", "plain English"),
     ("CONTRIBUTING", r"\|[^|]*\|$", "the glossary names what its words replace"),
 )

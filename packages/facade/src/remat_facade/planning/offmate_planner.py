@@ -103,9 +103,9 @@ class OffmatePlanner(StepPlanner):
                 least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
                 cut_short=deadline.hit,
             )
-        settled = with_placement(graph, solution.on_host)
+        placed = with_placement(graph, solution.on_host)
         plan = Plan.from_schedule(
-            settled,
+            placed,
             solution.schedule,
             budget_nbytes=budget_nbytes,
             lower_bound_s=solution.lower_bound_s / passes,  # a plan's times are of one forward and backward
@@ -122,7 +122,7 @@ class OffmatePlanner(StepPlanner):
             links=self.links,
             periods=PERIODS,
         )
-        return self._where_most_is_held(settled, plan)
+        return self._where_most_is_held(placed, plan)
 
     def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
         """The plan with notes that explain its decisions."""

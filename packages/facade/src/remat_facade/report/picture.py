@@ -150,7 +150,7 @@ def annotate(
     colour: str,
     **align: Any,
 ) -> None:
-    """Write `text` `offset` points away from a point, whose coordinates have these units of matplotlib."""
+    """Write `text` `offset` points from a point, whose coordinates have these units of matplotlib."""
     at: dict[str, Any] = {"xycoords": units, "xytext": offset, "textcoords": "offset points"}
     axes.annotate(text, point, color=colour, **at, **align)
 

@@ -85,7 +85,7 @@ class Residency:
         self._locations: dict[str, _Location] = {}  # the latest known memory of each parameter
         self._storages: dict[str, int] = {}  # bytes of the storages that parameters have on the device
 
-    def settle(
+    def apply_placement(
         self,
         graph: Graph,
         params: Sequence[nn.Parameter],

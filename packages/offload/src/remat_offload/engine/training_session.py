@@ -133,28 +133,30 @@ class TrainingSession:
                 problem=f"the optimizer has parameters that the model does not: {len(known)}, of {shapes}",
                 advice="add them to the model, or train them with another optimizer",
             )
-        extended = training_graph(graph, optimized)
+        training = training_graph(graph, optimized)
         if self.on_host is None:
-            return extended
+            return training
         return with_placement(
-            extended, {i for i, value in enumerate(extended.values) if value.name in self.on_host}
+            training, {i for i, value in enumerate(training.values) if value.name in self.on_host}
         )
 
     def apply_placement(self, graph: Graph, on_host: frozenset[int], tensors: Tensors) -> Graph:
         """Move all persistent values to their placement; see `OffloadBackend`."""
-        settled = with_placement(graph, on_host)
+        placed = with_placement(graph, on_host)
         if self.on_host is not None:
-            return settled
+            return placed
         params = [param for _, param in tensors.parameters]
-        self.engine.residency.settle(settled, params, [buffer for _, buffer in tensors.buffers], self._reader)
+        self.engine.residency.apply_placement(
+            placed, params, [buffer for _, buffer in tensors.buffers], self._reader
+        )
         self._reader = None  # frees the weights that it reads
-        for value in settled.values:
+        for value in placed.values:
             if (
                 value.role is Role.OPTIMIZER_STATE
                 and value.placement is Placement.HOST
                 and value.of is not None
             ):
-                owner, param = settled.values[value.of].name, params[value.of]
+                owner, param = placed.values[value.of].name, params[value.of]
                 name = value.name.removeprefix(f"{owner}.")
                 (state,) = (state for state in self.states.kept(param) if state.name == name)
                 like = param if state.shape == tuple(param.shape) else torch.empty(state.shape, device="meta")
@@ -162,11 +164,11 @@ class TrainingSession:
                 self.states.reserve_on_host(
                     param, name, self.engine.residency.reserve_on_host(value.name, layout).whole
                 )
-        self.states.settle(None if self._before is None else self._before.states)
-        self.on_host = frozenset(v.name for v in settled.values if v.placement is Placement.HOST)
+        self.states.apply_placement(None if self._before is None else self._before.states)
+        self.on_host = frozenset(v.name for v in placed.values if v.placement is Placement.HOST)
         self.engine.accumulated = self._with_gradients()
         self._attach()
-        return settled
+        return placed
 
     @context
     def call_context(self) -> Generator[None, None, None]:

@@ -4,7 +4,7 @@ A gradient on the host is complete before the backward ends, so its norm can be 
 learns which norm is needed, and after how many backwards: from the first clipping on, the CPU's lane computes
 a gradient's norm as soon as as many gradients were added up as at the latest clipping. The result is used
 only if the gradient is still the same tensor, unwritten since, and the kernel had as many threads as the
-caller's would have: so the result is torch's to the bit. Otherwise the norm is computed again.
+caller's would have: so the result is bit-identical to torch's. Otherwise the norm is recomputed.
 
 The update that reads a gradient on the host also scales it, chunk by chunk. Until then the parameter is
 pending (`pending_parameters`), and a read of its gradient scales it first. A tensor that was taken from

@@ -98,10 +98,10 @@ class OptimizerStates:
         self._stepper.adopt(param)
 
     def reserve_on_host(self, param: nn.Parameter, name: str, whole: Tensor) -> None:
-        """Set a state's block on the host; before `settle`."""
+        """Set a state's block on the host; before `apply_placement`."""
         self._blocks[param, name] = whole
 
-    def settle(self, before: "OptimizerStates | None" = None) -> None:
+    def apply_placement(self, before: "OptimizerStates | None" = None) -> None:
         """Move existing states to their places, once every state placed on the host has a block.
 
         Args:

@@ -258,7 +258,7 @@ class _Portfolio:
         return order
 
     def run_guests(self) -> list[Ints]:
-        """What the guests found, where it is valid and fits."""
+        """Orders of the guest solvers whose schedules are valid and fit."""
         found: list[Ints] = []
         for name in self.settings.guests:
             if self.closed() or self.deadline.reached():
