@@ -51,12 +51,7 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
         figures["links"] = links_to_data(plan.links)
     if plan.periods != 1:
         figures["periods"] = plan.periods
-    return {
-        "format": PLAN_FORMAT,
-        "version": VERSION,
-        **figures,
-        "schedule": schedule_to_data(plan.schedule),
-    }
+    return {"format": PLAN_FORMAT, "version": VERSION, **figures, "schedule": schedule_to_data(plan.schedule)}
 
 
 def plan_from_data(data: Any, *, graph: Graph | None = None, source: str = "plan data") -> Plan:

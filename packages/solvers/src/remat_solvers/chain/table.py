@@ -313,11 +313,7 @@ class ChainTable:
 
 
 def chain_orders(
-    groups: Partition,
-    options: Sequence[Sequence[Option]],
-    budget_nbytes: int,
-    slots: int,
-    deadline: Deadline,
+    groups: Partition, options: Sequence[Sequence[Option]], budget_nbytes: int, slots: int, deadline: Deadline
 ) -> Iterator[Ints]:
     """The plans of both memory estimates at several levels; their peaks lie around the budget."""
     for chain in (ConservativeChain(groups), OptimisticChain(groups)):

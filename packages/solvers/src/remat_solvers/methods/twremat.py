@@ -61,11 +61,7 @@ class TwRemat(Rematerializer):
             fits = result.valid and result.peak_nbytes <= problem.budget_nbytes
             if fits and result.time_s < best_s:
                 best, best_s, leaf_of_best = cleaned, result.time_s, leaf
-        return judge(
-            problem,
-            best,
-            stats={"width": parts.width, "leaf": leaf_of_best},
-        )
+        return judge(problem, best, stats={"width": parts.width, "leaf": leaf_of_best})
 
 
 class TreeDecomposition:

@@ -23,11 +23,7 @@ class SubprocessResult:
 
 
 def solve_in_subprocess(
-    name: str,
-    problem: Problem,
-    seconds: float,
-    *,
-    most_s: float = float("inf"),
+    name: str, problem: Problem, seconds: float, *, most_s: float = float("inf")
 ) -> SubprocessResult:
     """Let a registered solver work on a problem for this many seconds in its own process.
 

@@ -52,11 +52,7 @@ __all__ = [
 
 
 def schedule_transfers(
-    graph: Graph,
-    order: Iterable[int],
-    moves: Iterable[IdleInterval],
-    budget_nbytes: int,
-    links: Links,
+    graph: Graph, order: Iterable[int], moves: Iterable[IdleInterval], budget_nbytes: int, links: Links
 ) -> Schedule:
     """The schedule that runs an order and swaps values out in some of its idle intervals.
 
