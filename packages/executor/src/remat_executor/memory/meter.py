@@ -82,13 +82,7 @@ class MemoryMeter(TorchDispatchMode):
         """Restart the peak from the bytes that are live now."""
         self.peak_nbytes, self.peak_op = self.live_nbytes, ""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(hasattr(cls, "__tensor_flatten__") for cls in types):
             return NotImplemented  # a wrapper calls operators on its inner tensors, which come back here

@@ -15,7 +15,7 @@ Imperfect: modules that behave differently under a ``TorchFunctionMode`` do so h
 bits. Code compiled by TorchScript is not intercepted.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -62,13 +62,7 @@ class OnDemandWeights(TorchFunctionMode):
         super().__init__()
         self._fetcher = fetcher
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function on fetched copies."""
         kwargs = dict(kwargs or {})
         moved = dict.fromkeys(param for param in _params_in((args, kwargs)) if self._fetcher.moves(param))

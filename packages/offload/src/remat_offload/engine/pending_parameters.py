@@ -6,7 +6,7 @@ an ordinary parameter, the same object. If the wait is interrupted, by Ctrl-C fo
 pending. The engine itself bypasses this class.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -21,13 +21,7 @@ class PendingParameter(nn.Parameter):
     """A parameter that is being updated."""
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Wait for every pending parameter among the arguments, then call the function."""
         kwargs = kwargs or {}
         for parameter in _pending_in((args, kwargs)):

@@ -34,9 +34,7 @@ class _NoDraws(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._optimizer = optimizer
 
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _draws(func) and _of_process(kwargs.get("generator"), args):
             raise RefusedOptimizer(
