@@ -8,12 +8,12 @@ front.
 
 from collections.abc import Iterable, Iterator
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.dropout import noise_dropout
+from remat_executor.capture.repeatable_batch_norms import drops_statistics, repeatable_batch_norms
 from remat_executor.errors import CaptureError
 from remat_executor.fx_nodes import (
     args_of,
@@ -59,7 +59,8 @@ class Dataflow:
         self.captured = captured
         self.base_of: dict[Node, Node] = {}
         self._find_bases()
-        self.norms = self._find_batch_norms()
+        self.norms, statistics = repeatable_batch_norms(captured)
+        self.base_of.update((new, self.base_of[old]) for new, old in statistics.items())
 
     def _find_bases(self) -> None:
         owner: dict[int, Node] = {}
@@ -101,35 +102,6 @@ class Dataflow:
     def is_view(self, node: Node) -> bool:
         """Whether a node shows a storage that another node made."""
         return self.base_of.get(node, node) is not node
-
-    def _find_batch_norms(self) -> dict[Node, tuple[Node, Node]]:
-        """Train-mode batch norms whose new statistics only replace a buffer of the caller."""
-        found: dict[Node, tuple[Node, Node]] = {}
-        latest: dict[Node, Node] = {}  # new statistic -> buffer, through repeated use of one norm
-        casts: dict[Node, Node] = {}
-        for node in self.captured.graph_module.graph.nodes:
-            if node.target is not torch.ops.aten._native_batch_norm_legit_functional.default:
-                continue
-            buffers = []
-            for place, argument in ((3, args_of(node)[3]), (4, args_of(node)[4])):
-                buffer = latest.get(argument, argument if argument.op == "placeholder" else None)
-                news = [u for u in node.users if is_item(u) and u.args[1] == place]
-                if buffer is None or len(news) != 1:
-                    break
-                new = _cast_back(news[0], buffer)
-                if not _only_statistic(new):
-                    break
-                buffers.append((buffer, new))
-                casts[new] = news[0]
-            if len(buffers) == 2 and node.args[5] is True:
-                found[node] = (buffers[0][0], buffers[1][0])
-                latest.update({new: buffer for buffer, new in buffers})
-        written = {target for target, _ in self.captured.mutations}
-        if not all({m, v} <= written for m, v in found.values()):
-            return {}
-        # The kernel writes buffers of any dtype itself, so a cast on the way back is not an op.
-        self.base_of.update((new, self.base_of[casts[new]]) for new in latest)
-        return found
 
     def reads(self, node: Node) -> Iterator[Node]:
         """The nodes whose storages a node reads, with views resolved to their bases."""
@@ -211,27 +183,3 @@ class Dataflow:
 def _storage(node: Node) -> int | None:
     value = node.meta.get("val")
     return storage_id(value) if isinstance(value, Tensor) else None
-
-
-def _cast_back(new: Node, buffer: Node) -> Node:
-    """The cast of a new statistic to its buffer's dtype, if there is one: torch infers float32."""
-    users = list(new.users)
-    cast = users[0] if len(users) == 1 else new
-    back = (
-        cast.target is torch.ops.aten._to_copy.default and cast.meta["val"].dtype == buffer.meta["val"].dtype
-    )
-    return cast if back else new
-
-
-def _only_statistic(new: Node) -> bool:
-    """Whether a batch norm's new statistic is read only by other norms and its buffer."""
-    norms = (
-        torch.ops.aten._native_batch_norm_legit_functional.default,
-        torch.ops.aten.native_batch_norm_backward.default,
-    )
-    return all(user.op == "output" or user.target in norms for user in new.users)
-
-
-def drops_statistics(node: Node) -> bool:
-    """Whether a node is the backward of a train-mode batch norm, which reads no running statistics."""
-    return node.target is torch.ops.aten.native_batch_norm_backward.default and node.args[7] is True

@@ -11,8 +11,8 @@ from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
 from remat_executor.capture.captured import Captured
-from remat_executor.capture.dataflow import drops_statistics
 from remat_executor.capture.recurrent import reads_opaque_bytes
+from remat_executor.capture.repeatable_batch_norms import drops_statistics
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.measure import measure
 from remat_executor.fx_nodes import (

@@ -2,7 +2,7 @@
 
 import torch
 
-from remat_executor.torch_private.precision import float32_precisions
+from remat_executor.torch_private.precision import attention_order, float32_precisions
 
 _TF32 = {"cuda.conv", "cuda.rnn"}  # where torch's own default is not IEEE
 
@@ -26,3 +26,18 @@ def unusual_flags() -> tuple[str, ...]:
         if precision != ("tf32" if where in _TF32 else "ieee"):
             words.append(f"{where}_{precision}")
     return tuple(words)
+
+
+def global_flags(device_type: str) -> tuple[tuple[str, str], ...]:
+    """(name, value) of torch's global state that decides which kernels run."""
+    autocast = "off"
+    if torch.is_autocast_enabled(device_type):
+        autocast = str(torch.get_autocast_dtype(device_type))
+    return (
+        ("autocast", autocast),
+        ("kernels", " ".join(unusual_flags())),
+        ("attention", attention_order()),
+        ("threads", str(torch.get_num_threads()) if device_type == "cpu" else ""),
+        ("default_dtype", str(torch.get_default_dtype())),
+        ("default_device", str(torch.get_default_device())),
+    )

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor.guards.external_state import ExternalState
-from remat_executor.guards.global_flags import unusual_flags
+from remat_executor.guards.global_flags import global_flags
 from remat_executor.inspection.attribute_keys import attribute_keys, exact_key
 from remat_executor.inspection.object_contents import PLAIN, TraversalLimit
 from remat_executor.inspection.tensors import Owned, Tensors
 from remat_executor.torch_private.autograd import active_transform
 from remat_executor.torch_private.module_hooks import global_module_hooks, hook_registries
-from remat_executor.torch_private.precision import attention_order
 from remat_executor.torch_private.tensors import storage_id
 
 SHARD_LATER = "plan the parts first and shard them then, as in fully_shard(Hiremate(block, ...))"
@@ -141,21 +140,6 @@ def _structure(
     return tuple(
         (name, type(m), m.training, tuple((key, place[id(child)]) for key, child in m._modules.items()))
         for name, m in modules
-    )
-
-
-def global_flags(device_type: str) -> tuple[tuple[str, str], ...]:
-    """(name, value) of torch's global state that decides which kernels run."""
-    autocast = "off"
-    if torch.is_autocast_enabled(device_type):
-        autocast = str(torch.get_autocast_dtype(device_type))
-    return (
-        ("autocast", autocast),
-        ("kernels", " ".join(unusual_flags())),
-        ("attention", attention_order()),
-        ("threads", str(torch.get_num_threads()) if device_type == "cpu" else ""),
-        ("default_dtype", str(torch.get_default_dtype())),
-        ("default_device", str(torch.get_default_device())),
     )
 
 

@@ -1,8 +1,10 @@
-"""Count the bytes that one pass over a schedule holds on the device and on the host, and their peaks."""
+"""Apply the memory rule: the bytes that one pass over a schedule holds on each side, and their peaks."""
+
+from collections.abc import Container, Set
 
 import attrs
 
-from remat_graph.ir import Graph
+from remat_graph.ir import Graph, Implementation
 
 
 @attrs.define(eq=False)
@@ -15,6 +17,7 @@ class Memory:
     held: int = 0  # device bytes, with the allocator's rounding
     held_exact: int = 0  # device bytes of storages alone
     host: int = 0  # bytes of host copies
+    highest: int = 0  # most device bytes while the latest op ran
     peak: int = 0  # highest device bytes, with rounding and workspaces
     peak_step: int = 0
     live_peak: int = 0  # highest device bytes of storages alone
@@ -30,6 +33,45 @@ class Memory:
         self.on_device.add(value)
         self.held += self.graph.allocated_nbytes(value)
         self.held_exact += 0 if self.graph.values[value].external else self.graph.values[value].nbytes
+
+    def compute(
+        self, implementation: Implementation, freed_next: Set[int], delivered: Container[int], step: int
+    ) -> int | None:
+        """Apply the memory rule to one run of an op: outputs come live before inputs may be freed.
+
+        The workspace lives while the op runs. An output takes over the storage of an input in `reuses` that
+        is in `freed_next`, the values freed directly after. A repeat that makes a pinned value makes a copy,
+        which is freed as soon as the op ends. `highest` is then the most that the op holds.
+
+        Returns:
+            An output that is still live and so cannot be made, or None.
+        """
+        new: list[int] = []
+        spike = spike_exact = 0
+        values = self.graph.values
+        dying = {v for _, v in implementation.reuses if v in freed_next and not values[v].external}
+        for value in implementation.outputs:
+            stored = values[value]
+            if stored.external:
+                continue
+            exists = value in self.on_device or value in delivered
+            sources = (s for made, s in implementation.reuses if made == value and s in dying)
+            source = None if exists else next(sources, None)
+            if source is not None:
+                dying.remove(source)
+                self.take_over(value, source)
+                continue
+            spike += self.graph.allocated_nbytes(value)
+            spike_exact += stored.nbytes
+            if not exists:
+                new.append(value)
+            elif not stored.pinned:
+                return value
+        self.highest = self.held + spike + implementation.workspace_nbytes
+        self.note_peak(step, spike + implementation.workspace_nbytes, spike_exact)
+        for value in new:
+            self.allocate(value)
+        return None
 
     def take_over(self, value: int, source: int) -> None:
         """Put a value into the storage of another one, whose later `Free` then releases no bytes."""

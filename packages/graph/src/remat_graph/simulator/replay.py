@@ -138,37 +138,18 @@ class Replay:
         for value in implementation.inputs:
             self._check_readable(value, op.name)
 
-        new: list[int] = []
-        spike = spike_exact = 0
-        reusable = {v for _, v in implementation.reuses if not self.graph.values[v].external}
-        dying = reusable & self._freed_next() if reusable else set()
         for value in implementation.outputs:
-            stored = self.graph.values[value]
-            if stored.external:
+            if self.graph.values[value].external:
                 self._overwrite(value, op.name)
-                continue
-            exists = value in self.memory.on_device or value in self.delivered
-            sources = (s for made, s in implementation.reuses if made == value and s in dying)
-            source = None if exists else next(sources, None)
-            if source is not None:
-                dying.remove(source)
-                self.memory.take_over(value, source)
-                continue
-            spike += self.graph.allocated_nbytes(value)
-            spike_exact += stored.nbytes
-            if not exists:
-                new.append(value)
-            elif not stored.pinned:
-                self._fail(f"{op.name} makes {stored.name}, which is still live")
-        highest = self.memory.held + spike + implementation.workspace_nbytes
-        self.memory.note_peak(self.step, spike + implementation.workspace_nbytes, spike_exact)
-        for value in new:
-            self.memory.allocate(value)
+        freed_next = self._freed_next() if implementation.reuses else set()
+        still_live = self.memory.compute(implementation, freed_next, self.delivered, self.step)
+        if still_live is not None:
+            self._fail(f"{op.name} makes {self.graph.values[still_live].name}, which is still live")
         self.events.append((Clock.compute, implementation.time_s))
         if again:
             self.recomputed_s += implementation.time_s
         self.ran.add(step.op)
-        return highest
+        return self.memory.highest
 
     def _freed_next(self) -> set[int]:
         """Values whose `Free` steps follow directly."""
