@@ -20,7 +20,7 @@ import record
 from remat_graph import Graph, load_graph, noremat_peak_nbytes, simulate
 from remat_solvers import Deadline, Problem, Progress, Status, get_solver
 from remat_solvers.bounds import lower_bound, tight_bound
-from remat_solvers.bounds.floor import working_nbytes
+from remat_solvers.bounds.budget_bound import working_nbytes
 from remat_solvers.bounds.reachability import reachability
 from remat_solvers.testing import mobile
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor.torch_private.generators import is_generator
-from remat_offload.machine import threaded
+from remat_offload.copy_lanes import threaded
 
 _GLOBAL = {
     id(torch.default_generator): "torch's generator",

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from remat_executor import MemoryMeter
 from remat_graph import Lane, Value
 from remat_offload import HostPool, SimulatedMachine
+from remat_offload.copy_lanes.threaded import Job
 from remat_offload.engine.on_demand_weights import OnDemandWeights
-from remat_offload.machine.threaded import Job
 from tests.helpers.offmates import (
     MODELS,
     OPTIMIZERS,

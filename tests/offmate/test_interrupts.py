@@ -13,9 +13,9 @@ from torch import Tensor, nn, optim
 
 from remat_graph import Lane, OptimizerStep
 from remat_offload import MachineMisuse, OffloadMisuse
+from remat_offload.copy_lanes import threaded
+from remat_offload.copy_lanes.threaded import Job
 from remat_offload.deferred_signals import uninterrupted
-from remat_offload.machine import threaded
-from remat_offload.machine.threaded import Job
 from remat_offload.optimizer.step_cost import UpdateCost
 from tests.helpers.offmates import offmate
 

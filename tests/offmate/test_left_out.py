@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 
 from remat_facade import Hiremate
 from remat_offload import OffloadMisuse, SimulatedMachine
-from remat_offload.machine.threaded import Job
+from remat_offload.copy_lanes.threaded import Job
 from tests.helpers.offmates import OPTIMIZERS, PLATFORM, offmate
 
 

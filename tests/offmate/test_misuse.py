@@ -23,8 +23,8 @@ from remat_offload import (
     RefusedOptimizer,
     SimulatedMachine,
 )
+from remat_offload.copy_lanes.threaded import Job
 from remat_offload.host_memory.pinned import RegisteredMemory
-from remat_offload.machine.threaded import Job
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
 MAKE, BATCHES = MODELS["convolutions"]

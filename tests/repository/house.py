@@ -129,7 +129,7 @@ WORDS = (
     Word("scratch", r"\b[Ss]cratch\b", "workspace"),
     Word("ask again", r"\b[Aa]sk(s|ed|ing)? (\w+ ){0,2}again\b", "retry, retried"),
     Word("manners", r"\bmanners?\b", "`nn.Module` behaviour"),
-    Word("hides", r"\bhides?\b", "overlaps", "remat_solvers/|remat_offload/machine/|docs/offmate|README"),
+    Word("hides", r"\bhides?\b", "overlaps", "remat_solvers/|remat_offload/copy_lanes/|docs/offmate|README"),
     Word(
         "as it is",
         r"\bas ever\b|\bas (it|they) (is|are|was|were)\b(?=[.,;:)]|$| (there|in|and|before|after|now)\b)",

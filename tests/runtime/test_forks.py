@@ -56,10 +56,12 @@ def test_children_of_what_moves(tmp_path: Path) -> None:
 
 
 WAITING = {  # what may wait, and where: whatever is new here must be shown not to wait for what is dead
-    "Event": {"remat_offload/machine/threaded.py"},  # a job's; whoever waits looks whether its thread lives
-    "Thread": {"remat_offload/machine/threaded.py"},
-    "SimpleQueue": {"remat_offload/machine/threaded.py"},  # its lane's thread alone waits for it
-    "RLock": {"remat_executor/fork_lock.py", "remat_offload/machine/threaded.py"},
+    "Event": {
+        "remat_offload/copy_lanes/threaded.py"
+    },  # the waiter checks that the thread of the job is alive
+    "Thread": {"remat_offload/copy_lanes/threaded.py"},
+    "SimpleQueue": {"remat_offload/copy_lanes/threaded.py"},  # its lane's thread alone waits for it
+    "RLock": {"remat_executor/fork_lock.py", "remat_offload/copy_lanes/threaded.py"},
     "run": {"remat_solvers/subprocess_json.py"},  # of subprocess, which has a limit
     "select": {"remat_graph/serialization/pipes.py"},  # for somebody to open a pipe's other end, with a limit
 }
@@ -110,9 +112,9 @@ def test_whatever_can_wait_is_known() -> None:
 @pytest.mark.parametrize(
     ("path", "method", "places"),
     [
-        ("remat_offload/machine/threaded.py", "self._ended.wait", 1),
-        ("remat_offload/machine/threaded.py", "thread.through.wait", 1),
-        ("remat_offload/machine/threaded.py", "thread.join", 1),
+        ("remat_offload/copy_lanes/threaded.py", "self._ended.wait", 1),
+        ("remat_offload/copy_lanes/threaded.py", "thread.through.wait", 1),
+        ("remat_offload/copy_lanes/threaded.py", "thread.join", 1),
         ("remat_executor/fork_lock.py", "self._lock.acquire", 1),
         ("remat_solvers/subprocess_json.py", "subprocess.run", 1),
         ("remat_graph/serialization/pipes.py", "select.select", 1),

@@ -10,7 +10,7 @@ import pytest
 from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, noremat_peak_nbytes, simulate
 from remat_solvers import Problem, SolverWarning, Status, get_solver
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
-from remat_solvers.bounds.coarse import CoarseBound
+from remat_solvers.bounds.coarse_time_bound import CoarseBound
 from remat_solvers.bounds.reachability import reachability, with_order
 from remat_solvers.portfolio import auto
 from remat_solvers.testing import chain, dense, mobile, random_graph, unet

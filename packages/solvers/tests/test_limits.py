@@ -21,7 +21,7 @@ from remat_solvers import (
     pareto,
     solver_names,
 )
-from remat_solvers.bounds.coarse import CoarseBound, Round
+from remat_solvers.bounds.coarse_time_bound import CoarseBound, Round
 from remat_solvers.chain.table import ChainTable, ConservativeChain, keep_all
 from remat_solvers.evaluation.arrays import Ints
 from remat_solvers.local_search.anneal import AnnealingWalk
@@ -63,7 +63,7 @@ def with_rounds(monkeypatch: pytest.MonkeyPatch, gains: int) -> list[int]:
     monkeypatch.setattr(CoarseBound, "round", play)
     monkeypatch.setattr(CoarseBound, "finished", False)
     monkeypatch.setattr(CoarseBound, "variables", 1)
-    monkeypatch.setattr("remat_solvers.bounds.cut.CutBound.extra_s", lambda *_: 0.0)
+    monkeypatch.setattr("remat_solvers.bounds.time_bound.CutBound.extra_s", lambda *_: 0.0)
     return done
 
 

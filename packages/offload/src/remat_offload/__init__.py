@@ -1,5 +1,11 @@
 """Move values off the device: host memory, copy lanes, optimizers stepped in parts, training sessions."""
 
+from remat_offload.copy_lanes.bandwidth import measure_links
+from remat_offload.copy_lanes.base import Machine, Ticket
+from remat_offload.copy_lanes.cuda_streams import CudaMachine
+from remat_offload.copy_lanes.races import Operation, Race, find_races
+from remat_offload.copy_lanes.recorder import Recorder
+from remat_offload.copy_lanes.simulated import SimulatedMachine
 from remat_offload.engine.training_session import TrainingSession
 from remat_offload.engine.weight_loading import WeightReader, Weights
 from remat_offload.errors import (
@@ -14,12 +20,6 @@ from remat_offload.errors import (
     StepMisuse,
 )
 from remat_offload.host_memory.pool import HostPool, HostPoolStatistics
-from remat_offload.machine.bandwidth import measure_links
-from remat_offload.machine.base import Machine, Ticket
-from remat_offload.machine.cuda import CudaMachine
-from remat_offload.machine.races import Operation, Race, find_races
-from remat_offload.machine.recorder import Recorder
-from remat_offload.machine.simulated import SimulatedMachine
 from remat_offload.optimizer.chunked_step import ChunkedStep
 from remat_offload.optimizer.partial_step import Stepper, kind_of, state_layout
 from remat_offload.optimizer.profile import Kind, StateTensor

@@ -6,7 +6,7 @@ import attrs
 
 from remat_graph import Graph, Schedule, noremat_peak_nbytes, simulate
 from remat_solvers.bounds import budget_floor
-from remat_solvers.bounds.cut import CutBound
+from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.errors import InfeasibleBudget
 from remat_solvers.evaluation.arrays import flatten
 from remat_solvers.local_search.min_peak import minimize_peak

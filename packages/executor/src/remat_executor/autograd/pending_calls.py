@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from remat_executor.autograd.chain import PlannedCall
+from remat_executor.autograd.gradient_delivery import PlannedCall
 
 
 def planned_calls_behind(tensors: Iterable[Tensor]) -> int:

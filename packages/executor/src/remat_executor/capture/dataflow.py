@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from remat_executor.capture.captured import Captured
-from remat_executor.capture.dropout import noise_dropout
+from remat_executor.capture.dropout_rounding import noise_dropout
 from remat_executor.capture.repeatable_batch_norms import drops_statistics, repeatable_batch_norms
 from remat_executor.errors import CaptureError
 from remat_executor.fx_nodes import (

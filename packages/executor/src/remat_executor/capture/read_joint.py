@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from remat_executor.capture.captured import Captured, Output
 from remat_executor.capture.collectives import refuse_collective
-from remat_executor.capture.dropout import use_eager_rounding
+from remat_executor.capture.dropout_rounding import use_eager_rounding
 from remat_executor.capture.explain import foreign_generator
 from remat_executor.capture.recurrent import keep_workspaces
 from remat_executor.capture.traced_step import TraceResult

@@ -17,7 +17,7 @@ from torch.fx import Graph as FxGraph
 from torch.fx import Node
 
 from remat_executor.capture.captured import Captured
-from remat_executor.capture.dropout import noise_dropout, replay_noise_dropout
+from remat_executor.capture.dropout_rounding import noise_dropout, replay_noise_dropout
 from remat_executor.capture.repeatable_batch_norms import drops_statistics
 from remat_executor.fx_nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.lowering.gradient_segments import split_backward

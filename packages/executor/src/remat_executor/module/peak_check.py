@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 import torch
 
-from remat_executor.autograd.chain import run_under_autograd
+from remat_executor.autograd.gradient_delivery import run_under_autograd
 from remat_executor.errors import OverCompiled
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.memory.allocator import allocator_peak

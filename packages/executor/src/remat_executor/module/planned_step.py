@@ -8,7 +8,12 @@ import attrs
 import torch
 from torch import Tensor
 
-from remat_executor.autograd.chain import PlannedCall, Wiring, run_under_autograd, without_autocast
+from remat_executor.autograd.gradient_delivery import (
+    PlannedCall,
+    Wiring,
+    run_under_autograd,
+    without_autocast,
+)
 from remat_executor.capture.captured import Captured
 from remat_executor.costs.annotate import op_cost
 from remat_executor.fx_nodes import replayed

@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import nn
 
-from remat_executor.autograd.chain import PlannedCall
+from remat_executor.autograd.gradient_delivery import PlannedCall
 from remat_executor.capture.captured import Captured
 from remat_executor.errors import NothingToDifferentiate, warn
 from remat_executor.fork_lock import ForkAwareLock

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from remat_executor.capture.dropout import noise_dropout, replay_noise_dropout
+from remat_executor.capture.dropout_rounding import noise_dropout, replay_noise_dropout
 from remat_executor.capture.recurrent import recording_lstm_layer
 from remat_executor.fx_nodes import may_draw, target_of
 from remat_executor.rng import default_generator, read_state, replay

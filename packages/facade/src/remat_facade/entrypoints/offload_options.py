@@ -29,7 +29,7 @@ from remat_offload import (
     Weights,
     measure_links,
 )
-from remat_offload.machine.threaded import LanedMachine
+from remat_offload.copy_lanes.threaded import LanedMachine
 
 HOST_SHARE = 0.8
 """Default host budget, as a share of the free host memory."""

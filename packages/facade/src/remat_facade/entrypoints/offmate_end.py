@@ -8,7 +8,7 @@ import attrs
 from remat_executor.errors import warn
 from remat_graph import RematError
 from remat_offload import HostPool, TrainingSession
-from remat_offload.machine.threaded import LanedMachine, outside_of_lanes
+from remat_offload.copy_lanes.threaded import LanedMachine, outside_of_lanes
 
 
 @attrs.define(eq=False)

@@ -14,13 +14,13 @@ from remat_executor.lowering.step_handler import Action
 from remat_executor.module.planned_step import PlannedStep
 from remat_graph import Lane, OptimizerStep, Placement, Role, Update
 from remat_graph.contexts import context
+from remat_offload.copy_lanes.base import Machine
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine.pending_parameters import clear_pending, mark_pending
 from remat_offload.engine.residency import Residency
 from remat_offload.engine.transfer_steps import Transfers
 from remat_offload.errors import LaneFailed, OffloadMisuse
 from remat_offload.host_memory.pool import Event, HostPool
-from remat_offload.machine.base import Machine
 from remat_offload.optimizer.clipping import Clipping
 from remat_offload.optimizer.states import OptimizerStates
 

@@ -22,6 +22,7 @@ from remat_executor.torch_private.tensors import past_torch_function, storage_id
 from remat_graph import Graph, Placement, Role
 from remat_graph.contexts import context
 from remat_graph.training import Optimized, training_graph, with_placement
+from remat_offload.copy_lanes.base import Machine
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine.engine import Engine
 from remat_offload.engine.on_demand_weights import OnDemandWeights
@@ -31,7 +32,6 @@ from remat_offload.engine.transfer_steps import Transfers
 from remat_offload.engine.weight_loading import WeightReader
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import HostPool
-from remat_offload.machine.base import Machine
 from remat_offload.optimizer.chunking import overlapping
 from remat_offload.optimizer.states import OptimizerStates
 

@@ -29,11 +29,11 @@ from remat_graph import (
     Update,
     Wait,
 )
+from remat_offload.copy_lanes.base import Machine, Ticket
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine.residency import Layout, Residency, Resident, bytes_of
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import Event, HostPool
-from remat_offload.machine.base import Machine, Ticket
 from remat_offload.optimizer.clipping import Clipping
 from remat_offload.optimizer.states import OptimizerStates
 

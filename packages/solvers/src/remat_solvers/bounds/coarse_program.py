@@ -1,9 +1,9 @@
-"""The integer program of the coarse bound; `coarse` explains its variables and rows."""
+"""The integer program of the coarse bound; `coarse_time_bound` explains its variables and rows."""
 
 import numpy as np
 
 from remat_graph import Graph
-from remat_solvers.bounds.floor import unavoidable
+from remat_solvers.bounds.budget_bound import unavoidable
 from remat_solvers.bounds.highs import MixedIntegerProgram
 from remat_solvers.bounds.reachability import Reachability
 from remat_solvers.evaluation.arrays import Floats

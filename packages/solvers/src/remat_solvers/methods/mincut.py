@@ -14,7 +14,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
-from remat_solvers.bounds.cut import TICKS, CutBound
+from remat_solvers.bounds.time_bound import TICKS, CutBound
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.local_search.evict import keep_only
 from remat_solvers.methods.base import Rematerializer

@@ -22,9 +22,9 @@ import numpy as np
 
 from remat_graph.errors import text_of
 from remat_solvers.bounds import budget_floor
-from remat_solvers.bounds.coarse import CoarseBound, Round
-from remat_solvers.bounds.cut import CutBound
+from remat_solvers.bounds.coarse_time_bound import CoarseBound, Round
 from remat_solvers.bounds.reachability import Reachability, reachability
+from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.errors import SolverWarning
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.local_search.anneal import AnnealingWalk, default_moves

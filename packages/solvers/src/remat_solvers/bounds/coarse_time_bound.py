@@ -35,10 +35,10 @@ import attrs
 import numpy as np
 
 from remat_graph import Graph
+from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.coarse_program import CoarseProgram
-from remat_solvers.bounds.cut import CutBound
-from remat_solvers.bounds.floor import budget_floor
 from remat_solvers.bounds.reachability import Reachability, with_order
+from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.protocol import Deadline
 

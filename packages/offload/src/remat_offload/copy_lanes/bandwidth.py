@@ -8,8 +8,8 @@ import attrs
 import torch
 
 from remat_graph import Lane, Links
+from remat_offload.copy_lanes.base import Machine
 from remat_offload.host_memory.pool import HostPool
-from remat_offload.machine.base import Machine
 
 _COPIES = 8
 _LONG_S = 4e-3  # in a copy of this duration the time to begin it is negligible

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from remat_graph import Lane
+from remat_offload.copy_lanes.base import Ticket
+from remat_offload.copy_lanes.threaded import Job, LanedMachine, own
 from remat_offload.errors import MachineMisuse
-from remat_offload.machine.base import Ticket
-from remat_offload.machine.threaded import Job, LanedMachine, own
 
 _PIECE_S = 2e-3  # of a copy: long compared with the resolution of sleep, short compared with a step
 _POISON = 0xFF  # in every byte: NaN in all floating dtypes that have one, and -1 in integers

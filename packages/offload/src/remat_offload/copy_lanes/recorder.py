@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor.fork_lock import ForkAwareLock
 from remat_graph import Lane
+from remat_offload.copy_lanes.base import Machine, Ticket
+from remat_offload.copy_lanes.races import Operation
 from remat_offload.errors import MachineMisuse
-from remat_offload.machine.base import Machine, Ticket
-from remat_offload.machine.races import Operation
 
 
 @attrs.frozen(eq=False)

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 import torch
 
 from remat_graph import Lane
+from remat_offload.copy_lanes.base import Ticket
+from remat_offload.copy_lanes.threaded import Job, LanedMachine, own
 from remat_offload.host_memory.pool import Event
-from remat_offload.machine.base import Ticket
-from remat_offload.machine.threaded import Job, LanedMachine, own
 
 
 class CudaMachine(LanedMachine):

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_graph import Graph
-from remat_solvers.bounds.floor import budget_floor
+from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.reachability import Reachability, reachability
 from remat_solvers.evaluation.arrays import Bools, Floats, Ints, compressed, records
 from remat_solvers.protocol import Deadline
@@ -128,7 +128,7 @@ class CutBound:
 
     def _look_at(self, ops: Ints, budget_nbytes: int, deadline: Deadline, *, wide: bool = False) -> None:
         """Try ops at the best price so far, and search for the best price of promising ones."""
-        from remat_solvers.kernels import cut
+        from remat_solvers.kernels import time_bound
 
         scores = self._scores
         ops = np.ascontiguousarray(ops)
@@ -136,7 +136,7 @@ class CutBound:
             if deadline.reached():
                 return
             chunk = ops[start : start + CHUNK]
-            cut.sweep(self.flat, self._work, chunk, budget_nbytes, self._price, scores)
+            time_bound.sweep(self.flat, self._work, chunk, budget_nbytes, self._price, scores)
         for i in sorted(ops.tolist(), key=lambda i: -scores[i])[:SEARCHED]:
             if deadline.reached() or (scores[i] <= 0 and self._best > 0):
                 return
@@ -165,10 +165,10 @@ class CutBound:
 
     def _bound(self, i: int, budget_nbytes: int, log_price: float) -> float:
         """The bound in ticks at op i."""
-        from remat_solvers.kernels import cut
+        from remat_solvers.kernels import time_bound
 
         price = float(np.exp(log_price))
-        cut.sweep(self.flat, self._work, np.array([i], np.int64), budget_nbytes, price, self._scores)
+        time_bound.sweep(self.flat, self._work, np.array([i], np.int64), budget_nbytes, price, self._scores)
         return float(self._scores[i])
 
     def binding(self) -> tuple[int, set[int]] | None:
@@ -181,10 +181,10 @@ class CutBound:
 
     def kept(self, i: int, price: float) -> set[int]:
         """The values that the cut at the first run of op `i` keeps, at a price in ticks per byte."""
-        from remat_solvers.kernels import cut
+        from remat_solvers.kernels import time_bound
 
-        cut.sweep(self.flat, self._work, np.array([i], np.int64), 0, float(price), self._scores)
-        cut.mark_kept(self.flat, self._work)
+        time_bound.sweep(self.flat, self._work, np.array([i], np.int64), 0, float(price), self._scores)
+        time_bound.mark_kept(self.flat, self._work)
         return set(np.flatnonzero(self._work.node["there"][: len(self.graph.values)]).tolist())
 
 
