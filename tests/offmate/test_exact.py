@@ -42,7 +42,7 @@ def test_the_bits_of_plain_training(
     assert [] == differences(*runs)
     assert called.runs["planned"] == 4 * accumulation
     assert (budget != "150%") == (called.plan.host_peak_nbytes > 0)
-    assert "weights, gradients and states take" in called.plan.summary()  # and why they are where they are
+    assert "weights, gradients and states need" in called.plan.summary()  # and why they are where they are
 
 
 def test_clipping_while_stepping() -> None:

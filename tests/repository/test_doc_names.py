@@ -91,8 +91,8 @@ def has(kind: type, name: str) -> bool:
 
 @cache
 def words() -> frozenset[str]:
-    """Every word of the sources."""
-    files = ROOT.glob("packages/*/src/**/*.py")
+    """Every word of the sources and of the fixtures."""
+    files = [*ROOT.glob("packages/*/src/**/*.py"), ROOT / "conftest.py"]
     return frozenset(chain.from_iterable(re.findall(r"\w+", path.read_text()) for path in files))
 
 

@@ -21,7 +21,7 @@ def test_the_page_runs(
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
     said = capsys.readouterr().out
-    assert "weights, gradients and states take" in said
+    assert "weights, gradients and states need" in said
     assert "the smallest plan found needs" in said
     assert names["several"].optimizer_in_backward
     assert names["configured"].optimizer.param_groups[0]["lr"] == 1e-3

@@ -17,8 +17,7 @@ from remat_executor.runtime.cudagraph import CudaGraphs, PoolTensor
 from remat_facade import Hiremate
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
-from remat_graph import Graph
-from remat_graph.plan import Plan
+from remat_graph import Graph, Plan
 from tests.helpers.planners import AMPLE_NBYTES
 
 

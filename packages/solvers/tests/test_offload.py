@@ -414,7 +414,7 @@ def test_why_everything_is_where_it_is() -> None:
         assert tight.stats[f"{lane.value}_hidden_s"] >= 0.0
 
 
-@pytest.mark.parametrize("field", ["micro_batches", "attempts"])
+@pytest.mark.parametrize("field", ["micro_batches", "candidates"])
 def test_numbers_below_one_are_refused(field: str) -> None:
     """By name."""
     with pytest.raises(ValueError, match=field):

@@ -8,8 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from remat_executor import BadInput, Buckets, CaptureError, RematWarning, UnplannedUse, UnsupportedTorch
-    from remat_executor.errors import NothingToDifferentiate, OverCompiled, RankFailed, RanksDiffer
+    from remat_executor import (
+        BadInput,
+        Buckets,
+        CaptureError,
+        OverCompiled,
+        RankFailed,
+        RanksDiffer,
+        RematWarning,
+        UnplannedUse,
+        UnsupportedTorch,
+    )
+    from remat_executor.errors import NothingToDifferentiate
     from remat_facade.config.types import Config, generate_config
     from remat_facade.config.yaml_io import load_config, save_config
     from remat_facade.entrypoints.factory import from_config
@@ -37,10 +47,16 @@ if TYPE_CHECKING:
         UnknownOptimizer,
     )
     from remat_graph import BadBudget, BadFile, ForeignPlan, OverBudget, RematError
-    from remat_offload import CannotPin, HostPoolExhausted, LaneFailed, MachineMisuse, RefusedOptimizer
-    from remat_offload.errors import BadWeights, OffloadMisuse
-    from remat_solvers import BadParameter, InfeasibleBudget, SolverWarning, UnknownSolver
-    from remat_solvers.errors import TableTooLarge
+    from remat_offload import (
+        BadWeights,
+        CannotPin,
+        HostPoolExhausted,
+        LaneFailed,
+        MachineMisuse,
+        OffloadMisuse,
+        RefusedOptimizer,
+    )
+    from remat_solvers import BadParameter, InfeasibleBudget, SolverWarning, TableTooLarge, UnknownSolver
 
 __version__ = "0.1.0"
 

@@ -204,7 +204,7 @@ class _Model:
 
     def _minimize_time(self) -> None:
         unit_s = sum(self.work.time_s) / TICKS or 1.0
-        self.model.minimize_with_cvxpy(
+        self.model.minimize(
             sum(
                 round(self.work.time_s[op] / unit_s) * run.active
                 for op, runs in enumerate(self.runs)
