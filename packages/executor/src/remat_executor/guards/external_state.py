@@ -67,17 +67,11 @@ def state_key(value: Any, limit: TraversalLimit | None = None, levels: int = DEE
 
 @attrs.frozen(eq=False)
 class StateLocation:
-    """A place outside of the module that a forward can read.
+    """A place outside of the module that a forward can read."""
 
-    Attributes:
-        label: its name for messages.
-        holder: the globals of a module, the dict of a class or of an object, or a cell of a closure.
-        name: the key in that dict.
-    """
-
-    label: str
-    holder: Holder
-    name: str
+    label: str  # its name for messages
+    holder: Holder  # the globals of a module, the dict of a class or of an object, or a cell of a closure
+    name: str  # the key in that dict
 
     def key(self, limit: TraversalLimit) -> Any:
         """A hashable key of the value now."""
@@ -88,15 +82,10 @@ class StateLocation:
 
 @attrs.frozen(eq=False)
 class ExternalState:
-    """What the forwards of a module can read outside of it.
+    """What the forwards of a module can read outside of it."""
 
-    Attributes:
-        places: the guarded locations.
-        clocks: names of the clocks that are read.
-    """
-
-    places: tuple[StateLocation, ...]
-    clocks: tuple[str, ...]
+    places: tuple[StateLocation, ...]  # the guarded locations
+    clocks: tuple[str, ...]  # names of the clocks that are read
 
     @classmethod
     def of(cls, modules: Iterable[nn.Module], *functions: Any) -> "ExternalState":

@@ -35,25 +35,15 @@ _NEEDED = frozenset(("training", *READ_REGISTRIES))
 
 @attrs.frozen(kw_only=True, eq=False)
 class Snapshot:
-    """A module's state when it was read.
+    """A module's state when it was read."""
 
-    Attributes:
-        target: the function that runs instead of its forward; None for the forward.
-        owned: its tensors.
-        own: its part of the signature of a call.
-        storages: the place of its first tensor with each storage.
-        objection: why it must run without a plan; None if a plan can serve.
-        clocks: names of the clocks that its forwards read.
-        is_current: whether nothing has changed since.
-    """
-
-    target: Any
-    owned: Owned
-    own: OwnSignature
-    storages: dict[int, int]
-    objection: str | None
-    clocks: tuple[str, ...]
-    is_current: Callable[[], bool]
+    target: Any  # the function that runs instead of its forward; None for the forward
+    owned: Owned  # its tensors
+    own: OwnSignature  # its part of the signature of a call
+    storages: dict[int, int]  # the place of its first tensor with each storage
+    objection: str | None  # why it must run without a plan; None if a plan can serve
+    clocks: tuple[str, ...]  # names of the clocks that its forwards read
+    is_current: Callable[[], bool]  # whether nothing has changed since
 
     @classmethod
     def take(cls, module: nn.Module, target: Any = None) -> "Snapshot":

@@ -48,19 +48,12 @@ def restored_attributes(module: nn.Module) -> Generator[Changes, None, None]:
 
 @attrs.frozen(eq=False)
 class _Container:
-    """Something that a forward can change, and its contents before.
+    """Something that a forward can change, and its contents before."""
 
-    Attributes:
-        name: its name for messages; empty for the module itself.
-        thing: the module's dict, or an object that the module holds.
-        kind: "attributes" or "registry" of a submodule, else as in `Contents`.
-        before: the contents before the forward.
-    """
-
-    name: str
-    thing: Any
-    kind: str
-    before: Contents
+    name: str  # its name for messages; empty for the module itself
+    thing: Any  # the module's dict, or an object that the module holds
+    kind: str  # "attributes" or "registry" of a submodule, else as in `Contents`
+    before: Contents  # the contents before the forward
 
     def compare(self, changes: Changes) -> None:
         """Add what is different now to `changes`."""

@@ -40,17 +40,11 @@ _INFRASTRUCTURE = {
 
 @attrs.frozen(eq=False)
 class Contents:
-    """What is inside an object.
+    """What is inside an object."""
 
-    Attributes:
-        kind: "items" of a container, "fields" of an object, or "numbers" of an array or generator.
-        parts: (name, content).
-        restore: puts these parts back.
-    """
-
-    kind: str
-    parts: tuple[tuple[Any, Any], ...]
-    restore: Callable[[], None]
+    kind: str  # "items" of a container, "fields" of an object, or "numbers" of an array or generator
+    parts: tuple[tuple[Any, Any], ...]  # (name, content)
+    restore: Callable[[], None]  # puts these parts back
 
 
 class TraversalLimit:

@@ -23,19 +23,12 @@ MOST_HELD = 1_000
 
 @attrs.frozen(kw_only=True, eq=False)
 class Slot:
-    """A plain attribute, or a list or dict in one, that holds a tensor: ``holder[key]``.
+    """A plain attribute, or a list or dict in one, that holds a tensor: ``holder[key]``."""
 
-    Attributes:
-        name: its name for messages.
-        holder: dict or list.
-        key: of the holder.
-        place: index of the tensor in `Tensors.flat`.
-    """
-
-    name: str
-    holder: Any
-    key: Any
-    place: int
+    name: str  # its name for messages
+    holder: Any  # dict or list
+    key: Any  # of the holder
+    place: int  # index of the tensor in `Tensors.flat`
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -129,19 +129,12 @@ class Buckets:
 
 @attrs.frozen(kw_only=True)
 class Cut:
-    """Cuts the outputs of a padded call back to their true length.
+    """Cuts the outputs of a padded call back to their true length."""
 
-    Attributes:
-        dim: the dimension that was padded.
-        length: the true length.
-        size: the length of the bucket.
-        places: indices of the output tensors to cut; None: all of the bucket's length.
-    """
-
-    dim: int
-    length: int
-    size: int
-    places: tuple[int, ...] | None
+    dim: int  # the dimension that was padded
+    length: int  # the true length
+    size: int  # the length of the bucket
+    places: tuple[int, ...] | None  # indices of the output tensors to cut; None: all of the bucket's length
 
     def __call__(self, output: Any) -> Any:
         """Views of the outputs without the padding, so that gradients flow.

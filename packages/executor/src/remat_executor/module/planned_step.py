@@ -33,25 +33,18 @@ GradientLayout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 @attrs.frozen(kw_only=True, eq=False)
 class PlannedStep:
-    """A captured step with its plan.
-
-    Attributes:
-        direct: indices of the outputs that the lowered graphs compute, in their order.
-        owners: per gradient the place of the tensor that gets it.
-        rehearsed_nbytes: the measured peak by the allocator; None for the eager runtime.
-        backend: carries out what the schedule does in addition to computing.
-    """
+    """A captured step with its plan."""
 
     captured: Captured
     translation: Translation
     graph: Graph
     plan: Plan
     wiring: Wiring
-    direct: tuple[int, ...]
+    direct: tuple[int, ...]  # indices of the outputs that the lowered graphs compute, in their order
     constants: tuple[Tensor, ...]
-    owners: tuple[int, ...]
-    rehearsed_nbytes: int | None = None
-    backend: OffloadBackend | None = None
+    owners: tuple[int, ...]  # per gradient the place of the tensor that gets it
+    rehearsed_nbytes: int | None = None  # the measured peak by the allocator; None for the eager runtime
+    backend: OffloadBackend | None = None  # carries out what the schedule does in addition to computing
 
     @classmethod
     def build(

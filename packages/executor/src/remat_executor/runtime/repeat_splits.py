@@ -18,35 +18,22 @@ from remat_executor.lowering.runtime_protocol import GraphFunction
 
 @attrs.define(kw_only=True, eq=False)
 class Piece:
-    """Consecutive nodes of a lowered graph, as a lowered graph of their own.
+    """Consecutive nodes of a lowered graph, as a lowered graph of their own."""
 
-    Attributes:
-        module: takes a list of tensors, empties it, and returns a list.
-        takes: the nodes whose values it takes.
-        last: those of them that nothing reads later.
-        gives: the nodes whose values it returns.
-        run: the compiled piece; None until it is compiled.
-    """
-
-    module: GraphModule
-    takes: tuple[Node, ...]
-    last: frozenset[Node]
-    gives: tuple[Node, ...]
-    run: GraphFunction | None = None
+    module: GraphModule  # takes a list of tensors, empties it, and returns a list
+    takes: tuple[Node, ...]  # the nodes whose values it takes
+    last: frozenset[Node]  # those of them that nothing reads later
+    gives: tuple[Node, ...]  # the nodes whose values it returns
+    run: GraphFunction | None = None  # the compiled piece; None until it is compiled
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Pieces:
-    """The pieces of a lowered graph in order.
+    """The pieces of a lowered graph in order."""
 
-    Attributes:
-        entries: the nodes of the tensors in its list, in the list's order.
-        results: the nodes that it returns.
-    """
-
-    entries: tuple[Node, ...]
+    entries: tuple[Node, ...]  # the nodes of the tensors in its list, in the list's order
     pieces: tuple[Piece, ...]
-    results: tuple[Node, ...]
+    results: tuple[Node, ...]  # the nodes that it returns
 
     def inputs(self, piece: Piece, live: dict[Node, Tensor]) -> list[Tensor]:
         """The inputs of a piece, removed from `live` after their last read."""

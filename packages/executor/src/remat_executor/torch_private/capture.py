@@ -33,23 +33,14 @@ class Joint:
 
 @attrs.frozen(kw_only=True)
 class JointInput:
-    """A placeholder of a joint graph with torch's description.
+    """A placeholder of a joint graph with torch's description."""
 
-    Attributes:
-        node: the placeholder.
-        name: torch's name for it, unique in the graph.
-        tangent_of: name of the output whose tangent it is; None for an input of the forward.
-        written_input: for a tangent of an input's new content, the name of that input.
-        target: for a parameter or buffer, its path in the module.
-        index: its place among the inputs, if it is one of them.
-    """
-
-    node: torch.fx.Node
-    name: str
-    tangent_of: str | None
-    written_input: str | None
-    target: str | None
-    index: int | None
+    node: torch.fx.Node  # the placeholder
+    name: str  # torch's name for it, unique in the graph
+    tangent_of: str | None  # name of the output whose tangent it is; None for an input of the forward
+    written_input: str | None  # for a tangent of an input's new content, the name of that input
+    target: str | None  # for a parameter or buffer, its path in the module
+    index: int | None  # its place among the inputs, if it is one of them
 
 
 class OutputKind(Enum):
@@ -63,23 +54,14 @@ class OutputKind(Enum):
 
 @attrs.frozen(kw_only=True)
 class JointOutput:
-    """An output of a joint graph with torch's description.
+    """An output of a joint graph with torch's description."""
 
-    Attributes:
-        node: makes it.
-        kind: None for an unknown kind.
-        type_name: name of torch's descriptor class.
-        name: torch's name for it, unique in the graph; empty without a description.
-        index: its place among the outputs of the traced function, if it is one of them.
-        of_input: for a gradient or new content, the name of its input; else empty.
-    """
-
-    node: torch.fx.Node
-    kind: OutputKind | None
-    type_name: str
-    name: str
-    index: int | None
-    of_input: str
+    node: torch.fx.Node  # makes it
+    kind: OutputKind | None  # None for an unknown kind
+    type_name: str  # name of torch's descriptor class
+    name: str  # torch's name for it, unique in the graph; empty without a description
+    index: int | None  # its place among the outputs of the traced function, if it is one of them
+    of_input: str  # for a gradient or new content, the name of its input; else empty
 
 
 def joint_inputs(graph: torch.fx.Graph) -> list[JointInput]:

@@ -15,15 +15,10 @@ aten = torch.ops.aten
 
 @attrs.frozen
 class InPlace:
-    """An in-place form.
+    """An in-place form."""
 
-    Attributes:
-        target: the overload to call.
-        out: keyword of the tensor to overwrite; None if that is the first argument.
-    """
-
-    target: Callable[..., Any]
-    out: str | None = None
+    target: Callable[..., Any]  # the overload to call
+    out: str | None = None  # keyword of the tensor to overwrite; None if that is the first argument
 
 
 def in_place_forms() -> dict[Any, dict[int, InPlace]]:

@@ -31,25 +31,15 @@ METERED, RECORDED, TIMED = 0, 1, 3
 
 @attrs.define
 class TrainingRun:
-    """One of the two runs: the model, its random state, and the measurements.
+    """One of the two runs: the model, its random state, and the measurements."""
 
-    Attributes:
-        model: the model that trains.
-        task: the task.
-        batches: the batches of the task.
-        losses: the loss of each step.
-        times_s: the times of the timed steps.
-        meter_nbytes: peak of the tensors of one step.
-        allocator_nbytes: peak of the allocator in one step, including workspaces of kernels.
-    """
-
-    model: nn.Module
-    task: Task
-    batches: Iterator[Batch]
-    losses: list[float] = attrs.field(factory=list)
-    times_s: list[float] = attrs.field(factory=list)
-    meter_nbytes: int = 0
-    allocator_nbytes: int = 0
+    model: nn.Module  # the model that trains
+    task: Task  # the task
+    batches: Iterator[Batch]  # the batches of the task
+    losses: list[float] = attrs.field(factory=list)  # the loss of each step
+    times_s: list[float] = attrs.field(factory=list)  # the times of the timed steps
+    meter_nbytes: int = 0  # peak of the tensors of one step
+    allocator_nbytes: int = 0  # peak of the allocator in one step, including workspaces of kernels
     _optimizer: torch.optim.Optimizer = attrs.field(init=False)
     _random: Tensor = attrs.field(init=False)
 
@@ -87,27 +77,16 @@ class TrainingRun:
 
 @attrs.frozen(kw_only=True)
 class Demo:
-    """The result of the demo.
+    """The result of the demo."""
 
-    Attributes:
-        unplanned: the run without a plan.
-        planned: the run within the budget.
-        plan: the plan of the planned run.
-        graph: the graph of the plan.
-        built_s: seconds to capture, measure and plan.
-        same_weights: whether all parameters and buffers are bit-identical at the end.
-        fell_through: number of steps of the planned run without a plan.
-        written: the files.
-    """
-
-    unplanned: TrainingRun
-    planned: TrainingRun
-    plan: Plan
-    graph: Graph
-    built_s: float
-    same_weights: bool
-    fell_through: int
-    written: tuple[Path, ...] = ()
+    unplanned: TrainingRun  # the run without a plan
+    planned: TrainingRun  # the run within the budget
+    plan: Plan  # the plan of the planned run
+    graph: Graph  # the graph of the plan
+    built_s: float  # seconds to capture, measure and plan
+    same_weights: bool  # whether all parameters and buffers are bit-identical at the end
+    fell_through: int  # number of steps of the planned run without a plan
+    written: tuple[Path, ...] = ()  # the files
 
     @property
     def problems(self) -> tuple[str, ...]:

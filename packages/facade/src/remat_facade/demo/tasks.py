@@ -22,23 +22,14 @@ VOCABULARY = 256  # each byte is a token
 
 @attrs.frozen(kw_only=True)
 class Task:
-    """A model and its training data.
+    """A model and its training data."""
 
-    Attributes:
-        name: shown to the user.
-        about: model and data in one line.
-        build: creates the model with torch's global generator.
-        batches: endless batches of keyword inputs for a seed.
-        loss: extracts the loss from the output of the model.
-        learning_rate: of AdamW.
-    """
-
-    name: str
-    about: str
-    build: Callable[[], nn.Module]
-    batches: Callable[[int], Iterator[Batch]]
-    loss: Callable[[Any], Tensor]
-    learning_rate: float = 1e-3
+    name: str  # shown to the user
+    about: str  # model and data in one line
+    build: Callable[[], nn.Module]  # creates the model with torch's global generator
+    batches: Callable[[int], Iterator[Batch]]  # endless batches of keyword inputs for a seed
+    loss: Callable[[Any], Tensor]  # extracts the loss from the output of the model
+    learning_rate: float = 1e-3  # of AdamW
 
 
 def get_task(name: str) -> Task:

@@ -21,17 +21,11 @@ _COMMON = frozenset(field.name for field in attrs.fields(Config))
 
 @attrs.frozen(kw_only=True)
 class Method:
-    """A solver and its arguments.
+    """A solver and its arguments."""
 
-    Attributes:
-        solver: the registered name of the solver.
-        time_limit_s: wall-clock seconds, or None.
-        parameters: parameters of the solver, including the seed.
-    """
-
-    solver: str = "auto"
-    time_limit_s: float | None = None
-    parameters: Mapping[str, Any] = attrs.field(factory=dict)
+    solver: str = "auto"  # the registered name of the solver
+    time_limit_s: float | None = None  # wall-clock seconds, or None
+    parameters: Mapping[str, Any] = attrs.field(factory=dict)  # parameters of the solver, including the seed
 
     @classmethod
     def from_config(cls, config: Config) -> "Method":

@@ -36,21 +36,13 @@ def silent(_: str) -> None:
 
 @attrs.define(kw_only=True)
 class StepPlanner(ABC):
-    """Plans graphs for one budget: loads a saved plan if one matches, else runs a solver.
+    """Plans graphs for one budget: loads a saved plan if one matches, else runs a solver."""
 
-    Attributes:
-        budget: as the user gave it.
-        reserve_nbytes: bytes of the budget reserved for the caller.
-        platform: the source of the graph's times, for `Plan.platform`.
-        on_progress: called when a stage begins.
-        zoo: saved plans; None to run a solver for each graph and save nothing.
-    """
-
-    budget: int | str
-    reserve_nbytes: int = 0
-    platform: str = ""
-    on_progress: Progress = silent
-    zoo: Zoo | None = None
+    budget: int | str  # as the user gave it
+    reserve_nbytes: int = 0  # bytes of the budget reserved for the caller
+    platform: str = ""  # the source of the graph's times, for `Plan.platform`
+    on_progress: Progress = silent  # called when a stage begins
+    zoo: Zoo | None = None  # saved plans; None to run a solver for each graph and save nothing
 
     @abstractmethod
     def budget_for(self, graph: Graph) -> int:

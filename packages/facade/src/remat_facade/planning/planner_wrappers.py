@@ -15,19 +15,12 @@ if TYPE_CHECKING:  # the module imports torch
 
 @attrs.define(eq=False)
 class FixedPlanner:
-    """A planner that returns one plan for its graph, and asks another planner for later graphs.
+    """A planner that returns one plan for its graph, and asks another planner for later graphs."""
 
-    Attributes:
-        plan: the plan.
-        otherwise: the planner of other graphs, which also gives the budget.
-        source: the origin of the plan, for messages.
-        used: whether the plan was returned.
-    """
-
-    plan: Plan
-    otherwise: "MarginPlanner"
-    source: str = "the plan"
-    used: bool = attrs.field(default=False, init=False)
+    plan: Plan  # the plan
+    otherwise: "MarginPlanner"  # the planner of other graphs, which also gives the budget
+    source: str = "the plan"  # the origin of the plan, for messages
+    used: bool = attrs.field(default=False, init=False)  # whether the plan was returned
 
     def budget_for(self, graph: Graph) -> int:
         """The bytes that a plan may take; the budget of the fixed plan does not matter."""

@@ -45,15 +45,10 @@ MOST_PLANS = 500
 
 @attrs.define(kw_only=True, eq=False)
 class Zoo:
-    """Saved plans in one folder.
+    """Saved plans in one folder."""
 
-    Attributes:
-        folder: the folder of the files.
-        times: the source of the graph's times: a device with its flags, or a platform.
-    """
-
-    folder: Path
-    times: str
+    folder: Path  # the folder of the files
+    times: str  # the source of the graph's times: a device with its flags, or a platform
     _warned: set[str] = attrs.field(factory=set, init=False)
 
     def find(self, graph: Graph, budget_nbytes: int, method: Method) -> Plan | None:

@@ -14,21 +14,13 @@ if TYPE_CHECKING:  # the module imports torch
 
 @attrs.frozen(kw_only=True)
 class Table:
-    """Rows of text.
+    """Rows of text."""
 
-    Attributes:
-        title: shown above the table.
-        columns: the heads; the first column names the rows.
-        rows: one string per column.
-        note: one line below the table.
-        prose: whether the cells are prose instead of numbers.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-    prose: bool = False
+    title: str  # shown above the table
+    columns: tuple[str, ...]  # the heads; the first column names the rows
+    rows: tuple[tuple[str, ...], ...]  # one string per column
+    note: str = ""  # one line below the table
+    prose: bool = False  # whether the cells are prose instead of numbers
 
 
 def smallest_table(graph: Graph, found: MinBudget) -> Table:

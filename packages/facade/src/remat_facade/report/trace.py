@@ -19,21 +19,13 @@ class OpRun:
 
 @attrs.frozen(kw_only=True)
 class Trace:
-    """A schedule laid out in time.
+    """A schedule laid out in time."""
 
-    Attributes:
-        runs: the executions of ops, in order.
-        held_nbytes: peak device bytes during each of them, including workspaces and rounding.
-        gradient_nbytes: the part of these bytes that finished gradients hold.
-        boundary_s: the time at which the backward begins.
-        has_times: False if the graph has no times; each op then takes one second.
-    """
-
-    runs: tuple[OpRun, ...]
-    held_nbytes: tuple[int, ...]
-    gradient_nbytes: tuple[int, ...]
-    boundary_s: float
-    has_times: bool
+    runs: tuple[OpRun, ...]  # the executions of ops, in order
+    held_nbytes: tuple[int, ...]  # peak device bytes during each of them, including workspaces and rounding
+    gradient_nbytes: tuple[int, ...]  # the part of these bytes that finished gradients hold
+    boundary_s: float  # the time at which the backward begins
+    has_times: bool  # False if the graph has no times; each op then takes one second
 
     @property
     def end_s(self) -> float:

@@ -16,17 +16,11 @@ from remat_graph.schedule import Lane
 
 @attrs.frozen
 class LaneJob:
-    """Work on a lane.
+    """Work on a lane."""
 
-    Attributes:
-        lane: the lane.
-        alone_s: seconds of the job while no other lane is busy.
-        after: indices of earlier jobs that must be done before this one begins.
-    """
-
-    lane: Lane
-    alone_s: float
-    after: tuple[int, ...] = ()
+    lane: Lane  # the lane
+    alone_s: float  # seconds of the job while no other lane is busy
+    after: tuple[int, ...] = ()  # indices of earlier jobs that must be done before this one begins
 
 
 def finish_times(jobs: Sequence[LaneJob], links: Links) -> list[float]:
