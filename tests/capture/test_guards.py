@@ -354,3 +354,14 @@ def test_what_moves_is_under_the_autocast_of_where_it_runs() -> None:
         torch.set_autocast_enabled("cuda", False)
     assert before[0] == after[0]
     assert "flags" in before[1].changes(after[1])
+
+
+def test_a_changed_attribute_is_named_as_the_user_named_it() -> None:
+    """Also if its name is that of a field of the signature."""
+    module: Any = nn.Linear(2, 2)
+    module.external_state = 1
+    tensors = collect(module, (torch.ones(1, 2),), {})
+    before = Snapshot.take(module).signature(tensors)
+    module.external_state = 2
+    after = Snapshot.take(module).signature(tensors)
+    assert before.changes(after) == "attributes (external_state)"

@@ -74,8 +74,9 @@ class Signature:
             if name in changed:
                 entries = {*getattr(self.own, name)} ^ {*getattr(other.own, name)}
                 differing = ", ".join(sorted({entry[0] for entry in entries}))
-                changed[name] = f"{name} ({differing})" if differing else name
-        return ", ".join(changed.values()).replace("external_state", "external state")
+                label = name.replace("_", " ")  # of the field alone: the entries are the user's names
+                changed[name] = f"{label} ({differing})" if differing else label
+        return ", ".join(changed.values())
 
     def conditions(self) -> tuple[tuple[str, str], ...]:
         """What a plan's fingerprint covers in addition to the ops."""
