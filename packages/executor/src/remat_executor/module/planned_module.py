@@ -129,8 +129,8 @@ class PlannedModule(nn.Module):
             steps=steps,
         )
         target = manager.binding.target()
-        signature = manager.signature(manager.current_snapshot(target), tensors, target)
         with torch.enable_grad():
+            signature = manager.signature(manager.current_snapshot(target), tensors, target)
             manager.plan(tensors, signature, target)
         manager.binding.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
         manager.binding.runner = unseen_by_dynamo(PlannedModule._remat_run)

@@ -29,8 +29,8 @@ class SimulatedMachine(LanedMachine):
     Args:
         to_host_nbytes_per_s: the bandwidth of the link to the host; ``None`` does not limit it.
         to_device_nbytes_per_s: the bandwidth of the link to the device.
-        clock: seconds from anywhere on; tests hand in one that counts.
-        sleep: waits that many seconds of the clock.
+        clock: returns seconds, from any starting point.
+        sleep: waits for a number of seconds of the clock.
 
     Raises:
         MachineMisuse: a bandwidth is not positive.
