@@ -226,6 +226,7 @@ def test_options_that_mean_nothing(options: dict[str, Any] | None, text: str) ->
     with pytest.raises(BadOption) as caught:
         call(batch())
     assert text in str(caught.value)
+    assert text.startswith(f"'{caught.value.option}' ")
     assert "\n" not in str(caught.value)
 
 

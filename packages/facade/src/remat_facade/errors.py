@@ -44,11 +44,13 @@ class BadOption(ProblemError):
     """An option of `torch.compile` is unknown to the backend or missing.
 
     Attributes:
-        option: its name, quoted.
+        option: its name.
     """
 
-    prefix: ClassVar[str] = 'torch.compile(backend="remat"): option {0.option} '
     option: str
+
+    def __str__(self) -> str:
+        return f'torch.compile(backend="remat"): option {shown(self.option)} {self.problem}'
 
 
 class BadModel(ProblemError):

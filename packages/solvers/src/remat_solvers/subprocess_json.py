@@ -15,7 +15,7 @@ START_S = 30.0  # to start a process and to load compiled code, in addition to t
 
 
 def run_json_module(module: str, request: object, seconds: float) -> tuple[Any, str]:
-    """Send a JSON request to a module's stdin in its own process, which is ended after at most a day.
+    """Send a JSON request to a module's stdin in its own process; it is ended after `seconds`, or a day.
 
     Returns:
         the last line of stdout, parsed, and what went wrong (then there is no reply); empty if nothing did.

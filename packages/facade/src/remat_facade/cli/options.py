@@ -22,7 +22,8 @@ SizeOption = Annotated[str, typer.Option(help='Bytes, "2GiB" or "800MB".')]
 BudgetOrAutoOption = Annotated[
     str,
     typer.Option(
-        help='Bytes, "2GiB", "800MB", a share of the unplanned peak ("40%"), or "auto": all free memory.'
+        help='Bytes, "2GiB", "800MB", a share of the unplanned peak ("40%"), or "auto": the free memory '
+        "less gradients and optimizer states."
     ),
 ]
 SolverOption = Annotated[
@@ -38,7 +39,7 @@ TimeLimitOption = Annotated[
     typer.Option(metavar="SECONDS", help="Stop then, with the best result so far.", callback=seconds),
 ]
 OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file.")]
-GraphArgument = Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A saved graph.")]
+GraphArgument = Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A graph, saved or of the corpus.")]
 TargetArgument = Annotated[
     str,
     typer.Argument(metavar="MODULE:FACTORY", help="A function that returns (model, sample): train.py:make."),

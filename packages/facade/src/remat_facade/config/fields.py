@@ -128,7 +128,7 @@ def links_from(rates: Mapping[str, Any]) -> Links:
 
     Raises:
         BadBudget: a string is not a size.
-        ValueError: a rate is neither a number nor a string.
+        ValueError: a rate is neither a number nor a string, or is out of range.
     """
     if not all(type(rate) in (int, float, str, type(None)) for rate in rates.values()):
         raise ValueError('expected bytes per second, as numbers or sizes such as "55GB"')

@@ -20,7 +20,6 @@ from remat_executor.autograd.pending_calls import planned_calls_behind
 from remat_executor.errors import NothingToDifferentiate, warn
 from remat_facade.entrypoints.rockmate import Rockmate
 from remat_facade.errors import BadOption
-from remat_graph.errors import shown
 
 _NOT_OPTIONS = frozenset({"model", "sample", "sample_kwargs", "plan"})
 
@@ -128,10 +127,10 @@ def _checked(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, A
     known = inspect.signature(Rockmate).parameters.keys() - _NOT_OPTIONS
     given = dict(options or {})
     if mode is not None:
-        raise BadOption(option=shown("mode"), problem='is not known; give options={"budget": "2GiB"} instead')
+        raise BadOption(option="mode", problem='is not known; give options={"budget": "2GiB"} instead')
     for name in given:
         if name not in known:
-            raise BadOption(option=shown(name), problem=f"is not known; known are {', '.join(sorted(known))}")
+            raise BadOption(option=name, problem=f"is not known; known are {', '.join(sorted(known))}")
     if "budget" not in given:
-        raise BadOption(option=shown("budget"), problem='is missing; give options={"budget": "2GiB"}')
+        raise BadOption(option="budget", problem='is missing; give options={"budget": "2GiB"}')
     return given

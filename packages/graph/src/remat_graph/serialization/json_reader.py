@@ -96,7 +96,7 @@ def write_json(data: Any, path: str | os.PathLike[str], *, private: bool = False
 
 
 def write_sealed(data: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a cache file: an object with a checksum, readable by the user; errors as in `write_json`."""
+    """Write a cache file: an object with a checksum, for the user alone; errors as in `write_json`."""
     write_json({**data, _SEAL: _checksum(data)}, path, private=True)
 
 

@@ -145,7 +145,7 @@ class CutBound:
                 self._best, self._price, self._at = bound, price, i
 
     def _best_price(self, i: int, budget_nbytes: int, range_: float) -> tuple[float, float]:
-        """The best bound at op i and its price: golden-section search over the logarithm (it is concave)."""
+        """The best bound at op i, which is concave, and its price: golden-section search over log(price)."""
         ratio = 0.618
         low, high = np.log(self._price) - range_, np.log(self._price) + range_
         left, right = high - ratio * (high - low), low + ratio * (high - low)
