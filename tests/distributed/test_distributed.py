@@ -189,7 +189,7 @@ def test_ddp_is_exact(ranks: Ranks, cache: Path) -> None:
 
 def _three_budgets(rank: int, cache: Path) -> None:
     def planned_at(budget: int | str) -> Hiremate:
-        return Hiremate(build(2), batch(0), budget, cache_dir=cache, time_limit_s=1.0, ranks="together")
+        return Hiremate(build(2), batch(0), budget, cache_dir=cache, time_limit_s=60.0, ranks="together")
 
     with pytest.raises(InfeasibleBudget) as caught:
         planned_at(1)

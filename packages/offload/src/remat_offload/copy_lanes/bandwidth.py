@@ -19,7 +19,14 @@ _REPEATS = 3
 _SLOWDOWN = 0.02  # of the optimizer's speed: less is noise
 
 
-def measure_links(machine: Machine, pool: HostPool, nbytes: int | None = None) -> Links:
+def measure_links(
+    machine: Machine,
+    pool: HostPool,
+    nbytes: int | None = None,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Links:
     """Measure copies in each direction alone, in both, and in both during an optimizer step on the CPU.
 
     The optimizer is a fused AdamW over fp32 values. `Links` assumes that copies have their own speed, and
@@ -30,13 +37,15 @@ def measure_links(machine: Machine, pool: HostPool, nbytes: int | None = None) -
         pool: allocates two blocks on the host, each at most a quarter of its capacity.
         nbytes: the most bytes of a block, and of the values that are stepped; slow links are measured with
             less. None: 64 MiB, or 4 MiB if the device is the host itself.
+        clock: returns seconds, from any starting point.
+        sleep: waits for a number of seconds of the clock.
     """
     if nbytes is None:
         nbytes = 1 << (22 if machine.device.type == "cpu" else 26)
     nbytes = max(4, min(nbytes, pool.statistics.capacity_nbytes // 4))
     host = {lane: pool.allocate(nbytes) for lane in (Lane.TO_HOST, Lane.TO_DEVICE)}
     device = {lane: machine.allocate((nbytes,), (1,), torch.uint8) for lane in host}
-    blocks = _Blocks(machine, host, device)
+    blocks = _Blocks(machine, host, device, clock, sleep)
     blocks.choose_nbytes()
     alone: dict[Lane, float] = {}
     for lane in host:
@@ -64,6 +73,8 @@ class _Blocks:
     machine: Machine
     host: dict[Lane, torch.Tensor]
     device: dict[Lane, torch.Tensor]
+    clock: Callable[[], float]
+    sleep: Callable[[float], object]
     nbytes: int = 0
 
     def choose_nbytes(self) -> None:
@@ -78,7 +89,7 @@ class _Blocks:
 
     def copy(self, copies: Mapping[Lane, int], meanwhile: Callable[[], object] = int) -> dict[Lane, float]:
         """Return the bytes per second of each lane, all of its copies begun before `meanwhile`."""
-        began_s = time.perf_counter()
+        began_s = self.clock()
         last = {}
         for turn in range(max(copies.values())):
             for lane in (lane for lane, count in copies.items() if turn < count):
@@ -91,8 +102,8 @@ class _Blocks:
             for lane in copies.keys() - bandwidths.keys():
                 if last[lane].query():
                     last[lane].synchronize()  # raises if the copy failed
-                    bandwidths[lane] = copies[lane] * self.nbytes / (time.perf_counter() - began_s)
-            time.sleep(_POLL_S)
+                    bandwidths[lane] = copies[lane] * self.nbytes / (self.clock() - began_s)
+            self.sleep(_POLL_S)
         return bandwidths
 
 
@@ -108,9 +119,9 @@ def _host_bandwidth(blocks: _Blocks, bandwidths: Mapping[Lane, float], numel: in
     taken_s: list[float] = []
 
     def step() -> None:
-        began_s = time.perf_counter()
+        began_s = blocks.clock()
         blocks.machine.work(optimizer.step).synchronize()
-        taken_s.append(time.perf_counter() - began_s)
+        taken_s.append(blocks.clock() - began_s)
 
     for _ in range(_REPEATS):
         step()
