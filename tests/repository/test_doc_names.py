@@ -167,3 +167,31 @@ def test_the_picture_of_the_pipeline_is_the_code() -> None:
     body = source.split("def planned_step")[1].split('"""')[2].split("\n\n\n")[0]
     called = re.findall(r"(?:stages\.)?(\w+)\(", body)
     assert shown == ["plan" if name == "planner" else name for name in called]
+
+
+def test_docstrings_name_modules_that_are_there() -> None:
+    """`folder.module` is a module of the package that says so, and `file.py` a file of the repository."""
+    files = {
+        path.name for folder in ("packages/*/src", "benchmarks") for path in ROOT.glob(f"{folder}/**/*.py")
+    }
+    missing, looked_at = [], 0
+    for package in ROOT.glob("packages/*/src/remat_*"):
+        folders = {path.name for path in package.iterdir() if path.is_dir()} - {
+            "autograd",
+            "optimizer",
+        }  # torch's
+        for path in package.rglob("*.py"):
+            source = path.read_text()
+            for folder, module in re.findall(r"`(\w+)\.(\w+)[\w.]*`", source):
+                if folder in folders:
+                    looked_at += 1
+                    known = (package / folder / "__init__.py").read_text()
+                    if not (package / folder / f"{module}.py").exists() and module not in known:
+                        missing.append(f"{path.name}: {folder}.{module}")
+            missing += [
+                f"{path.name}: {name}"
+                for name in re.findall(r"`[\w/]*?(\w+\.py)`", source)
+                if name not in files
+            ]
+    assert looked_at > 10
+    assert [] == missing

@@ -15,7 +15,7 @@ PACKAGES = Path(__file__).resolve().parents[2] / "packages"
     [
         (
             r"os\.(replace|rename)\(|mkstemp|\.write_(text|bytes)\(|open\([^)]*[\"'][wax]b?[\"']",
-            {"serialization/whole_file.py", "serialization/pipes.py"},
+            {"serialization/atomic_write.py", "serialization/pipes.py"},
         ),
         (r"\byaml\.\w*(load|parse|compose|dump)\w*\(", {"config/yaml_reader.py"}),
         (r"\bjson\.load\(", {"portfolio/isolated.py", "mip/cp_sat.py"}),  # our own processes, by pipes

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from remat_executor import RankFailed
-from remat_executor.module import distributed
+from remat_executor.module import shared_plan
 from remat_graph import RematError
 
 
@@ -28,14 +28,14 @@ class Carrying(RematError):
 
 
 def error_of(rank: int, error: BaseException) -> list[dict[str, Any]]:
-    return [{"graph": 0}, {"error": distributed._error_data(error) | {"rank": rank}}]
+    return [{"graph": 0}, {"error": shared_plan._error_data(error) | {"rank": rank}}]
 
 
 def test_an_error_with_plain_fields_arrives_as_itself() -> None:
     """Whichever class of its name came first."""
     assert BEFORE_ATTRS in RematError.__subclasses__()
     with pytest.raises(Refused) as caught:
-        distributed._raise_first(error_of(1, Refused(nbytes=3)))  # type: ignore[call-arg]
+        shared_plan._raise_first(error_of(1, Refused(nbytes=3)))  # type: ignore[call-arg]
     assert caught.value.nbytes == 3
     assert isinstance(caught.value.__cause__, RankFailed)
 
@@ -44,9 +44,9 @@ def test_an_error_with_plain_fields_arrives_as_itself() -> None:
 def test_any_other_is_told_in_words(error: Exception) -> None:
     """With its rank."""
     with pytest.raises(RankFailed, match=f"rank 1.*{type(error).__name__}"):
-        distributed._raise_first(error_of(1, error))
+        shared_plan._raise_first(error_of(1, error))
 
 
 def test_no_error_raises_nothing() -> None:
     """Reports alone."""
-    distributed._raise_first([{"graph": 0}, {"graph": 1}])
+    shared_plan._raise_first([{"graph": 0}, {"graph": 1}])

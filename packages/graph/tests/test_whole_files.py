@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from remat_graph import BadFile
-from remat_graph.serialization import pipes, whole_file
+from remat_graph.serialization import atomic_write, pipes
+from remat_graph.serialization.atomic_write import write_whole
 from remat_graph.serialization.json_reader import read_json
-from remat_graph.serialization.whole_file import write_whole
 
 STOPS = """
 import os, signal, sys
-from remat_graph.serialization import whole_file
+from remat_graph.serialization import atomic_write
 if sys.argv[2] == "killed":
     os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 else:
     os.replace = lambda *_: (print("writing", flush=True), input())
-whole_file.write_whole(sys.argv[1], "half")
+atomic_write.write_whole(sys.argv[1], "half")
 """
 
 
@@ -87,7 +87,7 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
 
 def test_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a temporary file can be removed only if no process has it open."""
-    monkeypatch.setattr(whole_file, "fcntl", None)
+    monkeypatch.setattr(atomic_write, "fcntl", None)
     (tmp_path / ".a.00000000.remat-part").write_text("half")
     write_whole(tmp_path / "a", b"whole")
     assert ["a"] == os.listdir(tmp_path)

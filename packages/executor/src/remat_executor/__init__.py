@@ -16,10 +16,10 @@ from remat_executor.lowering.step_handler import OffloadBackend, StepHandler
 from remat_executor.memory.allocator import AllocatorRecord, allocator_peak
 from remat_executor.memory.meter import MemoryMeter
 from remat_executor.module.buckets import Buckets
-from remat_executor.module.distributed import SharedPlan
 from remat_executor.module.peak_check import MarginPlanner
 from remat_executor.module.pipeline import PlanFunction
 from remat_executor.module.planned_module import PlannedModule
+from remat_executor.module.shared_plan import SharedPlan
 from remat_executor.module.step_graph import step_graph
 
 __version__ = "0.1.0"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from remat_facade.errors import CannotWrite
-from remat_graph.serialization import whole_file
+from remat_graph.serialization import atomic_write
 
 
 def check_paths(
@@ -84,7 +84,7 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
     Raises:
         CannotWrite: the folder or the file cannot be written.
     """
-    return save_to(Path(path), lambda path: whole_file.write_whole(path, content))
+    return save_to(Path(path), lambda path: atomic_write.write_whole(path, content))
 
 
 def _reason(error: OSError) -> str:

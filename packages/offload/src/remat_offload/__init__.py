@@ -1,8 +1,8 @@
 """Move values off the device: host memory, copy lanes, optimizers stepped in parts, training sessions."""
 
 from remat_offload.copy_lanes.bandwidth import measure_links
-from remat_offload.copy_lanes.base import Machine, Ticket
 from remat_offload.copy_lanes.cuda_streams import CudaMachine
+from remat_offload.copy_lanes.machine import Machine, Ticket
 from remat_offload.copy_lanes.races import Operation, Race, find_races
 from remat_offload.copy_lanes.recorder import Recorder
 from remat_offload.copy_lanes.simulated import SimulatedMachine

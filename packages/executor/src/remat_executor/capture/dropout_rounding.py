@@ -8,7 +8,7 @@ two scales differ (half precision; a few rates in float32, such as 0.15) the cap
 import torch
 from torch import Tensor
 
-from remat_executor.rng import replay
+from remat_executor.generator_state import replay
 
 
 def noise_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

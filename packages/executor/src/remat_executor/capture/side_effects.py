@@ -16,9 +16,9 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from remat_executor.capture.collectives import no_collectives
 from remat_executor.errors import CaptureError
+from remat_executor.generator_state import preserved_generators
 from remat_executor.inspection.attribute_changes import Changes, restored_attributes
 from remat_executor.inspection.tensors import Slot, Tensors
-from remat_executor.rng import preserved_generators
 from remat_executor.torch_private.generators import guarded_generators
 from remat_graph import RematError
 from remat_graph.contexts import context

@@ -24,8 +24,8 @@ from remat_executor.fx_nodes import (
     source_of,
     target_of,
 )
+from remat_executor.generator_state import default_generator, preserved_generators, read_state, replay
 from remat_executor.inspection.tensors import Tensors
-from remat_executor.rng import default_generator, preserved_generators, read_state, replay
 from remat_executor.torch_private.precision import float32_precisions
 from remat_executor.translation.keys import anywhere
 from remat_executor.translation.recipes import (

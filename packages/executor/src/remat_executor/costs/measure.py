@@ -23,8 +23,8 @@ import attrs
 import torch
 
 from remat_executor.costs.cache import CostCache, MeasuredCost
+from remat_executor.generator_state import preserved_generators
 from remat_executor.memory.allocator import ProfilerBusy, allocator_peak
-from remat_executor.rng import preserved_generators
 from remat_graph import RematError
 from remat_graph.errors import text_of
 

@@ -13,10 +13,10 @@ import torch
 
 from remat_executor.autograd.gradient_delivery import run_under_autograd
 from remat_executor.errors import OverCompiled
+from remat_executor.generator_state import preserved_generators
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.memory.allocator import allocator_peak
 from remat_executor.module.planned_step import PlannedStep
-from remat_executor.rng import preserved_generators
 from remat_graph import Graph, Plan, RematError, format_nbytes
 
 _MOST_ATTEMPTS = 5

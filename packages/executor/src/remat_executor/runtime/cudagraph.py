@@ -25,8 +25,8 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from remat_executor.errors import UnplannedUse
 from remat_executor.fx_nodes import args_of, is_item
+from remat_executor.generator_state import default_generator, read_state, replay
 from remat_executor.lowering.runtime_protocol import GraphFunction, GraphInterface
-from remat_executor.rng import default_generator, read_state, replay
 from remat_executor.runtime.mutations import written
 from remat_executor.torch_private.autograd import backward_keeps_graph
 

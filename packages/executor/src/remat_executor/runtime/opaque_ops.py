@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from remat_executor.capture.dropout_rounding import noise_dropout, replay_noise_dropout
 from remat_executor.capture.recurrent import recording_lstm_layer
 from remat_executor.fx_nodes import may_draw, target_of
-from remat_executor.rng import default_generator, read_state, replay
+from remat_executor.generator_state import default_generator, read_state, replay
 from remat_executor.torch_private.dispatch import schema_text
 from remat_executor.translation.recipes import own_copy
 

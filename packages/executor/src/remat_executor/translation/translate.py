@@ -16,8 +16,8 @@ from torch.fx import Node
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.dataflow import Dataflow, is_random
 from remat_executor.fx_nodes import is_item, meta_tensors
+from remat_executor.generator_state import default_generator
 from remat_executor.inspection.tensors import Tensors
-from remat_executor.rng import default_generator
 from remat_executor.torch_private.tensors import storage_id
 from remat_executor.translation.gradient_layouts import obeys_layout, own_stride
 from remat_executor.translation.inplace import InPlace, in_place_forms

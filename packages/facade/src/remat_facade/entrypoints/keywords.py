@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from remat_executor import Buckets
-from remat_executor.module.distributed import Ranks
+from remat_executor.module.shared_plan import Ranks
 from remat_facade.entrypoints.options import AnyPath
 from remat_facade.planning.memory_fit import Optimizer
 from remat_facade.planning.planner import Progress

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from torch import nn
 
 from remat_executor import Buckets, MarginPlanner
-from remat_executor.module.distributed import Ranks, plan_sharing
 from remat_executor.module.plan_cache import MOST_PLANS
+from remat_executor.module.shared_plan import Ranks, plan_sharing
 from remat_facade.config.types import Config
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call, device_of

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar, final
 from remat_graph.errors import BadFile, shown
 from remat_graph.ir import MOST_NBYTES
 from remat_graph.serialization import pipes
-from remat_graph.serialization.whole_file import write_whole
+from remat_graph.serialization.atomic_write import write_whole
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -85,7 +85,7 @@ def read_text(path: str | os.PathLike[str], most_nbytes: int) -> str:
 
 
 def write_json(data: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
-    """Write a JSON file atomically, with `private` for the user alone (see `whole_file.write_whole`).
+    """Write a JSON file atomically, with `private` for the user alone (see `atomic_write.write_whole`).
 
     Raises:
         OSError: the folder is missing or read-only; an existing file stays unchanged.

@@ -19,7 +19,7 @@ from remat_graph.schedule import (
     Wait,
 )
 from remat_graph.simulator.clock import Clock
-from remat_graph.simulator.memory import Memory
+from remat_graph.simulator.memory_rule import Memory
 from remat_graph.simulator.timeline import Grads
 
 

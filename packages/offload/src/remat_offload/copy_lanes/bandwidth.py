@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from remat_graph import Lane, Links
-from remat_offload.copy_lanes.base import Machine
+from remat_offload.copy_lanes.machine import Machine
 from remat_offload.host_memory.pool import HostPool
 
 _COPIES = 8

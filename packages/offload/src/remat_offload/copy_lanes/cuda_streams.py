@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 
 from remat_graph import Lane
-from remat_offload.copy_lanes.base import Ticket
+from remat_offload.copy_lanes.machine import Ticket
 from remat_offload.copy_lanes.threaded import Job, LanedMachine, own
 from remat_offload.host_memory.pool import Event
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor.fork_lock import ForkAwareLock
 from remat_graph import Lane
-from remat_offload.copy_lanes.base import Machine, Ticket
+from remat_offload.copy_lanes.machine import Machine, Ticket
 from remat_offload.copy_lanes.races import Operation
 from remat_offload.errors import MachineMisuse
 

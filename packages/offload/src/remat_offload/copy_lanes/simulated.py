@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from remat_graph import Lane
-from remat_offload.copy_lanes.base import Ticket
+from remat_offload.copy_lanes.machine import Ticket
 from remat_offload.copy_lanes.threaded import Job, LanedMachine, own
 from remat_offload.errors import MachineMisuse
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from remat_executor.fork_lock import CHECK_INTERVAL_S
 from remat_graph import Lane
-from remat_offload.copy_lanes.base import Ticket, check_copy
+from remat_offload.copy_lanes.machine import Ticket, check_copy
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.errors import LaneFailed, MachineMisuse
 from remat_offload.host_memory.pool import Event

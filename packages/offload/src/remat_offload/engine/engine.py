@@ -14,7 +14,7 @@ from remat_executor.lowering.step_handler import Action
 from remat_executor.module.planned_step import PlannedStep
 from remat_graph import Lane, OptimizerStep, Placement, Role, Update
 from remat_graph.contexts import context
-from remat_offload.copy_lanes.base import Machine
+from remat_offload.copy_lanes.machine import Machine
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine.pending_parameters import clear_pending, mark_pending
 from remat_offload.engine.residency import Residency

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from remat_executor.torch_private.tensors import past_torch_function, storage_holders
 from remat_graph import Graph, Lane, Placement
-from remat_offload.copy_lanes.base import Machine, Ticket
+from remat_offload.copy_lanes.machine import Machine, Ticket
 from remat_offload.engine.weight_loading import WeightReader, rebind_storage
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import HostPool

@@ -22,7 +22,7 @@ from remat_executor.torch_private.tensors import past_torch_function, storage_id
 from remat_graph import Graph, Placement, Role
 from remat_graph.contexts import context
 from remat_graph.training import Optimized, training_graph, with_placement
-from remat_offload.copy_lanes.base import Machine
+from remat_offload.copy_lanes.machine import Machine
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine.engine import Engine
 from remat_offload.engine.on_demand_weights import OnDemandWeights

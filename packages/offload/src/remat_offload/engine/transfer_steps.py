@@ -29,7 +29,7 @@ from remat_graph import (
     Update,
     Wait,
 )
-from remat_offload.copy_lanes.base import Machine, Ticket
+from remat_offload.copy_lanes.machine import Machine, Ticket
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine.residency import Layout, Residency, Resident, bytes_of
 from remat_offload.errors import OffloadMisuse

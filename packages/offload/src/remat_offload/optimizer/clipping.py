@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from remat_executor.torch_private.tensors import past_torch_function
-from remat_offload.copy_lanes.base import Machine, Ticket
+from remat_offload.copy_lanes.machine import Machine, Ticket
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.host_memory.pool import Event
 

@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor.rng import default_generator
+from remat_executor.generator_state import default_generator
 from remat_executor.torch_private.generators import is_generator
 from remat_offload.errors import RefusedOptimizer
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from remat_executor.rng import default_generator, preserved_generators
+from remat_executor.generator_state import default_generator, preserved_generators
 from remat_graph.contexts import context
 from remat_offload.errors import RefusedOptimizer
 from remat_offload.optimizer.chunked_step import ChunkedStep

@@ -1,7 +1,7 @@
 """Compiled cut problems of the cut bound: values that are missing at an op's first run, and the least cut.
 
 Nodes are the ops, the values, a source and a sink. Edges e and e ^ 1 are a pair, one for each direction;
-`bounds.cut` explains the cut. A record is looked up once, as in `incremental`.
+`bounds.time_bound` explains the cut. A record is looked up once, as in `incremental`.
 """
 
 import numpy as np

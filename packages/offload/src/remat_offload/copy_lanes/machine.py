@@ -5,7 +5,7 @@ optimizer. Each lane is first in, first out. Work on a lane is represented by a 
 names the tickets that it comes after. These tickets alone order two lanes that use the same tensor; ``races``
 checks that they suffice.
 
-``threaded`` runs the lanes; ``simulated`` and ``cuda`` are the machines.
+``threaded`` runs the lanes; ``simulated`` and ``cuda_streams`` are the machines.
 """
 
 from collections.abc import Callable, Iterable, Sequence
