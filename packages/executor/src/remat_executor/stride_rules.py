@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat_executor.fx_nodes import meta_tensors
-
 aten = torch.ops.aten
 
 _DEFAULTS = (
@@ -39,12 +37,15 @@ UNRELIABLE = frozenset(
 )
 
 
+_Layout = tuple[tuple[int, ...], torch.dtype]
+
+
 class KernelLayouts:
     """Output layouts of kernels; operators run on real tensors within `real_mode()`."""
 
     def __init__(self, real_mode: Callable[[], AbstractContextManager[Any]]) -> None:
         self._real_mode = real_mode
-        self._known: dict[str, list[tuple[tuple[int, ...], torch.dtype]] | None] = {}
+        self._known: dict[str, list[_Layout | None] | None] = {}
 
     def corrected(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
         """The fake result of an operator with the strides and dtypes of its kernel."""
@@ -60,28 +61,30 @@ class KernelLayouts:
         known = self._known[key]
         if known is None:
             return result
-        layouts = iter(known)
 
-        def laid_out(fake: Any) -> Any:
-            if not isinstance(fake, Tensor):
+        def laid_out(fake: Any, layout: _Layout | None) -> Any:
+            if not isinstance(fake, Tensor) or layout is None or (fake.stride(), fake.dtype) == layout:
                 return fake
-            stride, dtype = next(layouts)
-            if fake.stride() == stride and fake.dtype == dtype:
-                return fake
+            stride, dtype = layout
             return fake.new_empty_strided(fake.shape, stride, dtype=dtype)
 
-        return laid_out(result) if isinstance(result, Tensor) else tuple(map(laid_out, result))
+        return (
+            laid_out(result, known[0]) if isinstance(result, Tensor) else tuple(map(laid_out, result, known))
+        )
 
-    def _measured(
-        self, func: Any, args: Any, kwargs: Any
-    ) -> list[tuple[tuple[int, ...], torch.dtype]] | None:
-        """The kernel's layouts; None if it refuses these arguments, which measuring reports later."""
+    def _measured(self, func: Any, args: Any, kwargs: Any) -> list[_Layout | None] | None:
+        """The kernel's layouts, None for a result that it leaves out.
+
+        Returns:
+            None if it refuses these arguments, which measuring reports later.
+        """
         with self._real_mode():
             try:
                 real = func(*map(_zeros, args), **{name: _zeros(a) for name, a in kwargs.items()})
             except RuntimeError:
                 return None
-            return [(tensor.stride(), tensor.dtype) for tensor in meta_tensors(real)]
+            made = real if isinstance(real, tuple | list) else [real]
+            return [(t.stride(), t.dtype) if isinstance(t, Tensor) else None for t in made]
 
 
 def _layout(argument: Any) -> Any:

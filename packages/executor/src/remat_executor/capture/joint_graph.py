@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
-from torch import nn
+from torch import Tensor, nn
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.explain import explained, where
@@ -19,7 +19,7 @@ from remat_executor.capture.traced_step import TracedStep
 from remat_executor.capture.user_errors import run_original
 from remat_executor.errors import CaptureError, add_note, warn
 from remat_executor.inspection.tensors import Tensors
-from remat_executor.torch_private.capture import export_joint
+from remat_executor.torch_private.capture import Joint, export_joint
 
 
 def capture(
@@ -51,7 +51,7 @@ def capture(
     stopped: Exception | None = None
     try:
         with only_torch_randomness(tensors):
-            joint = export_joint(step, inputs)
+            joint = _as_eager_branches(step, inputs)
     except CaptureError as refused:
         place = where(refused, module)
         if not place:
@@ -79,6 +79,21 @@ def capture(
     if changes.kept:
         warn(f"the forward sets {', '.join(changes.kept[:3])}: a planned module does not do that")
     return captured
+
+
+def _as_eager_branches(step: TracedStep, inputs: tuple[Tensor, ...]) -> Joint:
+    """Trace the branches that eager takes, or those for compilers if eager's cannot be traced.
+
+    The two may differ: for a compiler, Hugging Face's models make a causal mask a tensor, and attention then
+    runs another kernel than in eager, which is slower and rounds differently.
+    """
+    try:
+        return export_joint(step, inputs)
+    except CaptureError:
+        raise
+    except Exception:  # noqa: BLE001, S110 - data decides a branch, or fake tensors lack a rule: see below
+        pass
+    return export_joint(step, inputs, as_if_compiling=True)
 
 
 def raise_as_original(module: nn.Module, tensors: Tensors, call: Callable[..., Any]) -> bool:

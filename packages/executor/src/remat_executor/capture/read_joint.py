@@ -8,6 +8,7 @@ from torch.fx import Node
 
 from remat_executor.capture.captured import Captured, Output
 from remat_executor.capture.collectives import refuse_collective
+from remat_executor.capture.cudnn_batch_norms import use_cudnn_batch_norms
 from remat_executor.capture.dropout_rounding import use_eager_rounding
 from remat_executor.capture.explain import foreign_generator
 from remat_executor.capture.recurrent import keep_workspaces
@@ -32,6 +33,7 @@ def read_joint(joint: Joint, result: TraceResult, tensors: Tensors) -> Captured:
     """
     graph = joint.graph_module.graph
     use_eager_rounding(graph)
+    use_cudnn_batch_norms(graph)
     keep_workspaces(graph)
     inputs = joint_inputs(graph)
     given = [i for i in inputs if i.tangent_of is None]

@@ -4,11 +4,18 @@ A train-mode batch norm may be repeated if its new statistics only replace buffe
 nothing else reads them. `translation` gives such an op a second implementation without statistics.
 """
 
+from typing import Any
+
 import torch
 from torch.fx import Node
 
 from remat_executor.capture.captured import Captured
+from remat_executor.capture.cudnn_batch_norms import cudnn_batch_norm
 from remat_executor.fx_nodes import args_of, is_item
+
+aten = torch.ops.aten
+_NORMS = (aten._native_batch_norm_legit_functional.default, cudnn_batch_norm)
+_BACKWARDS = (aten.native_batch_norm_backward.default, aten.cudnn_batch_norm_backward.default)
 
 
 def repeatable_batch_norms(captured: Captured) -> tuple[dict[Node, tuple[Node, Node]], dict[Node, Node]]:
@@ -23,10 +30,11 @@ def repeatable_batch_norms(captured: Captured) -> tuple[dict[Node, tuple[Node, N
     latest: dict[Node, Node] = {}  # new statistic -> buffer, through repeated use of one norm
     casts: dict[Node, Node] = {}
     for node in captured.graph_module.graph.nodes:
-        if node.target is not torch.ops.aten._native_batch_norm_legit_functional.default:
+        if node.target not in _NORMS:
             continue
         buffers = []
-        for place, argument in ((3, args_of(node)[3]), (4, args_of(node)[4])):
+        last = len(node.meta["val"]) - 1  # the new statistics are the last outputs
+        for place, argument in ((last - 1, args_of(node)[3]), (last, args_of(node)[4])):
             buffer = latest.get(argument, argument if argument.op == "placeholder" else None)
             news = [u for u in node.users if is_item(u) and u.args[1] == place]
             if buffer is None or len(news) != 1:
@@ -57,13 +65,28 @@ def _cast_back(new: Node, buffer: Node) -> Node:
 
 def _only_statistic(new: Node) -> bool:
     """Whether a batch norm's new statistic is read only by other norms and its buffer."""
-    norms = (
-        torch.ops.aten._native_batch_norm_legit_functional.default,
-        torch.ops.aten.native_batch_norm_backward.default,
-    )
-    return all(user.op == "output" or user.target in norms for user in new.users)
+    return all(user.op == "output" or user.target in (*_NORMS, *_BACKWARDS) for user in new.users)
 
 
 def drops_statistics(node: Node) -> bool:
     """Whether a node is the backward of a train-mode batch norm, which reads no running statistics."""
-    return node.target is torch.ops.aten.native_batch_norm_backward.default and node.args[7] is True
+    native, cudnn = _BACKWARDS
+    return node.target is cudnn or (node.target is native and node.args[7] is True)
+
+
+def batch_norm_call(
+    node: Node, tensors: tuple[Any, Any, Any], statistics: tuple[Any, Any] | None
+) -> tuple[Any, tuple[Any, ...]]:
+    """The operator and arguments that run a repeatable batch norm.
+
+    Args:
+        node: the batch norm.
+        tensors: input, weight and bias.
+        statistics: the buffers that the operator writes; None for a repeat.
+    """
+    rest = node.args[5:]
+    if node.target is cudnn_batch_norm:
+        return aten.cudnn_batch_norm.default, (*tensors, *(statistics or (None, None)), *rest)
+    if statistics is None:
+        return aten._native_batch_norm_legit.no_stats, (*tensors, *rest)
+    return aten._native_batch_norm_legit.default, (*tensors, *statistics, *rest)

@@ -8,6 +8,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from remat_executor.capture.constant_branches import ConstantBranches
 from remat_executor.capture.side_effects import SideEffectGuard
 from remat_executor.errors import CaptureError, NothingToDifferentiate, UnplannedUse
 from remat_executor.inspection.attribute_changes import Changes
@@ -81,7 +82,8 @@ class TracedStep(nn.Module):
         named = {f"original.{name}": tensor for name, tensor in substitutes.items()}
         user_error = False
         try:
-            output = torch.func.functional_call(guard, named, (tensors, *args), kwargs, tie_weights=False)
+            with ConstantBranches():
+                output = torch.func.functional_call(guard, named, (tensors, *args), kwargs, tie_weights=False)
         except Exception as error:
             user_error = guard.caused(error)
             if not user_error:

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.recurrent import reads_opaque_bytes
-from remat_executor.capture.repeatable_batch_norms import drops_statistics
+from remat_executor.capture.repeatable_batch_norms import batch_norm_call, drops_statistics
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.measure import measure
 from remat_executor.fx_nodes import (
@@ -253,11 +253,10 @@ class _Arguments:
         return lambda: replay(state, device, target_of(node), *args, **kwargs)
 
     def batch_norm(self, node: Node, repeat: bool) -> Callable[[], object]:
-        (x, weight, bias), rest = self.arguments_of(node.args[:3]), node.args[5:]
-        if repeat:
-            return lambda: aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
+        tensors = self.arguments_of(node.args[:3])
         mean, variance = (_random_like(a.meta["val"]) for a in args_of(node)[3:5])
-        return lambda: aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, *rest)
+        target, args = batch_norm_call(node, tensors, None if repeat else (mean, variance))
+        return lambda: target(*args)
 
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return self.arguments_of(node.args), self.arguments_of(dict(node.kwargs))

@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.dropout_rounding import noise_dropout, replay_noise_dropout
-from remat_executor.capture.repeatable_batch_norms import drops_statistics
+from remat_executor.capture.repeatable_batch_norms import batch_norm_call, drops_statistics
 from remat_executor.fx_nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.generator_state import read_state, replay
 from remat_executor.lowering.gradient_segments import split_backward
@@ -220,13 +220,9 @@ class _GraphLowering:
                     return call(replay_noise_dropout, (self.value_node(state), device, *args), kwargs)
                 return call(replay, (self.value_node(state), device, target_of(node), *args), kwargs)
             case TrainBatchNorm(node, mean, variance):
-                x, weight, bias = torch.fx.node.map_arg(args_of(node)[:3], self.resolve)
-                rest = node.args[5:]
-                norm = aten._native_batch_norm_legit
-                if repeat:
-                    return call(norm.no_stats, (x, weight, bias, *rest))
-                statistics = (self.resolve(mean), self.resolve(variance))
-                return call(norm.default, (x, weight, bias, *statistics, *rest))
+                tensors = torch.fx.node.map_arg(args_of(node)[:3], self.resolve)
+                statistics = None if repeat else (self.resolve(mean), self.resolve(variance))
+                return call(*batch_norm_call(node, tensors, statistics))
             case WriteBack(target, source):
                 return call(aten.copy_.default, (self.resolve(target), self.resolve(source)))
             case OwnGradient(source, size, stride):

@@ -17,6 +17,6 @@ def written(module: GraphModule) -> set[int]:
     for node in module.graph.nodes:
         if node.target is aten.copy_.default:
             nodes.append(args_of(node)[0])
-        elif node.target is aten._native_batch_norm_legit.default:
-            nodes.extend(args_of(node)[3:5])
+        elif node.target in (aten._native_batch_norm_legit.default, aten.cudnn_batch_norm.default):
+            nodes.extend(a for a in args_of(node)[3:5] if a is not None)
     return {args_of(node)[1] for node in nodes if is_item(node) and args_of(node)[0].op == "placeholder"}

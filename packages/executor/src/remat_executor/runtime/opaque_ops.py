@@ -19,6 +19,7 @@ from remat_executor.torch_private.dispatch import schema_text
 from remat_executor.translation.recipes import own_copy
 
 Operator = Callable[..., Any]
+aten = torch.ops.aten
 
 
 class Opaque(Interpreter):
@@ -67,15 +68,31 @@ class Opaque(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         """Call the opaque operator of a node, if it has one."""
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if n.target in (aten.cudnn_batch_norm.default, aten.cudnn_batch_norm_backward.default):
+            return _fusible_batch_norm(n.target, args)
         if n not in self.operators:
             return super().run_node(n)
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.target is replay:
             args = (*args[:2], *args[3:])  # the target is in the operator
         if not self.tokens[n]:
             return self.operators[n](*args, **kwargs)
         *results, self.token = self.operators[n](self.token, *args, **kwargs)
         return results[0] if len(results) == 1 else tuple(results)
+
+
+def _fusible_batch_norm(target: Any, args: tuple[Any, ...]) -> Any:
+    """What a batch norm by cuDNN computes, by an operator that compilers fuse; its reserve is empty."""
+    if target is aten.cudnn_batch_norm_backward.default:
+        x, gradient, weight, *statistics, eps, _ = args
+        backward = aten.native_batch_norm_backward.default
+        return backward(gradient, x, weight, *statistics, True, eps, [True, True, True])
+    x, weight, bias, mean, variance, *rest = args
+    if mean is None:
+        made = aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
+    else:
+        made = aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, *rest)
+    return (*made, x.new_empty(0, dtype=torch.uint8))
 
 
 def _reader(device: str) -> Operator:

@@ -70,7 +70,7 @@ def _computation(node: Node, number: dict[Node, Hashable]) -> Hashable:
     """A key of what a node computes: equal for an op, its repeat, and their in-place forms."""
     name = getattr(getattr(node.target, "overloadpacket", node.target), "__name__", str(node.target))
     args, kwargs = args_of(node), {k: v for k, v in node.kwargs.items() if k not in ("out", "grad_input")}
-    if name == "_native_batch_norm_legit":
+    if name in ("_native_batch_norm_legit", "cudnn_batch_norm"):
         args = args[:3]  # a repeat has no running statistics
     # A hash keeps the keys of a deep graph short.
     return hash((name.removesuffix("_"), _key((args, sorted(kwargs.items())), number)))

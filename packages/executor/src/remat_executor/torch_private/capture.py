@@ -110,7 +110,7 @@ def joint_outputs(graph: torch.fx.Graph) -> list[JointOutput]:
 
 @context
 def _as_if_compiling() -> Generator[None, None, None]:
-    """Pretend to compile: Hugging Face mask code branches on data otherwise."""
+    """Pretend to compile: model code then avoids branches on data."""
     compiler = torch.compiler
     if not hasattr(compiler, "_is_compiling_flag"):
         raise UnsupportedTorch(name="torch.compiler._is_compiling_flag", version=torch.__version__)
@@ -159,12 +159,20 @@ def _as_eager_composes() -> Generator[None, None, None]:
             operator._dispatch_cache.clear()
 
 
-def export_joint(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> Joint:
-    """Trace the forward and backward of `module(*tensors)` on fake tensors."""
+def export_joint(
+    module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], *, as_if_compiling: bool = False
+) -> Joint:
+    """Trace the forward and backward of `module(*tensors)` on fake tensors.
+
+    Args:
+        module: what is traced.
+        tensors: its inputs.
+        as_if_compiling: whether `torch.compiler.is_compiling()` holds meanwhile.
+    """
     export = private_name("torch._functorch.aot_autograd", "aot_export_joint_with_descriptors")
     with (
         contextlib.ExitStack() as stack,
-        _as_if_compiling(),
+        _as_if_compiling() if as_if_compiling else contextlib.nullcontext(),
         _as_eager_composes(),
         with_careful_fake_cache(),
         without_code(),

@@ -1,13 +1,15 @@
 """Private names of the dispatcher: how an operator can be called, and what a call dispatches to."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from remat_executor.torch_private.lookup import private_name
 from remat_executor.torch_private.pytrees import flatten
+from remat_graph.contexts import context
 
 
 def public_forms(operator: Any) -> list[tuple[str, Any]]:
@@ -67,6 +69,31 @@ def dispatched(call: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, .
     except (TypeError, RuntimeError, NotImplementedError, AttributeError):
         return None
     return None
+
+
+@context
+def outside_of_modes() -> Generator[None, None, None]:
+    """Let calls see real tensors while a trace is under way."""
+    disable: Any = private_name("torch.utils._python_dispatch", "_disable_current_modes")
+    with torch._C.DisableTorchFunction(), disable():
+        yield
+
+
+def selects_cudnn_batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor | None,
+    variance: torch.Tensor | None,
+    train: bool,
+    eps: float,
+) -> bool:
+    """Whether eager runs cuDNN's kernel for a batch norm of these tensors, which may be fake."""
+    if x.device.type != "cuda":
+        return False
+    select = private_name("torch._C", "_select_batch_norm_backend")
+    cudnn = private_name("torch._C", "_BatchNormBackend").Cudnn
+    return bool(select(x, weight, bias, mean, variance, train, eps) == cudnn)
 
 
 def schema_text(target: Any) -> str:

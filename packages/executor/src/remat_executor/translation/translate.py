@@ -227,7 +227,7 @@ class _Translator:
         return state
 
     def add_batch_norm(self, node: Node, inputs: tuple[int, ...]) -> None:
-        made = self.add_made(node, self.defined(node)[:3])
+        made = self.add_made(node, self.defined(node)[:-2])  # without the new statistics
         outputs = tuple(value for _, value in made)
         old, new = [], []
         for buffer in self.flow.norms[node]:

@@ -1,0 +1,129 @@
+"""Batch norms that eager runs by cuDNN are planned with that kernel; on a CPU with a stand-in for it."""
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remat_executor.capture import read_joint
+from remat_executor.capture.cudnn_batch_norms import use_cudnn_batch_norms
+from remat_facade import Hiremate
+
+aten = torch.ops.aten
+
+
+def _norm(
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, variance: Tensor | None, *rest: Any
+) -> tuple[Tensor, ...]:
+    """The kernel's contract: it writes the statistics, and keeps bytes that its backward needs."""
+    if mean is None or variance is None:
+        made = aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
+    else:
+        made = aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, *rest)
+    return (*made, torch.full((100,), 7, dtype=torch.uint8))
+
+
+def _backward(x: Tensor, gradient: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *statistics, eps, reserve = rest
+    assert statistics[:2] == [None, None]
+    assert reserve.shape == (100,)
+    assert (reserve == 7).all()
+    backward: Any = aten.native_batch_norm_backward.default
+    made: tuple[Tensor, ...] = backward(gradient, x, weight, *statistics, True, eps, [True] * 3)
+    return made
+
+
+@pytest.fixture
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Stand-ins for cuDNN's kernels on the CPU, which every batch norm shall take."""
+    everywhere = partial(use_cudnn_batch_norms, selects=lambda *tensors: True)
+    monkeypatch.setattr(read_joint, "use_cudnn_batch_norms", everywhere)  # no such kernel on a CPU
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("cudnn_batch_norm", _norm, "CPU")
+        library.impl("cudnn_batch_norm_backward", _backward, "CPU")
+        yield
+
+
+class Twice(nn.Module):
+    """Convolutions with batch norms; one norm is used twice, one has no statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(6))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4))
+        self.free = nn.BatchNorm2d(8, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        norms = [*self.norms, self.norms[0], self.free]
+        for conv, norm in zip(self.convs, norms, strict=True):
+            x = norm(conv(x)).relu() + x
+        loss: Tensor = x.square().mean()
+        return loss
+
+
+@pytest.mark.parametrize("budget", ["45%", "100%"])
+def test_the_kernel_of_eager_is_planned(cudnn: None, budget: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    eager = Twice()
+    original = copy.deepcopy(eager)
+    x = torch.randn(8, 8, 24, 24)
+    planned = Hiremate(original, x, budget, cache_dir=tmp_path, zoo=False)
+    targets = [op.target for op in planned.graph.ops]
+    assert targets.count("cudnn_batch_norm") == 5
+    assert targets.count("aten.cudnn_batch_norm.default") == 1
+    assert targets.count("aten.cudnn_batch_norm_backward.default") == 6
+    assert not any("native_batch_norm" in target for target in targets)
+    assert planned.graph.ops[targets.index("cudnn_batch_norm")].rerun == 1
+    kept = [value.nbytes for value in planned.graph.values if value.nbytes == 100]
+    assert len(kept) == 6  # the reserves, whose size only the kernel knows
+    for _ in range(3):
+        for module in (eager, planned):
+            module.zero_grad()
+            module(x).backward()
+        for (name, ours), theirs in zip(original.named_parameters(), eager.parameters(), strict=True):
+            assert torch.equal(ours.grad, theirs.grad), name
+        for (name, ours), theirs in zip(original.named_buffers(), eager.buffers(), strict=True):
+            assert torch.equal(ours, theirs), name
+    repeated = {op for op in planned.plan.schedule.order if planned.plan.schedule.order.count(op) > 1}
+    assert bool(repeated & {i for i, t in enumerate(targets) if "cudnn_batch_norm" in t}) == (budget == "45%")
+
+
+def test_other_layouts_stay_with_torchs_kernel(cudnn: None, tmp_path: Path) -> None:
+    """Eager would copy a transposed input; the plan keeps torch's own kernel for it."""
+
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            loss: Tensor = self.norm(x.transpose(2, 3)).square().mean()
+            return loss
+
+    planned = Hiremate(Transposed(), torch.randn(4, 8, 6, 10), "100%", cache_dir=tmp_path, zoo=False)
+    targets = [op.target for op in planned.graph.ops]
+    assert "cudnn_batch_norm" not in targets
+    assert "aten._native_batch_norm_legit_functional.default" in targets
+
+
+@pytest.mark.cuda
+def test_the_planned_batch_norm_has_the_bits_of_eager(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    eager = Twice().cuda()
+    original = copy.deepcopy(eager)
+    x = torch.randn(8, 8, 24, 24, device="cuda")
+    planned = Hiremate(original, x, "45%", cache_dir=tmp_path, zoo=False)
+    assert "cudnn_batch_norm" in {op.target for op in planned.graph.ops}
+    for _ in range(3):
+        for module in (eager, planned):
+            module.zero_grad()
+            module(x).backward()
+        for (name, ours), theirs in zip(original.named_parameters(), eager.parameters(), strict=True):
+            assert torch.equal(ours.grad, theirs.grad), name
+        for (name, ours), theirs in zip(original.named_buffers(), eager.buffers(), strict=True):
+            assert torch.equal(ours, theirs), name
