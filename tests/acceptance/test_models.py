@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from tests.helpers.models import CASES, CI_CASES, ModelCase, get_case, reference_flag
+from tests.helpers.models import CASES, CI_CASES, ModelCase, get_case
 
 _CASES = [case if case.ci else pytest.param(case, marks=pytest.mark.full) for case in CASES]
 
@@ -79,16 +79,3 @@ def test_three_steps_are_finite_and_repeat_bitwise(case: ModelCase) -> None:
     first = _step(case, 3)
     assert all(torch.isfinite(tensor).all() for tensor in first)
     assert _same(first, _step(case, 3))
-
-
-@pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
-def test_compile_flag_changes_only_the_cases_that_say_so(case: ModelCase) -> None:
-    with reference_flag(case):
-        reference = _step(case)
-    flag = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        captured = _step(case)
-    finally:
-        torch.compiler._is_compiling_flag = flag
-    assert _same(reference, captured)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from remat_executor import MemoryMeter, PlannedModule, RematWarning, allocator_peak
-from tests.helpers.models import ModelCase, reference_flag
+from tests.helpers.models import ModelCase
 
 Build = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], PlannedModule]
 
@@ -237,10 +237,9 @@ def compare(
     untouched = all(same_bits(before[n], after[n]) for n in before) and same_bits(
         rng_before, torch.get_rng_state()
     )
-    with reference_flag(case):
-        trained = around(reference)
-        expected = train(trained, sample, loss)
-        original = peaks(trained, sample, loss)
+    trained = around(reference)
+    expected = train(trained, sample, loss)
+    original = peaks(trained, sample, loss)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RematWarning)
         trained = around(module)

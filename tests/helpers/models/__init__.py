@@ -15,7 +15,7 @@ already checkpoint or autocast themselves.
 transformers and torchvision are imported by the cases that need them, when they are built.
 """
 
-from tests.helpers.models.case import ModelCase, reference_flag
+from tests.helpers.models.case import ModelCase
 from tests.helpers.models.imports import import_torchvision, import_transformers
 from tests.helpers.models.networks import Block
 from tests.helpers.models.registry import CASES, CI_CASES, get_case
@@ -28,5 +28,4 @@ __all__ = [
     "get_case",
     "import_torchvision",
     "import_transformers",
-    "reference_flag",
 ]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -33,9 +32,7 @@ class ModelCase:
     """One model, its batches and its loss.
 
     `sample(seed)` gives the same `(args, kwargs)` every time and, as `build`, leaves the global random state
-    alone. `compile_flag_branch` marks models that compute something else (a few ulp) while
-    `torch.compiler.is_compiling()` holds, as it does during capture: `reference_flag` gives what to compare
-    with. `ci` marks the quick cut.
+    alone. `ci` marks the quick cut.
     """
 
     name: str
@@ -43,7 +40,6 @@ class ModelCase:
     make: Callable[[], nn.Module]
     sample: Callable[[int], Sample]
     loss: Callable[[Any], Tensor] = mean_square
-    compile_flag_branch: bool = False
     ci: bool = False
     note: str = ""
 
@@ -57,14 +53,3 @@ class ModelCase:
     def returns_loss(self) -> bool:
         """Whether the model computes its loss, so that a plan of it covers the whole step."""
         return self.loss is returned_loss
-
-
-@contextlib.contextmanager
-def reference_flag(case: ModelCase) -> Iterator[None]:
-    """Let the original model of `case` take the branch that capture takes, to compare bitwise with it."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = before or case.compile_flag_branch
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before

@@ -25,7 +25,7 @@ _PLAIN = (*_PLAIN, torch.layout, torch.memory_format)
 _VALUES = frozenset(
     {
         *(Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__contains__),
-        *(Tensor.item, Tensor.tolist, Tensor.is_nonzero, Tensor.equal, torch.is_nonzero, torch.equal),
+        *(Tensor.item, Tensor.is_nonzero, Tensor.equal, torch.is_nonzero, torch.equal),
     }
 )
 """Functions that turn tensors into Python values."""
