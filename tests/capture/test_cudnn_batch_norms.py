@@ -127,3 +127,21 @@ def test_the_planned_batch_norm_has_the_bits_of_eager(tmp_path: Path) -> None:
             assert torch.equal(ours.grad, theirs.grad), name
         for (name, ours), theirs in zip(original.named_buffers(), eager.buffers(), strict=True):
             assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.full  # a compiler takes seconds for each part
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+def test_a_compiler_gets_an_operator_that_it_fuses(cudnn: None, tmp_path: Path) -> None:
+    """Compiled, batch norms are torch's own again; the running statistics are written all the same."""
+    torch.manual_seed(0)
+    eager = Twice()
+    original = copy.deepcopy(eager)
+    x = torch.randn(8, 8, 24, 24)
+    planned = Hiremate(original, x, "60%", cache_dir=tmp_path, zoo=False, runtime="inductor")
+    for module in (eager, planned):
+        module(x).backward()
+    for (name, ours), theirs in zip(original.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+    for (name, ours), theirs in zip(original.named_buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, msg=name)
+        assert name.endswith("tracked") or not torch.equal(ours, torch.zeros_like(ours)), name
