@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor import CaptureError, PlannedModule, RematWarning, UnplannedUse
 from tests.helpers.planners import repeat_at_random
@@ -95,6 +96,36 @@ def test_zeros_for_an_unused_output_never_make_a_number(cache: Path) -> None:
     chosen.zero_grad()
     chosen(x)[1].sum().backward()
     assert chosen.body.weight.grad.isfinite().all()
+
+
+class Reads(TorchDispatchMode):
+    """Counts the reads of a tensor's value, each of which waits for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_one_wait_for_all_gradients_that_zeros_may_have_spoilt(cache: Path, dtype: torch.dtype) -> None:
+    """Gradients of a shared trunk are checked together, also where their sum is no number of their dtype."""
+
+    def forward(m: Any, x: Tensor) -> Any:
+        hidden = m.middle(x)
+        return hidden, hidden.square()
+
+    x = torch.full((8, 16), 0.5, dtype=dtype)
+    module = PlannedModule(
+        Small(forward).to(dtype), (x,), {}, repeat_at_random(4), cache_dir=cache, part_nbytes=0
+    )
+    assert module.parts == 4
+    with Reads() as reads:
+        (module(x)[0].sum() * 1024).backward()
+    assert reads.count == 1
+    assert all(p.grad.isfinite().all() for p in module.parameters())
+    assert dtype == torch.float32 or module.last.bias.grad.sum().isinf()
 
 
 def test_hooks_on_the_planned_module_are_its_own(cache: Path) -> None:

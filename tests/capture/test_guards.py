@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from remat_executor import BadInput, CaptureError, PlannedModule, RematWarning
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import collect
+from remat_executor.torch_private.precision import select_attention
 from tests.capture.test_gradients import Losing
 from tests.capture.test_refused_forwards import Config
 from tests.helpers.planners import repeat_at_random
@@ -61,6 +62,29 @@ def test_a_change_is_planned_anew(change: str, cache: Path) -> None:
     if change in ("batch", "autocast", "input_grad"):
         assert_same_step(original, planned, x)
         assert planned.runs == {"planned": 3, "replanned": 1}
+
+
+def test_torch_reorders_attention_at_its_first_selection(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Hopper, where cuDNN comes first from then on: the order of the plan is the one of its calls."""
+    order, select = [1, 2, 0], torch._fused_sdp_choice
+
+    def selecting(*tensors: Tensor) -> int:
+        order[:] = [3, 1, 2, 0]
+        return select(*tensors)
+
+    def capturing(what: str, done: int, total: int) -> None:
+        order[:] = [3, 1, 2, 0]  # attention in the model selects a kernel too
+
+    monkeypatch.setattr(torch, "_fused_sdp_choice", selecting)
+    monkeypatch.setattr(torch._C, "_get_sdp_priority_order", lambda: list(order))
+    select_attention.cache_clear()
+    x = torch.randn(5, 6)
+    planned = PlannedModule(Net(), (x,), {}, repeat_at_random(4), cache_dir=cache, on_progress=capturing)
+    assert ("attention", "[3, 1, 2, 0]") in planned.graph.conditions
+    planned(x)  # a warning would be an error
+    assert planned.runs == {"planned": 1}
 
 
 def test_replanning_is_said_once(cache: Path) -> None:

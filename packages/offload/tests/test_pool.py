@@ -4,6 +4,7 @@ import gc
 import mmap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import attrs
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_offload import CannotPin, HostPool, HostPoolExhausted, HostPoolMisuse, LaneFailed
-from remat_offload.host_memory.pinned import PlainMemory, RegisteredMemory
+from remat_offload.host_memory.pinned import PlainMemory, RegisteredMemory, clear_cuda_error
 
 
 @attrs.define
@@ -268,11 +269,14 @@ def test_pinned_blocks_are_whole_pages() -> None:
 def test_pinning_that_fails() -> None:
     """A refusal of the runtime is one clear error, and the pool's numbers are unchanged."""
     page = mmap.PAGESIZE
-    pool = HostPool(4 * page, memory=RegisteredMemory(FakeRuntime(limit=page)))
+    cleared: list[None] = []
+    memory = RegisteredMemory(FakeRuntime(limit=page), lambda: cleared.append(None))
+    pool = HostPool(4 * page, memory=memory)
     tensor = pool.allocate(1)
     with pytest.raises(CannotPin, match=r"error 2 for .* bytes; lower the capacity"):
         pool.allocate(2 * page)
     assert page == pool.statistics.lent_nbytes == pool.statistics.held_nbytes
+    assert len(cleared) == 1  # or the next kernel launch would report the error
     pool.release(tensor)
 
 
@@ -282,6 +286,26 @@ def test_pinning_wants_cuda() -> None:
         HostPool(100, pin=True)
     with HostPool(100, device="meta") as pool:
         assert not pool.allocate(10).is_pinned()
+
+
+@pytest.mark.cuda
+def test_a_refusal_on_cuda_is_forgotten() -> None:
+    """CUDA keeps the error until it is asked for, which torch does after each launch."""
+
+    class PinsTwice:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch.cuda.cudart(), name)
+
+        def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802
+            first = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, flags))
+            second = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, flags))
+            torch.cuda.cudart().cudaHostUnregister(address)
+            return first or second
+
+    memory = RegisteredMemory(PinsTwice(), partial(clear_cuda_error, torch.device("cuda")))
+    with pytest.raises(CannotPin, match="cudaHostRegister"):
+        memory.take(100)
+    assert torch.ones(2, device="cuda").add(1).tolist() == [2.0, 2.0]
 
 
 @pytest.mark.cuda

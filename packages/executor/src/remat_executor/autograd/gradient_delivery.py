@@ -30,11 +30,38 @@ class BackwardState:
         undefined: indices of the gradients that stay None: no differentiated output depends on them.
         doubtful: indices of the gradients that also depend on an output without a tangent: zeros stand for
             it.
+        finite: by device, whether the doubtful gradients so far are finite; read once, since a read waits for
+            the device.
     """
 
     values: dict[int, Tensor]
     undefined: frozenset[int]
     doubtful: frozenset[int]
+    finite: dict[torch.device, Tensor] = attrs.field(factory=dict)
+
+    def check_doubtful(self, gradients: Sequence[Tensor | None]) -> None:
+        """Take some of the doubtful gradients into account in `finite`."""
+        for gradient in gradients:
+            if gradient is not None:
+                # The sum needs no memory of the gradient's size; in half precision it could overflow.
+                dtype = torch.float32 if gradient.dtype.itemsize < 4 else gradient.dtype
+                finite = gradient.sum(dtype=dtype).isfinite()
+                before = self.finite.get(gradient.device)
+                self.finite[gradient.device] = finite if before is None else before & finite
+
+    def raise_if_not_finite(self) -> None:
+        """Wait for the doubtful gradients so far.
+
+        Raises:
+            UnplannedUse: one of them is not finite.
+        """
+        # Zeros times infinity may be the cause; eager would not have multiplied them.
+        if not all(map(bool, self.finite.values())):
+            raise UnplannedUse(
+                problem="a gradient is not finite, possibly because an output was not differentiated",
+                advice="name the outputs that you differentiate with differentiate=[...]",
+            )
+        self.finite.clear()
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -188,18 +215,14 @@ class PlannedCall:
         """Run one segment; return the token's gradient (None after the last) and the segment's gradients."""
         segment = self.wiring.program.backward[index]
         gradients = self.run_segment(segment, live.values)
+        last = index + 1 == len(self.wiring.program.backward)
         if live.undefined or live.doubtful:
-            for place, gradient in enumerate(segment.gradients):
-                made = gradients[place]
-                if gradient in live.undefined:
-                    gradients[place] = None
-                elif gradient in live.doubtful and made is not None and not bool(made.sum().isfinite()):
-                    # Zeros times infinity may be the cause; eager would not have multiplied them.
-                    raise UnplannedUse(
-                        problem="a gradient is not finite, possibly because an output was not differentiated",
-                        advice="name the outputs that you differentiate with differentiate=[...]",
-                    )
-        if index + 1 == len(self.wiring.program.backward):
+            placed = list(zip(segment.gradients, gradients, strict=True))
+            live.check_doubtful([made for gradient, made in placed if gradient in live.doubtful])
+            gradients = [None if gradient in live.undefined else made for gradient, made in placed]
+            if last or self.handler is not None:  # a handler may update parameters by these gradients
+                live.raise_if_not_finite()
+        if last:
             if self.saved is None:
                 self.externals = {}
             return None, gradients

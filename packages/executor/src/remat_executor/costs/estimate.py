@@ -15,6 +15,7 @@ from torch import nn
 from remat_executor.capture.joint_graph import capture
 from remat_executor.costs.annotate import op_cost
 from remat_executor.errors import BadInput
+from remat_executor.inspection.devices import check_device
 from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.translation.translate import translate
 from remat_graph import Graph, Platform, with_platform
@@ -40,12 +41,13 @@ def estimated_graph(
         differentiate: indices among the output tensors that get gradients; None: a scalar in front, else all.
 
     Raises:
-        BadInput: the model is not an `nn.Module`.
+        BadInput: the model is not an `nn.Module`, or this machine does not have the device.
         CaptureError: the step is not one graph.
     """
     if not isinstance(model, nn.Module):
         raise BadInput(problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it")
     device = torch.device(device)
+    check_device(device)
     with with_fake_tensors(model, args, kwargs, device) as tensors:
         captured = capture(model, tensors, differentiate=differentiate)
         conditions = (("estimate", device.type), ("training", str(model.training)))

@@ -28,16 +28,16 @@ def unusual_flags() -> tuple[str, ...]:
     return tuple(words)
 
 
-def global_flags(device_type: str) -> tuple[tuple[str, str], ...]:
+def global_flags(device: torch.device) -> tuple[tuple[str, str], ...]:
     """(name, value) of torch's global state that decides which kernels run."""
     autocast = "off"
-    if torch.is_autocast_enabled(device_type):
-        autocast = str(torch.get_autocast_dtype(device_type))
+    if torch.is_autocast_enabled(device.type):
+        autocast = str(torch.get_autocast_dtype(device.type))
     return (
         ("autocast", autocast),
         ("kernels", " ".join(unusual_flags())),
-        ("attention", attention_order()),
-        ("threads", str(torch.get_num_threads()) if device_type == "cpu" else ""),
+        ("attention", attention_order(device)),
+        ("threads", str(torch.get_num_threads()) if device.type == "cpu" else ""),
         ("default_dtype", str(torch.get_default_dtype())),
         ("default_device", str(torch.get_default_device())),
     )

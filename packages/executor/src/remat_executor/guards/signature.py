@@ -128,7 +128,7 @@ def signature(
         ),
         constants=tuple(exact_key(c) for c in tensors.constants),
         spec=str(tensors.spec),
-        flags=global_flags(device.type),
+        flags=global_flags(device),
     )
 
 

@@ -1,7 +1,7 @@
 """The protocol of runtimes, which run lowered graphs."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 from torch import Tensor
@@ -35,3 +35,12 @@ class Runtime(Protocol):
                 order of the schedule; returns a list.
             interface: describes its inputs and outputs.
         """
+
+
+@runtime_checkable
+class HoldingRuntime(Protocol):
+    """A runtime that holds device memory between steps which the allocator does not count in a step."""
+
+    @property
+    def held_nbytes(self) -> int:
+        """The bytes that it holds since it recorded its graphs."""

@@ -15,13 +15,16 @@ from remat_executor.autograd.gradient_delivery import run_under_autograd
 from remat_executor.errors import OverCompiled
 from remat_executor.generator_state import preserved_generators
 from remat_executor.inspection.tensors import Tensors
+from remat_executor.lowering.runtime_protocol import HoldingRuntime
 from remat_executor.memory.allocator import allocator_peak
 from remat_executor.module.planned_step import PlannedStep
 from remat_graph import Graph, Plan, RematError, format_nbytes
 
 _MOST_ATTEMPTS = 5
 _WARM_UPS = 1
-"""Runs before the measured one: they compile, and initialize what is initialized once."""
+"""Runs before the measured ones: they compile, and initialize what is initialized once."""
+_MEASURED = 2
+"""Measured runs, of which the last counts: in the one before, a runtime may record its graphs."""
 
 
 @runtime_checkable
@@ -41,6 +44,7 @@ class MarginPlanner(Protocol):
 def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
     """Run a step's forward and backward and return the allocator's peak bytes.
 
+    What the runtime holds between steps is added: memory pools of recorded graphs.
     Gradients and outputs are held to the end. The caller's tensors and generators are unchanged afterwards.
     """
     captured, translation = step.captured, step.translation
@@ -63,7 +67,9 @@ def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
         with preserved_generators([device]), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             for _ in range(_WARM_UPS):
                 once()
-            return allocator_peak(once, device).peak_nbytes
+            peaks = [allocator_peak(once, device).peak_nbytes for _ in range(_MEASURED)]
+            held_nbytes = step.runtime.held_nbytes if isinstance(step.runtime, HoldingRuntime) else 0
+            return peaks[-1] + held_nbytes
     finally:
         for tensor, content in before:
             tensor.copy_(content)

@@ -15,6 +15,7 @@ from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
 from remat_executor.errors import CaptureError, UnplannedUse
 from remat_executor.guards.signature import Signature, reason_for_original, reason_in_force
+from remat_executor.inspection.devices import check_device
 from remat_executor.inspection.tensors import called_with
 from remat_executor.lowering.gradient_segments import check_part_nbytes
 from remat_executor.lowering.step_handler import OffloadBackend
@@ -106,6 +107,8 @@ class PlannedModule(nn.Module):
         steps: LRUCache[Signature, PlannedStep] = LRUCache(max_plans)
         if buckets is not None and isinstance(model, nn.Module):
             args, kwargs, _ = buckets.padded(model, args, kwargs)
+        if device is not None:
+            check_device(device)
         tensors = check_input(model, args, kwargs, device)
         device = device or work_device(tensors)
         new_runtime = runtime_factory(runtime, device)
@@ -175,7 +178,10 @@ class PlannedModule(nn.Module):
 
     @property
     def rehearsed_nbytes(self) -> int | None:
-        """The measured peak of that plan's step by the allocator; None for the eager runtime."""
+        """The measured peak of that plan's step by the allocator; None for the eager runtime.
+
+        With CUDA graphs, it includes the memory pool that is held between steps.
+        """
         nbytes: int | None = self._remat.latest.rehearsed_nbytes
         return nbytes
 

@@ -44,6 +44,7 @@ class PlannedStep:
     constants: tuple[Tensor, ...]
     owners: tuple[int, ...]  # per gradient the place of the tensor that gets it
     rehearsed_nbytes: int | None = None  # the measured peak by the allocator; None for the eager runtime
+    runtime: Runtime | None = None  # runs the lowered graphs
     backend: OffloadBackend | None = None  # carries out what the schedule does in addition to computing
 
     @classmethod
@@ -87,6 +88,7 @@ class PlannedStep:
                 if n.op == "get_attr"
             ),
             owners=tuple(place for place, _, _ in translation.gradients),
+            runtime=runtime,
             backend=backend,
         )
 

@@ -9,14 +9,19 @@ A pool serves one call at a time. A graph runs unrecorded if its values are not 
 forward before the first one's backward, or in a backward with ``retain_graph``. Two cases cannot be recorded
 and always run unrecorded: numbers on the host among the inputs, and writes into an input of the caller.
 
+A replay allocates only the caller's results, and the pool stays reserved between steps. So the memory of a
+replayed step is the allocator's peak plus `held_nbytes`: the most that was ever allocated in the pool, and
+the tensors that inputs are copied to. The pool reserves more than that (`reserved_nbytes`), in blocks of
+megabytes. Workspaces of libraries are not counted: all graphs of a device share them.
+
 Draws use the default generator, which recorded graphs advance as eager runs do. The state from which a draw
 is repeated is (seed, offset at the beginning of the call + the draw's distance), computed at each call; the
 repeat draws from a generator of its own that is set to that state.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import attrs
 import torch
@@ -27,112 +32,30 @@ from remat_executor.errors import UnplannedUse
 from remat_executor.fx_nodes import args_of, is_item
 from remat_executor.generator_state import default_generator, read_state, replay
 from remat_executor.lowering.runtime_protocol import GraphFunction, GraphInterface
+from remat_executor.runtime.graph_recorder import GraphRecorder, PoolTensor
 from remat_executor.runtime.mutations import written
 from remat_executor.torch_private.autograd import backward_keeps_graph
-
-
-@attrs.frozen(kw_only=True)
-class PoolTensor:
-    """Address and layout of a tensor in the pool."""
-
-    address: int
-    nbytes: int
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "PoolTensor":
-        """Describe a tensor by its storage."""
-        storage = tensor.untyped_storage()
-        return cls(
-            address=storage.data_ptr(),
-            nbytes=storage.nbytes(),
-            offset=int(tensor.storage_offset()),
-            size=tuple(tensor.size()),
-            stride=tensor.stride(),
-            dtype=tensor.dtype,
-        )
-
-
-class GraphRecorder(Protocol):
-    """Records work on a device; all records share one memory pool."""
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is on the device."""
-
-    def record(
-        self, work: Callable[[], list[Tensor]], generators: Sequence[torch.Generator]
-    ) -> tuple[list[Tensor], Callable[[], None]]:
-        """Record work without running it.
-
-        Args:
-            work: the work; it draws from these generators in addition to the default one.
-            generators: they keep their states outside of the record.
-
-        Returns:
-            The results, which are in the pool, and a function that runs the work.
-        """
-
-    def at(self, place: PoolTensor) -> Tensor:
-        """A tensor on memory of the pool, without ownership."""
-
-
-class _Memory:
-    """Bytes of the pool, for `torch.as_tensor`."""
-
-    def __init__(self, place: PoolTensor) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (place.nbytes,),
-            "typestr": "|u1",
-            "data": (place.address, False),
-            "version": 2,
-        }
-
-
-class CudaGraphRecorder:
-    """CUDA graphs in one pool of the current device."""
-
-    def __init__(self) -> None:
-        self.pool = torch.cuda.graph_pool_handle()
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is on the device."""
-        return tensor.is_cuda
-
-    def record(
-        self, work: Callable[[], list[Tensor]], generators: Sequence[torch.Generator]
-    ) -> tuple[list[Tensor], Callable[[], None]]:
-        """Capture a graph."""
-        graph = torch.cuda.CUDAGraph()
-        for generator in generators:
-            graph.register_generator_state(generator)
-        # Other threads of the engine may work meanwhile; only this one is recorded.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            results = work()
-        return results, graph.replay
-
-    def at(self, place: PoolTensor) -> Tensor:
-        """A tensor on memory of the pool."""
-        whole = torch.as_tensor(_Memory(place), device="cuda").view(place.dtype)
-        return whole.as_strided(place.size, place.stride, place.offset)
 
 
 class CudaGraphs:
     """The runtime of one step.
 
+    Args:
+        recorder: makes a recorder with an empty pool.
+
     Attributes:
-        pool: the recorder; None until the second call.
+        pool: the recorder; None until the first call.
+        used: whether its pool holds records.
         recording: whether the running call is recorded.
         addresses: where the pool holds values that graphs leave for later ones.
         saved: the storages that the latest recorded forward left, while they live.
     """
 
-    def __init__(self, recorder: Callable[[], GraphRecorder] = CudaGraphRecorder) -> None:
+    def __init__(self, recorder: Callable[[], GraphRecorder]) -> None:
         self.recorder = recorder
         self.graphs: list[_RecordedGraph] = []
         self.pool: GraphRecorder | None = None
+        self.used = False
         self.recording = False
         self.addresses: set[int] = set()
         self.saved: list[weakref.ref[Any]] = []
@@ -143,9 +66,29 @@ class CudaGraphs:
         self.graphs.append(graph)
         return graph.run
 
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes that are held between steps: the pool at its peak, and the copies of inputs."""
+        copies = [t for g in self.graphs if g.recorded is not None for t in g.recorded.copies.values()]
+        pool_nbytes = self.pool.peak_nbytes if self.pool is not None else 0
+        return pool_nbytes + sum(copy.untyped_storage().nbytes() for copy in copies)
+
+    @property
+    def reserved_nbytes(self) -> int:
+        """Bytes that the pool has reserved on the device."""
+        return self.pool.reserved_nbytes if self.pool is not None else 0
+
+    def warm_up(self) -> None:
+        """Let libraries take the workspaces of this thread before anything is recorded."""
+        if self.pool is None:
+            self.pool = self.recorder()
+        self.pool.warm_up()
+
     def start_over(self) -> None:
         """Drop all records and begin with an empty pool."""
-        self.pool = self.recorder()
+        if self.pool is None or self.used:
+            self.pool = self.recorder()
+        self.used = True
         self.addresses.clear()
         for graph in self.graphs:
             graph.recorded = None
@@ -217,6 +160,7 @@ class _RecordedGraph:
         begin = _offset(generator.get_state()) if generator is not None else 0
         results = self.run_unrecorded(tensors)
         self.distances = {i: _offset(results[i]) - begin for i in states_read(self.module)}
+        self.runtime.warm_up()
         return results
 
     def from_pool(self, tensors: list[Tensor]) -> bool:

@@ -1,5 +1,6 @@
 """Find a runtime by its name and check that this machine has what the runtime needs."""
 
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -8,6 +9,7 @@ from remat_executor.errors import BadInput
 from remat_executor.lowering.runtime_protocol import Runtime
 from remat_executor.runtime.cudagraph import CudaGraphs
 from remat_executor.runtime.eager import Eager
+from remat_executor.runtime.graph_recorder import CudaGraphRecorder
 from remat_executor.runtime.inductor import Inductor
 from remat_executor.torch_private.inductor import missing_for_inductor
 from remat_graph.errors import shown
@@ -15,7 +17,12 @@ from remat_graph.errors import shown
 RuntimeFactory = Callable[[], Runtime]
 """Makes the runtime of one step."""
 
-RUNTIMES: Mapping[str, RuntimeFactory] = {"eager": Eager, "inductor": Inductor, "cudagraph": CudaGraphs}
+RUNTIMES: Mapping[str, Callable[[torch.device], Runtime]] = {
+    "eager": lambda device: Eager(),
+    "inductor": lambda device: Inductor(),
+    "cudagraph": lambda device: CudaGraphs(functools.partial(CudaGraphRecorder, device)),
+}
+"""By name, what makes the runtime of one step on a device."""
 
 
 def runtime_factory(
@@ -51,4 +58,4 @@ def runtime_factory(
             problem=f"runtime 'inductor' needs {lacking}, which this machine does not have",
             advice='install it, or use runtime="eager"',
         )
-    return RUNTIMES[runtime]
+    return functools.partial(RUNTIMES[runtime], device)

@@ -13,8 +13,16 @@ def private_name(module: str, name: str) -> Any:
 
     Raises:
         UnsupportedTorch: the installed torch lacks it.
+        ImportError: the module is there, and what it imports is not.
     """
+    unsupported = UnsupportedTorch(name=f"{module}.{name}", version=torch.__version__)
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
-        raise UnsupportedTorch(name=f"{module}.{name}", version=torch.__version__) from None
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise unsupported from None
+    try:
+        return getattr(found, name)
+    except AttributeError:
+        raise unsupported from None

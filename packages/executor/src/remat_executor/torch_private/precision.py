@@ -1,6 +1,10 @@
-"""Private names of the flags that set the precision of computations."""
+"""Private names of the flags that set the precision of computations and choose kernels of attention."""
 
 import contextlib
+import functools
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from remat_executor.torch_private.lookup import private_name
 
@@ -21,9 +25,26 @@ def float32_precisions() -> dict[str, str]:
     return {where: "ieee" if precision == "none" else precision for where, precision in found.items()}
 
 
-def attention_order() -> str:
-    """The order in which attention's kernels are considered."""
+def attention_order(device: torch.device) -> str:
+    """The order in which attention's kernels are considered, as it stands after the first selection."""
+    select_attention(device)
     return str(private_name("torch._C", "_get_sdp_priority_order")())
+
+
+@functools.cache
+def select_attention(device: torch.device) -> None:
+    """Let torch select a kernel of attention on a device, once.
+
+    At its first selection torch may set the order by what the device is: cuDNN comes first on Hopper. The
+    order that was read before would not be the one of later calls.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if device.type not in ("cpu", accelerator.type if accelerator is not None else "cpu"):
+        return
+    x = torch.empty(1, 1, 8, 8, device=device)
+    # The slowest kernel takes any tensors; without it, none may be left, which is an error.
+    with sdpa_kernel(SDPBackend.MATH), contextlib.suppress(NotImplementedError):  # a device without attention
+        private_name("torch", "_fused_sdp_choice")(x, x, x)
 
 
 def without_any_autocast() -> contextlib.AbstractContextManager[None]:

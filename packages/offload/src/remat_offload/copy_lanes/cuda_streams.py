@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from remat_executor.inspection.devices import check_device
 from remat_graph import Lane
 from remat_offload.copy_lanes.machine import Ticket
 from remat_offload.copy_lanes.threaded import Job, LanedMachine, own
@@ -34,11 +35,15 @@ class CudaMachine(LanedMachine):
 
     Attributes:
         device: the device, with its index.
+
+    Raises:
+        BadInput: this machine does not have the device.
     """
 
     copies_at_once: ClassVar[bool] = True
 
     def __init__(self, device: torch.device | str = "cuda", *, cuda: Any = torch.cuda) -> None:
+        check_device(torch.device(device))
         self._cuda = cuda
         self._streams = {lane: cuda.Stream(device=device) for lane in (Lane.TO_HOST, Lane.TO_DEVICE)}
         super().__init__(self._streams[Lane.TO_HOST].device)

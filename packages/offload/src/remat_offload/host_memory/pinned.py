@@ -8,7 +8,10 @@ two registrations must not share a page. The mapping is shared with forks, such 
 after a fork, the parent would write to new copies of private pages while the device used the old ones.
 """
 
+import contextlib
+import functools
 import mmap
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -54,10 +57,12 @@ class RegisteredMemory:
 
     Args:
         cudart: the CUDA runtime, as ``torch.cuda.cudart()`` returns it.
+        clear_error: makes the runtime forget the error that it returned last.
     """
 
-    def __init__(self, cudart: Any) -> None:
+    def __init__(self, cudart: Any, clear_error: Callable[[], None] = lambda: None) -> None:
         self._cudart = cudart
+        self._clear_error = clear_error
 
     def charge(self, nbytes: int) -> int:
         """Return the requested bytes, rounded up to whole pages."""
@@ -80,6 +85,7 @@ class RegisteredMemory:
         block = torch.frombuffer(pages, dtype=torch.uint8)
         code = int(self._cudart.cudaHostRegister(block.data_ptr(), size, _PORTABLE))
         if code != 0:
+            self._clear_error()
             raise CannotPin(
                 problem=f"cudaHostRegister returned error {code} for {size:,} bytes",
                 advice="lower the capacity, raise the limit of locked memory, or use pin=False",
@@ -90,6 +96,7 @@ class RegisteredMemory:
         """Unpin the pages."""
         code = int(self._cudart.cudaHostUnregister(block.data_ptr()))
         if code != 0:
+            self._clear_error()
             raise CannotPin(
                 problem=f"cudaHostUnregister returned error {code}",
                 advice="an earlier CUDA error may be its cause: run again with CUDA_LAUNCH_BLOCKING=1",
@@ -112,4 +119,13 @@ def memory_for(device: torch.device, pin: bool | None) -> HostMemory:
         raise CannotPin(problem=f"{device} is not a CUDA device", advice="use pin=None or pin=False")
     if not torch.cuda.is_available():
         raise CannotPin(problem="no CUDA device is available", advice="use pin=False")
-    return RegisteredMemory(torch.cuda.cudart())
+    return RegisteredMemory(torch.cuda.cudart(), functools.partial(clear_cuda_error, device))
+
+
+def clear_cuda_error(device: torch.device) -> None:
+    """Make CUDA forget this thread's last error, which the next kernel launch would report as its own.
+
+    Torch does not expose ``cudaGetLastError``, but calls it after each launch.
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.empty(1, device=device).fill_(1)
