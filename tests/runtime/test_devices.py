@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from remat_executor import allocator_peak
 from remat_facade import Hiremate
@@ -68,6 +69,26 @@ def test_fused_attention(device: str, tmp_path: Path) -> None:
     assert [op.backward for op in kernels] == [False, False, True, True]
     assert len(module.plan.schedule.order) > len(module.graph.ops)
     expected, found = step(original, x), step(module, x)
+    assert len(expected) == len(found)
+    assert all(map(torch.equal, expected, found))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kernel", [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION])
+def test_seeds_of_attention(kernel: SDPBackend, tmp_path: Path) -> None:
+    """Attention with dropout plans and steps with each kernel: it may return its seeds on the host.
+
+    On the CPU test_arguments.py has an operator that reads the seeds of its forward on the host.
+    """
+    model, x = built("cuda")
+    if kernel is SDPBackend.EFFICIENT_ATTENTION:
+        model, x = model.float(), x.float()
+    original = copy.deepcopy(model)
+    with sdpa_kernel(kernel):
+        module = planned(model, x, tmp_path)
+        backward = [op for op in module.graph.ops if op.target.startswith(ATTENTION) and op.backward]
+        assert len(backward) == 2
+        expected, found = step(original, x), step(module, x)
     assert len(expected) == len(found)
     assert all(map(torch.equal, expected, found))
 

@@ -1,13 +1,15 @@
 """Measured costs: of the right size, one key at a time, kept, and without a trace on the user's state."""
 
+import contextlib
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+import remat_executor.costs.measure as measuring
 from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.costs.measure import MeasureError, measure
 
@@ -201,6 +203,46 @@ def test_failure_names_the_key(factory: Factory, tmp_path: Path) -> None:
     assert list(CostCache(folder=tmp_path).get(["good", "aten.bad(f32[3])"])) == ["good"]
 
 
+def test_a_shortage_has_its_own_advice() -> None:
+    """Who runs out of memory is told to free some, not to report the operator."""
+
+    def exhausted() -> Callable[[], object]:
+        raise torch.OutOfMemoryError("tried to allocate 8 GiB\nand much advice")
+
+    with pytest.raises(MeasureError) as caught:
+        measure({"aten.mm": exhausted})
+    assert str(caught.value) == (
+        "cannot measure aten.mm: OutOfMemoryError: tried to allocate 8 GiB; this operator alone, with its "
+        "inputs and outputs, must fit in what is free: free memory, also that of other processes, or take a "
+        "smaller batch"
+    )
+
+
+def test_the_device_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments are made and ops run with their device as the current one, on whose stream events record."""
+    current: list[int | None] = [0]
+
+    @contextlib.contextmanager
+    def device_index(index: int | None) -> Iterator[None]:
+        current.append(current[-1] if index is None else index)
+        try:
+            yield
+        finally:
+            current.pop()
+
+    def refuse() -> Callable[[], object]:
+        raise ValueError(f"device {current[-1]}")
+
+    monkeypatch.setattr(torch.accelerator, "device_index", device_index)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(measuring, "preserved_generators", lambda _: contextlib.nullcontext())
+    for device, index in (("cuda:1", 1), ("cuda", 0), ("cpu", 0)):
+        with pytest.raises(MeasureError, match=f"device {index}"):
+            measure({"aten.mm": refuse}, device)
+    assert current == [0]
+
+
 def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     """Ctrl-C passes through, and the costs measured so far are on disk."""
 
@@ -212,6 +254,24 @@ def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         measure(requests, cache=CostCache(folder=tmp_path), on_progress=interrupt)
     assert list(CostCache(folder=tmp_path).get(requests)) == ["a"]
+
+
+@pytest.mark.cuda
+def test_on_another_device() -> None:
+    """An op on a device that is not the current one is timed there."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two devices")
+
+    def product() -> Callable[[], object]:
+        x = torch.randn(2048, 2048, device="cuda:1")
+        return lambda: x @ x
+
+    with torch.cuda.device(0):
+        other = measure({"mm": product}, "cuda:1")["mm"]
+        assert torch.cuda.current_device() == 0
+    with torch.cuda.device(1):
+        same = measure({"mm": product}, "cuda:1")["mm"]
+    assert same.time_s / 2 < other.time_s < 2 * same.time_s
 
 
 @pytest.mark.cuda

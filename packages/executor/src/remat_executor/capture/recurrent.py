@@ -24,7 +24,6 @@ def keep_workspaces(graph: torch.fx.Graph) -> None:
 
 
 def reads_opaque_bytes(target: Any) -> bool:
-    """Whether an operator reads a workspace, perhaps with addresses, that only its own forward can write."""
+    """Whether an operator follows addresses in a workspace that only its own forward can write."""
     aten = torch.ops.aten
-    recurrent = (aten.mkldnn_rnn_layer_backward.default, aten._cudnn_rnn_backward.default)
-    return target in (*recurrent, aten.cudnn_batch_norm_backward.default)
+    return target in (aten.mkldnn_rnn_layer_backward.default, aten._cudnn_rnn_backward.default)

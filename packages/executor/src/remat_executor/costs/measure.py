@@ -6,7 +6,8 @@ once (oneDNN's primitives, cuBLAS' workspace, compiled code); later runs are tim
 groups of about 50 us, until the times agree or 20 ms are spent; long ones run three times. The time is the
 lower quartile of the groups, because other load only adds time: on two cores at a load of four, eight
 measurements of one operator differed by up to 13 times with the median, and by up to 3 with the lower
-quartile.
+quartile. An accelerator times the runs by its own clock (``DeviceTimer``): the time in which the host issues
+them is not measured, although a step of many small operators may be bound by it.
 
 A few long operators would dominate the time to plan, so runs are added only up to 0.1 s. Where torch's own
 operator takes 0.1 s on CPU, its first run is the only one: initialization takes milliseconds.
@@ -18,13 +19,17 @@ there the bytes of torch's own operators are those of the first run, elsewhere o
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import attrs
 import torch
 
 from remat_executor.costs.cache import CostCache, MeasuredCost
+from remat_executor.costs.device_timer import DeviceTimer
+from remat_executor.current_device import as_current
 from remat_executor.generator_state import preserved_generators
 from remat_executor.memory.allocator import ProfilerBusy, allocator_peak
+from remat_executor.torch_private.tensors import is_out_of_memory
 from remat_graph import RematError
 from remat_graph.errors import text_of
 
@@ -37,6 +42,11 @@ _FEW, _MANY = 3, 40  # samples
 _MOST_S = 0.1  # for all samples, unless there is only one
 _LONG_S = 0.1
 _SAVE_EVERY_S = 5.0
+_REPORT = "if the model alone takes these inputs, plan the parts around this operator and report it"
+_MORE_MEMORY = (
+    "this operator alone, with its inputs and outputs, must fit in what is free: free memory, also that of "
+    "other processes, or take a smaller batch"
+)
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -45,10 +55,10 @@ class MeasureError(RematError):
 
     key: str
     problem: str
+    advice: str
 
     def __str__(self) -> str:
-        advice = "if the model alone takes these inputs, plan the parts around this operator and report it"
-        return f"cannot measure {self.key}: {self.problem}; {advice}"
+        return f"cannot measure {self.key}: {self.problem}; {self.advice}"
 
 
 def measure(
@@ -83,7 +93,12 @@ def measure(
     report = on_progress or (lambda done, total: None)
     report(len(known), len(requests))
     try:
-        with preserved_generators([device]), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with (
+            as_current(device),
+            preserved_generators([device]),
+            torch.no_grad(),
+            torch.autocast(device.type, enabled=False),
+        ):
             for key, factory in requests.items():
                 if key in known:
                     continue
@@ -116,7 +131,8 @@ def _measure_one(
         raise
     except Exception as error:  # whatever the operator raises, the message names its key
         problem = text_of(error).strip().partition("\n")[0]
-        raise MeasureError(key=key, problem=f"{type(error).__name__}: {problem}") from error
+        advice = _MORE_MEMORY if is_out_of_memory(error) else _REPORT
+        raise MeasureError(key=key, problem=f"{type(error).__name__}: {problem}", advice=advice) from error
     return MeasuredCost(
         time_s=time_s,
         workspace_nbytes=max(0, peak_nbytes - max(0, end_nbytes)),
@@ -140,14 +156,15 @@ def _observed(thunk: Thunk, device: torch.device, clock: Callable[[], float]) ->
 
 def _time(thunk: Thunk, device: torch.device, clock: Callable[[], float]) -> float:
     """Seconds of a run, after a first one that is not counted."""
-    once = _seconds(thunk, 1, device, clock)
+    seconds = partial(_wall_seconds, clock) if device.type == "cpu" else DeviceTimer.of(device).seconds
+    once = seconds(thunk, 1)
     group = max(1, int(_GROUP_S / max(once, 1e-7)))
     samples = [once] if group == 1 else []
     spent = once
     while len(samples) < _MANY and not (len(samples) >= _FEW and spent + group * samples[-1] > _ENOUGH_S):
         if samples and spent + group * samples[-1] > _MOST_S:
             break
-        samples.append(_seconds(thunk, group, device, clock))
+        samples.append(seconds(thunk, group))
         spent += group * samples[-1]
         if len(samples) >= _FEW + 2 and _lower_quartile(samples) <= (1 + _AGREE) * min(samples):
             break
@@ -158,17 +175,9 @@ def _lower_quartile(samples: list[float]) -> float:
     return sorted(samples)[len(samples) // 4]
 
 
-def _seconds(thunk: Thunk, runs: int, device: torch.device, clock: Callable[[], float]) -> float:
-    """The mean seconds of several runs, by the clock on CPU and by events elsewhere."""
-    if device.type == "cpu":
-        began_s = clock()
-        for _ in range(runs):
-            thunk()
-        return (clock() - began_s) / runs
-    start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
-    start.record()
+def _wall_seconds(clock: Callable[[], float], thunk: Thunk, runs: int) -> float:
+    """The mean seconds of several runs on the CPU."""
+    began_s = clock()
     for _ in range(runs):
         thunk()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3 / runs
+    return (clock() - began_s) / runs

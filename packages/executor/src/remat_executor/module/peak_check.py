@@ -12,6 +12,7 @@ import attrs
 import torch
 
 from remat_executor.autograd.gradient_delivery import run_under_autograd
+from remat_executor.current_device import as_current
 from remat_executor.errors import OverCompiled
 from remat_executor.generator_state import preserved_generators
 from remat_executor.inspection.tensors import Tensors
@@ -64,7 +65,12 @@ def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
 
     device = translation.device
     try:
-        with preserved_generators([device]), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        with (
+            as_current(device),
+            preserved_generators([device]),
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),
+        ):
             for _ in range(_WARM_UPS):
                 once()
             peaks = [allocator_peak(once, device).peak_nbytes for _ in range(_MEASURED)]
