@@ -132,7 +132,7 @@ class OverCompiled(RematError):
 
     def __str__(self) -> str:
         otherwise = (
-            "set PYTORCH_ALLOC_CONF=expandable_segments:True, with which the allocator wastes nothing in blocks"
+            "set PYTORCH_ALLOC_CONF=expandable_segments:True, which lets the allocator waste nothing"
             if self.runtime == "eager"
             else 'use runtime="eager"'
         )

@@ -3,7 +3,8 @@
 CUDA's caching allocator counts whole blocks. It serves a request above 1 MiB from a cached block, and splits
 that block only if more than 1 MiB would be left over. So each such block may hold up to 1 MiB that no tensor
 uses. Blocks of 1 MiB or less have no slack beyond the rounding to 512 bytes, and with
-``expandable_segments:True`` no block has. The source is ``c10/cuda/CUDACachingAllocator.cpp``, ``should_split``.
+``expandable_segments:True`` no block has. The source is ``should_split`` in
+``c10/cuda/CUDACachingAllocator.cpp``.
 """
 
 import math
@@ -33,9 +34,7 @@ def worst_case_nbytes(graph: Graph, schedule: Schedule, slack_nbytes: int = _MIB
     The number of blocks of a workspace is unknown: it is at most its bytes by 1 MiB.
     """
     values = tuple(
-        attrs.evolve(value, nbytes=value.nbytes + slack_nbytes)
-        if graph.allocated_nbytes(i) > _MIB
-        else value
+        attrs.evolve(value, nbytes=value.nbytes + slack_nbytes) if graph.allocated_nbytes(i) > _MIB else value
         for i, value in enumerate(graph.values)
     )
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from remat_executor.torch_private.autograd import apply_plainly
+
 _SIZE = 64
 """Rows and columns of the matrices: each library is used for sizes above 1."""
 
@@ -50,7 +52,8 @@ def warm_up_libraries(device: torch.device, dtypes: Iterable[torch.dtype] = ()) 
 
     with torch.enable_grad(), torch.autocast(device.type, enabled=False):
         token = torch.zeros(1, device=device, requires_grad=True)
-        torch.autograd.grad(_InBothThreads.apply(token, work), token, torch.zeros(1, device=device))
+        made = apply_plainly(_InBothThreads, token, work)
+        torch.autograd.grad(made, token, torch.zeros(1, device=device))
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 

@@ -29,6 +29,7 @@ from remat_executor.memory.block_slack import (
     worst_case_nbytes,
 )
 from remat_executor.module.planned_step import PlannedStep
+from remat_executor.torch_private.autograd import apply_plainly
 from remat_graph import Graph, Plan, RematError, Schedule, format_nbytes
 from remat_graph.training import with_placement
 
@@ -115,7 +116,7 @@ def _backward(outputs: list[Tensor], owners: Sequence[Tensor]) -> list[Tensor | 
     tangents = [torch.zeros_like(root) for root in roots]
     others = [output for output in outputs if output.ndim > 0]
     if others:
-        roots.append(_TakesOutputs.apply(*others))
+        roots.append(apply_plainly(_TakesOutputs, *others))
         tangents.append(torch.empty_like(roots[-1]))
     torch.autograd.backward(roots, tangents, inputs=owners)
     gradients = [owner.grad for owner in owners]

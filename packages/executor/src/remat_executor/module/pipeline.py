@@ -222,20 +222,17 @@ class PipelineStages:
         if self.runtime != "eager":
             assert self.replanner is not None
             return replan_until_it_fits(step, call.tensors, self.replanner, build, self.runtime)
-        if not self._to_measure(graph, plan):
+        planner = self.replanner
+        if self.backend is not None or not self._may_waste or not isinstance(planner, MarginPlanner):
             return step
-        return replan_until_it_fits(step, call.tensors, self.replanner, build, "eager", block_headroom)
+        if surely_within(planner.budget_for(graph), graph, plan.schedule):
+            return step
+        return replan_until_it_fits(step, call.tensors, planner, build, "eager", block_headroom)
 
     @property
     def _may_waste(self) -> bool:
         """Whether the allocator's blocks may be larger than asked for, beyond the rounding of the graph."""
         return self.device is not None and self.device.type == "cuda"
-
-    def _to_measure(self, graph: Graph, plan: Plan) -> bool:
-        """Whether a step of the eager runtime could exceed a budget to which it can be planned again."""
-        if self.backend is not None or not self._may_waste or not isinstance(self.replanner, MarginPlanner):
-            return False
-        return not surely_within(self.replanner.budget_for(graph), graph, plan.schedule)
 
     def _report(self, what: str, done: int, total: int) -> None:
         if self.on_progress is not None:
