@@ -141,7 +141,7 @@ def test_tangents_of_a_loss_outside_are_not_held(tmp_path: Any) -> None:
 def test_offloaded_steps_leave_the_slack_of_all_blocks(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    """They cannot run on trial, so the bound itself is within the budget; the search runs before values move."""
+    """They cannot run on trial, so the bound itself is within the budget."""
     bounds, budgets = [], []
     for wasteful in (False, True):
         monkeypatch.setattr(PipelineStages, "_may_waste", wasteful)

@@ -13,7 +13,7 @@ from remat_executor.memory.library_workspaces import warm_up_libraries
 
 
 def test_each_dtype_in_the_forward_and_in_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the model that are not integers, float32 and bfloat16; one that has no products is left out."""
+    """The model's except integers, float32 and bfloat16; one without products is left out."""
     used: list[torch.dtype] = []
 
     def multiply(device: torch.device, dtype: torch.dtype) -> None:

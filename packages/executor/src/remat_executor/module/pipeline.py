@@ -92,7 +92,7 @@ class Traced:
 
 
 def planned_step(stages: "PipelineStages", call: CallToPlan, planner: PlanFunction) -> PlannedStep:
-    """Turn a call into a planned step; the planner is asked once, and again where its plan is too large.
+    """Turn a call into a planned step; the planner is asked once.
 
     Raises:
         CaptureError: the step is not one graph.
@@ -103,7 +103,7 @@ def planned_step(stages: "PipelineStages", call: CallToPlan, planner: PlanFuncti
     traced = stages.capture(call)
     translation = stages.translate(call, traced)
     graph = stages.annotate(call, traced, translation)
-    plan = stages.with_slack(graph, planner(graph))
+    plan = planner(graph)
     placed = stages.place(call, graph, plan)
     return stages.lower(call, traced, translation, placed, plan)
 
