@@ -52,7 +52,7 @@ import record
 import report
 from remat_executor import allocator_peak
 from remat_facade import Hiremate
-from remat_graph import Measured, RematError, load_platform, save_platform
+from remat_graph import Measured, RematError, load_platform, resolve_budget, save_platform
 from remat_graph.platforms.measured import Measurement
 from tests.helpers.models import import_torchvision, import_transformers
 
@@ -235,11 +235,14 @@ class Row:
         budget_nbytes: what the step may take.
         predicted_nbytes: what the plan says that it takes.
         peak_nbytes: what it took.
+        requested_nbytes: what its tensors asked the allocator for, at most at once; None on the CPU.
         eager_nbytes: what eager's took.
         gradient_nbytes: of both, the gradients.
         reserved_nbytes: what the allocator had taken from the device.
         step_s: of a step.
         eager_s: of an eager step beside it.
+        predicted_s: of a step, by the plan.
+        predicted_eager_s: of an eager step, by the plan.
         predicted_ratio: step over eager's step by the plan.
         bound_pct: overhead below which there is no plan.
         ready_s: until the module was there.
@@ -253,11 +256,14 @@ class Row:
     budget_nbytes: int | None = None
     predicted_nbytes: int | None = None
     peak_nbytes: int | None = None
+    requested_nbytes: int | None = None
     eager_nbytes: int | None = None
     gradient_nbytes: int | None = None
     reserved_nbytes: int | None = None
     step_s: float | None = None
     eager_s: float | None = None
+    predicted_s: float | None = None
+    predicted_eager_s: float | None = None
     predicted_ratio: float | None = None
     bound_pct: float | None = None
     ready_s: float | None = None
@@ -294,8 +300,8 @@ def measure(
     try:
         call, planned = _prepare(network, model, method, fraction, sample)
         ready_s = time.perf_counter() - start
-        peak_nbytes = _peak_nbytes(call, network, sample, device)
-        eager_nbytes = _peak_nbytes(eager, eager, sample, device)
+        peak_nbytes, requested_nbytes = _peak_nbytes(call, network, sample, device)
+        eager_nbytes, _ = _peak_nbytes(eager, eager, sample, device)
         step_s, eager_s = _times_s(call, network, eager, sample, device)
     except (RematError, torch.OutOfMemoryError, RuntimeError) as error:
         line = (str(error).strip().splitlines() or [""])[0][:200]
@@ -305,14 +311,17 @@ def measure(
         model=name,
         method=method,
         fraction=fraction,
-        budget_nbytes=plan.budget_nbytes if plan is not None else None,
+        budget_nbytes=_budget_nbytes(planned, fraction),
         predicted_nbytes=plan.peak_nbytes if plan is not None else None,
         peak_nbytes=peak_nbytes,
+        requested_nbytes=requested_nbytes,
         eager_nbytes=eager_nbytes,
         gradient_nbytes=sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad),
         reserved_nbytes=_reserved_nbytes(device),
         step_s=step_s,
         eager_s=eager_s,
+        predicted_s=plan.time_s if plan is not None else None,
+        predicted_eager_s=plan.noremat_time_s if plan is not None else None,
         predicted_ratio=1 + plan.overhead if plan is not None else None,
         bound_pct=100 * plan.lower_bound_overhead if plan is not None else None,
         ready_s=ready_s,
@@ -328,7 +337,7 @@ def _prepare(
     if method.startswith("remat"):
         assert fraction is not None
         runtime = "inductor" if method.endswith("inductor") else "eager"
-        planned = Hiremate(network, sample, f"{100 * fraction:.4f}%", runtime=runtime, zoo=False)
+        planned = Hiremate(network, sample, _percentage(fraction), runtime=runtime, zoo=False)
         return planned, planned
     if method == "checkpoint":
         for block in model.blocks(network.network):
@@ -346,6 +355,17 @@ def _prepare(
     return call, None
 
 
+def _percentage(fraction: float) -> str:
+    return f"{100 * fraction:.4f}%"
+
+
+def _budget_nbytes(planned: Hiremate | None, fraction: float | None) -> int | None:
+    """The budget of a row; that of its plan is smaller where the plan has a margin."""
+    if planned is None or fraction is None:
+        return None
+    return resolve_budget(_percentage(fraction), planned.graph)
+
+
 def _step(call: Callable[[Tensor], Tensor], owner: nn.Module, sample: Tensor) -> None:
     owner.zero_grad()
     call(sample).backward()
@@ -353,10 +373,23 @@ def _step(call: Callable[[Tensor], Tensor], owner: nn.Module, sample: Tensor) ->
 
 def _peak_nbytes(
     call: Callable[[Tensor], Tensor], owner: nn.Module, sample: Tensor, device: torch.device
-) -> int:
+) -> tuple[int, int | None]:
+    """Of a step, the allocator's peak, and the peak of what was asked of it: blocks may be larger."""
     _step(call, owner, sample)  # what is set up once
     owner.zero_grad()
-    return allocator_peak(lambda: _step(call, owner, sample), device).peak_nbytes
+    before_nbytes = _requested_nbytes(device, "current")
+    peak_nbytes = allocator_peak(lambda: _step(call, owner, sample), device).peak_nbytes
+    after_nbytes = _requested_nbytes(device, "peak")
+    if before_nbytes is None or after_nbytes is None:
+        return peak_nbytes, None
+    return peak_nbytes, after_nbytes - before_nbytes
+
+
+def _requested_nbytes(device: torch.device, reading: str) -> int | None:
+    if device.type == "cpu":
+        return None
+    nbytes: int | None = torch.accelerator.memory_stats(device).get(f"requested_bytes.all.{reading}")
+    return nbytes
 
 
 def _times_s(
@@ -467,7 +500,7 @@ def line(row: Row) -> str:
     assert row.eager_nbytes is not None
     assert row.overhead is not None
     parts = [
-        f"{row.peak_nbytes / GIB:8.2f} of {row.eager_nbytes / GIB:6.2f} GiB",
+        f"{row.peak_nbytes / GIB:8.2f} of {row.eager_nbytes / GIB:6.2f} GiB{_asked(row)}",
         f"{100 * row.overhead:+6.2f} %",
         f"step {1e3 * (row.step_s or 0):8.2f} ms",
     ]
@@ -475,10 +508,19 @@ def line(row: Row) -> str:
         peak_off = row.peak_nbytes / row.predicted_nbytes - 1
         time_off = (1 + row.overhead) / row.predicted_ratio - 1
         parts.append(f"peak {100 * peak_off:+.2f} %, time {100 * time_off:+.2f} % of the prediction")
+        if row.predicted_s is not None and row.predicted_eager_s is not None and row.eager_s:
+            predicted_ms, eager_ms = 1e3 * row.predicted_s, 1e3 * row.predicted_eager_s
+            parts.append(
+                f"predicted {predicted_ms:.2f} ms, eager {eager_ms:.2f} of {1e3 * row.eager_s:.2f} ms"
+            )
         parts.append(f"bound {row.bound_pct:.2f} %, ready in {row.ready_s:.0f} s")
     if row.published_pct is not None:
         parts.append(f"published {row.published_pct} %")
     return f"{name} {'; '.join(parts)}"
+
+
+def _asked(row: Row) -> str:
+    return f", {row.requested_nbytes / GIB:.2f} requested" if row.requested_nbytes is not None else ""
 
 
 if __name__ == "__main__":

@@ -116,11 +116,11 @@ class RankFailed(ProblemError):
 
 @attrs.frozen(kw_only=True, str=False)
 class OverCompiled(RematError):
-    """A runtime needs more memory than the plan predicts, and replanning did not help.
+    """A runtime, or the allocator under it, needs more memory than planned, and replanning did not help.
 
     Attributes:
         runtime: its name.
-        peak: the measured peak.
+        peak: the measured peak; where nothing can be measured before training, a bound of it.
         budget: the budget.
         advised: a budget with enough headroom.
     """
@@ -131,7 +131,12 @@ class OverCompiled(RematError):
     advised: str
 
     def __str__(self) -> str:
+        otherwise = (
+            "set PYTORCH_ALLOC_CONF=expandable_segments:True, which lets the allocator waste nothing"
+            if self.runtime == "eager"
+            else 'use runtime="eager"'
+        )
         return (
             f"runtime {self.runtime!r} needs {self.peak} of a budget of {self.budget}, and no plan was found "
-            f'that leaves enough headroom: give about {self.advised}, or use runtime="eager"'
+            f"that leaves enough headroom: give about {self.advised}, or {otherwise}"
         )

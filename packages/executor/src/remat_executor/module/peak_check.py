@@ -1,15 +1,22 @@
-"""Measure the real peak of a compiled step once, before it is used, and replan with a margin if needed.
+"""Measure the real peak of a step before it is used, and replan with a margin if needed.
 
-A compiler allocates as it sees fit, so the simulated peak is only a first estimate. The step runs on aliases
-of the caller's tensors while the allocator is read. If the peak exceeds the budget, the step is planned again
-with a margin, until it fits or no plan does.
+A compiler allocates as it sees fit, so the simulated peak is only a first estimate. CUDA's allocator may hand
+out blocks that are larger than asked for, so there the peak of the eager runtime is an estimate too, unless
+the bound in `block_slack` is within the budget. The step runs on aliases of the caller's tensors while the
+allocator is read. If the peak exceeds the budget, the step is planned again with a margin, until it fits or
+no plan does.
+
+A step with an `OffloadBackend` moves values and updates parameters, so it cannot run on trial. Its plan is
+made again until the bound is within the budget, before any value is moved.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import torch
+from torch import Tensor
 
 from remat_executor.autograd.gradient_delivery import run_under_autograd
 from remat_executor.current_device import as_current
@@ -18,14 +25,22 @@ from remat_executor.generator_state import preserved_generators
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.runtime_protocol import HoldingRuntime
 from remat_executor.memory.allocator import allocator_peak
+from remat_executor.memory.block_slack import (
+    largest_slack_nbytes,
+    slack_variation_nbytes,
+    worst_case_nbytes,
+)
 from remat_executor.module.planned_step import PlannedStep
-from remat_graph import Graph, Plan, RematError, format_nbytes
+from remat_executor.torch_private.autograd import apply_plainly
+from remat_graph import Graph, Plan, RematError, Schedule, format_nbytes
+from remat_graph.training import with_placement
 
 _MOST_ATTEMPTS = 5
 _WARM_UPS = 1
 """Runs before the measured ones: they compile, and initialize what is initialized once."""
 _MEASURED = 2
-"""Measured runs, of which the last counts: in the one before, a runtime may record its graphs."""
+"""Measured runs where the allocator caches blocks: the first finds none, the second those of the first, which
+decide how large the blocks of a step are. A runtime that records graphs does so in the first."""
 
 
 @runtime_checkable
@@ -42,11 +57,28 @@ class MarginPlanner(Protocol):
         """Plan the graph; raises if the budget cannot be met."""
 
 
+class _TakesOutputs(torch.autograd.Function):
+    """Gives autograd a tangent for each output, as a loss that is computed outside of the module does.
+
+    Only autograd holds these tangents, so the step may free them. The result has no elements.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Tensor) -> Tensor:
+        ctx.outputs = [output.detach() for output in outputs]
+        return outputs[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        return tuple(map(torch.zeros_like, ctx.outputs))
+
+
 def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
     """Run a step's forward and backward and return the allocator's peak bytes.
 
     What the runtime holds between steps is added: memory pools of recorded graphs.
-    Gradients and outputs are held to the end. The caller's tensors and generators are unchanged afterwards.
+    Gradients and outputs are held to the end. The caller's tensors and generators are unchanged afterwards,
+    and nothing else stays allocated.
     """
     captured, translation = step.captured, step.translation
     # `.data` has its own version counter, and the address that a recorded step expects.
@@ -60,8 +92,7 @@ def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
         call = step.call(inputs)
         outputs = run_under_autograd(call, owners)
         visible = [o for o, like in zip(outputs, call.wiring.tangents, strict=True) if like is not None]
-        tangents = [torch.zeros_like(output) for output in visible]
-        return outputs, call, torch.autograd.grad(visible, owners, tangents, allow_unused=True)
+        return outputs, call, _backward(visible, owners)
 
     device = translation.device
     try:
@@ -73,12 +104,46 @@ def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
         ):
             for _ in range(_WARM_UPS):
                 once()
-            peaks = [allocator_peak(once, device).peak_nbytes for _ in range(_MEASURED)]
-            held_nbytes = step.runtime.held_nbytes if isinstance(step.runtime, HoldingRuntime) else 0
-            return peaks[-1] + held_nbytes
+            gc.collect()  # garbage that is freed while a run is measured would lower its peak
+            _release_blocks(device)
+            runs = 1 if device.type == "cpu" else _MEASURED
+            peaks = [allocator_peak(once, device).peak_nbytes for _ in range(runs)]
+            if isinstance(step.runtime, HoldingRuntime):
+                return peaks[-1] + step.runtime.held_nbytes
+            return max(peaks)
     finally:
         for tensor, content in before:
             tensor.copy_(content)
+        _release_blocks(device)
+
+
+def _backward(outputs: list[Tensor], owners: Sequence[Tensor]) -> list[Tensor | None]:
+    """Run a backward and return the gradients; a scalar's tangent is held meanwhile, as by `loss.backward()`.
+
+    `torch.autograd.grad` is not used: autograd's thread may keep its results for a moment.
+    """
+    roots = [output for output in outputs if output.ndim == 0]
+    tangents = [torch.zeros_like(root) for root in roots]
+    others = [output for output in outputs if output.ndim > 0]
+    if others:
+        roots.append(apply_plainly(_TakesOutputs, *others))
+        tangents.append(torch.empty_like(roots[-1]))
+    torch.autograd.backward(roots, tangents, inputs=owners)
+    gradients = [owner.grad for owner in owners]
+    for owner in owners:
+        owner.grad = None
+    return gradients
+
+
+def _release_blocks(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.empty_cache()
+
+
+def surely_within(budget_nbytes: int, graph: Graph, schedule: Schedule) -> bool:
+    """Whether a schedule keeps to a budget on CUDA whatever blocks the allocator hands out."""
+    known_rules = largest_slack_nbytes() is not None
+    return known_rules and worst_case_nbytes(graph, schedule) <= budget_nbytes
 
 
 def replan_until_it_fits(
@@ -87,8 +152,17 @@ def replan_until_it_fits(
     planner: Callable[[Graph], Plan] | MarginPlanner,
     rebuild: Callable[[Plan], PlannedStep],
     runtime: str,
+    headroom: Callable[[PlannedStep], int] = lambda step: 0,
 ) -> PlannedStep:
-    """A step whose measured peak fits the planner's budget; `rebuild` lowers another plan of the planner.
+    """A step whose measured peak fits the planner's budget.
+
+    Args:
+        step: the first plan, lowered.
+        tensors: the caller's.
+        planner: plans again with a margin.
+        rebuild: lowers another plan of the planner.
+        runtime: its name, for the error.
+        headroom: bytes by which later peaks of a step may exceed the measured one.
 
     Raises:
         OverCompiled: no plan was found that fits.
@@ -98,19 +172,13 @@ def replan_until_it_fits(
         budget_nbytes = planner.budget_for(graph)
     margin_nbytes = 0
     for _ in range(_MOST_ATTEMPTS):
-        peak_nbytes = measure_peak(step, tensors)
+        measured_nbytes = measure_peak(step, tensors)
+        peak_nbytes = measured_nbytes + headroom(step)
         if peak_nbytes <= budget_nbytes:
-            return attrs.evolve(step, rehearsed_nbytes=peak_nbytes)
-        # What the runtime needs beyond a plan varies from plan to plan: leave an eighth more, then half as
-        # much again. A larger margin than necessary would cost recomputation.
+            return attrs.evolve(step, rehearsed_nbytes=measured_nbytes)
         beyond_nbytes = peak_nbytes - step.plan.peak_nbytes
-        margin_nbytes = max(beyond_nbytes + beyond_nbytes // 8, margin_nbytes + margin_nbytes // 2)
-        over = OverCompiled(
-            runtime=runtime,
-            peak=format_nbytes(peak_nbytes),
-            budget=format_nbytes(budget_nbytes),
-            advised=format_nbytes(budget_nbytes + margin_nbytes),
-        )
+        margin_nbytes = _larger_margin(margin_nbytes, beyond_nbytes, peak_nbytes - budget_nbytes)
+        over = _over(runtime, peak_nbytes, budget_nbytes, margin_nbytes)
         if not isinstance(planner, MarginPlanner):
             raise over
         try:
@@ -118,3 +186,50 @@ def replan_until_it_fits(
         except RematError as error:
             raise over from error
     raise over
+
+
+def block_headroom(step: PlannedStep) -> int:
+    """By how much the blocks of CUDA's allocator may vary: a `headroom` of `replan_until_it_fits`."""
+    return slack_variation_nbytes(step.graph, step.plan.schedule)
+
+
+def replan_for_slack(graph: Graph, plan: Plan, planner: MarginPlanner) -> Plan:
+    """A plan that keeps to the planner's budget whatever blocks the allocator hands out.
+
+    Raises:
+        OverCompiled: no such plan was found.
+    """
+    slack_nbytes = largest_slack_nbytes()
+    if slack_nbytes == 0:
+        return plan
+    budget_nbytes, margin_nbytes = planner.budget_for(graph), 0
+    for _ in range(_MOST_ATTEMPTS):
+        peak_nbytes = worst_case_nbytes(with_placement(graph, plan.on_host), plan.schedule)
+        if peak_nbytes <= budget_nbytes:
+            return plan
+        beyond_nbytes = peak_nbytes - plan.peak_nbytes
+        margin_nbytes = _larger_margin(margin_nbytes, beyond_nbytes, peak_nbytes - budget_nbytes)
+        over = _over("eager", peak_nbytes, budget_nbytes, margin_nbytes)
+        try:
+            plan = planner.with_margin(margin_nbytes)(graph)
+        except RematError as error:
+            raise over from error
+    raise over
+
+
+def _larger_margin(margin_nbytes: int, beyond_nbytes: int, surplus_nbytes: int) -> int:
+    """The next margin: from the last one, the bytes beyond the plan's peak and those beyond the budget.
+
+    What a step needs beyond its plan varies from plan to plan: leave an eighth more. A larger margin than
+    necessary would cost recomputation.
+    """
+    return max(beyond_nbytes + beyond_nbytes // 8, margin_nbytes + margin_nbytes // 8 + surplus_nbytes)
+
+
+def _over(runtime: str, peak_nbytes: int, budget_nbytes: int, margin_nbytes: int) -> OverCompiled:
+    return OverCompiled(
+        runtime=runtime,
+        peak=format_nbytes(peak_nbytes),
+        budget=format_nbytes(budget_nbytes),
+        advised=format_nbytes(budget_nbytes + margin_nbytes),
+    )

@@ -18,7 +18,14 @@ from remat_executor.errors import CaptureError, WrongPrediction, note_on
 from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.step_handler import OffloadBackend
-from remat_executor.module.peak_check import replan_until_it_fits
+from remat_executor.memory.library_workspaces import warm_up_libraries
+from remat_executor.module.peak_check import (
+    MarginPlanner,
+    block_headroom,
+    replan_for_slack,
+    replan_until_it_fits,
+    surely_within,
+)
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.runtime.eager import Eager
 from remat_executor.runtime.registry import RuntimeFactory
@@ -125,7 +132,7 @@ class PipelineStages:
         on_progress: called with (what, done, total).
         device: where the step runs; None: where the model is.
         new_runtime: makes the runtime of one step.
-        runtime: the runtime's name; the peak of all but ``"eager"`` is measured.
+        runtime: the runtime's name; the peak of all but ``"eager"`` is measured, and on CUDA also of that.
         replanner: plans again with a margin if a runtime needs more than its plan predicts.
         part_nbytes: gradient bytes that may wait together in the backward.
         backend: carries out what plans do in addition to computing.
@@ -165,6 +172,8 @@ class PipelineStages:
     def annotate(self, call: CallToPlan, traced: Traced, translation: Translation) -> Graph:
         """Return the graph with its costs and with all values that training holds."""
         failed: MeasureError | None = None
+        if translation.device.type != "cpu":  # on the CPU, libraries do not use torch's allocator
+            warm_up_libraries(translation.device, {tensor.dtype for tensor in call.tensors.flat})
         try:
             graph = self.costs(
                 traced.captured,
@@ -183,6 +192,12 @@ class PipelineStages:
                 del failed
         call.on_measured(traced.captured)
         return graph if self.backend is None else self.backend.extend_graph(graph, call.tensors)
+
+    def with_slack(self, graph: Graph, plan: Plan) -> Plan:
+        """The plan, made again if values move and CUDA's blocks could exceed the budget."""
+        if self.backend is None or not self._may_waste or not isinstance(self.replanner, MarginPlanner):
+            return plan
+        return replan_for_slack(graph, plan, self.replanner)
 
     def place(self, call: CallToPlan, graph: Graph, plan: Plan) -> Graph:
         """Move every persistent value to the plan's placement; return the graph with that placement."""
@@ -204,10 +219,20 @@ class PipelineStages:
                 )
 
         step = build(plan)
-        if self.runtime == "eager":
+        if self.runtime != "eager":
+            assert self.replanner is not None
+            return replan_until_it_fits(step, call.tensors, self.replanner, build, self.runtime)
+        planner = self.replanner
+        if self.backend is not None or not self._may_waste or not isinstance(planner, MarginPlanner):
             return step
-        assert self.replanner is not None
-        return replan_until_it_fits(step, call.tensors, self.replanner, build, self.runtime)
+        if surely_within(planner.budget_for(graph), graph, plan.schedule):
+            return step
+        return replan_until_it_fits(step, call.tensors, planner, build, "eager", block_headroom)
+
+    @property
+    def _may_waste(self) -> bool:
+        """Whether the allocator's blocks may be larger than asked for, beyond the rounding of the graph."""
+        return self.device is not None and self.device.type == "cuda"
 
     def _report(self, what: str, done: int, total: int) -> None:
         if self.on_progress is not None:

@@ -43,7 +43,7 @@ class PlannedStep:
     direct: tuple[int, ...]  # indices of the outputs that the lowered graphs compute, in their order
     constants: tuple[Tensor, ...]
     owners: tuple[int, ...]  # per gradient the place of the tensor that gets it
-    rehearsed_nbytes: int | None = None  # the measured peak by the allocator; None for the eager runtime
+    rehearsed_nbytes: int | None = None  # the measured peak by the allocator; None if not measured
     runtime: Runtime | None = None  # runs the lowered graphs
     backend: OffloadBackend | None = None  # carries out what the schedule does in addition to computing
 

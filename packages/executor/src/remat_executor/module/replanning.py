@@ -189,7 +189,7 @@ class PlanManager:
     def _reuse_or_plan(self, graph: Graph) -> Plan:
         same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
         self.unneeded_captures = self.unneeded_captures + 1 if same is not None else 0
-        return same or self.planner(graph)
+        return same or self.stages.with_slack(graph, self.planner(graph))
 
     # -- calls
 

@@ -87,7 +87,7 @@ class _Translator:
             name=name,
             values=self.values,
             ops=self.forbid_stale_repeats(),
-            rounding_nbytes=512 if self.device.type == "cuda" else 1,
+            rounding_nbytes=self.rounding_nbytes,
             conditions=conditions,
         )
         return Translation(
@@ -102,6 +102,15 @@ class _Translator:
         )
 
     # -- values and ops
+
+    @property
+    def rounding_nbytes(self) -> int:
+        """To what the device's allocator rounds."""
+        return 512 if self.device.type == "cuda" else 1
+
+    def rounded(self, nbytes: int) -> int:
+        """Bytes of a block of the allocator."""
+        return -(-nbytes // self.rounding_nbytes) * self.rounding_nbytes
 
     def new_value(self, **fields: Any) -> int:
         self.values.append(Value(**fields))
@@ -273,9 +282,11 @@ class _Translator:
                 tangent = output.tangent.meta["val"]
                 fields: dict[str, Any] = {"role": Role.TANGENT, "of": index}
                 if tangent.ndim == 0 and index is not None:
-                    # `loss.backward()` holds its initial gradient, which is counted with the loss.
+                    # `loss.backward()` holds its initial gradient, which is counted with the loss: two
+                    # blocks of the allocator, each rounded up.
                     loss = self.values[index]
-                    self.values[index] = attrs.evolve(loss, nbytes=loss.nbytes + tangent.element_size())
+                    nbytes = self.rounded(loss.nbytes) + self.rounded(tangent.element_size())
+                    self.values[index] = attrs.evolve(loss, nbytes=nbytes)
                     self.write_over_nothing(index)
                     fields["nbytes"] = 0
                 self.add_value(output.tangent, tangent, **fields)
