@@ -6,8 +6,8 @@ the bound in `block_slack` is within the budget. The step runs on aliases of the
 allocator is read. If the peak exceeds the budget, the step is planned again with a margin, until it fits or
 no plan does.
 
-A step with an `OffloadBackend` moves values and updates parameters, so it cannot run on trial. Its plan is
-made again until the bound is within the budget, before any value is moved.
+A step with an `OffloadBackend` moves values and updates parameters, so it cannot run on trial. It is
+replanned until the bound is within the budget, before any value is moved.
 """
 
 import gc

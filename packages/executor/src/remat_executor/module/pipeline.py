@@ -194,7 +194,7 @@ class PipelineStages:
         return graph if self.backend is None else self.backend.extend_graph(graph, call.tensors)
 
     def with_slack(self, graph: Graph, plan: Plan) -> Plan:
-        """The plan, made again if values move and CUDA's blocks could exceed the budget."""
+        """The plan, or another one if values move and CUDA's blocks could exceed the budget."""
         if self.backend is None or not self._may_waste or not isinstance(self.replanner, MarginPlanner):
             return plan
         return replan_for_slack(graph, plan, self.replanner)
