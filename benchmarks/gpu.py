@@ -206,7 +206,7 @@ def models(*, small: bool) -> dict[str, Model]:
         make=functools.partial(UNet, 4 if small else 64),
         sample=functools.partial(_images, *((2, 3, 64, 96) if small else (11, 3, 416, 608))),
         blocks=lambda network: [network.first, *network.down, *network.up],
-        fractions=(THIRD,),
+        fractions=(THIRD, 0.4),
         published_pct=11.51,
     )
     length, vocabulary = (16, 64) if small else (1024, 50304)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,13 @@ def test_the_allocator_stays_within_the_budget(device: str, tmp_path: Path) -> N
     assert 0.9 * module.plan.peak_nbytes <= peak_nbytes <= module.plan.budget_nbytes
 
 
+def blocks_that_fit(nbytes: int) -> Iterator[Tensor]:
+    """Blocks until no further one fits: segments that are reserved already have room."""
+    with contextlib.suppress(torch.OutOfMemoryError):
+        while True:
+            yield torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+
 @pytest.mark.cuda
 def test_a_shortage_on_a_gpu(tmp_path: Path) -> None:
     """A fraction that holds the plan lets it run; one that does not is an error, and the next step is right.
@@ -129,8 +138,10 @@ def test_a_shortage_on_a_gpu(tmp_path: Path) -> None:
         module.zero_grad()
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total_nbytes)
+        filled = [block for nbytes in (8 << 20, 2 << 20, 1 << 19, 512) for block in blocks_that_fit(nbytes)]
         with pytest.raises(torch.OutOfMemoryError):
             step(module, x)
+        del filled
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert all(map(torch.equal, expected, step(module, x)))

@@ -106,11 +106,10 @@ def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
                 once()
             gc.collect()  # garbage that is freed while a run is measured would lower its peak
             _release_blocks(device)
-            runs = 1 if device.type == "cpu" else _MEASURED
+            holder = step.runtime if isinstance(step.runtime, HoldingRuntime) else None
+            runs = 1 if device.type == "cpu" and holder is None else _MEASURED
             peaks = [allocator_peak(once, device).peak_nbytes for _ in range(runs)]
-            if isinstance(step.runtime, HoldingRuntime):
-                return peaks[-1] + step.runtime.held_nbytes
-            return max(peaks)
+            return max(peaks) if holder is None else peaks[-1] + holder.held_nbytes
     finally:
         for tensor, content in before:
             tensor.copy_(content)

@@ -93,7 +93,9 @@ def selects_cudnn_batch_norm(
         return False
     select = private_name("torch._C", "_select_batch_norm_backend")
     cudnn = private_name("torch._C", "_BatchNormBackend").Cudnn
-    return bool(select(x, weight, bias, mean, variance, train, eps) == cudnn)
+    # Torch's binding takes no None, and without both statistics the answer is the same in training.
+    given = (weight, weight) if mean is None or variance is None else (mean, variance)
+    return bool(select(x, weight, bias, *given, train, eps) == cudnn)
 
 
 def schema_text(target: Any) -> str:
