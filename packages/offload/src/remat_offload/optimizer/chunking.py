@@ -15,6 +15,9 @@ from collections.abc import Sequence
 
 import torch
 
+CHUNK_NUMEL = 1 << 22
+"""The most elements of a chunk, unless a caller asks for another number."""
+
 ALIGNMENT = 64  # elements: two vectors of the smallest dtype, the unrolled loop of the kernels
 _GRAIN = 32768  # elements: below it a CPU kernel stays on one thread (at::internal::GRAIN_SIZE)
 

@@ -14,7 +14,14 @@ from torch.optim import Optimizer
 from remat_executor.fork_lock import ForkAwareLock
 from remat_offload.errors import StepMisuse
 from remat_offload.optimizer.chunked_step import ChunkedStep, store_state
-from remat_offload.optimizer.chunking import ALIGNMENT, flat_view, memory_order, share_order, split_elements
+from remat_offload.optimizer.chunking import (
+    ALIGNMENT,
+    CHUNK_NUMEL,
+    flat_view,
+    memory_order,
+    share_order,
+    split_elements,
+)
 from remat_offload.optimizer.draw_guard import is_torchs
 from remat_offload.optimizer.private_copy import State, narrowed, shallow_copy, step
 from remat_offload.optimizer.profile import Kind, Profile, StateTensor, layout, profile_optimizer
@@ -47,7 +54,7 @@ class Stepper:
     """
 
     def __init__(
-        self, optimizer: Optimizer, *, chunk_numel: int = 1 << 22, memory: Memory | None = None
+        self, optimizer: Optimizer, *, chunk_numel: int = CHUNK_NUMEL, memory: Memory | None = None
     ) -> None:
         if chunk_numel <= 0 or chunk_numel % ALIGNMENT:
             raise StepMisuse(problem=f"chunk_numel is {chunk_numel}; give a positive multiple of {ALIGNMENT}")

@@ -24,7 +24,7 @@ MASTER = "master"
 """The name of the state that holds a parameter's master."""
 
 _WIDE = torch.float32
-_MOST = 1 << 22  # elements that are stepped to measure the cost of a step
+_MOST = 1 << 24  # elements that are stepped to measure the cost of a step: with states, more than caches hold
 
 
 class OptimizerStates:
@@ -66,11 +66,12 @@ class OptimizerStates:
         dtype = _WIDE if self._has_master(param) else param.dtype
         if self._stepper.kind(param, self._stepped(param)) is Kind.WHOLE:
             shape = _within(param.shape, _MOST)
-        else:  # all elements, up to a number that no cache holds
+        else:
             shape = (min(sum(p.numel() for p in self.parameters()), _MOST),)
-        key = (id(group), dtype, str(device), shape)
+        key = (id(group), param.dtype, str(device), shape)
         if key not in self._costs:
-            self._costs[key] = update_cost(self.optimizer, group, dtype, device, shape)
+            narrow = param.dtype if self._has_master(param) else None
+            self._costs[key] = update_cost(self.optimizer, group, dtype, device, shape, narrow)
         cost = self._costs[key]
         widened = _WIDE.itemsize if self._has_master(param) else 0
         return attrs.evolve(cost, workspace_nbytes_per_element=cost.workspace_nbytes_per_element + widened)

@@ -7,12 +7,15 @@ from typing import Any
 
 import attrs
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from remat_executor import allocator_peak
 from remat_executor.costs.device_timer import DeviceTimer
 from remat_executor.current_device import as_current
-from remat_offload.optimizer.private_copy import narrowed, step_tensor
+from remat_offload.optimizer.chunked_step import ChunkedStep
+from remat_offload.optimizer.chunking import CHUNK_NUMEL
+from remat_offload.optimizer.private_copy import narrowed, shallow_copy, step_tensor
 from remat_offload.optimizer.trial_steps import generators_kept
 
 
@@ -30,22 +33,61 @@ def update_cost(
     dtype: torch.dtype,
     device: torch.device,
     shape: Sequence[int],
+    narrow: torch.dtype | None = None,
 ) -> UpdateCost:
-    """Measure a step of one tensor with a group's settings; the optimizer is not changed."""
+    """Measure a step of one tensor with a group's settings; the optimizer is not changed.
+
+    Args:
+        optimizer: the user's.
+        group: one of its groups.
+        dtype: of the tensor that is stepped.
+        device: where it is stepped.
+        shape: its shape; flat tensors are stepped in the chunks of a large parameter.
+        narrow: dtype of the parameter and its gradient if the stepped tensor is their master. Widening the
+            gradient and rounding the master take as long as the step itself.
+    """
     data = torch.zeros(tuple(shape), dtype=dtype, device=device)
     grad = torch.ones(tuple(shape), dtype=dtype, device=device)
     settings = narrowed(group, {})
     # Steps of large parameters may draw where profiled ones did not.
-    with as_current(device), generators_kept(device):
+    with as_current(device), generators_kept(device), torch.no_grad():
         state = step_tensor(optimizer, settings, data, grad, None)  # creates its states
-        take = partial(step_tensor, optimizer, settings, data, grad, state)
+        workspace = allocator_peak(partial(step_tensor, optimizer, settings, data, grad, state), device)
+        take = _whole_step(optimizer, settings, data, grad, state or {}, narrow)
         seconds = _wall_s if device.type == "cpu" else DeviceTimer.of(device).seconds
+        take()
         best_s = min(seconds(take) for _ in range(5))
-        workspace = allocator_peak(take, device)
     return UpdateCost(
         s_per_element=best_s / max(1, data.numel()),
         workspace_nbytes_per_element=max(0, workspace.peak_nbytes) / max(1, data.numel()),
     )
+
+
+def _whole_step(
+    optimizer: Optimizer,
+    settings: Mapping[str, Any],
+    data: Tensor,
+    grad: Tensor,
+    state: Mapping[str, Any],
+    narrow: torch.dtype | None,
+) -> Callable[[], None]:
+    """A function that steps a parameter as an update does: by chunks, from a master if `narrow`."""
+    parameter = torch.nn.Parameter(data)
+    replica = shallow_copy(optimizer, [{**settings, "params": [parameter]}])
+    replica.state[parameter] = state
+    shaped = {n: s for n, s in state.items() if isinstance(s, Tensor) and s.shape == data.shape and s.ndim}
+    given = (data, grad) if narrow is None else (data.to(narrow), grad.to(narrow))
+    whole = data.ndim != 1
+    chunks = [slice(None)] if whole else [slice(i, i + CHUNK_NUMEL) for i in range(0, len(data), CHUNK_NUMEL)]
+
+    def take() -> None:
+        step = ChunkedStep(replica, parameter, settings, tuple(shaped), shaped.__getitem__, data.numel())
+        for chunk in chunks:
+            states = {name: value[chunk] for name, value in shaped.items()}
+            step.step(given[0][chunk], given[1][chunk], states, master=data[chunk] if narrow else None)
+        step.finish()
+
+    return take
 
 
 def _wall_s(function: Callable[[], object]) -> float:
