@@ -9,7 +9,8 @@ may not end in time, and those left are named: run it again for the rest. In the
   that optimizer moves; bytes per second;
 * Llamas of 1.3 and 3.4 billion parameters, all of them trained with bf16 compute, fp32 masters and Adam's
   states: eager first, then ours at 40, 20 and 70 % of all bytes that eager takes (parameters, gradients,
-  states, activations; of the device where eager does not fit), a plain step of the optimizer on the CPU, and `save_on_cpu`;
+  states, activations; of the device where eager does not fit), a plain step of the optimizer on the CPU, and
+  `save_on_cpu`;
 * the largest Llama whose state fits the host, with 22 GiB of the device, beside what is predicted.
 
 "step" is the median of steps in a row, "pass" of forward and backward alone, "optimizer" of an update with

@@ -10,8 +10,7 @@ drops either tensor of a copy; later compute in that memory then follows the cop
 after a failed call for example, ``release_after_copies`` lets the allocator ask the copy streams. Host memory
 should be pinned (``HostPool`` does that): copies from other memory are slow and block their lane.
 
-The code was written without a device: it is tested with a fake of ``torch.cuda``, and by tests marked
-``cuda``.
+It is tested with a fake of ``torch.cuda``, and by tests marked ``cuda``.
 """
 
 from collections.abc import Callable, Sequence
