@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from remat_executor import BadInput, MemoryMeter, PlannedModule, RematWarning
 from tests.helpers.models import import_transformers
 from tests.helpers.planners import repeat_at_random
-
-WORDS = 64
+from tests.helpers.small_llama import WORDS, small_llama
 
 
 @pytest.fixture(autouse=True)
@@ -32,23 +31,8 @@ def only_our_warnings_count() -> Iterator[None]:
 
 
 def llama(tied: bool = False, adapters: bool = False) -> nn.Module:
-    """A small one, with dropout; `tied` shares words with the head, `adapters` are PEFT's."""
-    transformers = import_transformers()
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        num_hidden_layers=2,
-        hidden_size=32,
-        intermediate_size=64,
-        num_attention_heads=2,
-        vocab_size=WORDS,
-        attention_dropout=0.1,
-        use_cache=False,
-        tie_word_embeddings=tied,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    model: nn.Module = transformers.LlamaForCausalLM(config).train()
+    """A small one; `tied` shares words with the head, `adapters` are PEFT's."""
+    model = small_llama(tie_word_embeddings=tied, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     if adapters:
         peft = pytest.importorskip("peft")
         model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_dropout=0.1, task_type="CAUSAL_LM"))
