@@ -16,6 +16,7 @@ from remat_executor import PlannedModule, RematWarning
 from tests.helpers.models import import_transformers
 from tests.helpers.planners import repeat_at_random
 from tests.helpers.small_llama import WORDS, small_llama
+from tests.helpers.trainers import QUIET, history
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "lora": {},
@@ -148,26 +149,18 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
     def train(model: nn.Module, folder: Path, resume: bool = False) -> Any:
         arguments = transformers.TrainingArguments(
             output_dir=str(folder),
-            per_device_train_batch_size=2,
             max_steps=6,
             save_steps=3,
             eval_strategy="steps",
             eval_steps=3,
             label_names=["labels"],
-            logging_steps=1,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            seed=0,
+            **QUIET,
         )
         trainer = transformers.Trainer(
             model=model, args=arguments, train_dataset=Sentences(), eval_dataset=Sentences()
         )
         trainer.train(resume_from_checkpoint=str(folder / "checkpoint-3") if resume else None)
-        return [
-            {name: entry[name] for name in ("loss", "eval_loss") if name in entry}
-            for entry in trainer.state.log_history
-        ]
+        return history(trainer)
 
     original, module = small_llama(), planned(small_llama(), tmp_path)
     expected = train(original, tmp_path / "original")
