@@ -1,6 +1,6 @@
-"""Settings of every test: repeatable examples, one thread, since the models are small, and its watchers.
+"""Settings and fixtures of every test: repeatable examples, and one thread, since the models are small.
 
-The sdist of each package holds this file too; the watchers and torch are not there for all of them.
+The sdist of each package holds this file too. Some of them have no torch, and none has `tests.helpers`.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ with contextlib.suppress(ImportError):
 
 @pytest.fixture(autouse=True)
 def draws_in_lanes() -> Iterator[list[str] | None]:
-    """What lanes did to the process' random generators, which the model draws from: a test fails by it."""
+    """A test fails if a lane touches a global random generator, from which the model draws."""
     with watch() as found:
         yield found
     assert not found
@@ -36,11 +36,18 @@ def draws_in_lanes() -> Iterator[list[str] | None]:
 
 @pytest.fixture
 def hang_limit() -> Callable[[int], contextlib.AbstractContextManager[None]]:
-    """A context that raises after some seconds: what never ends fails its test."""
+    """A context that raises after some seconds, so that code that never ends fails its test.
+
+    It raises once more at its end if the code inside has caught the error, as a portfolio of solvers does.
+    """
 
     @contextlib.contextmanager
     def within(seconds: int) -> Iterator[None]:
+        late = False
+
         def stop(*_: object) -> None:
+            nonlocal late
+            late = True
             raise TimeoutError(f"not done after {seconds} s")
 
         before = signal.signal(signal.SIGALRM, stop)
@@ -50,5 +57,7 @@ def hang_limit() -> Callable[[int], contextlib.AbstractContextManager[None]]:
         finally:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, before)
+        if late:
+            raise TimeoutError(f"not done after {seconds} s, and the error was caught")
 
     return within

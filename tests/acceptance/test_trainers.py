@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from remat_executor import PlannedModule, RematWarning
 from tests.helpers.models import import_transformers
 from tests.helpers.planners import repeat_at_random
+from tests.helpers.small_llama import WORDS, small_llama
+from tests.helpers.trainers import QUIET, history
 
-WORDS = 64
 LAYOUTS: dict[str, dict[str, Any]] = {
     "lora": {},
     "dora": {"target_modules": "all-linear", "use_dora": True},
@@ -31,23 +32,6 @@ def only_our_warnings_count() -> Iterator[None]:
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", RematWarning)
         yield
-
-
-def llama(layers: int = 2) -> nn.Module:
-    """A small one, with dropout."""
-    transformers = import_transformers()
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        num_hidden_layers=layers,
-        hidden_size=32,
-        intermediate_size=64,
-        num_attention_heads=2,
-        vocab_size=WORDS,
-        attention_dropout=0.1,
-        use_cache=False,
-    )
-    model: nn.Module = transformers.LlamaForCausalLM(config)
-    return model.train()
 
 
 def batch(seed: int = 0) -> dict[str, Tensor]:
@@ -82,7 +66,7 @@ def test_adapters_of_peft(layout: str, tmp_path: Path) -> None:
     import_transformers()
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, lora_dropout=0.1, task_type="CAUSAL_LM", **LAYOUTS[layout])
-    original = peft.get_peft_model(llama(), config)
+    original = peft.get_peft_model(small_llama(), config)
     module = planned(copy.deepcopy(original), tmp_path)
     for expected, actual in zip(steps(original), steps(module), strict=True):
         assert torch.equal(expected, actual)
@@ -91,7 +75,7 @@ def test_adapters_of_peft(layout: str, tmp_path: Path) -> None:
     module.save_pretrained(tmp_path / "adapter")
     states = peft.get_peft_model_state_dict(original)
     assert states
-    loaded = peft.PeftModel.from_pretrained(llama(), tmp_path / "adapter")
+    loaded = peft.PeftModel.from_pretrained(small_llama(), tmp_path / "adapter")
     for name, tensor in peft.get_peft_model_state_dict(loaded).items():
         assert torch.equal(tensor, states[name])
 
@@ -135,8 +119,8 @@ def test_a_loop_of_accelerate(precision: str, tmp_path: Path) -> None:
             losses += [output.loss.detach(), output.logits.detach()]
         return losses, accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
 
-    module = planned(llama(), tmp_path)
-    expected, _ = loop(llama())
+    module = planned(small_llama(), tmp_path)
+    expected, _ = loop(small_llama())
     with pytest.warns(RematWarning, match="planning again"):  # accelerate marks the model
         actual, unwrapped = loop(module)
     for one, other in zip(expected, actual, strict=True):
@@ -165,33 +149,25 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
     def train(model: nn.Module, folder: Path, resume: bool = False) -> Any:
         arguments = transformers.TrainingArguments(
             output_dir=str(folder),
-            per_device_train_batch_size=2,
             max_steps=6,
             save_steps=3,
             eval_strategy="steps",
             eval_steps=3,
             label_names=["labels"],
-            logging_steps=1,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            seed=0,
+            **QUIET,
         )
         trainer = transformers.Trainer(
             model=model, args=arguments, train_dataset=Sentences(), eval_dataset=Sentences()
         )
         trainer.train(resume_from_checkpoint=str(folder / "checkpoint-3") if resume else None)
-        return [
-            {name: entry[name] for name in ("loss", "eval_loss") if name in entry}
-            for entry in trainer.state.log_history
-        ]
+        return history(trainer)
 
-    original, module = llama(), planned(llama(), tmp_path)
+    original, module = small_llama(), planned(small_llama(), tmp_path)
     expected = train(original, tmp_path / "original")
     with pytest.warns(RematWarning, match="planning again"):
         assert train(module, tmp_path / "planned") == expected
     assert sum("eval_loss" in entry for entry in expected) == 2
-    again = planned(llama(), tmp_path)
+    again = planned(small_llama(), tmp_path)
     with pytest.warns(RematWarning, match="planning again"):
         assert train(again, tmp_path / "planned", resume=True) == expected
     # Accelerate marks the model, and saving writes into its config, as it does in every model.

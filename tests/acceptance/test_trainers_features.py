@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from remat_executor import BadInput, MemoryMeter, PlannedModule, RematWarning
 from tests.helpers.models import import_transformers
 from tests.helpers.planners import repeat_at_random
-
-WORDS = 64
+from tests.helpers.small_llama import WORDS, small_llama
+from tests.helpers.trainers import QUIET, history
 
 
 @pytest.fixture(autouse=True)
@@ -32,23 +32,8 @@ def only_our_warnings_count() -> Iterator[None]:
 
 
 def llama(tied: bool = False, adapters: bool = False) -> nn.Module:
-    """A small one, with dropout; `tied` shares words with the head, `adapters` are PEFT's."""
-    transformers = import_transformers()
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        num_hidden_layers=2,
-        hidden_size=32,
-        intermediate_size=64,
-        num_attention_heads=2,
-        vocab_size=WORDS,
-        attention_dropout=0.1,
-        use_cache=False,
-        tie_word_embeddings=tied,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    model: nn.Module = transformers.LlamaForCausalLM(config).train()
+    """A small one; `tied` shares words with the head, `adapters` are PEFT's."""
+    model = small_llama(tie_word_embeddings=tied, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     if adapters:
         peft = pytest.importorskip("peft")
         model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_dropout=0.1, task_type="CAUSAL_LM"))
@@ -83,15 +68,10 @@ def train(model: nn.Module, folder: Path, **options: Any) -> Any:
     transformers = import_transformers()
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
-        per_device_train_batch_size=2,
         per_device_eval_batch_size=2,
         max_steps=6,
         learning_rate=1e-2,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        seed=0,
+        **QUIET,
         **options,
     )
     trainer = transformers.Trainer(
@@ -99,12 +79,6 @@ def train(model: nn.Module, folder: Path, **options: Any) -> Any:
     )
     trainer.train()
     return trainer
-
-
-def history(trainer: Any) -> list[dict[str, float]]:
-    """Losses of training and of evaluation."""
-    kept = ("loss", "eval_loss")
-    return [{name: entry[name] for name in kept if name in entry} for entry in trainer.state.log_history]
 
 
 def test_a_planned_model_is_of_its_models_class(tmp_path: Path) -> None:
@@ -178,17 +152,12 @@ def test_what_a_trainer_assigns_to_forward_is_planned(tmp_path: Path) -> None:
     def losses(model: nn.Module, folder: Path) -> list[dict[str, float]]:
         arguments = trl.SFTConfig(
             output_dir=str(folder),
-            per_device_train_batch_size=2,
             max_steps=4,
             learning_rate=1e-2,
-            logging_steps=1,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
             save_strategy="no",
-            seed=0,
             gradient_checkpointing=False,
             bf16=False,
+            **QUIET,
         )
         trainer = trl.SFTTrainer(
             model=model, args=arguments, train_dataset=data, processing_class=tokenizer()

@@ -66,6 +66,18 @@ class Twice(nn.Module):
         return loss
 
 
+def assert_trains_alike(eager: nn.Module, original: nn.Module, planned: nn.Module, x: Tensor) -> None:
+    """Three steps of eager and of the plan of `original` have bit-identical gradients and statistics."""
+    for _ in range(3):
+        for module in (eager, planned):
+            module.zero_grad()
+            module(x).backward()
+        for (name, ours), theirs in zip(original.named_parameters(), eager.parameters(), strict=True):
+            assert torch.equal(ours.grad, theirs.grad), name
+        for (name, ours), theirs in zip(original.named_buffers(), eager.buffers(), strict=True):
+            assert torch.equal(ours, theirs), name
+
+
 @pytest.mark.parametrize("budget", ["45%", "100%"])
 def test_the_kernel_of_eager_is_planned(cudnn: None, budget: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -81,14 +93,7 @@ def test_the_kernel_of_eager_is_planned(cudnn: None, budget: str, tmp_path: Path
     assert planned.graph.ops[targets.index("cudnn_batch_norm")].rerun == 1
     kept = [value.nbytes for value in planned.graph.values if value.nbytes == 100]
     assert len(kept) == 6  # the reserves, whose size only the kernel knows
-    for _ in range(3):
-        for module in (eager, planned):
-            module.zero_grad()
-            module(x).backward()
-        for (name, ours), theirs in zip(original.named_parameters(), eager.parameters(), strict=True):
-            assert torch.equal(ours.grad, theirs.grad), name
-        for (name, ours), theirs in zip(original.named_buffers(), eager.buffers(), strict=True):
-            assert torch.equal(ours, theirs), name
+    assert_trains_alike(eager, original, planned, x)
     repeated = {op for op in planned.plan.schedule.order if planned.plan.schedule.order.count(op) > 1}
     assert bool(repeated & {i for i, t in enumerate(targets) if "cudnn_batch_norm" in t}) == (budget == "45%")
 
@@ -123,14 +128,7 @@ def test_the_planned_batch_norm_has_the_bits_of_eager(
     x = torch.randn(8, 8, 24, 24, device="cuda")
     planned = Hiremate(original, x, "45%", cache_dir=tmp_path, zoo=False)
     assert "cudnn_batch_norm" in {op.target for op in planned.graph.ops}
-    for _ in range(3):
-        for module in (eager, planned):
-            module.zero_grad()
-            module(x).backward()
-        for (name, ours), theirs in zip(original.named_parameters(), eager.parameters(), strict=True):
-            assert torch.equal(ours.grad, theirs.grad), name
-        for (name, ours), theirs in zip(original.named_buffers(), eager.buffers(), strict=True):
-            assert torch.equal(ours, theirs), name
+    assert_trains_alike(eager, original, planned, x)
 
 
 @pytest.mark.full  # a compiler takes seconds for each part

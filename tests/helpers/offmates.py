@@ -14,7 +14,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from remat_facade import Offmate
 from remat_graph import Links, Roofline
-from tests.helpers.models import import_transformers
+from remat_offload import HostPool, Machine
+from tests.helpers.small_llama import WORDS, small_llama
 
 PLATFORM = Roofline(flops_per_s=1e11, nbytes_per_s=1e10)
 """Times of operators that do not depend on the machine; those of the optimizer are measured."""
@@ -59,27 +60,13 @@ def images(seed: int) -> dict[str, Tensor]:
 
 
 def llama() -> nn.Module:
-    """A Llama of two layers with tied weights and dropout in its attention."""
-    transformers = import_transformers()
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=64,
-        use_cache=False,
-        attention_dropout=0.1,
-        tie_word_embeddings=True,
-    )
-    model: nn.Module = transformers.LlamaForCausalLM(config)
-    return model
+    """One with tied weights."""
+    return small_llama(tie_word_embeddings=True)
 
 
 def tokens(seed: int) -> dict[str, Tensor]:
     """A batch for it."""
-    ids = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(seed))
+    ids = torch.randint(0, WORDS, (2, 16), generator=torch.Generator().manual_seed(seed))
     return {"input_ids": ids, "labels": ids}
 
 
@@ -194,6 +181,43 @@ class Run:
             self.optimizer.zero_grad()
             self.step += 1
         return self
+
+
+def moving_run(
+    name: str,
+    budget: str,
+    *,
+    machine: Machine,
+    in_backward: bool,
+    accumulation: int,
+    steps: int = 10,
+    host_nbytes: int = 4 << 20,
+    **options: Any,
+) -> Run:
+    """One of `MODELS` in training with values that move, on a machine; the run's memory is the host's."""
+    make, batches = MODELS[name]
+    model, memory = make(), Mapped()
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    module = offmate(
+        model,
+        batches(0),
+        budget,
+        optimizer=optimizer,
+        optimizer_in_backward=in_backward,
+        accumulation=accumulation,
+        machine=machine,
+        pool=HostPool(host_nbytes, memory=memory),
+        **options,
+    )
+    return Run(
+        module,
+        optimizer,
+        batches,
+        accumulation=accumulation,
+        in_backward=in_backward,
+        steps=steps,
+        memory=memory,
+    )
 
 
 def kept_on_device(run: Run) -> list[Tensor]:

@@ -34,14 +34,7 @@ class Slow(SimulatedMachine):
         super().__init__(to_device_nbytes_per_s=1e8)
         self.brought: list[Any] = []
 
-    def copy(
-        self,
-        lane: Lane,
-        destination: Tensor,
-        source: Tensor,
-        after: list[Job] | tuple[Any, ...] = (),
-        name: str = "",
-    ) -> Job:
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Any = (), name: str = "") -> Job:
         """Copy, and note it."""
         if lane is Lane.TO_DEVICE:
             self.brought.append(name)

@@ -198,14 +198,7 @@ class Leaving(SimulatedMachine):
         self.free: dict[Any, Any] = {}
         self.left: set[Any] = set()
 
-    def copy(
-        self,
-        lane: Lane,
-        destination: Tensor,
-        source: Tensor,
-        after: list[Job] | tuple[Any, ...] = (),
-        name: str = "",
-    ) -> Job:
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Any = (), name: str = "") -> Job:
         """Copy, and note what of it is on the device."""
         ticket = super().copy(lane, destination, source, after, name)
         self.free[ticket] = (source if lane is Lane.TO_HOST else destination).data_ptr()
@@ -242,14 +235,7 @@ class Failing(SimulatedMachine):
 
     armed = False
 
-    def copy(
-        self,
-        lane: Lane,
-        destination: Tensor,
-        source: Tensor,
-        after: list[Job] | tuple[Any, ...] = (),
-        name: str = "",
-    ) -> Job:
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Any = (), name: str = "") -> Job:
         """Copy, or fail in the same way as a copy that fails in its lane."""
         if self.armed:
             self.armed = False

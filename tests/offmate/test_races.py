@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from remat_facade import NoRoom
 from remat_graph import Links
-from remat_offload import HostPool, Operation, Recorder, SimulatedMachine, find_races
-from tests.helpers.offmates import MODELS, OPTIMIZERS, Mapped, Run, offmate
+from remat_offload import Operation, Recorder, SimulatedMachine, find_races
+from tests.helpers.offmates import MODELS, moving_run
 
 
 class Telling(TorchDispatchMode):
@@ -52,32 +52,20 @@ def watched(
     name: str, budget: str, *, in_backward: bool, accumulation: int, clips: bool, **options: Links
 ) -> tuple[Operation, ...]:
     """What a recorder saw of three steps of training, told operator by operator."""
-    make, batches = MODELS[name]
-    model = make()
-    optimizer = OPTIMIZERS["adamw"](model.parameters())
-    recorder, memory = Recorder(SimulatedMachine()), Mapped()
-    module = offmate(
-        model,
-        batches(0),
-        budget,
-        optimizer=optimizer,
-        optimizer_in_backward=in_backward,
-        accumulation=accumulation,
-        machine=recorder,
-        pool=HostPool(4 << 20, memory=memory),
-        **options,
+    recorder = Recorder(SimulatedMachine())
+    run = moving_run(
+        name, budget, machine=recorder, in_backward=in_backward, accumulation=accumulation, **options
     )
-    run = Run(module, optimizer, batches, accumulation=accumulation, in_backward=in_backward)
     if clips:  # while stepping, the norms taken beside the backward
 
         def clip(parameters: Any, most: Any) -> None:
-            module.clip_grad_norm_(most)
+            run.model.clip_grad_norm_(most)
             recorder.computed()  # it brings the scale to the host, which waits for a device
 
         run.clip = clip
-    with Telling(recorder, memory.addresses):
+    with Telling(recorder, run.memory.addresses):
         run.train(3)
-    module.synchronize()
+    run.model.synchronize()
     return recorder.record
 
 

@@ -4,7 +4,9 @@ Clocks are handed in, work is counted, and a limit on waiting is `hang_limit` of
 """
 
 import ast
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,10 @@ CLOCKS = {
     "monotonic_ns",
     "process_time",
     "thread_time",
+    "time",
     "time_ns",
 }
+MODULES = {"time": CLOCKS, "timeit": {"default_timer"}, "datetime": {"now", "utcnow", "today"}}
 ALLOWED = {
     "tests/helpers/forked.py": "limits how long a child process is waited for",
     "tests/helpers/ranks.py": "limits how long ranks are waited for",
@@ -28,14 +32,22 @@ ALLOWED = {
 
 
 def clocks_read(tree: ast.AST) -> Iterator[int]:
-    """Lines that name a clock of the module `time`."""
+    """Lines that name a clock of the modules, whatever name a module is imported by."""
+    clocks: dict[str, set[str]] = {}  # by the name that stands for the module, or for `datetime.datetime`
     for node in ast.walk(tree):
         match node:
-            case ast.Attribute(value=ast.Name(id="time"), attr=name) if name in {*CLOCKS, "time"}:
-                yield node.lineno
-            case ast.ImportFrom(module="time", names=names):
-                if any(alias.name in {*CLOCKS, "time"} for alias in names):
+            case ast.Import(names=names):
+                clocks |= {each.asname or each.name: MODULES.get(each.name, set()) for each in names}
+            case ast.ImportFrom(module="time" | "timeit" as module, names=names):
+                if any(each.name in MODULES[module] for each in names):
                     yield node.lineno
+            case ast.ImportFrom(module="datetime", names=names):
+                clocks |= {each.asname or each.name: MODULES["datetime"] for each in names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+            module = ast.unparse(node.value).partition(".")[0]
+            if node.attr in clocks.get(module, ()):
+                yield node.lineno
 
 
 def test_no_test_reads_the_wall_clock() -> None:
@@ -55,9 +67,22 @@ def test_no_test_reads_the_wall_clock() -> None:
         ("import time\nassert time.monotonic() - began < 10", [2]),
         ("from time import perf_counter", [1]),
         ("import time\nbegan = time.time()", [2]),
+        ("import time as t\nbegan = t.monotonic()", [2]),
+        ("from timeit import default_timer as timer", [1]),
+        ("import datetime\nbegan = datetime.datetime.now()", [2]),
+        ("from datetime import datetime\nbegan = datetime.now()", [2]),
         ("import time\ntime.sleep(1)\nclock.monotonic()", []),
     ],
 )
 def test_clocks_are_found(code: str, lines: list[int]) -> None:
-    """However they are named; handed-in clocks and sleeps are not meant."""
+    """By any name of their module; clocks that a test hands in do not count, nor does sleeping."""
     assert lines == list(clocks_read(ast.parse(code)))
+
+
+@pytest.mark.parametrize("caught", [(), (TimeoutError,)])
+def test_a_limit_holds_also_if_its_error_is_caught(
+    caught: tuple[type[Exception], ...], hang_limit: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    """Nothing waits here: the signal is raised at once."""
+    with pytest.raises(TimeoutError, match="not done after 600 s"), hang_limit(600), suppress(*caught):
+        signal.raise_signal(signal.SIGALRM)

@@ -30,8 +30,7 @@ ENTRY_POINT_GROUPS = {"remat.solvers", "remat.platforms", "remat.optimizers"}
 MADE_LATER = re.compile(r"^\.(venv|hatch)|\.(added|changed|fixed|removed)\.md$")
 # Names of other programs, and of what a user writes.
 OTHERS = {
-    *("activation_memory_budget", "deepcopy", "isinstance", "save_pretrained", "torchrun", "Trainer"),
-    *("lint", "my_solver", "seconds", "ticket", "venv", "weights32"),
+    *("activation_memory_budget", "save_pretrained", "torchrun", "Trainer", "lint", "venv", "weights32"),
 }
 
 
@@ -170,22 +169,22 @@ def test_the_picture_of_the_pipeline_is_the_code() -> None:
 
 
 def test_docstrings_name_modules_that_are_there() -> None:
-    """`folder.module` is a module of the package that says so, and `file.py` a file of the repository."""
+    """`folder.module` is a module of the package that says so, and `file.py` a file of the repository.
+
+    `autograd` and `optimizer` are left out: such names are mostly torch's.
+    """
     files = {
         path.name for folder in ("packages/*/src", "benchmarks") for path in ROOT.glob(f"{folder}/**/*.py")
     }
     missing, looked_at = [], 0
     for package in ROOT.glob("packages/*/src/remat_*"):
-        folders = {path.name for path in package.iterdir() if path.is_dir()} - {
-            "autograd",
-            "optimizer",
-        }  # torch's
+        folders = {path.name for path in package.iterdir() if path.is_dir()} - {"autograd", "optimizer"}
         for path in package.rglob("*.py"):
             source = path.read_text()
             for folder, module in re.findall(r"`(\w+)\.(\w+)[\w.]*`", source):
                 if folder in folders:
                     looked_at += 1
-                    known = (package / folder / "__init__.py").read_text()
+                    known = re.findall(r"\w+", (package / folder / "__init__.py").read_text())
                     if not (package / folder / f"{module}.py").exists() and module not in known:
                         missing.append(f"{path.name}: {folder}.{module}")
             missing += [

@@ -117,12 +117,17 @@ def test_where_words_are_looked_for() -> None:
 def test_the_words_are_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With counts, the word to use instead, and places."""
+    """The most frequent first, with counts, the word to use instead, and places."""
     path = tmp_path / "planted.md"
-    path.write_text("made anew,\nand anew\n")
+    path.write_text("whoever reads it\nmade anew,\nand anew\n")
     monkeypatch.setattr("tests.repository.house.written", lambda: [path])
     assert 0 == main(["--words"])
-    assert f"   2 anew: again\n         {path}:1\n         {path}:2\n" == capsys.readouterr().out
+    assert [
+        "   2 anew: again",
+        *(f"         {path}:{line}" for line in (2, 3)),
+        "   1 whoever: the planner, the caller",
+        f"         {path}:1",
+    ] == capsys.readouterr().out.splitlines()
 
 
 def test_every_word_says_what_to_use_and_every_exception_why() -> None:

@@ -36,4 +36,3 @@ def test_import_pulls_in_no_torch(package: str) -> None:
     """Neither torch nor the tools that a solver imports when it first needs them are loaded."""
     loaded = {module.partition(".")[0] for module in import_in_new_process(package)}
     assert NEEDED | {package} == loaded - sys.stdlib_module_names
-    assert set() == loaded & {"torch", "cvxpy", "numba", "highspy"}

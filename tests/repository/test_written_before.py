@@ -264,7 +264,7 @@ def test_measured_costs_are_found(tmp_path: Path) -> None:
     (file,) = (FOLDER / "cache").glob("costs-*.json")
     cache = CostCache(folder=tmp_path)
     assert file.name.split("-")[:3] == cache.path.name.split("-")[:3] == ["costs", "v2", "cpu"]
-    assert file.stem.split("-")[-2:][0] == cache.path.stem.split("-")[-2:][0] == "1threads"
+    assert file.stem.split("-")[-2] == cache.path.stem.split("-")[-2] == "1threads"
     shutil.copy(file, cache.path)
     recorded: dict[str, list[Any]] = EXPECTED[f"cache/{file.name}"]["costs"]
     found = cache.get(recorded)
@@ -278,10 +278,11 @@ def test_measured_costs_are_found(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache folder with the plans of before, and solvers that must not be asked.
+    """A cache folder with the plans of the old code, and solvers that must not run.
 
-    The key of a saved plan holds a hash of the solvers' sources, so that no edited solver finds the plans of
-    another. Here the sources are declared to be those of before; the rest of the key must be equal.
+    The key of a saved plan has a hash of the sources of the solvers, so a user's model is planned again after
+    every change of a solver. Here `_sources` returns what the old code recorded, so that a plan is found if
+    and only if every other part of its key and the name of its file are unchanged.
     """
     shutil.copytree(FOLDER / "cache" / "plans", tmp_path / "plans")
     keys = [json.loads(path.read_text())["key"] for path in (tmp_path / "plans").iterdir()]
@@ -354,8 +355,8 @@ def test_the_plan_of_an_offmate_is_found(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Hiremate", "Offmate"])
-def test_every_part_of_a_saved_plans_key(name: str) -> None:
-    """What today's code reads of the file is all that the file holds."""
+def test_saved_plans_are_read_whole(name: str) -> None:
+    """A saved plan is the same JSON when it is written again; the fixture `cache` covers its key."""
     solver = {"Hiremate": "auto", "Offmate": "offload"}[name]
     (data,) = [
         data

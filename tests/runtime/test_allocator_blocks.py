@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from remat_executor import OverCompiled, PlannedModule, allocator_peak
+from remat_executor import AllocatorRecord, OverCompiled, PlannedModule, allocator_peak
 from remat_executor.inspection.tensors import collect
-from remat_executor.memory.allocator import AllocatorRecord
 from remat_executor.memory.block_slack import worst_case_nbytes
 from remat_executor.module import peak_check
 from remat_executor.module.pipeline import PipelineStages

@@ -28,7 +28,7 @@ def documented_errors() -> dict[str, str]:
 
 
 def test_errors_of_the_entry_points_are_exported() -> None:
-    """Whoever calls an entry point can catch what its docstring promises."""
+    """A caller of an entry point can catch, by a public name, each error that its docstring lists."""
     errors = {name: entry for name, entry in documented_errors().items() if not hasattr(builtins, name)}
     assert {"InfeasibleBudget", "NoRoom", "BadConfig", "LaneFailed"} <= errors.keys()
     assert {} == {name: entry for name, entry in errors.items() if name not in remat_facade.__all__}

@@ -37,6 +37,10 @@ W, G, M, M_BACK = (
     Transfer(1, Lane.TO_HOST),
 )
 ON_CPU, ON_DEVICE = OptimizerStep(0, Lane.CPU_OPTIMIZER), OptimizerStep(0, Lane.COMPUTE)
+FETCH: tuple[Step, ...] = (Start(W), Wait(W), Compute(0))
+SEND: tuple[Step, ...] = (Compute(1), Free(0), Start(G), Wait(G), Free(3), ON_CPU)
+UPDATED_ON_HOST = Schedule([*FETCH, *SEND, FreeHost(3)], 3)
+"""The parameter is fetched, its gradient is copied to the host, and the CPU updates it there."""
 
 
 def graph(*on_host: int) -> Graph:
@@ -92,19 +96,7 @@ def test_streamed_states_stay_at_home_until_then() -> None:
 
 def test_adding_on_the_host_takes_the_cpu() -> None:
     """Two gradients are read and one is written; the first pass has none to add to."""
-    steps: list[Step] = [
-        Start(W),
-        Wait(W),
-        Compute(0),
-        Compute(1),
-        Free(0),
-        Start(G),
-        Wait(G),
-        Free(3),
-        ON_CPU,
-        FreeHost(3),
-    ]
-    schedule, whole = Schedule(steps, 3), accumulating(graph(0, 1))
+    schedule, whole = UPDATED_ON_HOST, accumulating(graph(0, 1))
     for passes, added in ((1, 1), (2, 1), (4, 3)):
         timeline = simulate(whole, schedule, grads=Grads.ACCUMULATE, links=LINKS, passes=passes)
         assert 3.0 + added * 3 * 40 / 40 == timeline.lane_s[Lane.CPU_OPTIMIZER]
@@ -116,18 +108,8 @@ def test_adding_on_the_host_takes_the_cpu() -> None:
 def test_gradients_that_the_cpu_has_yet_to_read() -> None:
     """They are on the host while the next forward begins and sends other values there."""
     values = list(graph(0, 1).values)
-    steps: list[Step] = [
-        Start(W),
-        Wait(W),
-        Compute(0),
-        Compute(1),
-        Free(0),
-        Start(G),
-        Wait(G),
-        Free(3),
-        ON_CPU,
-    ]
-    assert 120 + 40 == simulate(graph(0, 1), Schedule(steps, 3), links=LINKS, periods=2).host_peak_nbytes
+    schedule = Schedule([*FETCH, *SEND], 3)
+    assert 120 + 40 == simulate(graph(0, 1), schedule, links=LINKS, periods=2).host_peak_nbytes
     values.append(Value(name="a", nbytes=30))
     ops = list(graph().ops)
     ops[0] = Op(
@@ -136,26 +118,14 @@ def test_gradients_that_the_cpu_has_yet_to_read() -> None:
     held = Graph(name="held", values=values, ops=ops, updates=graph().updates)
     away, back = Transfer(4, Lane.TO_HOST), Transfer(4, Lane.TO_DEVICE)
     swaps: list[Step] = [Start(away), Wait(away), Free(4), Start(back), Wait(back), FreeHost(4), Free(4)]
-    schedule = Schedule([*steps[:3], *swaps, *steps[3:]], 10)
+    schedule = Schedule([*FETCH, *swaps, *SEND], 10)
     assert 120 + 40 == simulate(held, schedule, links=LINKS).host_peak_nbytes
     assert 120 + 40 + 30 == simulate(held, schedule, links=LINKS, periods=2).host_peak_nbytes
 
 
 def test_what_computing_waits_for() -> None:
     """Seconds by lane: two for the fetch of the weight, four for the copy of the gradient."""
-    steps: list[Step] = [
-        Start(W),
-        Wait(W),
-        Compute(0),
-        Compute(1),
-        Free(0),
-        Start(G),
-        Wait(G),
-        Free(3),
-        ON_CPU,
-        FreeHost(3),
-    ]
-    waited_s = simulate(graph(0, 1), Schedule(steps, 3), links=LINKS).waited_s
+    waited_s = simulate(graph(0, 1), UPDATED_ON_HOST, links=LINKS).waited_s
     assert 2.0 == waited_s[Lane.TO_DEVICE]
     assert 4.0 == waited_s[Lane.TO_HOST]
     assert 3.0 == waited_s[Lane.CPU_OPTIMIZER]

@@ -73,7 +73,7 @@ def dispatched(call: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, .
 
 @context
 def outside_of_modes() -> Generator[None, None, None]:
-    """Let calls see real tensors while a trace is under way."""
+    """Let calls see real tensors while a trace is active."""
     disable: Any = private_name("torch.utils._python_dispatch", "_disable_current_modes")
     with torch._C.DisableTorchFunction(), disable():
         yield
