@@ -125,6 +125,11 @@ class Schedule:
             steps.extend(after[position])
         return cls(steps, boundary if first_backward < len(runs) else len(steps))
 
+    @classmethod
+    def unplanned(cls, graph: Graph) -> "Schedule":
+        """The schedule of the unplanned step: every op once in trace order, each value freed early."""
+        return cls.from_order(graph, range(len(graph.ops)))
+
     @property
     def order(self) -> tuple[int, ...]:
         """Op indices in running order, repeats included."""
