@@ -34,8 +34,9 @@ from remat_graph import Grads, Graph, Role, Timeline, simulate
 from remat_graph.platforms.base import H200Spec
 from remat_graph.training import Optimized, accumulating, training_graph, with_placement
 from remat_solvers import Deadline, Problem, Solution
+from remat_solvers.offload.candidate import PERIODS
 from remat_solvers.offload.parameter_groups import params_of
-from remat_solvers.offload.solver import PERIODS, Offload
+from remat_solvers.offload.solver import Offload
 from tests.helpers.models import import_transformers
 
 GIB = 1 << 30

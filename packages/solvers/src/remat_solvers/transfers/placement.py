@@ -36,19 +36,8 @@ from remat_solvers.transfers.idle_intervals import (
     IdleInterval,
     OrderTimeline,
     Swap,
-    idle_intervals,
     swaps_of,
 )
-
-__all__ = [
-    "TRANSFER_POLICIES",
-    "IdleInterval",
-    "TransferPolicy",
-    "TransferSchedule",
-    "fastest_transfers",
-    "idle_intervals",
-    "schedule_transfers",
-]
 
 
 def schedule_transfers(
