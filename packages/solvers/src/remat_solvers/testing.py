@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remat_graph import Graph, Implementation, Op, Role, Value
+from remat_graph.testing.random_graphs import new_values
 
 
 class _NetworkBuilder:
@@ -191,7 +192,7 @@ class _RandomGraph:
 
     def __init__(self, seed: int, *, fancy: bool) -> None:
         self.rng, self.fancy = random.Random(seed), fancy
-        self.values: list[Value] = []
+        self.values, self.value = new_values()
         self.ops: list[Op] = []
         self.made: list[int] = []  # values of the forward
         self.back: list[int] = []  # tangents, and values of the backward
@@ -199,11 +200,6 @@ class _RandomGraph:
         self.buffer: int | None = None
         if fancy:
             self.buffer = self.value("running", 3, external=True, role=Role.BUFFER)
-
-    def value(self, prefix: str, nbytes: int, **kwargs: Any) -> int:
-        """Add a value; returns its index."""
-        self.values.append(Value(name=f"{prefix}{len(self.values)}", nbytes=nbytes, **kwargs))
-        return len(self.values) - 1
 
     def size(self) -> int:
         """Draw the bytes of a value."""
