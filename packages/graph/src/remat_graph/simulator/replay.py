@@ -76,9 +76,9 @@ class Replay:
         for self.step, step in enumerate(steps):
             if self.step == self.schedule.boundary:
                 self._begin_backward()
-            before = self.memory.held
-            spike = self._carry_out(step) if self._takes_place(step) else before
-            self.memory.record(max(before, spike))
+            before_nbytes = self.memory.held_nbytes
+            highest_nbytes = self._carry_out(step) if self._takes_place(step) else before_nbytes
+            self.memory.record(max(before_nbytes, highest_nbytes))
         self.step = len(steps)
         if self.schedule.boundary == len(steps):
             self._begin_backward()
@@ -117,7 +117,7 @@ class Replay:
                 return self._optimize(step)
             case _:
                 self._fail(f"{shown(step)} is not a step")
-        return self.memory.held
+        return self.memory.held_nbytes
 
     # -- compute lane
 
@@ -149,7 +149,7 @@ class Replay:
         if again:
             self.recomputed_s += implementation.time_s
         self.ran.add(step.op)
-        return self.memory.highest
+        return self.memory.highest_nbytes
 
     def _freed_next(self) -> set[int]:
         """Values whose `Free` steps follow directly."""
@@ -228,7 +228,7 @@ class Replay:
             self.memory.free(value, bytes_stay=bytes_stay)
 
     def _begin_backward(self) -> None:
-        self.memory.host_peak_forward = self.memory.host_peak
+        self.memory.host_peak_forward_nbytes = self.memory.host_peak_nbytes
         for value in self.graph.tangents:
             self.memory.allocate(value)
         self.memory.note_peak(self.step)
@@ -310,7 +310,7 @@ class Replay:
         if on_cpu and self.adds and not delivered:
             self.events.append((Clock.add, update.grad))
         if not self.updates:
-            return self.memory.held
+            return self.memory.held_nbytes
         changed = (update.param, *update.states)
         outgoing = Lane.TO_DEVICE if on_cpu else Lane.TO_HOST
         for value in changed:
@@ -322,11 +322,11 @@ class Replay:
         stale.update(value for value in changed if value in other_copies)
         if on_cpu:
             self.events.append((Clock.update, update))
-            return self.memory.held
+            return self.memory.held_nbytes
         self.events.append((Clock.compute, update.device_time_s))
         workspace_nbytes = update.workspace_nbytes
         self.memory.note_peak(self.step, workspace_nbytes)
-        return self.memory.held + workspace_nbytes
+        return self.memory.held_nbytes + workspace_nbytes
 
     def _check_end(self) -> None:
         for index, op in enumerate(self.graph.ops):
