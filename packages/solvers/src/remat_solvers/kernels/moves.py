@@ -142,7 +142,7 @@ def pick_gap(S):  # type: ignore[no-untyped-def]
 
 
 @inner
-def evict(S, budget, hold):  # type: ignore[no-untyped-def]
+def evict(S, hold):  # type: ignore[no-untyped-def]
     """Evict a value between two uses and recompute it for the second."""
     v, q, before = pick_gap(S)
     if v < 0:
@@ -157,7 +157,7 @@ def evict(S, budget, hold):  # type: ignore[no-untyped-def]
 
 
 @inner
-def evict_run(S, budget, hold):  # type: ignore[no-untyped-def]
+def evict_run(S, hold):  # type: ignore[no-untyped-def]
     """Evict the outputs of several consecutive ops and recompute them together."""
     v, q, _ = pick_gap(S)
     if v < 0:
@@ -261,14 +261,14 @@ def shift_first(S):  # type: ignore[no-untyped-def]
 
 
 @inner
-def exchange(S, budget, hold):  # type: ignore[no-untyped-def]
+def exchange(S, hold):  # type: ignore[no-untyped-def]
     """Keep the outputs of a repeat and evict another value, with some chance a near one."""
     p = pick_repeat(S)
     if p < 0:
         return False
     drop(S, p, uniform(S) < 0.8)
     if uniform(S) < 0.5:
-        return evict(S, budget, hold)
+        return evict(S, hold)
     # A value computed near the dropped op: a neighbour that could be the checkpoint instead.
     op = S.pos[p].order
     for _ in range(8):

@@ -103,7 +103,7 @@ class _ScheduleWriter:
                     self.make_headroom(self.headroom[runs])
                     runs += 1
                     variant = self.training.graph.ops[op].implementations[implementation]
-                    self.steps += self.cpu.drop(self.clock_s)
+                    self.steps += self.cpu.free_updated(self.clock_s)
                     self.steps += self.cpu.steps(self.clock_s + variant.time_s)
                     self.clock_s += variant.time_s
                     self.steps.append(self.run(step))
