@@ -36,8 +36,20 @@ from remat_solvers.transfers.idle_intervals import (
     IdleInterval,
     OrderTimeline,
     Swap,
+    idle_intervals,
     swaps_of,
 )
+
+# Solvers of other packages import these names from here, see the README.
+__all__ = [
+    "TRANSFER_POLICIES",
+    "IdleInterval",
+    "TransferPolicy",
+    "TransferSchedule",
+    "fastest_transfers",
+    "idle_intervals",
+    "schedule_transfers",
+]
 
 
 def schedule_transfers(
