@@ -38,6 +38,7 @@ from tests.helpers.models import import_transformers
 MOST = 1.10  # of the roof, where all is hidden
 HIDDEN = 1.02  # of the busiest lane: a plan that predicts no more says so
 AS_FAST = 0.95  # of a step over one flat buffer
+PARAMETERS, NUMEL = 8, 1 << 22  # the number of parameters of `optimizer_row`, and the elements of each
 
 
 def llama() -> nn.Module:
@@ -145,16 +146,16 @@ def row(budget: str, share: float, *, in_backward: bool, steps: int) -> dict[str
     }
 
 
-def optimizer_row(repeats: int, parameters: int = 8, numel: int = 1 << 22) -> dict[str, Any]:
+def optimizer_row(repeats: int) -> dict[str, Any]:
     """Updates on the CPU's lane beside one step over a flat buffer, both while copies go both ways."""
-    model = [nn.Parameter(torch.randn(numel)) for _ in range(parameters)]
-    flat = nn.Parameter(torch.randn(parameters * numel))
+    model = [nn.Parameter(torch.randn(NUMEL)) for _ in range(PARAMETERS)]
+    flat = nn.Parameter(torch.randn(PARAMETERS * NUMEL))
     optimizer = torch.optim.AdamW(model, fused=True)
     whole = torch.optim.AdamW([flat], fused=True)
     states = OptimizerStates(optimizer, torch.device("cpu"))
     states.apply_placement()
-    grads = [torch.randn(numel) for _ in model]
-    flat.grad = torch.randn(parameters * numel)
+    grads = [torch.randn(NUMEL) for _ in model]
+    flat.grad = torch.randn(PARAMETERS * NUMEL)
     block, there = torch.empty(1 << 26, dtype=torch.uint8), torch.empty(1 << 26, dtype=torch.uint8)
     other, back = torch.empty(1 << 26, dtype=torch.uint8), torch.empty(1 << 26, dtype=torch.uint8)
     taken: dict[str, list[float]] = {"lane": [], "flat": []}
@@ -174,9 +175,9 @@ def optimizer_row(repeats: int, parameters: int = 8, numel: int = 1 << 22) -> di
                     found.append(time.perf_counter() - began_s)
                 machine.drain()
     lane_s, flat_s = (statistics.median(taken[name]) for name in ("lane", "flat"))
-    gigabytes_per_s = 28 * parameters * numel / 1e9
+    gigabytes_per_s = 28 * PARAMETERS * NUMEL / 1e9
     return {
-        "parameters": parameters * numel,
+        "parameters": PARAMETERS * NUMEL,
         "lane_s": lane_s,
         "flat_s": flat_s,
         "lane_gb_per_s": gigabytes_per_s / lane_s,

@@ -34,8 +34,9 @@ from remat_graph import Grads, Graph, Role, Timeline, simulate
 from remat_graph.platforms.base import H200Spec
 from remat_graph.training import Optimized, accumulating, training_graph, with_placement
 from remat_solvers import Deadline, Problem, Solution
+from remat_solvers.offload.candidate import PERIODS
 from remat_solvers.offload.parameter_groups import params_of
-from remat_solvers.offload.solver import PERIODS, Offload
+from remat_solvers.offload.solver import Offload
 from tests.helpers.models import import_transformers
 
 GIB = 1 << 30
@@ -204,17 +205,17 @@ def solve(case: Case, graph: Graph, seconds: float | None, on_host: frozenset[in
 def referee(case: Case, graph: Graph, solution: Solution) -> Timeline:
     """Its word on a plan."""
     assert solution.schedule is not None
-    settled = with_placement(graph, solution.on_host)
+    placed = with_placement(graph, solution.on_host)
     if case.micro_batches > 1:
         return simulate(
-            accumulating(settled),
+            accumulating(placed),
             solution.schedule,
             grads=Grads.ACCUMULATE,
             links=LINKS,
             periods=PERIODS,
             passes=case.micro_batches,
         )
-    return simulate(settled, solution.schedule, links=LINKS, periods=PERIODS)
+    return simulate(placed, solution.schedule, links=LINKS, periods=PERIODS)
 
 
 def by_hand(case: Case, graph: Graph, seconds: float | None) -> float | None:
@@ -223,13 +224,13 @@ def by_hand(case: Case, graph: Graph, seconds: float | None) -> float | None:
     whole = sum(param.charge_nbytes for param in params)
     found = []
     for tenths in range(11):
-        homes: set[int] = set()
+        on_host: set[int] = set()
         passed = 0
         for param in params:
             passed += param.charge_nbytes
             if passed <= whole * tenths / 10:
-                homes |= {param.index, *param.states}
-        solution = solve(case, graph, seconds, frozenset(homes))
+                on_host |= {param.index, *param.states}
+        solution = solve(case, graph, seconds, frozenset(on_host))
         if solution.time_s is not None:
             found.append(solution.time_s)
     return min(found, default=None)
@@ -264,8 +265,8 @@ def measure(case: Case, graph: Graph, captured_s: float, seconds: float | None) 
         if case.split:
             params = params_of(graph)
             whole = frozenset(v for param in params for v in (param.index, *param.states))
-            for homes in (frozenset[int](), whole):
-                if solve(case, graph, 1.0, homes).schedule is not None:
+            for on_host in (frozenset[int](), whole):
+                if solve(case, graph, 1.0, on_host).schedule is not None:
                     broken.append("it fits without a split")
     stats = solution.stats
     values = graph.values

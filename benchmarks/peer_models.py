@@ -182,21 +182,24 @@ class ConvBlock(nn.Sequential):
         super().__init__(convolution, nn.BatchNorm2d(outside), nn.ReLU(inplace=True))
 
 
+CHANNELS = 3  # of the images
+
+
 class UNet(nn.Module):
     """A U-Net of three levels, two blocks each on the way down and on the way up, and one before the head."""
 
-    def __init__(self, width: int, channels: int = 3) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         widths = [width, 2 * width, 4 * width]
         self.down = nn.ModuleList(
             nn.Sequential(ConvBlock(i, o), ConvBlock(o, o))
-            for i, o in itertools.pairwise([channels, *widths])
+            for i, o in itertools.pairwise([CHANNELS, *widths])
         )
         upward = list(itertools.pairwise(reversed(widths)))
         self.enlarge = nn.ModuleList(nn.ConvTranspose2d(i, o, 2, stride=2) for i, o in upward)
         self.up = nn.ModuleList(nn.Sequential(ConvBlock(2 * o, o), ConvBlock(o, o)) for _, o in upward)
         self.up[-1].append(ConvBlock(width, width))
-        self.head = nn.Conv2d(width, channels, 1)
+        self.head = nn.Conv2d(width, CHANNELS, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images of the same shape."""

@@ -199,14 +199,14 @@ def planned(
 
     def plan(graph: Graph) -> Plan:
         began_s = time.perf_counter()
-        metered = without_scratch(graph)
+        metered = without_workspaces(graph)
         solution = get_solver("auto").solve(Problem(metered, budget_nbytes))
         if solution.schedule is None:
             raise infeasible(metered, budget_nbytes)
         found = Plan.from_schedule(
             graph,
             solution.schedule,
-            budget_nbytes=simulate(graph, solution.schedule).peak_nbytes,  # scratch on top
+            budget_nbytes=simulate(graph, solution.schedule).peak_nbytes,  # with workspaces
             lower_bound_s=solution.lower_bound_s,
             solver="auto",
             solver_stats={PLANNING_S: time.perf_counter() - began_s},
@@ -224,7 +224,7 @@ def better_bounded(plan: Plan, graph: Graph, budget_nbytes: int) -> Plan:
     return attrs.evolve(plan, lower_bound_s=max(plan.lower_bound_s, bound_s))
 
 
-def without_scratch(graph: Graph) -> Graph:
+def without_workspaces(graph: Graph) -> Graph:
     """The graph as the meter sees it, which counts storages alone."""
     ops = (
         attrs.evolve(
@@ -306,7 +306,7 @@ class Row:
     def dominated_by(self, other: "Row") -> bool:
         """Whether the other takes no more memory, recomputes no more FLOPs and bytes, and less of one.
 
-        Bytes belong to it: a plan uses the room that its budget leaves to keep also what costs no FLOPs.
+        Bytes belong to it: a plan uses the headroom that its budget leaves to keep also what costs no FLOPs.
         """
         fewer_pct = self.recomputed_pct - other.recomputed_pct
         fewer = (self.metered_nbytes - other.metered_nbytes, self.made_nbytes - other.made_nbytes)

@@ -17,7 +17,6 @@ import argparse
 import ctypes
 import gc
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import record
+from child import run_child
 
 HERE = Path(__file__).resolve().parent
 MODELS = ("resnet18", "unet_dropout", "lstm", "gpt2")
@@ -97,25 +97,14 @@ def observe(model: str, budget: str, way: str) -> dict[str, Any]:
 
 
 def child(words: list[str], library: Path, cache: str) -> dict[str, Any]:
-    """This script in a process of its own, with a library preloaded."""
-    environment = {
-        **os.environ,
+    """The row of one way, with a library preloaded."""
+    variables = {
         **WAYS[words[2]],
         "LD_PRELOAD": str(library),
-        "PYTHONMALLOC": "malloc",  # no arenas: what Python maps is no scratch
+        "PYTHONMALLOC": "malloc",  # without arenas: what Python maps is no scratch
         "OMP_NUM_THREADS": "1",
-        "REMAT_CACHE_DIR": cache,
     }
-    environment.pop("REMAT_NO_ZOO", None)
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(HERE.parent), *filter(None, [environment.get("PYTHONPATH")])]
-    )
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", *words], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    if done.returncode:
-        raise SystemExit(f"the child {' '.join(words)} failed")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return run_child(__file__, words, cache, variables)
 
 
 def main() -> int:

@@ -143,8 +143,8 @@ def solve_row(
     graph: Graph,
     fraction: float | None,
     arguments: argparse.Namespace,
-    bound: float | None = None,
-    best: float | None = None,
+    bound: float | None,
+    best: float | None,
 ) -> Row:
     """Solve one graph at one budget; the referee has the last word on the result."""
     budget, fraction = budget_of(graph, fraction)

@@ -10,8 +10,6 @@ broken: 12 layers cold within 20 s and warm within 3 s, 48 layers cold within 60
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import record
+from child import run_child
 
 THREADS = 2
+VARIABLES = {"OMP_NUM_THREADS": str(THREADS)}
 PROMISED_S = {(12, "cold"): 20.0, (12, "warm"): 3.0, (48, "cold"): 60.0}
 PHASES = ("capture", "measure", "plan", "lower")
 GRAPH = Path(__file__).parents[1] / "tests" / "data" / "graphs" / "gpt2.json"
@@ -85,20 +85,6 @@ def build(layers: int, budget: str) -> dict[str, Any]:
     }
 
 
-def child(words: list[str], cache: str) -> dict[str, Any]:
-    """This script again in a process of its own."""
-    environment = {**os.environ, "REMAT_CACHE_DIR": cache, "OMP_NUM_THREADS": str(THREADS)}
-    environment.pop("REMAT_NO_ZOO", None)
-    root = str(Path(__file__).parents[1])
-    environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environment.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", *words], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    if done.returncode:
-        raise SystemExit(f"the child {' '.join(words)} failed")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", default="12,48")
@@ -114,7 +100,7 @@ def main() -> int:
 
     rows, broken = [], []
     with tempfile.TemporaryDirectory() as folder:
-        compiled = child(["compile"], folder)
+        compiled = run_child(__file__, ["compile"], folder, VARIABLES)
     print(f"our kernels, compiled or loaded beforehand: {compiled['compile_s']:.1f} s", flush=True)
     print(
         f"{'layers':>6} {'ops':>6}  {'':4} {'total':>6} {'cpu':>6}", *(f"{p:>8}" for p in PHASES), "  promise"
@@ -124,7 +110,8 @@ def main() -> int:
         for _ in range(options.repeats):
             with tempfile.TemporaryDirectory() as folder:
                 for state, runs in found.items():
-                    runs.append(child(["build", str(layers), options.budget], folder))
+                    words = ["build", str(layers), options.budget]
+                    runs.append(run_child(__file__, words, folder, VARIABLES))
                     if runs[-1]["saved"] != (state == "warm"):
                         broken.append(
                             f"{layers} layers, {state}: the saved plan was not used as it should be"

@@ -11,7 +11,7 @@ import pytest
 from remat_graph.testing.random_graphs import random_graph
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-HELPERS = {"offload_ways", "peer_models", "record", "report", "report_offload", "report_parts"}
+HELPERS = {"child", "offload_ways", "peer_models", "record", "report", "report_offload", "report_parts"}
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
 
 

@@ -9,7 +9,7 @@ import pytest
 from remat_facade.report import picture
 from remat_facade.report.html import page
 from remat_facade.report.table import Table, plan_table, repeats_table
-from remat_facade.report.trace import repeated_targets, trace, unplanned
+from remat_facade.report.trace import repeated_targets, trace
 from remat_graph import Graph, Implementation, Op, Plan, Role, Schedule, Value, simulate
 
 
@@ -67,7 +67,7 @@ def plan(graph: Graph) -> Plan:
 
 def test_the_trace_is_the_referees(graph: Graph, plan: Plan) -> None:
     """Peak, end and repeats equal those of the referee, with and without a plan."""
-    for schedule in (plan.schedule, unplanned(graph)):
+    for schedule in (plan.schedule, Schedule.unplanned(graph)):
         timeline, shown = simulate(graph, schedule), trace(graph, schedule)
         assert timeline.peak_nbytes == shown.peak_nbytes
         assert timeline.time_s == pytest.approx(shown.end_s)

@@ -95,9 +95,7 @@ def test_equal_keys_are_equal_graphs(graph: Graph) -> None:
     for partition in PASSES.values():
         known: dict[Any, Any] = {}
         for subgraph in partition(graph).subgraphs:
-            timeline = simulate(
-                subgraph.graph, Schedule.from_order(subgraph.graph, range(len(subgraph.graph.ops)))
-            )
+            timeline = simulate(subgraph.graph, Schedule.unplanned(subgraph.graph))
             worth = timeline.peak_nbytes, timeline.time_s
             assert known.setdefault(subgraph.key, worth) == worth
 
@@ -116,7 +114,7 @@ def test_equal_layers_of_the_corpus(graph: str, name: str, equal: int) -> None:
     passes = {
         "repeated": at_repetitions,
         "articulation": lambda found: at_articulations(found, 100),
-        "grouping": lambda found: grouped(found, 1, 20),
+        "grouping": lambda found: grouped(found, 15),
     }
     groups = passes[name](load_graph(GRAPHS / f"{graph}.json"))
     counts = Counter(subgraph.key for subgraph in groups.subgraphs)
@@ -124,13 +122,12 @@ def test_equal_layers_of_the_corpus(graph: str, name: str, equal: int) -> None:
     assert len(counts) <= 6
 
 
-def test_grouping_keeps_to_its_limits() -> None:
-    """The number of groups, or the fewest that the largest size of a group allows."""
+def test_grouping_keeps_to_its_limit() -> None:
+    """The number of groups, or one group for each op."""
     graph = load_graph(GRAPHS / "unet.json")
     forward = sum(not op.backward for op in graph.ops)
     for most in (1, 3, 16, forward, 10 * forward):
         assert min(most, forward) == len(grouped(graph, most))
-    assert max(map(len, grouped(graph, 1, 7).forward)) <= 7
 
 
 def test_grouping_closes_around_what_is_wide() -> None:

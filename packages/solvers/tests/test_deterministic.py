@@ -17,7 +17,7 @@ from remat_solvers.offload.solver import Offload
 PROGRAMS = {"checkmate", "checkmate_lp", "moccasin", "rockmate", "hilp", "hiremate"}
 found = {}
 for graph, fraction in ((unet(4), 0.7), (mobile(5), 0.6), (chain(24, skips=4), 0.5), (chain(7), 0.8)):
-    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    peak = simulate(graph, Schedule.unplanned(graph)).peak_nbytes
     for name in solver_names():
         if len(graph.ops) > 30 and name in PROGRAMS:
             continue
@@ -30,7 +30,7 @@ for graph, fraction in ((unet(4), 0.7), (mobile(5), 0.6), (chain(24, skips=4), 0
         found[f"{graph.name} {name}"] = [order, solution.lower_bound_s, clock]
 for seed in range(4):
     graph = random_training(seed, 5)
-    peak = simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    peak = simulate(graph, Schedule.unplanned(graph)).peak_nbytes
     solver = Offload(in_backward=bool(seed % 2), micro_batches=1 + seed // 2)
     problem, deadline = Problem(graph, int(0.9 * peak), random_links(graph, seed)), Deadline()
     solution = solver.solve(problem, deadline)

@@ -166,7 +166,7 @@ def test_a_table_is_filled_while_there_is_time(monkeypatch: pytest.MonkeyPatch) 
     assert [] == list(ChainTable(ConservativeChain(groups), options, peak, 100, deadline).orders())
     assert 19 == len(filled)  # the first look is for when time began
     assert deadline.hit
-    assert list(ChainTable(ConservativeChain(groups), options, peak, 100).orders())
+    assert list(ChainTable(ConservativeChain(groups), options, peak, 100, Deadline()).orders())
 
 
 def test_a_recursion_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from remat_graph.serialization.schedules import schedule_from_data, schedule_to_
 from remat_graph.testing.random_graphs import random_chain
 from remat_solvers import Problem, Status, judge, judge_schedule
 from remat_solvers.methods.rotor import Rotor
-from remat_solvers.transfers.placement import idle_intervals, schedule_transfers
+from remat_solvers.transfers.idle_intervals import idle_intervals
+from remat_solvers.transfers.placement import schedule_transfers
 
 GRAPH = random_chain(3, 6)
 ORDER = range(len(GRAPH.ops))

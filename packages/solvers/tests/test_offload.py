@@ -26,9 +26,11 @@ from remat_graph.testing.random_training import random_links, random_training
 from remat_graph.training import Optimized, accumulating, training_graph, with_placement
 from remat_solvers import Deadline, Problem, Solution, Status
 from remat_solvers.methods.pofo import Pofo
+from remat_solvers.offload.candidate import PERIODS
+from remat_solvers.offload.candidates import WORTH
 from remat_solvers.offload.parameter_groups import params_of
 from remat_solvers.offload.placement_neighbors import host_choices, placement_neighbors
-from remat_solvers.offload.solver import PERIODS, WORTH, Offload
+from remat_solvers.offload.solver import Offload
 
 FARTHEST = 0.02  # above the best homes, as a ratio of the time; not moving is worth as much (`offload.WORTH`)
 FROM_TABLE = 0.03  # above the chain DP's time
@@ -42,7 +44,7 @@ STYLES: tuple[Style, ...] = tuple(
 
 def all_held_nbytes(graph: Graph) -> int:
     """Peak of the step with everything on the device and gradients there already."""
-    order = Schedule.from_order(graph, range(len(graph.ops)))
+    order = Schedule.unplanned(graph)
     return simulate(graph, order).peak_nbytes
 
 

@@ -15,7 +15,8 @@ from remat_solvers.chain.offload_labels import FIELDS, drain, held, in_both_queu
 from remat_solvers.methods.pofo import Pofo
 from remat_solvers.methods.rotor import Rotor
 from remat_solvers.testing import chain, mobile, unet
-from remat_solvers.transfers.placement import idle_intervals, schedule_transfers
+from remat_solvers.transfers.idle_intervals import idle_intervals
+from remat_solvers.transfers.placement import schedule_transfers
 
 from . import lane_oracle, plan_oracle
 from .test_robust import GRAPHS

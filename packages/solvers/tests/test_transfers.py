@@ -30,7 +30,8 @@ from remat_graph.testing.random_graphs import random_chain, random_graph
 from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.random_training import random_links, streamed
 from remat_solvers import NoIdleInterval
-from remat_solvers.transfers.placement import IdleInterval, idle_intervals, schedule_transfers
+from remat_solvers.transfers.idle_intervals import IdleInterval, idle_intervals
+from remat_solvers.transfers.placement import schedule_transfers
 
 Made = tuple[Graph, list[int], list[IdleInterval], Links]
 

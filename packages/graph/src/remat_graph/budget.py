@@ -112,7 +112,7 @@ def gradient_nbytes(graph: Graph) -> int:
 
 def noremat_peak_nbytes(graph: Graph) -> int:
     """Predicted peak bytes of the unplanned step: every op once in trace order, each value freed early."""
-    return simulate(graph, Schedule.from_order(graph, range(len(graph.ops)))).peak_nbytes
+    return simulate(graph, Schedule.unplanned(graph)).peak_nbytes
 
 
 def _split(amount: object) -> tuple[float | int, str, str]:

@@ -154,7 +154,7 @@ class Plan:
         compute_s = timeline.lane_s[Lane.COMPUTE]
         if lower_bound_s > compute_s * (1 + _BOUND_SLACK):
             raise FalseBound(solver=solver, lower_bound_s=lower_bound_s, time_s=compute_s)
-        unplanned = simulate(with_placement(graph, ()), Schedule.from_order(graph, range(len(graph.ops))))
+        unplanned = simulate(with_placement(graph, ()), Schedule.unplanned(graph))
         return cls(
             fingerprint=fingerprint(graph),
             graph_name=graph.name,

@@ -108,7 +108,8 @@ class Schedule:
 
         A first run uses the op's first implementation, a repeat its `rerun` one. Freeing early is never
         worse, so an order determines the schedule where nothing moves. A gradient is delivered after its last
-        use and after the last use of its parameter, because a hook of the optimizer may then change that.
+        use and after the last use of its parameter: a hook of the optimizer may change the parameter when the
+        gradient is delivered.
 
         Raises:
             InvalidSchedule: an index is not an op's, or an op that may run only once comes twice.
@@ -124,6 +125,11 @@ class Schedule:
             steps.append(run)
             steps.extend(after[position])
         return cls(steps, boundary if first_backward < len(runs) else len(steps))
+
+    @classmethod
+    def unplanned(cls, graph: Graph) -> "Schedule":
+        """The schedule of the unplanned step: every op once in trace order, each value freed early."""
+        return cls.from_order(graph, range(len(graph.ops)))
 
     @property
     def order(self) -> tuple[int, ...]:

@@ -166,7 +166,7 @@ class Solution:
         on_host: indices of the values that `schedule` has placed on the host.
         explanation: lines that say why each class of tensor is placed where it is.
         smallest_nbytes: if nothing was found, the smallest peak of any schedule seen.
-        shortage: if nothing was found, budgets that would do.
+        shortage: if nothing was found, larger budgets to plan with.
     """
 
     status: Status

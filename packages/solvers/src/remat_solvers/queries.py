@@ -36,6 +36,17 @@ class MinBudget:
     floor_op_nbytes: int
     cut_short: bool = False
 
+    def as_error(self, budget_nbytes: int) -> InfeasibleBudget:
+        """The error for a budget that no schedule fits."""
+        return InfeasibleBudget(
+            budget_nbytes=budget_nbytes,
+            smallest_nbytes=self.nbytes,
+            floor_nbytes=self.floor_nbytes,
+            floor_op=self.floor_op,
+            floor_op_nbytes=self.floor_op_nbytes,
+            cut_short=self.cut_short,
+        )
+
 
 def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
     """Find the smallest budget for which a schedule is found, and certify a floor below it.
@@ -61,15 +72,7 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
 
 def infeasible(graph: Graph, budget_nbytes: int, deadline: Deadline | None = None) -> InfeasibleBudget:
     """The error for a budget that no schedule fits, with the smallest budget that works."""
-    smallest = min_budget(graph, deadline)
-    return InfeasibleBudget(
-        budget_nbytes=budget_nbytes,
-        smallest_nbytes=smallest.nbytes,
-        floor_nbytes=smallest.floor_nbytes,
-        floor_op=smallest.floor_op,
-        floor_op_nbytes=smallest.floor_op_nbytes,
-        cut_short=smallest.cut_short,
-    )
+    return min_budget(graph, deadline).as_error(budget_nbytes)
 
 
 @attrs.frozen(kw_only=True, eq=False)

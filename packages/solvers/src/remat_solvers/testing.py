@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remat_graph import Graph, Implementation, Op, Role, Value
+from remat_graph.testing.random_graphs import new_values
 
 
 class _NetworkBuilder:
@@ -79,9 +80,9 @@ def chain(length: int, *, seed: int = 0, skips: int = 0) -> Graph:
     return net.build()
 
 
-def unet(depth: int, *, seed: int = 0) -> Graph:
+def unet(depth: int) -> Graph:
     """An encoder and a decoder with a skip at each of `depth` resolutions."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     net = _NetworkBuilder(f"unet{depth}")
     x, skips = 0, []
     for level in range(depth):
@@ -98,9 +99,9 @@ def unet(depth: int, *, seed: int = 0) -> Graph:
     return net.build()
 
 
-def dense(blocks: int, *, layers: int = 6, seed: int = 0) -> Graph:
+def dense(blocks: int, *, layers: int = 6) -> Graph:
     """Dense connections: each layer of a block reads all before it."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     net = _NetworkBuilder(f"dense{blocks}")
     x = net.add([0], 64, 4.0, heavy=True)
     for _ in range(blocks):
@@ -113,9 +114,9 @@ def dense(blocks: int, *, layers: int = 6, seed: int = 0) -> Graph:
     return net.build()
 
 
-def mobile(blocks: int, *, seed: int = 0) -> Graph:
+def mobile(blocks: int) -> Graph:
     """Inverted bottlenecks with wide early layers, as in mobile networks."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     net = _NetworkBuilder(f"mobile{blocks}")
     x = net.add([0], 400, 3.0, heavy=True)
     for block in range(blocks):
@@ -129,12 +130,13 @@ def mobile(blocks: int, *, seed: int = 0) -> Graph:
     return net.build()
 
 
-def transformer(layers: int, *, tokens: int = 2048, width: int = 1024) -> Graph:
+def transformer(layers: int) -> Graph:
     """Equal decoder layers of some 115 ops, backward included: norms, rotary attention, gated MLP.
 
-    Scores are tokens by tokens for each of ``width / 64`` heads; the MLP is 2.75 times as wide as the
-    residual stream.
+    There are 2,048 tokens of width 1,024. Scores are tokens by tokens for each of ``width / 64`` heads; the
+    MLP is 2.75 times as wide as the residual stream.
     """
+    tokens, width = 2048, 1024
     stream, scores, wide = 2 * tokens * width, 2 * tokens**2 * (width // 64), 2 * tokens * width * 11 // 4
     net = _NetworkBuilder(f"transformer{layers}")
 
@@ -191,7 +193,7 @@ class _RandomGraph:
 
     def __init__(self, seed: int, *, fancy: bool) -> None:
         self.rng, self.fancy = random.Random(seed), fancy
-        self.values: list[Value] = []
+        self.values, self.value = new_values()
         self.ops: list[Op] = []
         self.made: list[int] = []  # values of the forward
         self.back: list[int] = []  # tangents, and values of the backward
@@ -199,11 +201,6 @@ class _RandomGraph:
         self.buffer: int | None = None
         if fancy:
             self.buffer = self.value("running", 3, external=True, role=Role.BUFFER)
-
-    def value(self, prefix: str, nbytes: int, **kwargs: Any) -> int:
-        """Add a value; returns its index."""
-        self.values.append(Value(name=f"{prefix}{len(self.values)}", nbytes=nbytes, **kwargs))
-        return len(self.values) - 1
 
     def size(self) -> int:
         """Draw the bytes of a value."""

@@ -16,18 +16,17 @@ from remat_graph.contexts import context
 from remat_graph.errors import cut
 
 
-def printable(text: str, encoding: str | None = None) -> str:
+def printable(text: str, encoding: str) -> str:
     """A string without control sequences: characters that are not printable or not encodable are escaped.
 
     Args:
         text: any string, possibly from a file, a model or a solver; line breaks are kept.
-        encoding: of the output; None for UTF-8.
+        encoding: of the output.
     """
     shown = "".join(
         letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
     )
-    known = encoding or "utf-8"
-    return shown.encode(known, "backslashreplace").decode(known)
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _text(console: Console, text: str, style: str = "") -> Text:

@@ -8,9 +8,9 @@ from torch import nn
 from remat_facade.config.types import Config, OffmateConfig
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.keywords import OffmateKeywords, RockmateKeywords, SharedKeywords
-from remat_facade.entrypoints.options import AnyPath
 from remat_facade.entrypoints.rockmate import Rockmate
 from remat_facade.planning.method import as_config
+from remat_graph.serialization.fields import AnyPath
 
 if TYPE_CHECKING:
     from remat_facade.entrypoints.offmate import Offmate

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from remat_executor import Buckets
 from remat_executor.module.shared_plan import Ranks
-from remat_facade.entrypoints.options import AnyPath
 from remat_facade.planning.memory_fit import Optimizer
 from remat_facade.planning.planner import Progress
 from remat_graph import Plan, Platform
+from remat_graph.serialization.fields import AnyPath
 
 if TYPE_CHECKING:  # a `Rockmate` needs no offloading engine
     import torch

@@ -11,13 +11,14 @@ from remat_facade.config.types import Config, OffmateConfig
 from remat_facade.entrypoints.inputs import Arguments, check_model, tensors_of
 from remat_facade.entrypoints.named_optimizer import named_optimizer
 from remat_facade.entrypoints.offmate_end import OffmateEnd
-from remat_facade.entrypoints.options import AnyPath, CostOptions, PlanOptions
+from remat_facade.entrypoints.options import CostOptions, PlanOptions
 from remat_facade.errors import BadConfig, BadModel
 from remat_facade.planning.memory_fit import free_on
 from remat_facade.planning.method import as_config
 from remat_facade.planning.offmate_planner import OffmatePlanner
 from remat_graph import Links, parse_nbytes
 from remat_graph.platforms.base import links_of
+from remat_graph.serialization.fields import AnyPath
 from remat_offload import (
     CudaMachine,
     HostPool,

@@ -23,11 +23,12 @@ from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call
 from remat_facade.entrypoints.offload_options import OffloadOptions, offmate_config
 from remat_facade.entrypoints.offmate_end import OffmateEnd
-from remat_facade.entrypoints.options import AnyPath, CallOptions, CostOptions, PlanOptions, RunOptions
+from remat_facade.entrypoints.options import CallOptions, CostOptions, PlanOptions, RunOptions
 from remat_facade.errors import BadConfig
 from remat_facade.planning.memory_fit import Fit
 from remat_facade.planning.planner import Progress
 from remat_graph import Links, Platform
+from remat_graph.serialization.fields import AnyPath
 from remat_offload import HostPool, HostPoolStatistics, Machine, OffloadMisuse, TrainingSession, Weights
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable
-from os import PathLike
 from pathlib import Path
 
 import attrs
@@ -16,8 +15,7 @@ from remat_facade.planning.memory_fit import Optimizer
 from remat_facade.planning.planner import Progress, silent
 from remat_facade.planning.zoo import Zoo
 from remat_graph import Platform
-
-AnyPath = str | PathLike[str]
+from remat_graph.serialization.fields import AnyPath
 
 
 @attrs.frozen(kw_only=True)

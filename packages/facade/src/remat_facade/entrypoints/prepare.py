@@ -5,13 +5,14 @@ from torch import nn
 
 from remat_executor import PlannedModule, step_graph
 from remat_facade.entrypoints.inputs import Arguments, check_model, device_of
-from remat_facade.entrypoints.options import AnyPath, CostOptions, PlanOptions
+from remat_facade.entrypoints.options import CostOptions, PlanOptions
 from remat_facade.errors import BadModel
-from remat_facade.planning.memory_fit import Fit, auto_budget, fit_of, total_nbytes
+from remat_facade.planning.memory_fit import Fit, auto_budget, fit_of, nbytes_of, total_nbytes
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.planner_wrappers import FixedPlanner
 from remat_graph import Graph, Plan, load_plan
+from remat_graph.serialization.fields import AnyPath
 
 
 def prepare(
@@ -51,7 +52,7 @@ def plan_model(
     method: Method,
     cost: CostOptions,
     *,
-    device_nbytes: int | None = None,
+    device_nbytes: int | None,
 ) -> tuple[Graph, Plan, Fit]:
     """Capture, measure and plan without building a module, and add up the memory of training.
 
@@ -71,10 +72,8 @@ def plan_model(
         budget = options.budget
         if budget == "auto":
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            held = sum(
-                t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers(), *gradients)
-            )
-            free_nbytes = max(0, device_nbytes - held)
+            held_nbytes = nbytes_of((*model.parameters(), *model.buffers(), *gradients))
+            free_nbytes = max(0, device_nbytes - held_nbytes)
             budget = auto_budget(model, options.optimizer, device_of(model), free=lambda _: free_nbytes)
         planner = attrs.evolve(planner, budget=budget, device_nbytes=device_nbytes, device="the given device")
         planner.check()

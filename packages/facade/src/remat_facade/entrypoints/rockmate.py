@@ -18,7 +18,7 @@ from remat_executor.module.shared_plan import Ranks, plan_sharing
 from remat_facade.config.types import Config
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call, device_of
-from remat_facade.entrypoints.options import AnyPath, CallOptions, CostOptions, PlanOptions, RunOptions
+from remat_facade.entrypoints.options import CallOptions, CostOptions, PlanOptions, RunOptions
 from remat_facade.entrypoints.prepare import fixed_planner, prepare
 from remat_facade.errors import UnknownOptimizer
 from remat_facade.planning.memory_fit import Optimizer, fit_of
@@ -26,6 +26,7 @@ from remat_facade.planning.method import choose_method
 from remat_facade.planning.planner import Progress
 from remat_facade.planning.planner_wrappers import AnnotatedPlanner, RanksPlanner
 from remat_graph import Plan, Platform
+from remat_graph.serialization.fields import AnyPath
 
 
 class Rockmate(BudgetedModule):

@@ -114,9 +114,9 @@ def fit_of(
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     return Fit(
-        parameters_nbytes=_nbytes(model.parameters()),
-        buffers_nbytes=_nbytes(model.buffers()),
-        gradients_nbytes=_nbytes(trainable),
+        parameters_nbytes=nbytes_of(model.parameters()),
+        buffers_nbytes=nbytes_of(model.buffers()),
+        gradients_nbytes=nbytes_of(trainable),
         states_nbytes=states_nbytes(trainable, optimizer),
         budget_nbytes=budget_nbytes,
         device_nbytes=total_nbytes(device) if device_nbytes is None else device_nbytes,
@@ -151,10 +151,10 @@ def auto_budget(
     if free_nbytes is None:
         raise NothingLeft(problem=f"the free memory of {device} is unknown", advice="give a budget in bytes")
     trainable = [p for p in model.parameters() if p.requires_grad]
-    gradients = _nbytes(p for p in trainable if p.grad is None)
+    gradients = nbytes_of(p for p in trainable if p.grad is None)
     states = states_nbytes(trainable, optimizer)
     if isinstance(optimizer, torch.optim.Optimizer):
-        states = max(0, states - _nbytes(_state_tensors(optimizer)))
+        states = max(0, states - nbytes_of(_state_tensors(optimizer)))
     reserve = int(RESERVE * free_nbytes)
     left = free_nbytes - reserve - gradients - states
     if left <= 0:
@@ -281,7 +281,8 @@ def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
     return (t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor))
 
 
-def _nbytes(tensors: Iterable[Tensor]) -> int:
+def nbytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of all elements of some tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 

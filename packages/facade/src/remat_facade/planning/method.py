@@ -12,9 +12,8 @@ from remat_facade.config.types import Config, OffmateConfig, config_types, gener
 from remat_facade.config.yaml_io import load_config
 from remat_facade.errors import BadConfig, MethodNotAvailable
 from remat_graph.errors import shown
+from remat_graph.serialization.fields import AnyPath
 from remat_solvers import solver_names, solver_parameters
-
-_Path = str | PathLike[str]
 
 _COMMON = frozenset(field.name for field in attrs.fields(Config))
 
@@ -47,7 +46,7 @@ class Method:
 
 
 def choose_method(
-    default: str, config: Config | _Path | None, solver: str | None, seed: int, time_limit_s: float | None
+    default: str, config: Config | AnyPath | None, solver: str | None, seed: int, time_limit_s: float | None
 ) -> Method:
     """The method that a user's arguments name.
 
@@ -83,7 +82,7 @@ def choose_method(
     return Method.from_config(chosen)
 
 
-def as_config(config: Config | _Path) -> Config:
+def as_config(config: Config | AnyPath) -> Config:
     """The config of a type's name or a path; a `Config` unchanged.
 
     Raises:

@@ -12,7 +12,8 @@ from remat_graph import BadBudget, Budget, Grads, Graph, Links, Plan, simulate
 from remat_graph.training import accumulating, with_placement
 from remat_offload import TrainingSession
 from remat_solvers import Deadline, Problem
-from remat_solvers.offload.solver import PERIODS, Offload
+from remat_solvers.offload.candidate import PERIODS
+from remat_solvers.offload.solver import Offload
 
 ALIKE = 0.2
 """Largest relative difference of measured bandwidths and free host memory from those of a saved plan."""

@@ -16,7 +16,7 @@ _PRODUCTS = re.compile(r"aten\.(mm|addmm|bmm|baddbmm|mv|addmv)\.default\(b?float
 _TAKEN = re.compile(r"\(b?float(16|32)\[[^@]*@cpu")
 
 
-def scratch_note(graph: Graph) -> tuple[str, ...]:
+def onednn_note(graph: Graph) -> tuple[str, ...]:
     """One line for a graph with operators that oneDNN runs; nothing for any other graph.
 
     Args:

@@ -17,7 +17,7 @@ from remat_facade.planning.method import Method
 from remat_facade.planning.zoo import Zoo
 from remat_graph import BadBudget, Budget, Graph, Plan, Schedule, format_nbytes, format_seconds
 from remat_graph.errors import shown
-from remat_solvers import Deadline, InfeasibleBudget, Problem, Solution, get_solver, min_budget
+from remat_solvers import Deadline, Problem, Solution, get_solver, min_budget
 from remat_solvers import Progress as SolverProgress
 
 Progress = Callable[[str], None]
@@ -185,14 +185,8 @@ class RecomputePlanner(StepPlanner):
         self.on_progress(f"no schedule in {format_nbytes(budget_nbytes)}: searching for the smallest budget")
         smallest = min_budget(graph, deadline)
         if smallest.nbytes > budget_nbytes:
-            raise InfeasibleBudget(
-                budget_nbytes=budget_nbytes,
-                smallest_nbytes=min(smallest.nbytes, solution.smallest_nbytes or smallest.nbytes),
-                floor_nbytes=smallest.floor_nbytes,
-                floor_op=smallest.floor_op,
-                floor_op_nbytes=smallest.floor_op_nbytes,
-                cut_short=smallest.cut_short,
-            )
+            least_nbytes = min(smallest.nbytes, solution.smallest_nbytes or smallest.nbytes)
+            raise attrs.evolve(smallest.as_error(budget_nbytes), smallest_nbytes=least_nbytes)
         if self.method.solver == "auto":
             return smallest.schedule
         # One method may fail where another does not, so the budget is not infeasible.

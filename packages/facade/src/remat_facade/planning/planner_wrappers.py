@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from remat_facade.planning.onednn_note import scratch_note
+from remat_facade.planning.onednn_note import onednn_note
 from remat_graph import Graph, OverBudget, Plan, fingerprint
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 
@@ -95,4 +95,4 @@ class AnnotatedPlanner:
     def __call__(self, graph: Graph) -> Plan:
         """The plan of the planner, with notes."""
         plan = self.planner(graph)
-        return attrs.evolve(plan, notes=(*self.note(plan), *scratch_note(graph)))
+        return attrs.evolve(plan, notes=(*self.note(plan), *onednn_note(graph)))

@@ -6,7 +6,7 @@ from html import escape
 import attrs
 
 from remat_facade.report.matrix import draw_matrix
-from remat_facade.report.picture import Palette, draw, svg
+from remat_facade.report.picture import LIGHT, Palette, draw, svg
 from remat_facade.report.table import Table, plan_table, repeats_table
 from remat_graph import Graph, Plan
 
@@ -68,7 +68,7 @@ def page(graph: Graph, plan: Plan, measured: Sequence[Table] = ()) -> str:
     tables = [*measured, plan_table(plan), repeats_table(graph, plan)]
     return _PAGE.format(
         title=escape(f"{plan.graph_name} · remat"),
-        light=_variables(Palette()),
+        light=_variables(LIGHT),
         dark=_variables(_DARK),
         picture=svg(draw(graph, plan)),
         tables="\n".join(_table(table) for table in tables if table.rows),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from remat_facade.report.picture import Palette, new_figure
+from remat_facade.report.picture import LIGHT, new_figure
 from remat_facade.report.table import Table
 from remat_graph import Graph, format_nbytes, noremat_peak_nbytes
 from remat_solvers import BudgetPoint
@@ -45,19 +45,16 @@ def sweep_csv(curves: Curves, bounds: Sequence[float]) -> str:
     return out.getvalue()
 
 
-def draw_sweep(
-    graph: Graph, curves: Curves, bounds: Sequence[float], palette: Palette | None = None
-) -> Figure:
+def draw_sweep(graph: Graph, curves: Curves, bounds: Sequence[float]) -> Figure:
     """Overhead against budget; the background marks budgets for which no method found a schedule."""
-    palette = palette or Palette()
-    colours = [palette.planned, palette.repeat, palette.gradients, palette.unplanned, palette.budget]
-    with new_figure(9, 5.5, palette) as figure:
+    colours = [LIGHT.planned, LIGHT.repeat, LIGHT.gradients, LIGHT.unplanned, LIGHT.budget]
+    with new_figure(9, 5.5) as figure:
         axes = figure.add_subplot()
-        axes.set_facecolor(palette.paper)
+        axes.set_facecolor(LIGHT.paper)
         some = next(iter(curves.values()))
         budgets = [point.budget_nbytes / 2**20 for point in some]
         least = [100 * bound if math.isfinite(bound) else math.nan for bound in bounds]
-        axes.plot(budgets, least, color=palette.muted, lw=1.2, ls=(0, (4, 3)), label="lower bound")
+        axes.plot(budgets, least, color=LIGHT.muted, lw=1.2, ls=(0, (4, 3)), label="lower bound")
         for index, (solver, points) in enumerate(curves.items()):
             shown = [(p.budget_nbytes / 2**20, p.solution.overhead) for p in points]
             x = [budget for budget, overhead in shown if overhead is not None]
@@ -69,12 +66,12 @@ def draw_sweep(
             if not any(points[i].solution.feasible for points in curves.values())
         ]
         if infeasible:
-            axes.axvspan(min(budgets), max(infeasible), color=palette.budget, alpha=0.10, label="no schedule")
-        axes.set_xlabel("budget (MiB)", color=palette.muted)
-        axes.set_ylabel("extra time (%)", color=palette.muted)
-        axes.set_title(graph.name, color=palette.ink, loc="left")
-        axes.grid(color=palette.grid, lw=0.8)
-        axes.legend(frameon=False, labelcolor=palette.ink)
+            axes.axvspan(min(budgets), max(infeasible), color=LIGHT.budget, alpha=0.10, label="no schedule")
+        axes.set_xlabel("budget (MiB)", color=LIGHT.muted)
+        axes.set_ylabel("extra time (%)", color=LIGHT.muted)
+        axes.set_title(graph.name, color=LIGHT.ink, loc="left")
+        axes.grid(color=LIGHT.grid, lw=0.8)
+        axes.legend(frameon=False, labelcolor=LIGHT.ink)
     return figure
 
 

@@ -86,11 +86,6 @@ def trace(graph: Graph, schedule: Schedule) -> Trace:
     )
 
 
-def unplanned(graph: Graph) -> Schedule:
-    """Every op once, in trace order."""
-    return Schedule.from_order(graph, range(len(graph.ops)))
-
-
 @attrs.frozen
 class Repeated:
     """Number and total time of the recomputations of one kind of op."""

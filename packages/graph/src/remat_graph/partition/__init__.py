@@ -8,7 +8,7 @@ from remat_graph.partition.articulation import articulation_places, at_articulat
 from remat_graph.partition.bottom_up import grouped
 from remat_graph.partition.groups import Partition, Subgraph, cut, forward_ops, repeatable
 from remat_graph.partition.repeated_blocks import Block, Repetition, at_repetitions, repeated_blocks
-from remat_graph.partition.windows import at_narrow_places, narrow_places
+from remat_graph.partition.windows import at_narrow_places
 
 __all__ = [
     "Block",
@@ -22,7 +22,6 @@ __all__ = [
     "cut",
     "forward_ops",
     "grouped",
-    "narrow_places",
     "repeatable",
     "repeated_blocks",
 ]

@@ -4,7 +4,7 @@ This follows HiRemate's partitioner (hierarchical rematerialization). Each round
 groups whose union has the smallest score: the bytes that cross its two ends, times its number of ops; an end
 of the graph counts like the other end. So groups end where few bytes cross, and of equally narrow groups the
 smaller one grows first. Equal layers have equal scores, so they are grouped alike until the last few merges.
-The merging stops at `most` groups, or when every union is too large.
+The merging stops at `most` groups.
 
 Groups are intervals of the trace; HiRemate merges any two nodes whose union leaves the graph acyclic.
 O(ops log ops).
@@ -16,11 +16,10 @@ from remat_graph.ir import Graph
 from remat_graph.partition.groups import Partition, crossing_nbytes, cut
 
 
-def grouped(graph: Graph, most: int, most_ops: int | None = None) -> Partition:
-    """Merge single ops into `most` groups, or more if none may have more than `most_ops` forward ops."""
+def grouped(graph: Graph, most: int) -> Partition:
+    """Merge single ops into at most `most` groups."""
     crossing = crossing_nbytes(graph)
     ops = len(crossing) - 1
-    limit = ops if most_ops is None else most_ops
     end = list(range(1, ops + 1))  # per group, which is named by its first op: the op after its last
     begin = list(range(-1, ops))  # per group, the group before it
     alive = [True] * ops
@@ -35,7 +34,7 @@ def grouped(graph: Graph, most: int, most_ops: int | None = None) -> Partition:
     while heap and left > most:
         _, first, stop = heappop(heap)
         second = end[first]
-        if not alive[first] or second >= ops or end[second] != stop or stop - first > limit:
+        if not alive[first] or second >= ops or end[second] != stop:
             continue  # one of the two groups has grown since
         alive[second] = False
         end[first] = stop

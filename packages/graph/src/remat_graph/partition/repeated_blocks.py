@@ -70,12 +70,6 @@ class Repetition:
         """Ops in each block."""
         return self.blocks[0].stop - self.blocks[0].start
 
-    def isomorphism(self, source: int, target: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Map the ops and the values of one block to those of another; blocks are given by position."""
-        one, other = self.blocks[source], self.blocks[target]
-        ops = dict(zip(one.ops, other.ops, strict=True))
-        return ops, dict(zip(one.values, other.values, strict=True))
-
 
 def repeated_blocks(graph: Graph, *, min_ops: int = 2) -> tuple[Repetition, ...]:
     """Find the equal blocks of a valid graph, each of at least `min_ops` ops.

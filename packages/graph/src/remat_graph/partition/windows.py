@@ -11,15 +11,10 @@ from remat_graph.ir import Graph
 from remat_graph.partition.groups import Partition, crossing_nbytes, cut
 
 
-def narrow_places(graph: Graph, most: int) -> list[int]:
-    """One position in the list of forward ops per window."""
+def at_narrow_places(graph: Graph, most: int) -> Partition:
+    """Cut once in each of `most` >= 1 windows, where fewest bytes cross; at most `most + 1` groups."""
     crossing = np.array(crossing_nbytes(graph))
     ops = len(crossing) - 1
     edges = np.linspace(1, ops, min(most, ops) + 1).astype(int).tolist()
     places = {int(a + np.argmin(crossing[a:b])) for a, b in pairwise(edges) if b > a}
-    return sorted(places - {0, ops})
-
-
-def at_narrow_places(graph: Graph, most: int) -> Partition:
-    """Cut once in each of `most` >= 1 windows, where fewest bytes cross; at most `most + 1` groups."""
-    return cut(graph, narrow_places(graph, most))
+    return cut(graph, sorted(places - {0, ops}))

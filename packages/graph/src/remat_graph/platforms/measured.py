@@ -64,7 +64,7 @@ class Measured:
     measurements: Mapping[str, Measurement] = attrs.field(converter=_by_key)
     links: Links | None = None
     _roofline: Roofline = attrs.field(init=False)
-    _slower: Mapping[str, float] = attrs.field(init=False)  # median by operator name; "" is any
+    _slowdown: Mapping[str, float] = attrs.field(init=False)  # median by operator name; "" stands for all
 
     @_roofline.default
     def _fitted_roofline(self) -> Roofline:
@@ -80,8 +80,8 @@ class Measured:
             launch_s=launch_s,
         )
 
-    @_slower.default
-    def _fitted_slowness(self) -> Mapping[str, float]:
+    @_slowdown.default
+    def _fitted_slowdown(self) -> Mapping[str, float]:
         ratios: dict[str, list[float]] = defaultdict(list)
         for key, m in self.measurements.items():
             ideal_s = self._roofline.time_s(m.cost)
@@ -105,8 +105,8 @@ class Measured:
         known = self.measurements.get(cost.key)
         if known is not None:
             return known.time_s
-        slower = self._slower.get(_operator(cost.key), self._slower.get("", 1.0))
-        return slower * self._roofline.time_s(cost)
+        slowdown = self._slowdown.get(_operator(cost.key), self._slowdown.get("", 1.0))
+        return slowdown * self._roofline.time_s(cost)
 
 
 def _quantile(rates: list[float]) -> float:

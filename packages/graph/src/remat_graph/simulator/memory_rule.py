@@ -14,25 +14,25 @@ class Memory:
     graph: Graph
     on_device: set[int] = attrs.field(factory=set)  # values with storage on the device
     on_host: set[int] = attrs.field(factory=set)  # values with a host copy
-    held: int = 0  # device bytes, with the allocator's rounding
-    held_exact: int = 0  # device bytes of storages alone
-    host: int = 0  # bytes of host copies
-    highest: int = 0  # most device bytes while the latest op ran
-    peak: int = 0  # highest device bytes, with rounding and workspaces
+    held_nbytes: int = 0  # device bytes, with the allocator's rounding
+    held_exact_nbytes: int = 0  # device bytes of storages alone
+    host_nbytes: int = 0  # bytes of host copies
+    highest_nbytes: int = 0  # most device bytes while the latest op ran
+    peak_nbytes: int = 0  # highest device bytes, with rounding and workspaces
     peak_step: int = 0
-    live_peak: int = 0  # highest device bytes of storages alone
-    host_peak: int = 0
-    host_peak_forward: int = 0  # `host_peak` before the backward begins
-    live: list[int] = attrs.field(factory=list)  # per step, device bytes after it
-    during: list[int] = attrs.field(factory=list)  # per step, highest device bytes while it runs
-    on_host_after: list[int] = attrs.field(factory=list)  # per step, bytes of host copies after it
+    live_peak_nbytes: int = 0  # highest device bytes of storages alone
+    host_peak_nbytes: int = 0
+    host_peak_forward_nbytes: int = 0  # `host_peak_nbytes` before the backward begins
+    live_nbytes: list[int] = attrs.field(factory=list)  # per step, device bytes after it
+    during_nbytes: list[int] = attrs.field(factory=list)  # per step, highest device bytes while it runs
+    host_after_nbytes: list[int] = attrs.field(factory=list)  # per step, bytes of host copies after it
     _taken_over: set[int] = attrs.field(factory=set)  # values whose storage belongs to an output now
 
     def allocate(self, value: int) -> None:
         """Allocate a value on the device."""
         self.on_device.add(value)
-        self.held += self.graph.allocated_nbytes(value)
-        self.held_exact += 0 if self.graph.values[value].external else self.graph.values[value].nbytes
+        self.held_nbytes += self.graph.allocated_nbytes(value)
+        self.held_exact_nbytes += 0 if self.graph.values[value].external else self.graph.values[value].nbytes
 
     def compute(
         self, implementation: Implementation, freed_next: Set[int], delivered: Container[int], step: int
@@ -41,13 +41,13 @@ class Memory:
 
         The workspace lives while the op runs. An output takes over the storage of an input in `reuses` that
         is in `freed_next`, the values freed directly after. A repeat that makes a pinned value makes a copy,
-        which is freed as soon as the op ends. `highest` is then the most that the op holds.
+        which is freed as soon as the op ends. `highest_nbytes` is then the most that the op holds.
 
         Returns:
             An output that is still live and so cannot be made, or None.
         """
         new: list[int] = []
-        spike = spike_exact = 0
+        own_nbytes = own_exact_nbytes = 0
         values = self.graph.values
         dying = {v for _, v in implementation.reuses if v in freed_next and not values[v].external}
         for value in implementation.outputs:
@@ -61,14 +61,14 @@ class Memory:
                 dying.remove(source)
                 self.take_over(value, source)
                 continue
-            spike += self.graph.allocated_nbytes(value)
-            spike_exact += stored.nbytes
+            own_nbytes += self.graph.allocated_nbytes(value)
+            own_exact_nbytes += stored.nbytes
             if not exists:
                 new.append(value)
             elif not stored.pinned:
                 return value
-        self.highest = self.held + spike + implementation.workspace_nbytes
-        self.note_peak(step, spike + implementation.workspace_nbytes, spike_exact)
+        self.highest_nbytes = self.held_nbytes + own_nbytes + implementation.workspace_nbytes
+        self.note_peak(step, own_nbytes + implementation.workspace_nbytes, own_exact_nbytes)
         for value in new:
             self.allocate(value)
         return None
@@ -84,29 +84,29 @@ class Memory:
         if value in self._taken_over:
             self._taken_over.discard(value)
         elif not bytes_stay:
-            self.held -= self.graph.allocated_nbytes(value)
-            self.held_exact -= self.graph.values[value].nbytes
+            self.held_nbytes -= self.graph.allocated_nbytes(value)
+            self.held_exact_nbytes -= self.graph.values[value].nbytes
 
     def allocate_on_host(self, value: int) -> None:
         """Allocate the host copy of a value."""
         self.on_host.add(value)
-        self.host += self.graph.values[value].nbytes
-        self.host_peak = max(self.host_peak, self.host)
+        self.host_nbytes += self.graph.values[value].nbytes
+        self.host_peak_nbytes = max(self.host_peak_nbytes, self.host_nbytes)
 
     def free_on_host(self, value: int, *, bytes_stay: bool = False) -> None:
         """Free the host copy of a value; its bytes stay counted if another owner holds them."""
         self.on_host.discard(value)
         if not bytes_stay:
-            self.host -= self.graph.values[value].nbytes
+            self.host_nbytes -= self.graph.values[value].nbytes
 
-    def note_peak(self, step: int, extra: int = 0, extra_exact: int = 0) -> None:
+    def note_peak(self, step: int, extra_nbytes: int = 0, extra_exact_nbytes: int = 0) -> None:
         """Update the peaks for a moment at which a step holds extra bytes."""
-        if self.held + extra > self.peak:
-            self.peak, self.peak_step = self.held + extra, step
-        self.live_peak = max(self.live_peak, self.held_exact + extra_exact)
+        if self.held_nbytes + extra_nbytes > self.peak_nbytes:
+            self.peak_nbytes, self.peak_step = self.held_nbytes + extra_nbytes, step
+        self.live_peak_nbytes = max(self.live_peak_nbytes, self.held_exact_nbytes + extra_exact_nbytes)
 
-    def record(self, highest: int) -> None:
-        """Record the bytes held after a step, and `highest`, the most that it held while it ran."""
-        self.live.append(self.held)
-        self.on_host_after.append(self.host)
-        self.during.append(max(self.held, highest))
+    def record(self, highest_nbytes: int) -> None:
+        """Record the bytes held after a step, and `highest_nbytes`, the most that it held while it ran."""
+        self.live_nbytes.append(self.held_nbytes)
+        self.host_after_nbytes.append(self.host_nbytes)
+        self.during_nbytes.append(max(self.held_nbytes, highest_nbytes))

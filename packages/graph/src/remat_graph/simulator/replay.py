@@ -42,7 +42,7 @@ class Replay:
         self.memory = Memory(graph)
         self.overwritten: set[int] = set()
         self.delivered: dict[int, Placement] = {}  # where each gradient was delivered
-        self.arriving: dict[int, set[Lane]] = {}  # per value, its transfers that no step has waited for
+        self.pending: dict[int, set[Lane]] = {}  # per value, its transfers that no step has waited for
         self.updated: set[int] = set()
         self.spent: set[int] = set()  # gradients that an update has read or accumulated
         self.stale_on_device: set[int] = set()
@@ -76,9 +76,9 @@ class Replay:
         for self.step, step in enumerate(steps):
             if self.step == self.schedule.boundary:
                 self._begin_backward()
-            before = self.memory.held
-            spike = self._carry_out(step) if self._takes_place(step) else before
-            self.memory.record(max(before, spike))
+            before_nbytes = self.memory.held_nbytes
+            highest_nbytes = self._carry_out(step) if self._takes_place(step) else before_nbytes
+            self.memory.record(max(before_nbytes, highest_nbytes))
         self.step = len(steps)
         if self.schedule.boundary == len(steps):
             self._begin_backward()
@@ -117,7 +117,7 @@ class Replay:
                 return self._optimize(step)
             case _:
                 self._fail(f"{shown(step)} is not a step")
-        return self.memory.held
+        return self.memory.held_nbytes
 
     # -- compute lane
 
@@ -149,7 +149,7 @@ class Replay:
         if again:
             self.recomputed_s += implementation.time_s
         self.ran.add(step.op)
-        return self.memory.highest
+        return self.memory.highest_nbytes
 
     def _freed_next(self) -> set[int]:
         """Values whose `Free` steps follow directly."""
@@ -172,7 +172,7 @@ class Replay:
             self._fail(f"{reader} reads gradient {stored.name}, which was delivered")
         if value not in self.memory.on_device:
             self._fail(f"{reader} reads {stored.name}, which is not live")
-        if self._moving(value, Lane.TO_DEVICE):
+        if self._is_pending(value, Lane.TO_DEVICE):
             self._fail(f"{reader} reads {stored.name}, whose transfer was not waited for")
         if value in self.updated and value not in self.stale_on_device:
             self._fail(f"{reader} reads {stored.name}, which the optimizer has already changed")
@@ -201,14 +201,14 @@ class Replay:
             self._fail(f"output {stored.name} is freed, but the caller holds it")
         if stored.role is Role.GRAD and value not in self.memory.on_host and value not in self.spent:
             self._fail(f"gradient {stored.name} is freed before it is delivered, moved or used")
-        if self._moving(value):
+        if self._is_pending(value):
             self._fail(f"{stored.name} is freed while its transfer is pending")
         self.memory.free(value)
         self.stale_on_device.discard(value)
 
-    def _moving(self, value: int, lane: Lane | None = None) -> bool:
+    def _is_pending(self, value: int, lane: Lane | None = None) -> bool:
         """Whether a transfer of the value is pending, on one lane or on any."""
-        lanes = self.arriving.get(value)
+        lanes = self.pending.get(value)
         return lanes is not None and (lane is None or lane in lanes)
 
     def _deliver(self, value: int) -> None:
@@ -216,7 +216,7 @@ class Replay:
         moved = value in self.memory.on_host and value not in self.memory.on_device
         if stored.role is not Role.GRAD or not (moved or value in self.memory.on_device):
             self._fail(f"{stored.name} is delivered but is not a live gradient")
-        if self._moving(value):
+        if self._is_pending(value):
             self._fail(f"{stored.name} is delivered while its transfer is pending")
         self.delivered[value] = Placement.HOST if moved else Placement.DEVICE
         if moved and self.adds:
@@ -228,7 +228,7 @@ class Replay:
             self.memory.free(value, bytes_stay=bytes_stay)
 
     def _begin_backward(self) -> None:
-        self.memory.host_peak_forward = self.memory.host_peak
+        self.memory.host_peak_forward_nbytes = self.memory.host_peak_nbytes
         for value in self.graph.tangents:
             self.memory.allocate(value)
         self.memory.note_peak(self.step)
@@ -237,7 +237,7 @@ class Replay:
 
     def _start(self, transfer: Transfer) -> None:
         value, stored = transfer.value, self._stored(transfer.value)
-        if self._moving(value, transfer.lane):
+        if self._is_pending(value, transfer.lane):
             self._fail(f"{stored.name} has a pending transfer in that direction already")
         if transfer.lane is Lane.TO_HOST:
             self._check_source(value, self.memory.on_device, "the device")
@@ -254,7 +254,7 @@ class Replay:
             elif value not in self.stale_on_device:
                 self._fail(f"{stored.name} is on the device already")
             self._keep_staleness(value, self.stale_on_host, self.stale_on_device)
-        self.arriving.setdefault(value, set()).add(transfer.lane)
+        self.pending.setdefault(value, set()).add(transfer.lane)
         self.events.append((Clock.start, transfer))
 
     def _check_source(self, value: int, present: set[int], where: str) -> None:
@@ -262,7 +262,7 @@ class Replay:
         if value not in present or value in self.delivered:
             self._fail(f"{stored.name} is copied from {where} but is not there")
         # A copy to the host may be pending, because lanes order that; a copy to the device may not.
-        if present is self.memory.on_device and self._moving(value, Lane.TO_DEVICE):
+        if present is self.memory.on_device and self._is_pending(value, Lane.TO_DEVICE):
             self._fail(f"{stored.name} is copied from {where} while it arrives")
 
     def _keep_staleness(self, value: int, source: set[int], destination: set[int]) -> None:
@@ -271,18 +271,18 @@ class Replay:
             destination.add(value)
 
     def _wait(self, transfer: Transfer) -> None:
-        if not self._moving(transfer.value, transfer.lane):
+        if not self._is_pending(transfer.value, transfer.lane):
             self._fail(f"a wait for {self._stored(transfer.value).name}, which has no pending transfer")
-        self.arriving[transfer.value].discard(transfer.lane)
-        if not self.arriving[transfer.value]:
-            del self.arriving[transfer.value]
+        self.pending[transfer.value].discard(transfer.lane)
+        if not self.pending[transfer.value]:
+            del self.pending[transfer.value]
         self.events.append((Clock.wait_for, transfer))
 
     def _free_host(self, value: int) -> None:
         stored = self._stored(value)
         if value not in self.memory.on_host:
             self._fail(f"{stored.name} is freed on the host but is not there")
-        if self._moving(value):
+        if self._is_pending(value):
             self._fail(f"{stored.name} is freed on the host while its transfer is pending")
         # The CPU optimizer may still use the copy, and nothing else waits for that lane.
         self.events.append((Clock.wait_for_host, value))
@@ -304,17 +304,17 @@ class Replay:
             if value not in present and not (value == update.grad and delivered):
                 where = "the host" if on_cpu else "the device"
                 self._fail(f"the update of {name} needs {self.graph.values[value].name} on {where}")
-            if not on_cpu and self._moving(value, Lane.TO_DEVICE):
+            if not on_cpu and self._is_pending(value, Lane.TO_DEVICE):
                 self._fail(f"the update of {name} reads {self.graph.values[value].name} while it arrives")
         self.spent.add(update.grad)
         if on_cpu and self.adds and not delivered:
             self.events.append((Clock.add, update.grad))
         if not self.updates:
-            return self.memory.held
+            return self.memory.held_nbytes
         changed = (update.param, *update.states)
         outgoing = Lane.TO_DEVICE if on_cpu else Lane.TO_HOST
         for value in changed:
-            if self._moving(value, outgoing):
+            if self._is_pending(value, outgoing):
                 self._fail(f"the update of {name} changes {self.graph.values[value].name} while it is copied")
         self.updated.update(changed)
         other_copies = self.memory.on_device if on_cpu else self.memory.on_host
@@ -322,18 +322,18 @@ class Replay:
         stale.update(value for value in changed if value in other_copies)
         if on_cpu:
             self.events.append((Clock.update, update))
-            return self.memory.held
+            return self.memory.held_nbytes
         self.events.append((Clock.compute, update.device_time_s))
         workspace_nbytes = update.workspace_nbytes
         self.memory.note_peak(self.step, workspace_nbytes)
-        return self.memory.held + workspace_nbytes
+        return self.memory.held_nbytes + workspace_nbytes
 
     def _check_end(self) -> None:
         for index, op in enumerate(self.graph.ops):
             if index not in self.ran:
                 self._fail(f"{op.name} never runs")
-        if self.arriving:
-            self._fail(f"{sum(map(len, self.arriving.values()))} transfers are never waited for")
+        if self.pending:
+            self._fail(f"{sum(map(len, self.pending.values()))} transfers are never waited for")
         for grad in self.graph.gradients:
             if grad not in self.delivered and grad not in self.spent:
                 self._fail(f"gradient {self.graph.values[grad].name} is never delivered")

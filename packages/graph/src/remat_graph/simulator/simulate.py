@@ -59,18 +59,18 @@ def simulate(
                 call(clock, argument)
         clock.end_period()
     readings = clock.readings()
-    highest, last = max(replays.values(), key=lambda replay: replay.memory.peak), played[-1]
-    host_nbytes = max(replay.memory.host_peak for replay in replays.values())
+    highest, last = max(replays.values(), key=lambda replay: replay.memory.peak_nbytes), played[-1]
+    host_nbytes = max(replay.memory.host_peak_nbytes for replay in replays.values())
     if periods > 1:  # the CPU may still read gradients while the next forward runs
-        host_nbytes = max(host_nbytes, played[0].memory.host_peak_forward + last.unread_nbytes())
+        host_nbytes = max(host_nbytes, played[0].memory.host_peak_forward_nbytes + last.unread_nbytes())
     return Timeline(
-        peak_nbytes=highest.memory.peak,
+        peak_nbytes=highest.memory.peak_nbytes,
         peak_step=highest.memory.peak_step,
-        live_peak_nbytes=max(replay.memory.live_peak for replay in replays.values()),
-        live_nbytes=tuple(last.memory.live),
-        during_nbytes=tuple(last.memory.during),
+        live_peak_nbytes=max(replay.memory.live_peak_nbytes for replay in replays.values()),
+        live_nbytes=tuple(last.memory.live_nbytes),
+        during_nbytes=tuple(last.memory.during_nbytes),
         host_peak_nbytes=host_nbytes,
-        host_nbytes=tuple(last.memory.on_host_after),
+        host_nbytes=tuple(last.memory.host_after_nbytes),
         time_s=readings.period_s,
         lane_s={lane: busy_s / periods for lane, busy_s in clock.lane_s.items()},
         waited_s=readings.waited_s,

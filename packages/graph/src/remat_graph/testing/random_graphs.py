@@ -27,7 +27,7 @@ def random_graph(seed: int, forward_ops: int = 8) -> Graph:
     return _Maker(random.Random(seed), forward_ops).graph(f"random-{seed}-{forward_ops}")
 
 
-def random_chain(seed: int, stages: int = 6) -> Graph:
+def random_chain(seed: int, stages: int) -> Graph:
     """A chain of different stages, each one forward op and one backward op.
 
     A stage makes an activation, which the next stage reads, and a mask. Its backward reads both, and the

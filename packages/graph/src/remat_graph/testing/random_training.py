@@ -12,7 +12,7 @@ from remat_graph.testing.random_graphs import new_values
 from remat_graph.training import Optimized, training_graph
 
 
-def random_training(seed: int, layers: int = 5) -> Graph:
+def random_training(seed: int, layers: int) -> Graph:
     """A training step of different layers: each has a weight, a gradient, an update and up to two states.
 
     The forward of a layer reads its weight and the output of the layer before; its backward reads both again.
@@ -64,12 +64,12 @@ def random_links(graph: Graph, seed: int) -> Links:
     return Links(to_host_nbytes_per_s=to_host, to_device_nbytes_per_s=to_device)
 
 
-def streamed(graph: Graph, seed: int, *, share: float = 0.6) -> Graph:
-    """The same step with some of its parameters counted and placed on the host."""
+def streamed(graph: Graph, seed: int) -> Graph:
+    """The same step with about 60 % of its parameters counted and placed on the host."""
     rng = random.Random(seed)
     values = [
         attrs.evolve(value, external=False, placement=Placement.HOST, nbytes=max(value.nbytes, 64))
-        if value.role is Role.PARAM and rng.random() < share
+        if value.role is Role.PARAM and rng.random() < 0.6
         else value
         for value in graph.values
     ]

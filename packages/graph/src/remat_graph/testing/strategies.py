@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 from remat_graph.ir import Graph
 from remat_graph.schedule import Schedule
+from remat_graph.testing.random_graphs import random_graph
+from remat_graph.testing.random_schedules import random_order
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
-from remat_graph.testing.random_graphs import random_graph
-from remat_graph.testing.random_schedules import random_order
 
 
 def graphs(max_forward_ops: int = 12) -> "SearchStrategy[Graph]":

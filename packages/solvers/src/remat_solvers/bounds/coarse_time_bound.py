@@ -46,7 +46,7 @@ from remat_solvers.protocol import Deadline
 # schedule by 1.4e-6 (a Swin transformer at 70 %), at strict ones none did by a hundredth of that.
 TOLERANCE, ROUGH_TOLERANCE = 1e-7, 1e-5
 UNIT = 10.0  # of cost, in expected extra times: programs are solved best with costs below 1
-DEAR = 16.0  # such times: a known schedule rules out a repeat that costs more
+DEAR = 16.0  # in expected extra times: a known schedule rules out a repeat that costs more
 ROUGH = 1e-3  # relative gap at which a round ends while there are moments to add
 
 

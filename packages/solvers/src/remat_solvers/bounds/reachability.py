@@ -17,7 +17,7 @@ class Reachability:
     # per op, whether it depends on a tangent, so that every forward op has run before it
     after_boundary: list[bool]
     free: list[bool]  # per value, whether it costs nothing and is always live
-    remakeable: set[int]  # values that a repeat of their producer computes
+    recomputable: set[int]  # values that a repeat of their producer computes
     tangent_set: set[int]  # indices of the tangents
     base_nbytes: int  # bytes of persistent values on the device
 
@@ -43,7 +43,7 @@ def reachability(graph: Graph) -> Reachability:
         for v in graph.ops[i].first.outputs:
             for reader in reading[v]:
                 descendants[i] |= descendants[reader] | 1 << reader
-    remakeable = {
+    recomputable = {
         v
         for op in graph.ops
         if op.rerun is not None
@@ -53,7 +53,7 @@ def reachability(graph: Graph) -> Reachability:
     sticky = {
         v: sum(1 << i for i in reading[v])
         for v, value in enumerate(graph.values)
-        if not free[v] and graph.allocated_nbytes(v) > 0 and (value.pinned or v not in remakeable)
+        if not free[v] and graph.allocated_nbytes(v) > 0 and (value.pinned or v not in recomputable)
     }
     return Reachability(
         ancestors=ancestors,
@@ -61,7 +61,7 @@ def reachability(graph: Graph) -> Reachability:
         sticky=sticky,
         after_boundary=after_boundary,
         free=free,
-        remakeable=remakeable,
+        recomputable=recomputable,
         tangent_set=tangents,
         base_nbytes=sum(
             graph.allocated_nbytes(i)

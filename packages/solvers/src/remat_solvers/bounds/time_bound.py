@@ -5,13 +5,13 @@ every forward op; j and its descendants have not. Let K be the values live at th
 and its workspace fit the budget. Everything that j's descendants need from now on is in K or is computed from
 K, and running an op again costs its time. So
 
-    overhead  >=  min over K with bytes(K) <= room_j of  cost of computing, from K, what the descendants need
+    overhead  >=  min over K with bytes(K) <= headroom_j  of  cost of computing, from K, what they need
 
-where room_j is the budget less what is certainly live (`floor.unavoidable`, j's own inputs and outputs). With
-a price per byte instead of the knapsack row this minimum is a minimum cut (keep or recompute, a submodular
-choice), and every price gives a valid bound: bound_j(price) = cut_j(price) - price * room_j, concave in the
-price. The bound is the largest over j and price. Ops that are no descendants of j but may not have run yet
-cost nothing to run.
+where headroom_j is the budget less what is certainly live (`budget_bound.unavoidable`, j's own inputs and
+outputs). With a price per byte instead of the knapsack row this minimum is a minimum cut (keep or recompute,
+a submodular choice), and every price gives a valid bound: bound_j(price) = cut_j(price) - price * headroom_j,
+concave in the price. The bound is the largest over j and price. Ops that are no descendants of j but may not
+have run yet cost nothing to run.
 
 All j are tried at the best price so far, and the price is then searched for the most promising ones only;
 that loses little, since neighbouring ops agree on the price. Building a problem and one max-flow take some
@@ -66,7 +66,7 @@ class Work(NamedTuple):
 
 
 OP = "reads reads_end again again_end both both_end makes makes_end ticks workspace backward after"
-VALUE = "readers readers_end producer size remakeable pinned tangent"
+VALUE = "readers readers_end producer size recomputable pinned tangent"
 NODE = "relation there from_source first reached queue level at path"
 META = "edges held largest"
 EDGE = "next to fixed size capacity"  # `fixed` is capacity without price, `size` capacity per unit of price
@@ -235,7 +235,7 @@ def _flatten(graph: Graph, reach: Reachability, tick_s: float) -> CutGraph:
     value["pinned"] = [each.pinned for each in values]
     for v in range(len(values)):
         value["size"][v] = 0 if reach.free[v] else graph.allocated_nbytes(v)
-        value["remakeable"][v] = v in reach.remakeable
+        value["recomputable"][v] = v in reach.recomputable
         value["tangent"][v] = v in reach.tangent_set
     return CutGraph(
         op=op,

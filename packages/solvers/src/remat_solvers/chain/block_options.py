@@ -145,11 +145,11 @@ def _option(groups: Partition, group: int, subgraph: Subgraph, order: Sequence[i
         return None
     made = {v for op in there for v in graph.ops[op].first.outputs}
     saved: set[int] = set()
-    remade: set[int] = set()
+    recomputed: set[int] = set()
     for op in back:
         run = graph.ops[op].first
-        saved.update(v for v in run.inputs if v in made and v not in remade)
-        remade.update(run.outputs)
+        saved.update(v for v in run.inputs if v in made and v not in recomputed)
+        recomputed.update(run.outputs)
     forward = set(there)
     return Option(
         saved=frozenset(saved),

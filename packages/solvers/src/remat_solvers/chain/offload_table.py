@@ -77,7 +77,7 @@ class PofoTable:
     ) -> None:
         self.table, self.chain, self.groups = table, table.chain, table.groups
         self.budget, self.host_budget = problem.budget_nbytes, problem.host_budget_nbytes
-        self.out_rate, self.back_rate = links.to_host_nbytes_per_s, links.to_device_nbytes_per_s
+        self.rate = {"out": links.to_host_nbytes_per_s, "back": links.to_device_nbytes_per_s}
         chain, count = self.chain, len(self.groups)
         self.input = [chain.total(chain.crossing(i)) for i in range(count)]
         over = [n + chain.behind[count] for n in self.input]
@@ -154,15 +154,15 @@ class PofoTable:
     def _keep(self, i: int, labels: Labels) -> None:
         """Add labels that keep stage i whole."""
         labels = labels.copy()
-        self._wait_out(labels, self.keeping[i])
-        self._wait_back(labels, self.turning[i])
-        drain(labels, "back", self.back_s[i] * self.back_rate)
+        self._wait(labels, "out", self.keeping[i])
+        self._wait(labels, "back", self.turning[i])
+        drain(labels, "back", self.back_s[i] * self.rate["back"])
         for number, placement in enumerate(self.placements[i]):
             after = labels.copy()
             own = sorted(zip(placement.own_nbytes, self._names(i)[1:], strict=False))
             if placement.input_nbytes:
                 join(after, "out", placement.input_nbytes, self._names(i)[0], overtakes=True)
-            drain(after, "out", self.chain.first_s[i] * self.out_rate)
+            drain(after, "out", self.chain.first_s[i] * self.rate["out"])
             for nbytes, name in own:
                 join(after, "out", nbytes, name)
             for nbytes, name in sorted([*own, (placement.input_nbytes, self._names(i)[0])]):
@@ -180,12 +180,12 @@ class PofoTable:
                 continue
             ahead, back_s = labels.copy(), 0.0
             for k in range(i + 1, len(self.groups) + 1):
-                self._wait_out(ahead, self.passing[k - 1])
+                self._wait(ahead, "out", self.passing[k - 1])
                 if k == i + 1:
                     if placement.input_nbytes:
                         join(ahead, "out", placement.input_nbytes, self._names(i)[0], overtakes=True)
                     ahead["kept"] += placement.kept_nbytes - own
-                drain(ahead, "out", self.chain.first_s[k - 1] * self.out_rate)
+                drain(ahead, "out", self.chain.first_s[k - 1] * self.rate["out"])
                 back_s += self.back_s[k - 1]
                 for drained in DRAINED:
                     after = ahead.copy()
@@ -202,20 +202,17 @@ class PofoTable:
         level = np.minimum(np.floor(headroom / self.table.slot_nbytes + 1e-9), self.table.slots - 1)
         labels["level"] = np.maximum(level, 0.0)
         again_s = np.where(level < 0, np.inf, self.table.cost[i, k][labels["level"]])
-        labels["lost_s"] += wait / self.back_rate + again_s
-        drain(labels, "back", (np.where(np.isfinite(again_s), again_s, 0.0) + back_s) * self.back_rate)
+        labels["lost_s"] += wait / self.rate["back"] + again_s
+        drain(labels, "back", (np.where(np.isfinite(again_s), again_s, 0.0) + back_s) * self.rate["back"])
 
-    def _wait_out(self, labels: Labels, nbytes: int) -> None:
-        """Wait for copies to the host before a forward that needs this much."""
-        wait = waits(labels["out_left"], held(labels, "out"), self.budget - nbytes - labels["kept"])
-        labels["lost_s"] += wait / self.out_rate
-        drain(labels, "out", np.where(np.isfinite(wait), wait, 0.0))
+    def _wait(self, labels: Labels, queue: str, nbytes: int) -> None:
+        """Wait for copies of a queue until n bytes fit.
 
-    def _wait_back(self, labels: Labels, nbytes: int) -> None:
-        """The mirror image: wait for copies to the device after a backward that needs this much."""
-        wait = waits(labels["back_left"], held(labels, "back"), self.budget - nbytes - labels["kept"])
-        labels["lost_s"] += wait / self.back_rate
-        drain(labels, "back", np.where(np.isfinite(wait), wait, 0.0))
+        Queue "out" is waited for before a forward that needs them, "back" after such a backward.
+        """
+        wait = waits(labels[f"{queue}_left"], held(labels, queue), self.budget - nbytes - labels["kept"])
+        labels["lost_s"] += wait / self.rate[queue]
+        drain(labels, queue, np.where(np.isfinite(wait), wait, 0.0))
 
     def _arrive(self, i: int, k: int, number: int, placement: SegmentPlacement, labels: Labels) -> None:
         labels["stage"], labels["label"], labels["placement"] = i, np.arange(len(labels)), number
@@ -230,11 +227,11 @@ class PofoTable:
         free = self.budget - labels["kept"]
         lone = {queue: ~in_both_queues(labels, queue) for queue in ("out", "back")}
         left = {queue: labels[f"{queue}_left"] * lone[queue] for queue in lone}
-        room_out = free - self.turning[-1] - held(labels, "back").sum(axis=1)
-        room_back = free - self.passing[-1] - held(labels, "out").sum(axis=1)
-        late = waits(left["out"], held(labels, "out") * lone["out"], room_out)
-        early = waits(left["back"], held(labels, "back") * lone["back"], room_back)
+        headroom_out = free - self.turning[-1] - held(labels, "back").sum(axis=1)
+        headroom_back = free - self.passing[-1] - held(labels, "out").sum(axis=1)
+        late = waits(left["out"], held(labels, "out") * lone["out"], headroom_out)
+        early = waits(left["back"], held(labels, "back") * lone["back"], headroom_back)
         late = np.minimum(late, left["out"].sum(axis=1))
         early = np.minimum(early, left["back"].sum(axis=1))
-        labels["lost_s"] += late / self.out_rate + early / self.back_rate
+        labels["lost_s"] += late / self.rate["out"] + early / self.rate["back"]
         return labels[np.lexsort((labels["host"], labels["lost_s"]))]

@@ -50,6 +50,24 @@ def keep_all(groups: Partition, group: int) -> Option:
     return Option(saved=groups.saved[group], backward=groups.backward[group], extra_s=0.0)
 
 
+def order_of_runs(
+    groups: Partition, options: Sequence[Sequence[Option]], runs: Iterable[GroupRun]
+) -> list[int]:
+    """The ops of runs of groups, without useless repeats.
+
+    A repeat of a group leaves out ops that may not run again.
+    """
+    order: list[int] = []
+    seen: set[int] = set()
+    for kind, s, option in runs:
+        if kind == "backward":
+            order += options[s][option].backward
+        else:
+            order += groups.repeats[s] if s in seen else groups.forward[s]
+            seen.add(s)
+    return without_useless(groups.graph, order)
+
+
 class Chain(ABC):
     """A partition seen as a chain: what crosses its cuts, and the peak memory of each group.
 
@@ -208,9 +226,8 @@ class ChainTable:
         options: Sequence[Sequence[Option]],
         budget_nbytes: int,
         slots: int,
-        deadline: Deadline | None = None,
+        deadline: Deadline,
     ) -> None:
-        deadline = deadline or Deadline()
         self.chain, self.options = chain, options
         self.groups = chain.groups
         self._choose_levels(budget_nbytes, slots)
@@ -279,18 +296,6 @@ class ChainTable:
         there: list[GroupRun] = [("forward", s, 0) for s in range(i, k)]
         return there + self.runs(k, j, level - held) + self.runs(i, k, level)
 
-    def order(self, runs: Iterable[GroupRun]) -> list[int]:
-        """The ops of a plan; repeats of a group leave out ops that may not run again."""
-        order: list[int] = []
-        seen: set[int] = set()
-        for kind, s, option in runs:
-            if kind == "backward":
-                order += self.options[s][option].backward
-            else:
-                order += self.groups.repeats[s] if s in seen else self.groups.forward[s]
-                seen.add(s)
-        return without_useless(self.chain.graph, order)
-
     def memory_levels(self, count: int) -> list[int]:
         """Memory levels to read the table at, from the whole budget down."""
         whole = self.slots - 1
@@ -305,7 +310,7 @@ class ChainTable:
             runs = tuple(self.runs(0, len(self.groups), level))
             if runs not in seen:
                 seen.add(runs)
-                yield np.array(self.order(runs), np.int64)
+                yield np.array(order_of_runs(self.groups, self.options, runs), np.int64)
 
     def in_slots(self, nbytes: float) -> int:
         """Slots that hold this many bytes."""

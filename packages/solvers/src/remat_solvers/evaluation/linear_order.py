@@ -1,27 +1,13 @@
-"""Orders of op runs from runs of groups.
+"""Useless repeats of an order, and how to drop them.
 
 First runs in trace order with repeats inserted later are always valid. So a method that plans on the
 simplified picture of a chain of groups (`remat_graph.partition`) yields a valid sequence; only its peak must
 be checked.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from remat_graph import Graph
-from remat_graph.partition import Partition
-
-
-def expand(groups: Partition, runs: Iterable[tuple[str, int]]) -> list[int]:
-    """The ops of runs of groups, in order: ("forward", group) or ("backward", group)."""
-    order: list[int] = []
-    seen: set[int] = set()
-    for kind, s in runs:
-        if kind == "backward":
-            order += groups.backward[s]
-        else:
-            order += groups.repeats[s] if s in seen else groups.forward[s]
-            seen.add(s)
-    return order
 
 
 def without_useless(graph: Graph, order: Sequence[int]) -> list[int]:

@@ -18,7 +18,7 @@ META = (
 )
 POSITION = "order spare variant repeats held own excess:f8 diff deleted_stamp best"
 VALUE = (
-    "size pinned producer is_tangent remake ev_ptr ev_end affected affected_stamp head tail head_stamp "
+    "size pinned producer is_tangent recomputable ev_ptr ev_end affected affected_stamp head tail head_stamp "
     "value_stamp born dies"
 )
 OP = "first backward op_stamp"
@@ -69,7 +69,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int) -> State:
         var["credit_end"][variant] = len(idx)
         # A repeat that reads a value overwritten later would not always be valid: such ops run once.
         if variant % 2 == 1 and arrays.can_rerun[variant // 2] and not guarded[variant]:
-            val["remake"][outputs] = 1
+            val["recomputable"][outputs] = 1
     op = records(OP, ops)
     op["backward"] = arrays.backward
     meta = records(META, 1)[0]

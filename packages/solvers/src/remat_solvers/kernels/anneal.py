@@ -49,7 +49,7 @@ def anneal(S, budget, moves, hot, cold, weights, adapt):  # type: ignore[no-unty
         while kind < weights.shape[0] - 1 and u >= weights[kind]:
             kind += 1
         if kind == 0:
-            good = evict(S, budget, hold)
+            good = evict(S, hold)
         elif kind == 1:
             p = pick_repeat(S)
             good = p >= 0
@@ -58,9 +58,9 @@ def anneal(S, budget, moves, hot, cold, weights, adapt):  # type: ignore[no-unty
         elif kind == 2:
             good = shift(S)
         elif kind == 3:
-            good = exchange(S, budget, hold)
+            good = exchange(S, hold)
         elif kind == 4:
-            good = evict_run(S, budget, hold)
+            good = evict_run(S, hold)
         elif kind == 5:
             good = drop_run(S)
         else:

@@ -33,7 +33,7 @@ def worst_position(S):  # type: ignore[no-untyped-def]
 def gap_over(S, v, p):  # type: ignore[no-untyped-def]
     """The next use of a value that is held over position `p` but not used there; -1 if there is none."""
     value = S.val[v]
-    if value.pinned or value.size == 0 or not value.remake or not spans(S, v, p):
+    if value.pinned or value.size == 0 or not value.recomputable or not spans(S, v, p):
         return -1
     gap = S.events[next_event(S, v, p)] >> 1
     return gap if gap > p else -1

@@ -18,7 +18,7 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
     """
     stamp = S.meta.stamp
     i = S.val[value].producer
-    if i < 0 or not S.val[value].remake or S.ops[i].first >= gap:
+    if i < 0 or not S.val[value].recomputable or S.ops[i].first >= gap:
         return False
     if S.ops[i].op_stamp == stamp:
         return True
@@ -43,7 +43,7 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
         if not given_up and spans(S, v, gap):
             continue
         i = source.producer
-        if i < 0 or not source.remake or S.ops[i].op_stamp == stamp:
+        if i < 0 or not source.recomputable or S.ops[i].op_stamp == stamp:
             continue
         if not given_up and uniform(S) < hold:
             continue
@@ -114,7 +114,7 @@ def drop(S, p, cascade):  # type: ignore[no-untyped-def]
 
 
 @inner
-def pick_gap(S, budget):  # type: ignore[no-untyped-def]
+def pick_gap(S):  # type: ignore[no-untyped-def]
     """A random (value, gap, last event before it): the value is next read at the gap, not directly after."""
     count = S.meta.count
     for _ in range(20):
@@ -126,7 +126,7 @@ def pick_gap(S, budget):  # type: ignore[no-untyped-def]
             continue
         v = S.idx[run.in_ptr + below(S, width)]
         value = S.val[v]
-        if value.pinned or value.size == 0 or not value.remake:
+        if value.pinned or value.size == 0 or not value.recomputable:
             continue
         e = next_event(S, v, q)
         if e == value.ev_ptr:
@@ -142,9 +142,9 @@ def pick_gap(S, budget):  # type: ignore[no-untyped-def]
 
 
 @inner
-def evict(S, budget, hold):  # type: ignore[no-untyped-def]
+def evict(S, hold):  # type: ignore[no-untyped-def]
     """Evict a value between two uses and recompute it for the second."""
-    v, q, before = pick_gap(S, budget)
+    v, q, before = pick_gap(S)
     if v < 0:
         return False
     gap = q
@@ -157,9 +157,9 @@ def evict(S, budget, hold):  # type: ignore[no-untyped-def]
 
 
 @inner
-def evict_run(S, budget, hold):  # type: ignore[no-untyped-def]
+def evict_run(S, hold):  # type: ignore[no-untyped-def]
     """Evict the outputs of several consecutive ops and recompute them together."""
-    v, q, _ = pick_gap(S, budget)
+    v, q, _ = pick_gap(S)
     if v < 0:
         return False
     middle = S.val[v].producer
@@ -172,7 +172,7 @@ def evict_run(S, budget, hold):  # type: ignore[no-untyped-def]
         for k in range(run.out_ptr, run.out_end):
             w = S.idx[k]
             value = S.val[w]
-            if value.pinned or not value.remake or not spans(S, w, q):
+            if value.pinned or not value.recomputable or not spans(S, w, q):
                 continue
             e = next_event(S, w, q)
             if e > value.ev_ptr and q - (S.events[e - 1] >> 1) > 1:
@@ -261,14 +261,14 @@ def shift_first(S):  # type: ignore[no-untyped-def]
 
 
 @inner
-def exchange(S, budget, hold):  # type: ignore[no-untyped-def]
+def exchange(S, hold):  # type: ignore[no-untyped-def]
     """Keep the outputs of a repeat and evict another value, with some chance a near one."""
     p = pick_repeat(S)
     if p < 0:
         return False
     drop(S, p, uniform(S) < 0.8)
     if uniform(S) < 0.5:
-        return evict(S, budget, hold)
+        return evict(S, hold)
     # A value computed near the dropped op: a neighbour that could be the checkpoint instead.
     op = S.pos[p].order
     for _ in range(8):
@@ -281,7 +281,7 @@ def exchange(S, budget, hold):  # type: ignore[no-untyped-def]
             continue
         v = S.idx[run.out_ptr + below(S, width)]
         value = S.val[v]
-        if value.pinned or not value.remake or not spans(S, v, p):
+        if value.pinned or not value.recomputable or not spans(S, v, p):
             continue
         gap = S.events[next_event(S, v, p)] >> 1
         value.value_stamp = S.meta.stamp

@@ -15,12 +15,12 @@ def delay(S, r):  # type: ignore[no-untyped-def]
 
 
 @njit
-def polish_pass(S, budget, bar, delaying):  # type: ignore[no-untyped-def]
+def polish_pass(S, budget, threshold, delaying):  # type: ignore[no-untyped-def]
     """Delay each repeat, or delete it with the repeats that only it needed, from the last to the first.
 
-    A delay without loss is kept; a deletion that saves `bar` seconds or more is carried out. Returns whether
-    anything changed, and the most seconds that deleting a remaining repeat would save; -1 if none can go. One
-    function for both, since each function that evaluates changes takes half a second to compile.
+    A delay without loss is kept; a deletion that saves `threshold` seconds or more is carried out. Returns
+    whether anything changed, and the most seconds that deleting a remaining repeat would save; -1 if none can
+    go. One function for both, since each function that evaluates changes takes half a second to compile.
     """
     rebuild(S, budget)
     most, changed = -1.0, False
@@ -35,7 +35,7 @@ def polish_pass(S, budget, bar, delaying):  # type: ignore[no-untyped-def]
         if described:
             good, change, excess = evaluate_change(S, budget)
             if good and excess <= S.pos[S.meta.count].excess:
-                if delaying or -change >= bar:
+                if delaying or -change >= threshold:
                     apply(S, budget)
                     changed = True
                     r = min(r, S.meta.repeats)

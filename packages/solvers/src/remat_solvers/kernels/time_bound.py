@@ -122,7 +122,7 @@ def need(G, W, i, node, v, waiting):  # type: ignore[no-untyped-def]
     if kept.reached == 1:
         return waiting
     kept.reached = 1
-    if value.remakeable == 1 or may_not_have_run(G, W, i, maker):
+    if value.recomputable == 1 or may_not_have_run(G, W, i, maker):
         add_edge(W, ops + v, maker, 0, value.size)
         if W.node[maker].reached == 0:
             W.node[maker].reached = 1

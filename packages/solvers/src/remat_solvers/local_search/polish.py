@@ -1,9 +1,9 @@
 """Polish: drop every recomputation that is not needed, do the others as late as possible, repeat.
 
-Takes any valid sequence that fits and never makes it slower: repeats are deleted (with the repeats that only
-they needed), those that save much first, at a bar that is halved from pass to pass; when none can go, repeats
-move to right before their first reader, which may allow further deletions. Some 15 passes of one evaluation
-per repeat, a few microseconds each.
+Takes any valid sequence that fits and never makes it slower. Repeats are deleted together with the repeats
+that only they needed. A pass deletes those that save at least a threshold of seconds, which is halved from
+pass to pass. When none can go, repeats move to right before their first reader, which may allow further
+deletions. Some 15 passes of one evaluation per repeat, a few microseconds each.
 
 Imperfect: a local optimum of single deletions; `search` can leave it.
 """
@@ -14,7 +14,7 @@ from remat_solvers.evaluation.arrays import Arrays, Ints
 from remat_solvers.evaluation.search_state import State
 from remat_solvers.protocol import Deadline
 
-LOWEST = 1e-3  # the last bar above zero, as a share of the first
+LOWEST = 1e-3  # the last threshold above zero, as a share of the first
 
 
 def polish(arrays: Arrays, order: Ints, budget_nbytes: int, deadline: Deadline) -> Ints:
@@ -35,11 +35,11 @@ def _drop(state: State, budget_nbytes: int, deadline: Deadline) -> bool:
     from remat_solvers.kernels import polish
 
     _, first = polish.polish_pass(state, budget_nbytes, inf, False)
-    most, bar, ever = first, first / 2, False
+    most, threshold, ever = first, first / 2, False
     while most >= 0 and not deadline.reached():
-        went, most = polish.polish_pass(state, budget_nbytes, bar, False)
+        went, most = polish.polish_pass(state, budget_nbytes, threshold, False)
         ever = ever or went
-        if went and bar == 0:
+        if went and threshold == 0:
             most = max(most, 0.0)  # a pass that changed something is followed by another
-        bar = min(bar, most) / 2 if bar > LOWEST * first else 0.0
+        threshold = min(threshold, most) / 2 if threshold > LOWEST * first else 0.0
     return ever

@@ -56,7 +56,8 @@ class _Chen(Rematerializer):
             order = segmented(graph, cuts)
             result = evaluate(arrays, order)
             if result.valid and result.peak_nbytes <= problem.budget_nbytes:
-                best = min(best or (result.time_s, order, len(cuts)), (result.time_s, order, len(cuts)))
+                found = (result.time_s, order, len(cuts))
+                best = min(best or found, found)
         if best is None:
             return judge(problem, None)
         return judge(problem, best[1], stats={"segments": best[2] + 1})

@@ -12,13 +12,14 @@ many to few, and the fastest plan that fits is taken. O(chain length) plans of O
 """
 
 from functools import cache
+from math import comb
 from typing import ClassVar
 
 import attrs
 
 from remat_graph.partition import at_narrow_places
+from remat_solvers.chain.table import keep_all, order_of_runs
 from remat_solvers.evaluation.arrays import evaluate, flatten
-from remat_solvers.evaluation.linear_order import expand, without_useless
 from remat_solvers.methods.base import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge, part_count
 
@@ -40,11 +41,12 @@ class Griewank(Rematerializer):
         best: tuple[float, list[int], int, int] | None = None
         for stages in sorted({self.stages, self.stages // 2, self.stages // 4} - {0}, reverse=True):
             groups = at_narrow_places(graph, stages)
+            options = [[keep_all(groups, s)] for s in range(len(groups))]
             for snapshots in range(len(groups) - 1, 0, -1):
                 if deadline.reached():
                     break
                 runs = reversal(len(groups), snapshots)
-                order = without_useless(graph, expand(groups, runs))
+                order = order_of_runs(groups, options, ((kind, step, 0) for kind, step in runs))
                 result = evaluate(arrays, order)
                 if result.valid and result.peak_nbytes <= problem.budget_nbytes:
                     found = (result.time_s, order, snapshots, len(groups))
@@ -93,8 +95,6 @@ def advances(steps: int, snapshots: int) -> int:
     Griewank & Walther 2000, proposition 1: r * l - binomial(s + r, r - 1), with the least r for which
     binomial(s + r, s) >= l. Here s counts the input of the chain as the first snapshot.
     """
-    from math import comb
-
     if steps <= 1:
         return 0
     held = snapshots + 1

@@ -19,9 +19,8 @@ import numpy as np
 
 from remat_graph.partition import Partition, grouped
 from remat_solvers.chain.block_options import GAP, OptionTable
-from remat_solvers.chain.table import ConservativeChain, Option
+from remat_solvers.chain.table import ConservativeChain, GroupRun, Option, order_of_runs
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
-from remat_solvers.evaluation.linear_order import without_useless
 from remat_solvers.local_search.repair import repair_orders
 from remat_solvers.methods.checkmate import Checkmate
 from remat_solvers.methods.hierarchy import Hierarchical
@@ -111,14 +110,14 @@ class _TopProgram:
         self.graph, self.chain = groups.graph, ConservativeChain(groups)
         self.proven = False
         self.sizes = dict(enumerate(self.chain.size))
-        self.meaning: list[tuple[str, int, int]] = []  # per op: ("forward" or "backward", group, option)
+        self.meaning: list[GroupRun] = []  # per op; the option is -1 if a forward keeps nothing
         self.reads: list[tuple[int, ...]] = []
         self.makes: list[tuple[int, ...]] = []
         self.time_s: list[float] = []
         self.first_s: list[float] = []
         self.workspace: list[int] = []
         self.groups: list[tuple[int, ...]] = []
-        self.kept_lump: dict[tuple[int, int], int] = {}
+        self.kept_together: dict[tuple[int, int], int] = {}
 
     def work(self) -> StagedStep:
         """The step whose ops are groups."""
@@ -146,7 +145,7 @@ class _TopProgram:
 
     def add(
         self,
-        meaning: tuple[str, int, int],
+        meaning: GroupRun,
         reads: frozenset[int],
         makes: frozenset[int],
         peak: int,
@@ -175,9 +174,9 @@ class _TopProgram:
         for o, option in [(-1, None), *enumerate(self.options[s])]:
             saved = frozenset[int]() if option is None else option.saved - passed_on
             if option is not None:
-                self.kept_lump[s, o] = len(self.sizes)
+                self.kept_together[s, o] = len(self.sizes)
                 self.sizes[len(self.sizes)] = self.total(saved)
-            makes = passed_on | (frozenset() if option is None else {self.kept_lump[s, o]})
+            makes = passed_on | (frozenset() if option is None else {self.kept_together[s, o]})
             peak = chain.peak(run, frozenset(), passed_on | saved, chain.crossing(s)) - self.total(makes)
             again = chain.again_s[s]
             ops.append(self.add(("forward", s, o), reads, frozenset(makes), peak, (0.0, again)))
@@ -197,7 +196,7 @@ class _TopProgram:
             start = option.saved | around | coming
             peak = chain.peak(option.backward, start, frozenset(passed_on), frozenset())
             peak -= self.total(start) + self.total(frozenset(passed_on))
-            reads = frozenset({self.kept_lump[s, o]} | around | coming)
+            reads = frozenset({self.kept_together[s, o]} | around | coming)
             ops.append(self.add(("backward", s, o), reads, frozenset(passed_on), peak, (option.extra_s, 0.0)))
         return tuple(ops)
 
@@ -228,18 +227,11 @@ class _TopProgram:
         )
         if found is None:
             return None
-        order: list[int] = []
-        seen: set[int] = set()
+        runs: list[GroupRun] = []
         for t, frontier in enumerate(work.groups):
             running = [op for group in work.groups[:t] for op in group] + list(frontier)
             for op in running:
                 chosen = (t, op) in program.runs and found[program.runs[t, op]] > 0.5
-                if work.groups[t] != (op,) and not chosen:
-                    continue
-                kind, s, o = self.meaning[op]
-                if kind == "backward":
-                    order += self.options[s][o].backward
-                    continue
-                order += self.partition.repeats[s] if s in seen else self.partition.forward[s]
-                seen.add(s)
-        return np.array(without_useless(self.graph, order), np.int64)
+                if work.groups[t] == (op,) or chosen:
+                    runs.append(self.meaning[op])
+        return np.array(order_of_runs(self.partition, self.options, runs), np.int64)

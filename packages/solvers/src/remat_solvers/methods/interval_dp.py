@@ -21,6 +21,8 @@ from remat_solvers.local_search.polish import polish
 from remat_solvers.methods.base import Rematerializer
 from remat_solvers.protocol import Deadline, Problem, Solution, judge, level_count, part_count
 
+STAGES, SLOTS = 36, 160  # groups and memory levels of the table
+
 
 @attrs.frozen(kw_only=True)
 class IntervalDP(Rematerializer):
@@ -32,8 +34,8 @@ class IntervalDP(Rematerializer):
     """
 
     name: ClassVar[str] = "interval_dp"
-    stages: int = part_count(36)
-    slots: int = level_count(160)
+    stages: int = part_count(STAGES)
+    slots: int = level_count(SLOTS)
 
     def recompute(self, problem: Problem, deadline: Deadline) -> Solution:
         """See the module docstring."""
@@ -45,7 +47,12 @@ class IntervalDP(Rematerializer):
 
 
 def plan(
-    graph: Graph, arrays: Arrays, budget_nbytes: int, deadline: Deadline, stages: int = 36, slots: int = 160
+    graph: Graph,
+    arrays: Arrays,
+    budget_nbytes: int,
+    deadline: Deadline,
+    stages: int = STAGES,
+    slots: int = SLOTS,
 ) -> Ints | None:
     """The fastest sequence that the table yields within the budget, not polished; None if none fits."""
     groups = at_narrow_places(graph, stages)

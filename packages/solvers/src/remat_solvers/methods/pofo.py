@@ -23,7 +23,7 @@ import attrs
 from remat_graph import Links, Schedule
 from remat_graph.partition import at_articulations
 from remat_solvers.chain.offload_table import ChainPlan, PofoTable
-from remat_solvers.chain.table import ChainTable, ConservativeChain, keep_all
+from remat_solvers.chain.table import ChainTable, ConservativeChain, keep_all, order_of_runs
 from remat_solvers.methods.base import Rematerializer
 from remat_solvers.methods.rotor import Rotor
 from remat_solvers.protocol import (
@@ -35,7 +35,8 @@ from remat_solvers.protocol import (
     level_count,
     part_count,
 )
-from remat_solvers.transfers.placement import idle_intervals, schedule_transfers
+from remat_solvers.transfers.idle_intervals import idle_intervals
+from remat_solvers.transfers.placement import schedule_transfers
 
 
 @attrs.frozen(kw_only=True)
@@ -83,11 +84,11 @@ class Pofo(Rematerializer):
 def _placed(problem: Problem, links: Links, chain: ChainTable, plan: ChainPlan) -> Schedule:
     """The schedule of a plan; offloaded values are on the host between their uses in forward and backward."""
     graph = problem.graph
-    order = chain.order(plan.runs)
-    turn = sum(not op.backward for op in graph.ops)
+    order = order_of_runs(chain.groups, chain.options, plan.runs)
+    boundary = sum(not op.backward for op in graph.ops)
     moves = [
         idle
         for idle in idle_intervals(graph, order)
-        if idle.value in plan.moved and idle.after < turn <= idle.before
+        if idle.value in plan.moved and idle.after < boundary <= idle.before
     ]
     return schedule_transfers(graph, order, moves, problem.budget_nbytes, links)

@@ -1,6 +1,6 @@
 """Evaluate one choice of placement and order: write the whole schedule and simulate it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import attrs
 
@@ -10,7 +10,7 @@ from remat_solvers.offload.schedule_writer import simulate_accumulating, write_s
 from remat_solvers.offload.training_problem import TrainingProblem, UpdateMode
 from remat_solvers.protocol import Problem
 from remat_solvers.transfers.idle_intervals import IdleInterval, OrderTimeline
-from remat_solvers.transfers.placement import TRANSFER_POLICIES, TransferPolicy, fastest_transfers
+from remat_solvers.transfers.placement import TransferPolicy, fastest_transfers
 
 PERIODS = 3  # consecutive training steps, of which the last is timed
 SMALL_FRACTION = 20_000  # values smaller than the device budget divided by this stay where they are
@@ -46,8 +46,8 @@ def evaluate_candidate(
     on_host: frozenset[int],
     order: tuple[int, ...],
     activation_nbytes: int,
-    policies: Sequence[TransferPolicy] = TRANSFER_POLICIES,
-    pinned_intervals: Collection[IdleInterval] = (),
+    policies: Sequence[TransferPolicy],
+    pinned_intervals: frozenset[IdleInterval],
 ) -> Candidate:
     """Schedule the transfers of one placement and order with the best policy, and simulate the result.
 
@@ -98,7 +98,7 @@ def evaluate_candidate(
         activation_nbytes=activation_nbytes,
         order=order,
         moves=frozenset(moves),
-        pinned_intervals=frozenset(pinned_intervals),
+        pinned_intervals=pinned_intervals,
         policy=placed.policy,
         over_nbytes=nbytes - problem.budget_nbytes,
         over_host_nbytes=0 if host_limit is None else host_nbytes - host_limit,

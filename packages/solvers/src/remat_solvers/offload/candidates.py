@@ -43,7 +43,7 @@ class CandidateSearch:
         deadline: Deadline,
         most: int,
         *,
-        first_fit: bool = False,
+        first_fit: bool,
     ) -> None:
         self.first_fit = first_fit
         self.problem, self.mode, self.frontier, self.deadline = problem, mode, frontier, deadline

@@ -87,16 +87,14 @@ def explain(candidate: Candidate, budget_nbytes: int, floor_nbytes: int) -> tupl
     summary = summarize_placement(candidate)
     whole = sum(summary.device.values()) + sum(summary.host.values())
     return (
-        _why_placement(candidate, summary, whole, budget_nbytes, floor_nbytes),
+        _why_placement(candidate, whole, budget_nbytes, floor_nbytes),
         *_why_classes(summary),
         _why_activations(candidate, summary),
         _what_binds(candidate),
     )
 
 
-def _why_placement(
-    candidate: Candidate, summary: PlacementSummary, whole: int, budget_nbytes: int, floor_nbytes: int
-) -> str:
+def _why_placement(candidate: Candidate, whole: int, budget_nbytes: int, floor_nbytes: int) -> str:
     held = f"weights, gradients and states need {format_nbytes(whole)}"
     if not candidate.on_host:
         return (

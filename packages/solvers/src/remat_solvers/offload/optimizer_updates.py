@@ -31,7 +31,7 @@ from remat_graph import (
 )
 from remat_solvers.offload.training_problem import first_reads, in_forward_order, streamed_states
 
-DOUBT = 0.15  # relative error of the predicted CPU time
+CPU_TIME_ERROR = 0.15  # relative error of the predicted CPU time
 
 
 class CpuQueue:
@@ -72,7 +72,7 @@ class CpuQueue:
             yield OptimizerStep(param, Lane.CPU_OPTIMIZER)
             self.running.append((self.free_s, update.grad))
 
-    def drop(self, now_s: float) -> Iterator[Step]:
+    def free_updated(self, now_s: float) -> Iterator[Step]:
         """Free gradients on the host whose update ended, with a margin for errors of the predicted clock.
 
         Compute waits at this position.
@@ -80,7 +80,7 @@ class CpuQueue:
         began_s = self.began_s or 0.0
         while self.running:
             done_s, grad = self.running[0]
-            if done_s + self.longest_s + DOUBT * (done_s - began_s) > now_s:
+            if done_s + self.longest_s + CPU_TIME_ERROR * (done_s - began_s) > now_s:
                 return
             self.running.popleft()
             yield FreeHost(grad)

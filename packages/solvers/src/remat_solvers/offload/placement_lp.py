@@ -26,14 +26,12 @@ from typing import Any
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 
 from remat_graph import Graph, Links
+from remat_solvers.evaluation.arrays import Floats
 from remat_solvers.offload.order_frontier import FrontierPoint
 from remat_solvers.offload.parameter_groups import Param, ParameterGroup
 from remat_solvers.offload.training_problem import UpdateMode
-
-Floats = NDArray[np.float64]
 
 RESIDENT, STREAMED, ON_HOST = range(3)
 PRICE = 0.002  # of moving everything, in base times: below measurement noise, above rounding
@@ -72,7 +70,6 @@ class PlacementProgram:
         import cvxpy as cp
 
         self.groups = groups
-
         self.cp, self.graph, self.limits, self.mode = cp, graph, limits, limits.mode
         self.unit = max(1.0, float(limits.device_nbytes))
         self.weights, self.grads, self.states = (
@@ -89,7 +86,7 @@ class PlacementProgram:
         self.read = self.read_s / (self.forward_s or 1.0)
         self.made = self.made_s / (self.backward_s or 1.0)
         self.share = cp.Variable((3, len(groups)), nonneg=True)
-        self.resident, self.streamed, self.on_host = (self.share[fate] for fate in range(3))
+        self.resident, self.streamed, self.on_host = (self.share[option] for option in range(3))
         # Activations at the boundary, on the device and swapped; recomputation; stalls in the forward, in
         # the backward and in the optimizer's call.
         self.held, self.moved = cp.Variable(nonneg=True), cp.Variable(nonneg=True)
@@ -150,13 +147,13 @@ class PlacementProgram:
         base_s = self.graph.time_s or 1.0
         return step_s, cp.Problem(cp.Minimize(step_s / base_s + price), constraints)
 
-    def prefix_sums(self, amounts: Floats, fate: Any) -> Any:
+    def prefix_sums(self, amounts: Floats, share: Any) -> Any:
         """Sums over each prefix of the forward."""
-        return self.cp.cumsum(self.cp.multiply(amounts, fate))
+        return self.cp.cumsum(self.cp.multiply(amounts, share))
 
-    def suffix_sums(self, amounts: Floats, fate: Any) -> Any:
+    def suffix_sums(self, amounts: Floats, share: Any) -> Any:
         """Sums over each prefix of the backward, in the forward's order."""
-        products = self.cp.multiply(amounts, fate)
+        products = self.cp.multiply(amounts, share)
         return self.cp.sum(products) - self.cp.cumsum(products) + products
 
     def memory(self) -> list[Any]:
@@ -272,12 +269,12 @@ def whole_params(groups: Sequence[ParameterGroup], shares: Floats) -> tuple[froz
     for number, group in enumerate(groups):
         owed += shares[:, number] * sum(param.charge_nbytes for param in group.params)
         for param in sorted(group.params, key=lambda param: -param.charge_nbytes):
-            fates = [RESIDENT, ON_HOST]
+            options = [RESIDENT, ON_HOST]
             if param.update is not None and param.states_nbytes:
-                fates.append(STREAMED)
-            fate = max(fates, key=lambda fate: owed[fate])
-            owed[fate] -= param.charge_nbytes
-            chosen[fate].append(param)
+                options.append(STREAMED)
+            option = max(options, key=lambda option: owed[option])
+            owed[option] -= param.charge_nbytes
+            chosen[option].append(param)
     return (
         frozenset(param.index for param in chosen[ON_HOST]),
         frozenset(param.index for param in chosen[STREAMED]),

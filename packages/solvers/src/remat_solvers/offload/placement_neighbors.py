@@ -28,9 +28,9 @@ def placement_neighbors(params: Sequence[Param], on_host: OnHost) -> Iterator[On
     changes: list[tuple[OnHost, OnHost]] = []  # all values of a parameter, and those on the host
     for param in params:
         whole = OnHost((param.index, *param.states))
-        changes += [(whole, fate) for fate in host_choices(param) if fate != on_host & whole]
+        changes += [(whole, option) for option in host_choices(param) if option != on_host & whole]
     for count in range(1, MOST + 1):
         for chosen in combinations(changes, count):
-            wholes, fates_then = zip(*chosen, strict=True)
+            wholes, host_parts = zip(*chosen, strict=True)
             if len(set(wholes)) == count:
-                yield on_host.difference(*wholes).union(*fates_then)
+                yield on_host.difference(*wholes).union(*host_parts)

@@ -103,7 +103,7 @@ class _ScheduleWriter:
                     self.make_headroom(self.headroom[runs])
                     runs += 1
                     variant = self.training.graph.ops[op].implementations[implementation]
-                    self.steps += self.cpu.drop(self.clock_s)
+                    self.steps += self.cpu.free_updated(self.clock_s)
                     self.steps += self.cpu.steps(self.clock_s + variant.time_s)
                     self.clock_s += variant.time_s
                     self.steps.append(self.run(step))
@@ -161,9 +161,11 @@ class _ScheduleWriter:
         """Let the CPU update a parameter whose gradient is being copied."""
         self.cpu.add(self.update_of[grad], max(self.clock_s, self.lane_free_s))
 
-    def make_headroom(self, room_nbytes: int) -> None:
+    def make_headroom(self, headroom_nbytes: int) -> None:
         """Wait for copies that are done by now, and for as many more as the next run needs."""
-        while self.copies and (self.copies[0].done_s <= self.clock_s or self.copying_nbytes > room_nbytes):
+        while self.copies and (
+            self.copies[0].done_s <= self.clock_s or self.copying_nbytes > headroom_nbytes
+        ):
             copy = self.copies.popleft()
             self.copying_nbytes -= copy.nbytes
             self.clock_s = max(self.clock_s, copy.done_s)

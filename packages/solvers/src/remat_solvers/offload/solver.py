@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import attrs
 
 from remat_graph import Links
-from remat_solvers.offload.candidate import PERIODS, Candidate
+from remat_solvers.offload.candidate import Candidate
 from remat_solvers.offload.candidates import WORTH, CandidateSearch
 from remat_solvers.offload.explain import explain, statistics
 from remat_solvers.offload.order_frontier import OrderFrontier
@@ -31,8 +31,6 @@ from remat_solvers.offload.placement_lp import PlacementLimits, PlacementProgram
 from remat_solvers.offload.placement_neighbors import placement_neighbors
 from remat_solvers.offload.training_problem import UpdateMode
 from remat_solvers.protocol import MOST_PASSES, Deadline, Problem, Shortage, Solution, Status, limited_count
-
-__all__ = ["PERIODS", "WORTH", "Offload"]
 
 GROUPS = 32  # most groups of parameters in the program
 REPAIRS = 5  # programs with lowered budgets

@@ -119,12 +119,8 @@ class _Portfolio:
         self.moves = self.rounds = self.idle_rounds = self.idle_checks = 0
 
     def solve(self) -> Solution:
-        graph, arrays, budget, deadline = (
-            self.problem.graph,
-            self.arrays,
-            self.problem.budget_nbytes,
-            self.deadline,
-        )
+        graph, budget = self.problem.graph, self.problem.budget_nbytes
+        arrays, deadline = self.arrays, self.deadline
         starts = self.caller_starts()
         starts += self.attempt("greedy", lambda: evict(arrays, budget, deadline))
         bound = CutBound(graph, self.reach)

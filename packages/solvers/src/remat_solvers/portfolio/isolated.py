@@ -22,9 +22,7 @@ class SubprocessResult:
     problem: str = ""  # why there is no usable order; empty if there is one or the solver found none
 
 
-def solve_in_subprocess(
-    name: str, problem: Problem, seconds: float, *, most_s: float = float("inf")
-) -> SubprocessResult:
+def solve_in_subprocess(name: str, problem: Problem, seconds: float, *, most_s: float) -> SubprocessResult:
     """Let a registered solver work on a problem for this many seconds in its own process.
 
     A process that does not end is killed some time after that, or after `most_s` seconds.

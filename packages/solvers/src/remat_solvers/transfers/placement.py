@@ -40,6 +40,7 @@ from remat_solvers.transfers.idle_intervals import (
     swaps_of,
 )
 
+# Solvers of other packages import these names from here, see the README.
 __all__ = [
     "TRANSFER_POLICIES",
     "IdleInterval",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from remat_executor import step_graph
 from remat_facade import Hiremate
-from remat_facade.planning.onednn_note import scratch_note
+from remat_facade.planning.onednn_note import onednn_note
 from remat_graph.platforms.base import Flops
 
 
@@ -48,7 +48,7 @@ def test_operators_of_onednn_are_counted(case: str, tmp_path: Path) -> None:
     """Kinds of operators, forward and backward, are counted; a model without them has no note."""
     make, x, kinds = CASES[case]
     graph = step_graph(make(), (x,), platform=Flops(), cache_dir=tmp_path)
-    said = " ".join(scratch_note(graph))
+    said = " ".join(onednn_note(graph))
     assert (kinds > 0) == (f"for {kinds} kinds of operators" in said)
     assert (kinds > 0) == bool(said)
 
@@ -57,7 +57,7 @@ def test_nothing_is_said_without_onednn(tmp_path: Path, monkeypatch: pytest.Monk
     """Torch's own kernels allocate through torch."""
     make, x, _ = CASES["convolution"]
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    assert scratch_note(step_graph(make(), (x,), platform=Flops(), cache_dir=tmp_path)) == ()
+    assert onednn_note(step_graph(make(), (x,), platform=Flops(), cache_dir=tmp_path)) == ()
 
 
 def test_a_plan_shows_the_line(tmp_path: Path) -> None:
