@@ -20,8 +20,10 @@ from remat_executor.torch_private.dispatch import outside_of_modes
 from remat_executor.torch_private.pytrees import flatten, unflatten
 
 _MOST_ELEMENTS = 1 << 24
-_PLAIN = (type(None), bool, int, float, complex, str, slice, type(...), torch.dtype, torch.device)
-_PLAIN = (*_PLAIN, torch.layout, torch.memory_format)
+_PLAIN: tuple[type, ...] = (
+    *(type(None), type(...), bool, int, float, complex, str, slice),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
 _VALUES = frozenset(
     {
         *(Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__contains__),
@@ -50,7 +52,7 @@ class ConstantBranches(TorchFunctionMode):
     """While active, tensors made of constants alone can be asked for their values."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._made: dict[int, _Made] = {}
 
     def __torch_function__(
@@ -84,7 +86,7 @@ class ConstantBranches(TorchFunctionMode):
 
     def _value(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         try:
-            with outside_of_modes(), torch.device("cpu"), torch.no_grad(), _Repeatable():
+            with outside_of_modes(), torch.device("cpu"), torch.no_grad(), _Repeatable():  # type: ignore[no-untyped-call]
                 return self._called(func, args, kwargs, {})
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
             raise _NotConstant from error
