@@ -68,11 +68,12 @@ def test_a_master_is_widened_and_rounded_as_in_an_update() -> None:
     assert copies.found.count(widened) == copies.found.count(rounded) == runs
 
 
+@pytest.mark.parametrize("shape", [(7, 11), (5,), ()])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop])
-def test_other_states_are_stepped_too(kind: Any) -> None:
+def test_other_states_and_shapes_are_stepped_too(kind: Any, shape: tuple[int, ...]) -> None:
     parameter = torch.nn.Parameter(torch.ones(5))
     optimizer = kind([parameter], lr=0.1)
     before: Tensor = parameter.detach().clone()
-    cost = update_cost(optimizer, optimizer.param_groups[0], torch.float32, CPU, (7, 11), torch.bfloat16)
+    cost = update_cost(optimizer, optimizer.param_groups[0], torch.float32, CPU, shape, torch.bfloat16)
     assert cost.s_per_element > 0
     assert torch.equal(parameter, before)

@@ -130,11 +130,26 @@ class Arguments:
         """The arguments of a call; `integers` keeps what ops have computed for it."""
         # Integers first: the op that computes them may need as much memory as the other arguments.
         inputs = sorted(node.all_input_nodes, key=lambda n: not _integer(n.meta.get("val")))
-        made = {n: self.tensor(n, deep, integers) for n in inputs}
+        shared = self.shared_results(node, integers) if deep else {}
+        made = {n: self.tensor(n, deep, integers, shared) for n in inputs}
         args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), made.__getitem__)
         return args, kwargs
 
-    def tensor(self, node: Node, deep: bool, integers: dict[Node, Any]) -> Any:
+    def shared_results(self, node: Node, integers: dict[Node, Any]) -> dict[Node, Any]:
+        """What one run of each op computes that gives a node several arguments; others of its results go."""
+        bases = [self.translation.base_of.get(n, n) for n in node.all_input_nodes]
+        items = {base for base in bases if is_item(base) and self.callers(base) is None}
+        wanted: dict[Node, set[int]] = {}
+        for item in items:
+            wanted.setdefault(source_of(item), set()).add(args_of(item)[1])
+        found = {}
+        for op, places in wanted.items():
+            if len(places) > 1:
+                results = self.results(op, reads_opaque_bytes(op.target), integers)
+                found[op] = [result if place in places else None for place, result in enumerate(results)]
+        return found
+
+    def tensor(self, node: Node, deep: bool, integers: dict[Node, Any], shared: dict[Node, Any]) -> Any:
         """The argument that a node stands for."""
         base = self.translation.base_of.get(node, node)
         if base.op == "get_attr":
@@ -143,6 +158,8 @@ class Arguments:
             return self.view(node, base, own)
         value = node.meta["val"]
         if base.op == "call_function":
+            if _op_of(base) in shared:
+                return self.view(node, base, _of_results(base, shared[_op_of(base)]))
             if _integer(value) and _integer(base.meta["val"]):
                 return self.view(node, base, self.integer(base, deep, integers))
             if deep:
