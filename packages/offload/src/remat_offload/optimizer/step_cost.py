@@ -77,8 +77,8 @@ def _whole_step(
     replica.state[parameter] = state
     shaped = {n: s for n, s in state.items() if isinstance(s, Tensor) and s.shape == data.shape and s.ndim}
     given = (data, grad) if narrow is None else (data.to(narrow), grad.to(narrow))
-    whole = data.ndim != 1
-    chunks = [slice(None)] if whole else [slice(i, i + CHUNK_NUMEL) for i in range(0, len(data), CHUNK_NUMEL)]
+    flat = data.ndim == 1
+    chunks = [slice(i, i + CHUNK_NUMEL) for i in range(0, len(data), CHUNK_NUMEL)] if flat else [...]
 
     def take() -> None:
         step = ChunkedStep(replica, parameter, settings, tuple(shaped), shaped.__getitem__, data.numel())
