@@ -47,7 +47,7 @@ class _Made:
     spec: Any
     place: int | None  # among several results
     number: int  # tensors are made after those that they are made of
-    real: Tensor | None = None  # kept if it is small, for loops that ask again and again
+    real: Tensor | None = None  # kept if it is small: a loop may ask for it repeatedly
 
 
 class _NotConstant(Exception):
