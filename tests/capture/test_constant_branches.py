@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from remat_executor import CaptureError
 from remat_facade import Hiremate
@@ -45,7 +46,43 @@ def _sorted(x: Tensor) -> bool:
     return int(torch.tensor([2, 1]).sort().values[0]) == 1
 
 
-@pytest.mark.parametrize("decide", [_consecutive, _counted, _compared, _sorted])
+def _unchanged(x: Tensor) -> bool:
+    return bool((torch.arange(4).to(x.device).contiguous().long() > 2).any())
+
+
+def _inverted(x: Tensor) -> bool:
+    return bool((~torch.zeros(4, dtype=torch.bool)).all())
+
+
+def _changed_list(x: Tensor) -> bool:
+    numbers = [0, 0]
+    made = torch.tensor(numbers) + 1
+    numbers[0] = 5
+    return bool((made > 1).any())
+
+
+def _between_writes(x: Tensor) -> bool:
+    made = torch.arange(4) + 1
+    y = x + 1
+    y += x
+    y[0] = 0
+    return bool((made > 3).any())
+
+
+def _long_chain(x: Tensor) -> bool:
+    made = torch.arange(4)
+    for _ in range(400):
+        made = made.roll(1)
+    return int(made[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        *(_consecutive, _counted, _compared, _sorted, _unchanged),
+        *(_inverted, _changed_list, _between_writes, _long_chain),
+    ],
+)
 def test_constants_decide_as_in_eager(decide: Callable[[Tensor], bool], tmp_path: Path) -> None:
     eager = Branching(decide)
     model = copy.deepcopy(eager)
@@ -69,6 +106,44 @@ def _written(x: Tensor) -> bool:
     return bool(view.any())
 
 
+def _fill(tensor: Tensor) -> None:
+    """Write as scripted functions do: no mode sees the call."""
+    with torch._C.DisableTorchFunction():
+        tensor.fill_(1)
+
+
+def _written_unseen(x: Tensor) -> bool:
+    flags = torch.zeros(4, dtype=torch.long)
+    view = flags[:2]
+    _fill(flags)
+    return bool(view.any())
+
+
+def _written_by_keyword(x: Tensor) -> bool:
+    numbers = torch.arange(4) - 2
+    functional.relu(numbers[:2], inplace=True)
+    return bool((numbers < 0).any())
+
+
+def _written_in_list(x: Tensor) -> bool:
+    flags = torch.zeros(4, dtype=torch.long)
+    view = flags[:2]
+    torch._foreach_add_([flags], 1)
+    return bool(view.any())
+
+
+def _written_by_data(x: Tensor) -> bool:
+    flags = torch.zeros(4, dtype=torch.long)
+    _fill(flags.data)
+    return bool(flags.any())
+
+
+def _written_by_overload(x: Tensor) -> bool:
+    flags = torch.zeros(4, dtype=torch.long)
+    torch.ops.aten.fill_.Scalar(flags[:2], 1)
+    return bool(flags.any())
+
+
 def _unwritten_memory(x: Tensor) -> bool:
     return bool(torch.empty(4, dtype=torch.bool).any())
 
@@ -81,7 +156,13 @@ def _mixed(x: Tensor) -> bool:
     return bool((torch.arange(4) + (x[:, 0] > 0)).any())
 
 
-@pytest.mark.parametrize("decide", [_drawn, _written, _unwritten_memory, _data, _mixed])
+@pytest.mark.parametrize(
+    "decide",
+    [
+        *(_drawn, _unwritten_memory, _data, _mixed, _written, _written_unseen, _written_by_keyword),
+        *(_written_in_list, _written_by_data, _written_by_overload),
+    ],
+)
 def test_what_is_not_constant_is_refused(decide: Callable[[Tensor], bool], tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"Branching\.forward|branch|depends"):
         Hiremate(Branching(decide), torch.randn(4, 8), "100%", cache_dir=tmp_path, zoo=False)

@@ -1,6 +1,7 @@
 """Batch norms that eager runs by cuDNN are planned with that kernel; on a CPU with a stand-in for it."""
 
 import copy
+import operator
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat_executor.capture import read_joint
-from remat_executor.capture.cudnn_batch_norms import use_cudnn_batch_norms
+from remat_executor.capture.cudnn_batch_norms import cudnn_batch_norm, use_cudnn_batch_norms
+from remat_executor.runtime.opaque_ops import Opaque
 from remat_facade import Hiremate
 
 aten = torch.ops.aten
@@ -147,3 +151,18 @@ def test_a_compiler_gets_an_operator_that_it_fuses(cudnn: None, tmp_path: Path) 
     for (name, ours), theirs in zip(original.named_buffers(), eager.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs, msg=name)
         assert name.endswith("tracked") or not torch.equal(ours, torch.zeros_like(ours)), name
+
+
+def test_a_compiler_sees_new_statistics_that_are_read() -> None:
+    """Also of a norm whose statistics the model reads, for which nothing is written in place."""
+    graph = Graph()
+    placed = graph.placeholder("tensors")
+    given = [graph.call_function(operator.getitem, (placed, place)) for place in range(5)]
+    norm = graph.call_function(cudnn_batch_norm, (*given, True, 0.1, 1e-5))
+    graph.output([graph.call_function(operator.getitem, (norm, place)) for place in (0, 4, 5)])
+    tensors = [torch.randn(4, 8, 6, 6), torch.ones(8), torch.zeros(8), torch.zeros(8), torch.ones(8)]
+    traced = make_fx(lambda *flat: Opaque(GraphModule({}, graph)).flat(*flat))(*tensors)
+    assert not any("cudnn" in str(node.target) for node in traced.graph.nodes)
+    expected = aten._native_batch_norm_legit_functional.default(*tensors, True, 0.1, 1e-5)
+    for found, wanted in zip(traced(*tensors), (expected[0], *expected[3:]), strict=True):
+        assert torch.equal(found, wanted)

@@ -189,3 +189,34 @@ def test_master_weights(budget: str, in_backward: bool) -> None:
         assert torch.equal(wide.bfloat16(), narrow)
         assert saved[index]["exp_avg"].dtype == torch.float32
         assert torch.equal(plain.optimizer.state[wide]["exp_avg"], saved[index]["exp_avg"])
+
+
+class Scaled(nn.Module):
+    """Has a parameter without dimensions, and one without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.nothing = nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = (self.linear(x) * self.scale).square().mean() + self.nothing.sum()
+        return loss
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_parameters_without_dimensions_or_elements(kind: str) -> None:
+    torch.manual_seed(0)
+    plain = Scaled()
+    model = copy.deepcopy(plain)
+    x = torch.randn(4, 8)
+    optimizers = [OPTIMIZERS[kind](each.parameters()) for each in (plain, model)]
+    planned = offmate(model, x, "150%", optimizer=optimizers[1])
+    for _ in range(2):
+        for called, optimizer in zip((plain, planned), optimizers, strict=True):
+            called(x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor.torch_private.dispatch import outside_of_modes
+from remat_executor.torch_private.dispatch import is_mutable, outside_of_modes
 from remat_executor.torch_private.pytrees import flatten, unflatten
 
 _MOST_ELEMENTS = 1 << 24
+_KEPT_NBYTES = 1 << 14
 _PLAIN: tuple[type, ...] = (
     *(type(None), type(...), bool, int, float, complex, str, slice),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -31,17 +32,22 @@ _VALUES = frozenset(
     }
 )
 """Functions that turn tensors into Python values."""
+_DETACHES = (Tensor.data.__get__,)  # type: ignore[attr-defined]
+"""Functions that give memory a second name whose writes the versions of the first do not count."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)
 class _Made:
-    """How a tensor was made."""
+    """How a tensor was made, with copies of the containers among the arguments."""
 
     tensor: Tensor  # held, so that its id stays its own
+    version: int  # of the tensor; writes into it and into other views of its memory count it up
     func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    leaves: list[Any]
+    spec: Any
     place: int | None  # among several results
+    number: int  # tensors are made after those that they are made of
+    real: Tensor | None = None  # kept if it is small: a loop may ask for it repeatedly
 
 
 class _NotConstant(Exception):
@@ -60,57 +66,85 @@ class ConstantBranches(TorchFunctionMode):
     ) -> Any:
         """Run a call; answer from real values if it asks for one that depends on constants alone."""
         kwargs = kwargs or {}
-        leaves = flatten((args, dict(kwargs)))[0]
+        leaves, spec = flatten((args, dict(kwargs)))
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        constant = all(id(tensor) in self._made for tensor in given)
-        if func in _VALUES and constant:
+        if func in _DETACHES:
+            self._made.clear()  # writes by the other name would not be seen
+        if func in _VALUES and all(map(self._is_known, given)):
             try:
-                return self._value(func, args, kwargs)
+                return self._value(func, leaves, spec)
             except _NotConstant:
                 return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        if _writes(func, kwargs):
-            # Views of what is written change too; such code is rare, so all is forgotten.
+        if _writes_unseen(func):
             self._made.clear()
-        elif constant and all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves):
-            self._remember(func, args, kwargs, result)
+        # It has written none of its arguments if they are still known.
+        elif all(map(self._is_known, given)) and all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves):
+            self._remember(func, leaves, spec, result)
         return result
 
-    def _remember(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+    def _is_known(self, tensor: Tensor) -> bool:
+        made = self._made.get(id(tensor))
+        return made is not None and made.version == tensor._version
+
+    def _remember(self, func: Any, leaves: list[Any], spec: Any, result: Any) -> None:
         several = isinstance(result, tuple | list)
         for place, tensor in enumerate(result if several else (result,)):
-            if isinstance(tensor, Tensor) and not tensor.is_floating_point() and not tensor.is_complex():
-                self._made[id(tensor)] = _Made(
-                    tensor=tensor, func=func, args=args, kwargs=kwargs, place=place if several else None
-                )
+            if not isinstance(tensor, Tensor) or tensor.is_floating_point() or tensor.is_complex():
+                continue
+            # An argument that is returned as it is has been made before; inference tensors count no writes.
+            if id(tensor) in self._made or tensor.is_inference() or tensor.is_meta:
+                continue
+            self._made[id(tensor)] = _Made(
+                tensor=tensor,
+                version=tensor._version,
+                func=func,
+                leaves=leaves,
+                spec=spec,
+                place=place if several else None,
+                number=len(self._made),
+            )
 
-    def _value(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _value(self, func: Any, leaves: list[Any], spec: Any) -> Any:
         try:
-            with outside_of_modes(), torch.device("cpu"), torch.no_grad(), _Repeatable():  # type: ignore[no-untyped-call]
-                return self._called(func, args, kwargs, {})
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+            with outside_of_modes(), torch.no_grad(), _Repeatable():  # type: ignore[no-untyped-call]
+                return _called(func, leaves, spec, self._real_tensors(leaves))
+        except Exception as error:
             raise _NotConstant from error
 
-    def _called(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: dict[int, Any]
-    ) -> Any:
-        leaves, spec = flatten((args, dict(kwargs)))
-        there = [self._real(leaf, known) if isinstance(leaf, Tensor) else _on_cpu(leaf) for leaf in leaves]
-        real_args, real_kwargs = unflatten(there, spec)
-        return func(*real_args, **real_kwargs)
-
-    def _real(self, tensor: Tensor, known: dict[int, Any]) -> Tensor:
-        if id(tensor) not in known:
-            made = self._made[id(tensor)]
-            if math.prod(tensor.shape) > _MOST_ELEMENTS:
+    def _real_tensors(self, leaves: list[Any]) -> dict[int, Tensor]:
+        """The values of the tensors among these leaves, and of those that they are made of, by their ids."""
+        needed: dict[int, _Made] = {}
+        pending = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        while pending:  # no recursion: a loop of the model may make a long chain
+            tensor = pending.pop()
+            if id(tensor) in needed:
+                continue
+            if not self._is_known(tensor) or math.prod(tensor.shape) > _MOST_ELEMENTS:
                 raise _NotConstant
-            result = self._called(made.func, made.args, made.kwargs, known)
-            real = result if made.place is None else result[made.place]
-            if (real.shape, real.dtype) != (tensor.shape, tensor.dtype):
-                raise _NotConstant  # it was made under other defaults
-            known[id(tensor)] = real
-        found: Tensor = known[id(tensor)]
-        return found
+            made = needed[id(tensor)] = self._made[id(tensor)]
+            if made.real is None:
+                pending += [leaf for leaf in made.leaves if isinstance(leaf, Tensor)]
+        known: dict[int, Tensor] = {}
+        for made in sorted(needed.values(), key=lambda made: made.number):
+            known[id(made.tensor)] = made.real if made.real is not None else _remade(made, known)
+        return known
+
+
+def _remade(made: _Made, known: Mapping[int, Tensor]) -> Tensor:
+    result = _called(made.func, made.leaves, made.spec, known)
+    real: Tensor = result if made.place is None else result[made.place]
+    if (real.shape, real.dtype) != (made.tensor.shape, made.tensor.dtype):
+        raise _NotConstant  # it was made under other defaults
+    if real.untyped_storage().nbytes() <= _KEPT_NBYTES:
+        made.real = real
+    return real
+
+
+def _called(func: Any, leaves: list[Any], spec: Any, known: Mapping[int, Tensor]) -> Any:
+    there = [known[id(leaf)] if isinstance(leaf, Tensor) else _on_cpu(leaf) for leaf in leaves]
+    args, kwargs = unflatten(there, spec)
+    return func(*args, **kwargs)
 
 
 class _Repeatable(TorchDispatchMode):
@@ -122,13 +156,11 @@ class _Repeatable(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
+def _writes_unseen(func: Any) -> bool:
+    """Whether a function may write its arguments without counting up their versions."""
     name = getattr(func, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    in_place = (
-        in_place or name in ("__setitem__", "__set__") or (name.startswith("__i") and name != "__index__")
-    )
-    return in_place or kwargs.get("out") is not None
+    of_lists = name.startswith("_") and name.endswith("_") and not name.endswith("__")  # `_foreach_add_`
+    return of_lists or is_mutable(func)
 
 
 def _on_cpu(leaf: Any) -> Any:

@@ -141,8 +141,8 @@ def _release_blocks(device: torch.device) -> None:
 
 def surely_within(budget_nbytes: int, graph: Graph, schedule: Schedule) -> bool:
     """Whether a schedule keeps to a budget on CUDA whatever blocks the allocator hands out."""
-    known_rules = largest_slack_nbytes() is not None
-    return known_rules and worst_case_nbytes(graph, schedule) <= budget_nbytes
+    slack_nbytes = largest_slack_nbytes()
+    return slack_nbytes is not None and worst_case_nbytes(graph, schedule, slack_nbytes) <= budget_nbytes
 
 
 def replan_until_it_fits(

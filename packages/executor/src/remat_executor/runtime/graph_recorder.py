@@ -115,13 +115,16 @@ class CaptureStream:
         """Take the workspaces of this thread, once."""
         if getattr(self.warm, "done", False):
             return
-        self.warm.done = True
         try:
             _multiply(self.device)  # a library cannot be initialized while work is recorded
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:
+            self.warm.done = True
             return  # deterministic algorithms may refuse products, so a step that runs has none
         graph, _ = self.capture(self.workspaces, functools.partial(_multiply, self.device))
         self.kept.append(graph)
+        self.warm.done = True
 
 
 capture_stream = functools.cache(CaptureStream)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from remat_executor.capture.cudnn_batch_norms import cudnn_batch_norm
 from remat_executor.capture.dropout_rounding import noise_dropout, replay_noise_dropout
 from remat_executor.capture.recurrent import recording_lstm_layer
 from remat_executor.fx_nodes import may_draw, target_of
@@ -20,6 +21,7 @@ from remat_executor.translation.recipes import own_copy
 
 Operator = Callable[..., Any]
 aten = torch.ops.aten
+_CUDNN = (cudnn_batch_norm, aten.cudnn_batch_norm.default, aten.cudnn_batch_norm_backward.default)
 
 
 class Opaque(Interpreter):
@@ -69,7 +71,7 @@ class Opaque(Interpreter):
     def run_node(self, n: Node) -> Any:
         """Call the opaque operator of a node, if it has one."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        if n.target in (aten.cudnn_batch_norm.default, aten.cudnn_batch_norm_backward.default):
+        if n.target in _CUDNN:
             return _fusible_batch_norm(n.target, args)
         if n not in self.operators:
             return super().run_node(n)
@@ -88,11 +90,15 @@ def _fusible_batch_norm(target: Any, args: tuple[Any, ...]) -> Any:
         backward = aten.native_batch_norm_backward.default
         return backward(gradient, x, weight, *statistics, True, eps, [True, True, True])
     x, weight, bias, mean, variance, *rest = args
+    reserve = x.new_empty(0, dtype=torch.uint8)
+    if target is cudnn_batch_norm:  # a compiler would not see that the kernel writes the copied statistics
+        *made, new_mean, new_variance = aten._native_batch_norm_legit_functional.default(*args)
+        return (*made, reserve, new_mean, new_variance)
     if mean is None:
         made = aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
     else:
         made = aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, *rest)
-    return (*made, x.new_empty(0, dtype=torch.uint8))
+    return (*made, reserve)
 
 
 def _reader(device: str) -> Operator:

@@ -98,6 +98,13 @@ def selects_cudnn_batch_norm(
     return bool(select(x, weight, bias, *given, train, eps) == cudnn)
 
 
+def is_mutable(target: Any) -> bool:
+    """Whether a schema of an operator, or of one of its overloads, says that it writes arguments."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return any(is_mutable(getattr(target, name)) for name in target.overloads())
+    return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
+
+
 def schema_text(target: Any) -> str:
     """An operator's schema as a string: name, arguments, results."""
     return str(target._schema)
