@@ -64,7 +64,7 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(record.peak_nbytes + record.peak_nbytes // 32)
         return AllocatorRecord(peak_nbytes=found[-1], end_nbytes=record.end_nbytes, result=record.result)
 
-    monkeypatch.setattr(PipelineStages, "_may_waste", True)
+    monkeypatch.setattr(PipelineStages, "_blocks_may_be_larger", True)
     monkeypatch.setattr(peak_check, "allocator_peak", counted)
     return found
 
@@ -143,7 +143,7 @@ def test_offloaded_steps_leave_the_slack_of_all_blocks(
     """They cannot run on trial, so the bound itself is within the budget."""
     bounds, budgets = [], []
     for wasteful in (False, True):
-        monkeypatch.setattr(PipelineStages, "_may_waste", wasteful)
+        monkeypatch.setattr(PipelineStages, "_blocks_may_be_larger", wasteful)
         model = Layers()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         planned = Offmate(

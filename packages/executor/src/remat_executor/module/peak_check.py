@@ -12,7 +12,7 @@ replanned until the bound is within the budget, before any value is moved.
 
 import gc
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import attrs
 import torch
@@ -35,6 +35,7 @@ from remat_executor.torch_private.autograd import apply_plainly
 from remat_graph import Graph, Plan, RematError, Schedule, format_nbytes
 from remat_graph.training import with_placement
 
+T = TypeVar("T")
 _MOST_ATTEMPTS = 5
 _WARM_UPS = 1
 """Runs before the measured ones: they compile, and initialize what is initialized once."""
@@ -166,25 +167,12 @@ def replan_until_it_fits(
     Raises:
         OverCompiled: no plan was found that fits.
     """
-    graph, budget_nbytes = step.graph, step.plan.budget_nbytes
-    if isinstance(planner, MarginPlanner):
-        budget_nbytes = planner.budget_for(graph)
-    margin_nbytes = 0
-    for _ in range(_MOST_ATTEMPTS):
+
+    def judge(step: PlannedStep) -> tuple[PlannedStep, int]:
         measured_nbytes = measure_peak(step, tensors)
-        peak_nbytes = measured_nbytes + headroom(step)
-        if peak_nbytes <= budget_nbytes:
-            return attrs.evolve(step, rehearsed_nbytes=measured_nbytes)
-        beyond_nbytes = peak_nbytes - step.plan.peak_nbytes
-        margin_nbytes = _larger_margin(margin_nbytes, beyond_nbytes, peak_nbytes - budget_nbytes)
-        over = _over(runtime, peak_nbytes, budget_nbytes, margin_nbytes)
-        if not isinstance(planner, MarginPlanner):
-            raise over
-        try:
-            step = rebuild(planner.with_margin(margin_nbytes)(graph))
-        except RematError as error:
-            raise over from error
-    raise over
+        return attrs.evolve(step, rehearsed_nbytes=measured_nbytes), measured_nbytes + headroom(step)
+
+    return _until_within_budget(step, lambda step: step.plan, step.graph, planner, judge, rebuild, runtime)
 
 
 def block_headroom(step: PlannedStep) -> int:
@@ -198,19 +186,48 @@ def replan_for_slack(graph: Graph, plan: Plan, planner: MarginPlanner) -> Plan:
     Raises:
         OverCompiled: no such plan was found.
     """
-    slack_nbytes = largest_slack_nbytes()
-    if slack_nbytes == 0:
+    if largest_slack_nbytes() == 0:
         return plan
-    budget_nbytes, margin_nbytes = planner.budget_for(graph), 0
+
+    def judge(plan: Plan) -> tuple[Plan, int]:
+        return plan, worst_case_nbytes(with_placement(graph, plan.on_host), plan.schedule)
+
+    return _until_within_budget(plan, lambda plan: plan, graph, planner, judge, lambda plan: plan, "eager")
+
+
+def _until_within_budget(
+    candidate: T,
+    plan_of: Callable[[T], Plan],
+    graph: Graph,
+    planner: Callable[[Graph], Plan] | MarginPlanner,
+    judge: Callable[[T], tuple[T, int]],
+    rebuild: Callable[[Plan], T],
+    runtime: str,
+) -> T:
+    """The first candidate that its judge finds within the budget; each has a larger margin than the last.
+
+    `judge` returns a candidate with what it noted on it, and its peak in bytes.
+    """
+    budget_nbytes = plan_of(candidate).budget_nbytes
+    if isinstance(planner, MarginPlanner):
+        budget_nbytes = planner.budget_for(graph)
+    margin_nbytes = 0
     for _ in range(_MOST_ATTEMPTS):
-        peak_nbytes = worst_case_nbytes(with_placement(graph, plan.on_host), plan.schedule)
+        candidate, peak_nbytes = judge(candidate)
         if peak_nbytes <= budget_nbytes:
-            return plan
-        beyond_nbytes = peak_nbytes - plan.peak_nbytes
+            return candidate
+        beyond_nbytes = peak_nbytes - plan_of(candidate).peak_nbytes
         margin_nbytes = _larger_margin(margin_nbytes, beyond_nbytes, peak_nbytes - budget_nbytes)
-        over = _over("eager", peak_nbytes, budget_nbytes, margin_nbytes)
+        over = OverCompiled(
+            runtime=runtime,
+            peak=format_nbytes(peak_nbytes),
+            budget=format_nbytes(budget_nbytes),
+            advised=format_nbytes(budget_nbytes + margin_nbytes),
+        )
+        if not isinstance(planner, MarginPlanner):
+            raise over
         try:
-            plan = planner.with_margin(margin_nbytes)(graph)
+            candidate = rebuild(planner.with_margin(margin_nbytes)(graph))
         except RematError as error:
             raise over from error
     raise over
@@ -223,12 +240,3 @@ def _larger_margin(margin_nbytes: int, beyond_nbytes: int, surplus_nbytes: int) 
     necessary would cost recomputation.
     """
     return max(beyond_nbytes + beyond_nbytes // 8, margin_nbytes + margin_nbytes // 8 + surplus_nbytes)
-
-
-def _over(runtime: str, peak_nbytes: int, budget_nbytes: int, margin_nbytes: int) -> OverCompiled:
-    return OverCompiled(
-        runtime=runtime,
-        peak=format_nbytes(peak_nbytes),
-        budget=format_nbytes(budget_nbytes),
-        advised=format_nbytes(budget_nbytes + margin_nbytes),
-    )

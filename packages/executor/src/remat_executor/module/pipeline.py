@@ -195,7 +195,11 @@ class PipelineStages:
 
     def with_slack(self, graph: Graph, plan: Plan) -> Plan:
         """The plan, or another one if values move and CUDA's blocks could exceed the budget."""
-        if self.backend is None or not self._may_waste or not isinstance(self.replanner, MarginPlanner):
+        if (
+            self.backend is None
+            or not self._blocks_may_be_larger
+            or not isinstance(self.replanner, MarginPlanner)
+        ):
             return plan
         return replan_for_slack(graph, plan, self.replanner)
 
@@ -223,14 +227,18 @@ class PipelineStages:
             assert self.replanner is not None
             return replan_until_it_fits(step, call.tensors, self.replanner, build, self.runtime)
         planner = self.replanner
-        if self.backend is not None or not self._may_waste or not isinstance(planner, MarginPlanner):
+        if (
+            self.backend is not None
+            or not self._blocks_may_be_larger
+            or not isinstance(planner, MarginPlanner)
+        ):
             return step
         if surely_within(planner.budget_for(graph), graph, plan.schedule):
             return step
         return replan_until_it_fits(step, call.tensors, planner, build, "eager", block_headroom)
 
     @property
-    def _may_waste(self) -> bool:
+    def _blocks_may_be_larger(self) -> bool:
         """Whether the allocator's blocks may be larger than asked for, beyond the rounding of the graph."""
         return self.device is not None and self.device.type == "cuda"
 

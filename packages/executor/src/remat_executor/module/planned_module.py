@@ -89,9 +89,9 @@ class PlannedModule(nn.Module):
                 dropped first.
             buckets: pads inputs to a few lengths, which bounds the number of plans.
             runtime: what runs the plan: ``"eager"``, ``"inductor"``, ``"cudagraph"`` or a factory of
-                runtimes. The peak of all but the first is measured, and the step replanned with a margin
-                if it exceeds the budget; `planner` must then be a `MarginPlanner`. With one, the peak of the
-                first is measured too where CUDA's allocator could exceed the budget.
+                runtimes. The peak of all but ``"eager"`` is measured, and the step replanned with a margin
+                if it exceeds the budget; `planner` must then be a `MarginPlanner`. With such a planner an
+                eager step is measured too, on CUDA, if the blocks of the allocator could exceed the budget.
             part_nbytes: bytes of gradients that may wait before the backward delivers them; 0 to deliver each
                 by itself, None for as many deliveries as cost a hundredth of the step.
             backend: carries out what plans do in addition to computing; None if they only compute.
