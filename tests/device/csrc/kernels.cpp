@@ -164,6 +164,7 @@ class Launch {
   std::vector<IValue> args_;       // as the caller gave them
   std::vector<IValue> cpu_args_;   // what the kernel is called with
   std::vector<IValue> raw_args_;   // with the places of all tensors, for a graph
+  std::vector<IValue> results_;
   std::vector<Tensor> read_, written_;
   std::vector<std::pair<Tensor, Tensor>> inputs_;  // tensors of the device, and as the CPU sees them
   std::vector<Write> writes_;
@@ -239,7 +240,7 @@ void Launch::run(Stack* stack, Lock& lock) {
     seeds = {draw->seed, draw->offset};
   }
   if (!draw) lock.unlock();  // the kernel may be Python's
-  std::vector<IValue> results = call(op_, cpu_args_, seeds);
+  auto& results = results_ = call(op_, cpu_args_, seeds);
   if (!draw) lock.lock();
   std::vector<IValue> returned;
   bool to_host = op_.hasTag(at::Tag::dynamic_output_shape);
@@ -301,8 +302,8 @@ void Launch::record_node(Stream& s, const std::optional<Draw>& draw) {
 }
 
 static void fallback(const c10::OperatorHandle& op, Stack* stack) {
+  Launch launch(op, stack);  // its tensors are dropped after the mutex
   Lock lock(mutex);
-  Launch launch(op, stack);
   launch.run(stack, lock);
 }
 

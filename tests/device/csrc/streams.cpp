@@ -17,6 +17,15 @@ thread_local std::map<int, int64_t> current_stream_ids;
 static std::map<std::pair<int, int64_t>, Stream> streams;
 static int64_t next_id = 1;
 
+void Lock::lock() {
+  held_ = true;
+  if (mutex.try_lock()) return;
+  if (!Py_IsInitialized() || !PyGILState_Check()) return mutex.lock();
+  PyThreadState* thread = PyEval_SaveThread();
+  mutex.lock();
+  PyEval_RestoreThread(thread);
+}
+
 void join(Order& into, const Order& other) {
   if (into.size() < other.size()) into.resize(other.size());
   for (size_t i = 0; i < other.size(); i++) into[i] = std::max(into[i], other[i]);

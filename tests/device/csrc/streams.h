@@ -8,6 +8,7 @@
 // Time is counted, not measured. A launch takes the host kLaunchSeconds; a stream is busy for the seconds of its
 // work. All figures are the same at each run.
 #pragma once
+#include <torch/csrc/python_headers.h>
 #include <c10/core/Stream.h>
 #include <deque>
 #include <functional>
@@ -28,7 +29,20 @@ constexpr double kLinkRate = 25e9;       // bytes a second between host and devi
 constexpr double kArithmeticRate = 50e12;  // float operations a second
 
 extern std::recursive_mutex mutex;  // of everything in this library
-using Lock = std::unique_lock<std::recursive_mutex>;
+
+// Holds the mutex. A thread that has Python's lock gives it up while it waits, because the holder of the mutex may
+// need Python's lock: to drop the last reference to a tensor, for example.
+class Lock {
+ public:
+  explicit Lock(std::recursive_mutex&) { lock(); }
+  ~Lock() { if (held_) unlock(); }
+  Lock(const Lock&) = delete;
+  void lock();
+  void unlock() { mutex.unlock(); held_ = false; }
+
+ private:
+  bool held_ = false;
+};
 
 // What is known to have happened: the number of launches of each stream, by the stream's slot.
 using Order = std::vector<uint64_t>;
