@@ -1,4 +1,4 @@
-"""Ten models at three budgets on CUDA: bits of eager, within the budget; other flags, the second device, DDP."""
+"""Ten models at three budgets on CUDA: bits of eager, within the budget; flags, the second device, DDP."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_bits_of_eager_within_each_budget(name: str, cache: Path) -> None:
         planned.zero_grad()
         peak = allocator_peak(lambda planned=planned: loss(planned(*args, **kwargs)).backward(), "cuda")
         assert peak.peak_nbytes <= planned.plan.budget_nbytes
-        assert set(planned.runs) - {"planned"} == set() or planned.runs["planned"] == sum(planned.runs.values())
+        assert planned.runs["planned"] == sum(planned.runs.values())
 
 
 def test_another_precision_is_planned_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
