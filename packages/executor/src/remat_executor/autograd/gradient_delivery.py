@@ -1,7 +1,7 @@
 """Run a planned step under autograd: a chain of functions that delivers gradients in segments.
 
-Function 0 is applied last in the forward, runs the whole forward and owns the outputs; the others only pass
-an empty token along. Autograd calls their backwards in the order 0, 1, 2, ...; each runs its segment and
+The whole forward runs first. Then the functions are applied: function 0 is the last, and the outputs are
+those of the forward; the others only pass an empty token along. Autograd calls their backwards in the order 0, 1, 2, ...; each runs its segment and
 returns the gradients of its parameters, which the engine accumulates before it calls the next one. Live
 values travel with the token's gradient, so they belong to one backward run.
 """
@@ -245,11 +245,20 @@ def _empty_as(like: Tensor, device: torch.device) -> Tensor:
 
 class _SegmentFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: PlannedCall, index: int, token: Tensor | None, *owners: Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        call: PlannedCall,
+        index: int,
+        outputs: list[Tensor],
+        token: Tensor | None,
+        *owners: Tensor,
+    ) -> Any:
         ctx.call, ctx.index = call, index
         ctx.set_materialize_grads(False)
         if index == 0:
-            return call.run_forward()
+            found = tuple(outputs)
+            outputs.clear()
+            return found
         return torch.empty(0, device=call.wiring.device)
 
     @staticmethod
@@ -268,7 +277,7 @@ class _SegmentFunction(torch.autograd.Function):
             del token.remat_live
         with without_autocast(call.wiring.device):
             token, gradients = call.run_backward(ctx.index, live)
-        return (None, None, token, *gradients)
+        return (None, None, None, token, *gradients)
 
 
 def run_under_autograd(call: PlannedCall, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -277,12 +286,15 @@ def run_under_autograd(call: PlannedCall, owners: Sequence[Tensor]) -> tuple[Ten
     Returns:
         the differentiable outputs, in the order of `Wiring.differentiable`.
     """
+    with torch.no_grad():
+        # Before the functions are applied: a device computes meanwhile.
+        made = list(call.run_forward())
     token: Tensor | None = None
     segments = call.wiring.program.backward
     outputs: Any = ()
     for index in range(len(segments) - 1, -1, -1):
         mine = [owners[g] for g in segments[index].gradients]
-        result = apply_plainly(_SegmentFunction, call, index, token, *mine)
+        result = apply_plainly(_SegmentFunction, call, index, made, token, *mine)
         if index == 0:
             outputs = result
         else:

@@ -116,11 +116,11 @@ def signature(
     if device is None:
         device = tensors.flat[0].device if tensors.flat else torch.device("cpu")
     inputs = tensors.inputs
-    first = {storage_id(t): -1 - i for i, t in reversed(list(enumerate(inputs)))}
-    first.update(owned_storages)
+    ids = list(map(storage_id, inputs))
+    first = {ids[i]: -1 - i for i in reversed(range(len(ids)))}
     return Signature(
         own=own,
-        sharing=tuple(first[storage_id(t)] for t in inputs),
+        sharing=tuple(owned_storages.get(i, first[i]) for i in ids),
         inputs=(
             tensors.leaves,
             tuple((slot.name, slot.place) for slot in tensors.slots),
@@ -228,7 +228,7 @@ def odd(tensors: Iterable[Tensor], whose: str, *, empty: bool = False) -> str | 
 def unseen_change(tensors: Tensors) -> str | None:
     """An argument that cannot be compared by value, or is the module's own tensor; None if there is none."""
     if tensors.arguments:
-        own = {id(t) for _, t in (*tensors.parameters, *tensors.buffers)}
+        own = tensors.owned.registered_ids
         if any(id(t) in own for t in tensors.arguments):
             return "parameter or buffer of its own"
     odd = (c for c in tensors.constants if not (isinstance(c, PLAIN) or callable(c) or isinstance(c, Enum)))
