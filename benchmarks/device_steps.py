@@ -61,7 +61,7 @@ class Side:
 
     call: Callable[..., Tensor]
     owner: nn.Module
-    sample: Tensor
+    sample: Any
 
     def step(self) -> Tensor:
         """Forward and backward into new gradients; returns the loss."""

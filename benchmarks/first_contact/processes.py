@@ -31,6 +31,7 @@ def rows_of(
     *,
     limit_s: float,
     environment: Mapping[str, str] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Run rows in processes until all are done or the time is over.
 
@@ -39,17 +40,18 @@ def rows_of(
         names: of the rows.
         limit_s: seconds for all of them.
         environment: of the processes; None for that of this one.
+        clock: gives seconds.
 
     Yields:
         The name of each row that was begun with what it gave, or with "wrong" if its process ended.
     """
-    end_s = time.monotonic() + limit_s
+    end_s = clock() + limit_s
     left = list(names)
-    while left and time.monotonic() < end_s:
+    while left and clock() < end_s:
         begun: str | None = None
         log: deque[str] = deque(maxlen=_KEPT_LINES)
         with _Process(command(left), environment) as process:
-            for line in process.lines(end_s):
+            for line in process.lines(lambda: end_s - clock()):
                 if not line.startswith(MARK):
                     log.append(line)
                     continue
@@ -60,7 +62,7 @@ def rows_of(
                     yield message["name"], message["row"]
                     left.remove(message["name"])
                     begun = None
-        if begun is None and left:  # it could not begin
+        if begun is None and left and process.status is not None:  # it could not begin
             begun = left[0]
         if begun is not None:
             why = _why(process.status, limit_s)
@@ -83,7 +85,8 @@ class _Process:
             start_new_session=True,
         )
         self._queue: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> "_Process":
         return self
@@ -92,18 +95,20 @@ class _Process:
         if self.status is None:
             os.killpg(self._running.pid, signal.SIGKILL)
             self._running.wait()
+        self._reader.join()
 
     def _read(self) -> None:
         assert self._running.stdout is not None
-        for line in self._running.stdout:
-            self._queue.put(line.rstrip("\n"))
+        with self._running.stdout as lines:
+            for line in lines:
+                self._queue.put(line.rstrip("\n"))
         self._queue.put(None)
 
-    def lines(self, end_s: float) -> Iterator[str]:
-        """Its lines, until it ends or the time is over; `status` is None then."""
+    def lines(self, left_s: Callable[[], float]) -> Iterator[str]:
+        """Its lines, until it ends or no time is left; `status` is None then."""
         while True:
             try:
-                line = self._queue.get(timeout=max(0.0, end_s - time.monotonic()))
+                line = self._queue.get(timeout=max(0.0, left_s()))
             except queue.Empty:
                 return
             if line is None:
