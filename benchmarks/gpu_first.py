@@ -29,6 +29,7 @@ not judged then.
 """
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -90,18 +91,20 @@ def measure(options: argparse.Namespace, rows: list[Row], path: Path, device: to
             names = [n for n in section.names(small=options.small) if (section.name, n) not in done]
             share = section.share / sum(later.share for later in chosen[place:])
 
-            def command(left: Sequence[str], section: Section = section) -> list[str]:
-                words = [sys.executable, __file__, "--out", str(options.out), "--worker", section.name]
-                return [*words, *(["--small"] if options.small else []), "--rows", *left]
-
-            began_s = time.monotonic()
-            limit_s = share * (end_s - began_s)
+            limit_s = share * (end_s - time.monotonic())
+            words = ["--out", str(options.out), *(["--small"] if options.small else [])]
+            words += ["--worker", section.name, "--time-limit", str(limit_s), "--rows"]
+            command = functools.partial(_command, words)
             for name, given in rows_of(command, names, limit_s=limit_s, environment=environment):
                 rows.append(Row(**{"section": section.name, "name": name, **given}))
                 record.write(
                     path, list(map(attrs.asdict, rows)), packages=["torch"], device=device_name(device)
                 )
                 print(line(rows[-1]), flush=True)
+
+
+def _command(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    return [sys.executable, __file__, *words, *names]
 
 
 def line(row: Row) -> str:
@@ -140,7 +143,12 @@ def main() -> int:
     platforms = (options.out if options.small else ROOT) / "platforms"
     if options.worker is not None:
         (section,) = (each for each in SECTIONS if each.name == options.worker)
-        setting = Setting(device=device, small=options.small, platforms=platforms)
+        setting = Setting(
+            device=device,
+            small=options.small,
+            platforms=platforms,
+            end_s=time.monotonic() + options.time_limit,
+        )
         run_rows(section, options.rows, setting)
         return 0
     if device.type == "cpu" and not options.small:

@@ -16,10 +16,11 @@ judged: where gradients are megabytes it is the C library that decides how many 
 system between one gradient and the next, and figures jump by a fifth with the size of a part (ResNet-50:
 12,576 or 22,272 page faults a step; none, and a ratio as in the other column, when it is told to keep them).
 
-"us an op" is the time of a planned step divided by the ops of its graph; "first us" is the time from the call
-to the first operator, which a device waits for if it has nothing else to do, and "eager us" the same of eager,
-both under the profiler; "look us" is what a call spends on looking whether the module is what it was; "ready s" is the time from the model to the planned module, with
-costs measured before where the user's cache has them, and "plan s" the solver's share of it.
+"us an op" is the time of a planned step divided by the ops of its graph; "first us" is the time from the
+call to the first operator, which an idle device waits for, and "eager us" the same of eager, both under the
+profiler; "look us" is what a call spends on looking whether the module is what it was; "ready s" is the time
+from the model to the planned module, with costs measured before where the user's cache has them, and "plan s"
+the solver's share of it.
 """
 
 import argparse

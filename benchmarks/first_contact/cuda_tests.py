@@ -3,8 +3,11 @@
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from first_contact.rows import Findings, Setting
 
 SECTION = "tests"
 _ROOT = Path(__file__).resolve().parents[2]
+_SPARE_S = 3.0  # of the section's time, to count what ran
 _MOST_PROCESSES = 4  # each holds libraries on the device
 _OUTCOME = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 _MISSING = re.compile(r"No module named '([\w.]+)'")
@@ -23,7 +27,7 @@ def names(*, small: bool) -> tuple[str, ...]:
 
 
 def run(name: str, setting: Setting) -> Findings:
-    """Run pytest; what it prints until it ends, or is ended, is counted."""
+    """Run pytest; what it prints until it ends, or no time is left, is counted."""
     found = Findings(setting)
     missing = [each for each in ("pytest", "hypothesis") if importlib.util.find_spec(each) is None]
     if setting.device.type != "cuda" or missing:
@@ -38,14 +42,16 @@ def run(name: str, setting: Setting) -> Findings:
         command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
     assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line.rstrip())
-        if _OUTCOME.search(line):
-            print(line.rstrip(), flush=True)  # so that a run that is ended shows how far it came
+    limit_s = setting.end_s - time.monotonic() - _SPARE_S
+    timer = threading.Timer(min(limit_s, threading.TIMEOUT_MAX), process.kill)
+    timer.start()
+    lines = [line.rstrip() for line in process.stdout]
     status = process.wait()
+    timer.cancel()
     _read(found, lines)
-    if status not in (0, 1, 5) and not found.wrong:
+    if status == -signal.SIGKILL:
+        found.wrong.insert(0, f"not all tests ran in {limit_s:.0f} s")
+    elif status not in (0, 1, 5) and not found.wrong:
         found.wrong.append(f"pytest ended with status {status}: {lines[-1] if lines else ''}"[:300])
     return found
 

@@ -23,11 +23,13 @@ class Setting:
         small: whether models are tiny, to test the script: bits and budgets are judged, times and predicted
             peaks are not.
         platforms: the folder of platform files.
+        end_s: when, by `time.monotonic`, the section must be done.
     """
 
     device: torch.device
     small: bool
     platforms: Path
+    end_s: float = float("inf")
 
     @property
     def plan_s(self) -> float:
