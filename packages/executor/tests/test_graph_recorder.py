@@ -63,9 +63,7 @@ class Cuda:
         return self.peak[device.index]
 
     def memory_snapshot(self) -> list[dict[str, Any]]:
-        return [
-            {"segment_pool_id": pool, "allocated_size": nbytes} for pool, nbytes in self.in_pool.items()
-        ]
+        return [{"segment_pool_id": pool, "allocated_size": nbytes} for pool, nbytes in self.in_pool.items()]
 
 
 def test_graphs_are_recorded_on_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,8 +113,6 @@ def signature(
     tensors: Tensors, own: OwnSignature, owned_storages: Mapping[int, int], device: torch.device | None = None
 ) -> Signature:
     """Read the signature of a call that runs on `device`; None: where the module is."""
-    if device is None:
-        device = tensors.flat[0].device if tensors.flat else torch.device("cpu")
     inputs = tensors.inputs
     first = {storage_id(t): -1 - i for i, t in reversed(list(enumerate(inputs)))}
     first.update(owned_storages)
@@ -128,7 +126,7 @@ def signature(
         ),
         constants=tuple(exact_key(c) for c in tensors.constants),
         spec=str(tensors.spec),
-        flags=global_flags(device),
+        flags=global_flags(device or tensors.device),
     )
 
 

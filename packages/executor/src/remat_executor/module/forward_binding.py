@@ -46,7 +46,7 @@ class ForwardBinding:
     CAPTURES: ClassVar[_Depth] = _Depth()  # of all modules: one may call another
 
     original: nn.Module
-    first: ForwardTarget = None
+    first: ForwardTarget = attrs.field(init=False)
     assigned: ForwardTarget | Nothing = NOTHING
     forward: Any = None
     runner: Any = None

@@ -30,7 +30,6 @@ from remat_executor.module.replanning import PlanManager
 from remat_executor.module.step_graph import check_input, output_indices
 from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
-from remat_executor.translation.translate import work_device
 from remat_graph import Graph, Plan, Platform
 from remat_graph.platforms.measured import Measurement
 
@@ -111,7 +110,7 @@ class PlannedModule(nn.Module):
         if device is not None:
             check_device(device)
         tensors = check_input(model, args, kwargs, device)
-        device = device or work_device(tensors)
+        device = device or tensors.device
         new_runtime = runtime_factory(runtime, device)
         check_part_nbytes(part_nbytes)
         manager = PlanManager(

@@ -16,7 +16,6 @@ from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import Tensors, collect
 from remat_executor.module.pipeline import CallToPlan, PipelineStages, Progress
 from remat_executor.torch_private.module_hooks import global_module_hooks
-from remat_executor.translation.translate import work_device
 from remat_graph import Graph, Platform
 from remat_graph.errors import shown
 
@@ -43,7 +42,7 @@ def step_graph(
         on_progress: called with (what, done, total).
     """
     tensors = check_input(model, args, kwargs or {})
-    cache = CostCache(work_device(tensors), cache_dir)
+    cache = CostCache(tensors.device, cache_dir)
     stages = PipelineStages(
         costs=functools.partial(with_costs, cache=cache, platform=platform),
         differentiate=output_indices(differentiate),
@@ -105,7 +104,7 @@ def check_input(
     )
     if strange is not None:
         raise BadInput(problem=strange, advice="plan the parts of the model that have plain, dense tensors")
-    device = device or work_device(tensors)
+    device = device or tensors.device
     for tensor in tensors.arguments:
         if tensor.device != device and tensor.ndim > 0:
             raise BadInput(
