@@ -22,10 +22,17 @@ from remat_executor.capture.repeatable_batch_norms import arguments_read, batch_
 from remat_executor.fx_nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.generator_state import read_state, replay
 from remat_executor.lowering.gradient_segments import split_backward
-from remat_executor.lowering.liveness import freed_next, group_steps, live_after, needed_later, repeated_draws
+from remat_executor.lowering.liveness import (
+    freed_next,
+    group_steps,
+    handled_steps,
+    live_after,
+    needed_later,
+    repeated_draws,
+)
 from remat_executor.lowering.program import LoweredGraph, LoweredStep, Segment
 from remat_executor.lowering.runtime_protocol import GraphInterface, Runtime
-from remat_executor.lowering.step_handler import Action, handled_steps
+from remat_executor.lowering.step_handler import Action
 from remat_executor.torch_private.fx_modules import read_later
 from remat_executor.translation.recipes import (
     CallOperator,
