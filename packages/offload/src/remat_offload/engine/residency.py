@@ -283,8 +283,9 @@ class Residency:
     def write_back_newer(self) -> None:
         """Copy values to the host that updates left on the device, if the call ended before their copy."""
         for name, resident in self.residents.items():
-            if resident.newer is not None:
-                self.copy_to_host(name, resident.newer)
+            if (newer := resident.newer) is not None:
+                self.copy_to_host(name, newer)
+                self.machine.release_after_copies(newer)
 
     def copy_to_host(self, name: str, newer: Tensor) -> Ticket:
         """Copy newer bytes of a resident from the device to its block."""
