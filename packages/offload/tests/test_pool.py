@@ -191,7 +191,7 @@ def test_a_block_in_a_copy_is_not_lent() -> None:
 
 @pytest.mark.parametrize("size", [10, 9])
 def test_an_interrupted_wait_loses_no_block(size: int) -> None:
-    """A request at the cap waits for the block of a copy, to reuse it or to give it back; it can be repeated."""
+    """A request at the cap that waits for a copy, to reuse its block or to give it back, can be repeated."""
 
     class Interrupted(Copy):
         def synchronize(self) -> None:
