@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from remat_facade import Offmate
 from remat_graph import Links
 from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine, WeightReader
-from remat_offload.engine.weight_loading import rebind_storage
+from remat_offload.tensor_memory import rebind_storage
 from tests.helpers.models import import_transformers
 from tests.helpers.offmates import Mapped
 

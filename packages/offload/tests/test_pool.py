@@ -189,6 +189,24 @@ def test_a_block_in_a_copy_is_not_lent() -> None:
     assert (memory.taken, done.waited) == (2, False)
 
 
+@pytest.mark.parametrize("size", [10, 9])
+def test_an_interrupted_wait_loses_no_block(size: int) -> None:
+    """A request at the cap that waits for a copy, to reuse its block or to give it back, can be repeated."""
+
+    class Interrupted(Copy):
+        def synchronize(self) -> None:
+            if not self.waited:
+                self.waited = True
+                raise KeyboardInterrupt
+
+    pool = HostPool(10)
+    pool.release(pool.allocate(10), after=Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        pool.allocate(size)
+    pool.allocate(size)
+    assert size == pool.statistics.held_nbytes
+
+
 def test_closing() -> None:
     """A closed pool allocates nothing, gives idle blocks back, and lent ones when they are released."""
     memory = CountingMemory()

@@ -1,9 +1,9 @@
 """Run a planned step under autograd: a chain of functions that delivers gradients in segments.
 
-The whole forward runs first. Then the functions are applied: function 0 is the last, and the outputs are
-those of the forward; the others only pass an empty token along. Autograd calls their backwards in the order 0, 1, 2, ...; each runs its segment and
-returns the gradients of its parameters, which the engine accumulates before it calls the next one. Live
-values travel with the token's gradient, so they belong to one backward run.
+The whole forward runs first. Then the functions are applied: function 0 is the last and owns the outputs; the
+others only pass an empty token along. Autograd calls their backwards in the order 0, 1, 2, ...; each runs its
+segment and returns the gradients of its parameters, which the engine accumulates before it calls the next
+one. Live values travel with the token's gradient, so they belong to one backward run.
 """
 
 import contextlib

@@ -31,18 +31,19 @@ from remat_graph import (
 )
 from remat_offload.copy_lanes.machine import Machine, Ticket
 from remat_offload.deferred_signals import uninterrupted
-from remat_offload.engine.residency import Layout, Residency, Resident, bytes_of
+from remat_offload.engine.residency import Residency, Resident
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import Event, HostPool
 from remat_offload.optimizer.clipping import Clipping
 from remat_offload.optimizer.states import OptimizerStates
+from remat_offload.tensor_memory import Layout, bytes_of
 
 
 class EngineState(Protocol):
     """The attributes and methods of `Engine` that a call uses; `Engine` describes them."""
 
     residency: Residency
-    updates: OptimizerStates
+    states: OptimizerStates
     clipping: Clipping
     accumulating: bool
     accumulated: set[nn.Parameter]
@@ -221,13 +222,13 @@ class Transfers:
             for value in update.states:
                 if value in live and (resident := self.resident(value)) is not None:
                     resident.newer = bytes_of(live[value])
-            self.engine.updates.on_device(param, grad if increment is None else grad.add_(increment), states)
+            self.engine.states.on_device(param, grad if increment is None else grad.add_(increment), states)
             return
         grad, increment, after = self.take_gradient(update, live)
         resident = self.residency.residents[name]
         written = [resident, *(r for v in update.states if (r := self.resident(v)) is not None)]
-        scale = self.engine.clipping.scale_of(param)
-        apply = self.engine.updates.on_host(param, resident.tensor, grad, scale)
+        scale = self.engine.clipping.take_scale(param)
+        apply = self.engine.states.on_host(param, resident.tensor, grad, scale)
 
         def work() -> None:
             with torch.no_grad(), past_torch_function():

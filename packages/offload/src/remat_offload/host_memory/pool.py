@@ -224,9 +224,10 @@ class HostPool:
         done = [i for i in same if (event := self._idle[i].busy_until) is None or event.query()]
         if not done and self._held_nbytes + self._memory.charge(nbytes) <= self._capacity:
             return None
-        block = self._idle.pop((done or same)[0])
+        index = (done or same)[0]
         if not done:
-            _wait_until_unused(block)
+            _wait_until_unused(self._idle[index])  # an interrupted wait leaves the block in the pool
+        block = self._idle.pop(index)
         block.busy_until = None
         return block
 
@@ -238,8 +239,8 @@ class HostPool:
         return block
 
     def _drop(self, index: int) -> None:
+        _wait_until_unused(self._idle[index])  # an interrupted wait leaves the block in the pool
         block = self._idle.pop(index)
-        _wait_until_unused(block)
         self._held_nbytes -= self._memory.charge(block.bytes.numel())
         self._memory.give_back(block.bytes)
 

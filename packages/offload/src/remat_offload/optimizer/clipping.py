@@ -74,7 +74,7 @@ class Clipping:
         self._times = 1  # the number of gradients added up for it
         self._added: Counter[Tensor] = Counter()
         self._norms: dict[Tensor, _PendingNorm] = {}
-        self._scales: dict[Tensor, Tensor] = {}
+        self._scales: dict[nn.Parameter, Tensor] = {}
         self._hooks: dict[Tensor, RemovableHandle] = {}
 
     def clip(
@@ -82,9 +82,9 @@ class Clipping:
         params: Sequence[nn.Parameter],
         on_host: Sequence[nn.Parameter],
         max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
+        norm_type: float,
+        error_if_nonfinite: bool,
+        foreach: bool | None,
     ) -> Tensor:
         """Do what `torch.nn.utils.clip_grad_norm_` does; gradients on the host are scaled later.
 
@@ -110,7 +110,7 @@ class Clipping:
             self._mark_pending(param, _DeferredScaling(self, param))
         return norm
 
-    def scale_of(self, param: nn.Parameter) -> Tensor | None:
+    def take_scale(self, param: nn.Parameter) -> Tensor | None:
         """Return the factor for the gradient in an update that begins now, and take it over."""
         return self._scales.pop(param, None)
 
@@ -126,7 +126,6 @@ class Clipping:
     def scale_all(self) -> None:
         """Do all deferred scalings now."""
         for param in [*self._scales]:
-            assert isinstance(param, nn.Parameter)
             self.scale(param)
 
     def before_adding(self, param: nn.Parameter) -> None:

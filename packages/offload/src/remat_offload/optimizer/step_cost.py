@@ -33,7 +33,7 @@ def update_cost(
     dtype: torch.dtype,
     device: torch.device,
     shape: Sequence[int],
-    narrow: torch.dtype | None = None,
+    narrow: torch.dtype | None,
 ) -> UpdateCost:
     """Measure a step of one tensor with a group's settings; the optimizer is not changed.
 
@@ -71,7 +71,7 @@ def _whole_step(
     state: Mapping[str, Any],
     narrow: torch.dtype | None,
 ) -> Callable[[], None]:
-    """A function that steps a parameter as an update does: by chunks, from a master if `narrow`."""
+    """Return a function that steps a parameter as an update does: by chunks, from a master if `narrow`."""
     parameter = torch.nn.Parameter(data)
     replica = shallow_copy(optimizer, [{**settings, "params": [parameter]}])
     replica.state[parameter] = state
