@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from remat_executor import allocator_peak
 from remat_facade import Hiremate
+from remat_graph import OpCost
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 ATTENTION = "aten._scaled_dot_product_"
@@ -110,6 +112,43 @@ def test_the_allocator_stays_within_the_budget(device: str, tmp_path: Path) -> N
 
     peak_nbytes = allocator_peak(run, torch.device(device)).peak_nbytes
     assert 0.9 * module.plan.peak_nbytes <= peak_nbytes <= module.plan.budget_nbytes
+
+
+@attrs.frozen(kw_only=True)
+class SlowHost:
+    """A platform whose host needs longer to issue an op than the device to run it."""
+
+    name: str = "slow host"
+
+    def time_s(self, cost: OpCost) -> float:
+        """One microsecond."""
+        return 1e-6
+
+    def issue_s(self, cost: OpCost) -> float:
+        """Ten."""
+        return 1e-5
+
+
+@pytest.mark.parametrize(
+    ("device", "runtime"),
+    [
+        ("cpu", "eager"),
+        pytest.param("cuda", "eager", marks=pytest.mark.cuda),
+        pytest.param("cuda", "cudagraph", marks=pytest.mark.cuda),
+    ],
+)
+def test_a_small_model_is_launch_bound(device: str, runtime: str, tmp_path: Path) -> None:
+    """Its plan says so and predicts the time of issuing; not with recorded graphs, which are issued at once."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))).to(device)
+    x = torch.randn(4, 8, device=device)
+    platform = SlowHost() if device == "cpu" else None
+    module = Hiremate(model, x, "200%", runtime=runtime, platform=platform, cache_dir=tmp_path)
+    plan = module.plan
+    assert ("launch-bound" in plan.summary()) == (runtime == "eager")
+    assert (plan.issue_s > 0.0) == (runtime == "eager")
+    assert plan.time_s == max(plan.issue_s, plan.noremat_time_s + plan.recomputed_s)
+    if platform is not None:
+        assert plan.time_s == pytest.approx(1e-5 * len(plan.schedule.order))
 
 
 def blocks_that_fit(nbytes: int) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.joint_graph import capture, raise_as_original
+from remat_executor.costs.annotate import issued_at_once
 from remat_executor.costs.measure import MeasureError
 from remat_executor.errors import CaptureError, WrongPrediction, note_on
 from remat_executor.inspection.fake_module import with_fake_tensors
@@ -133,6 +134,7 @@ class PipelineStages:
         device: where the step runs; None: where the model is.
         new_runtime: makes the runtime of one step.
         runtime: the runtime's name; the peak of all but ``"eager"`` is measured, and on CUDA also of that.
+            With ``"cudagraph"`` the time of issuing ops is not counted.
         replanner: plans again with a margin if a runtime needs more than its plan predicts.
         part_nbytes: gradient bytes that may wait together in the backward.
         backend: carries out what plans do in addition to computing.
@@ -191,6 +193,8 @@ class PipelineStages:
             finally:
                 del failed
         call.on_measured(traced.captured)
+        if self.runtime == "cudagraph":
+            graph = issued_at_once(graph)
         return graph if self.backend is None else self.backend.extend_graph(graph, call.tensors)
 
     def with_slack(self, graph: Graph, plan: Plan) -> Plan:

@@ -134,7 +134,10 @@ class PlannedStep:
             for k, run in enumerate(op.implementations):
                 cost = op_cost(recipe, self.graph, i, k)
                 costs[cost.key] = Measurement(
-                    cost=cost, time_s=run.time_s, workspace_nbytes=run.workspace_nbytes
+                    cost=cost,
+                    time_s=run.time_s,
+                    workspace_nbytes=run.workspace_nbytes,
+                    issue_s=run.issue_s,
                 )
         return list(costs.values())
 
