@@ -138,17 +138,22 @@ class SlowHost:
     ],
 )
 def test_a_small_model_is_launch_bound(device: str, runtime: str, tmp_path: Path) -> None:
-    """Its plan says so and predicts the time of issuing; not with recorded graphs, which are issued at once."""
+    """Its plan says so and predicts the time of issuing; recorded graphs are issued at once."""
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))).to(device)
     x = torch.randn(4, 8, device=device)
-    platform = SlowHost() if device == "cpu" else None
-    module = Hiremate(model, x, "200%", runtime=runtime, platform=platform, cache_dir=tmp_path)
+    module = Hiremate(model, x, "200%", runtime=runtime, platform=SlowHost(), cache_dir=tmp_path)
     plan = module.plan
     assert ("launch-bound" in plan.summary()) == (runtime == "eager")
     assert (plan.issue_s > 0.0) == (runtime == "eager")
-    assert plan.time_s == max(plan.issue_s, plan.noremat_time_s + plan.recomputed_s)
-    if platform is not None:
-        assert plan.time_s == pytest.approx(1e-5 * len(plan.schedule.order))
+    assert plan.time_s == pytest.approx((1e-5 if plan.issue_s else 1e-6) * len(plan.schedule.order))
+
+
+@pytest.mark.cuda
+def test_the_time_of_issuing_on_a_gpu(tmp_path: Path) -> None:
+    """It is measured, and a step is not predicted to be shorter; test_device_timer.py simulates it."""
+    model, x = built("cuda")
+    plan = planned(model, x, tmp_path).plan
+    assert 0.0 < plan.issue_s <= plan.time_s
 
 
 def blocks_that_fit(nbytes: int) -> Iterator[Tensor]:

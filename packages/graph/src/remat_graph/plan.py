@@ -203,8 +203,8 @@ class Plan:
     def launch_note(self) -> str:
         """What a launch-bound plan says about itself, in one line; see `waits_for_host`."""
         return (
-            f"launch-bound: issuing ops takes the host {format_seconds(self.issue_s)}, and the device waits for "
-            f"it {self.waits_for_host:.0%} of the step; CUDA graphs or larger batches help, and percentages of "
+            f"launch-bound: the host issues ops for {format_seconds(self.issue_s)}, and the device waits "
+            f"{self.waits_for_host:.0%} of the step; CUDA graphs or larger batches help, and percentages of "
             "recomputation are of the device's time"
         )
 
