@@ -2,8 +2,9 @@
 
 Function 0 is applied last in the forward, runs the whole forward and owns the outputs; the others only pass
 an empty token along. Autograd calls their backwards in the order 0, 1, 2, ...; each runs its segment and
-returns the gradients of its parameters, which the engine accumulates before it calls the next one. Live
-values travel with the token's gradient, so they belong to one backward run.
+returns the gradients of its parameters, which the engine accumulates before it calls the next one, except
+for gradients on the host in the backward of a CUDA device: another thread does that, and the handler waits
+for it. Live values travel with the token's gradient, so they belong to one backward run.
 """
 
 import contextlib
@@ -214,6 +215,8 @@ class PlannedCall:
     def run_backward(self, index: int, live: BackwardState) -> tuple[Tensor | None, list[Tensor | None]]:
         """Run one segment; return the token's gradient (None after the last) and the segment's gradients."""
         segment = self.wiring.program.backward[index]
+        if index and self.handler is not None:
+            self.handler.begin_segment()
         gradients = self.run_segment(segment, live.values)
         last = index + 1 == len(self.wiring.program.backward)
         if live.undefined or live.doubtful:

@@ -35,6 +35,9 @@ class StepHandler(Protocol):
     def begin_backward(self) -> None:
         """Check that the backward can begin."""
 
+    def begin_segment(self) -> None:
+        """Note that autograd has got the gradients so far, and that a further segment begins."""
+
 
 class OffloadBackend(Protocol):
     """Moves values between device and host for one module, and makes the handler of each call."""

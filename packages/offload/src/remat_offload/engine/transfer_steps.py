@@ -31,6 +31,7 @@ from remat_graph import (
 )
 from remat_offload.copy_lanes.machine import Machine, Ticket
 from remat_offload.deferred_signals import uninterrupted
+from remat_offload.engine.accumulation import Accumulation
 from remat_offload.engine.residency import Layout, Residency, Resident, bytes_of
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import Event, HostPool
@@ -64,6 +65,7 @@ class Transfers:
         self.engine, self.residency = engine, engine.residency
         self.step, self.graph = step, step.graph
         self.machine = self.residency.machine
+        self.accumulation = Accumulation()
         self.owner = engine.owner()
         self.tickets: dict[Transfer, Ticket] = {}
         self.host_copies: dict[int, Tensor] = {}  # bytes on the host of values not placed there
@@ -81,6 +83,7 @@ class Transfers:
     def carry_out(self, step: Action, live: dict[int, Tensor]) -> Sequence[Tensor | None]:
         """See `StepHandler`."""
         self.machine.check()
+        self.accumulation.finish()
         match step:
             case Start() | Wait() | Free() if self.skips(step, live):
                 pass
@@ -120,6 +123,10 @@ class Transfers:
                 problem=f"{changed[0]} was given other memory between a forward and its backward",
                 advice="assign to `.data` before the forward or after the backward",
             )
+
+    def begin_segment(self) -> None:
+        """See `StepHandler`."""
+        self.accumulation.begin_part()
 
     def skips(self, step: Start | Wait | Free, live: dict[int, Tensor]) -> bool:
         """Whether a step concerns an optimizer state that stays in its place, since nothing is updated.
@@ -181,8 +188,10 @@ class Transfers:
         """Return the gradient on the host to autograd, which reads it at once."""
         owner = self.graph.values[value].of
         assert owner is not None
-        self.engine.clipping.before_adding(self.residency.params[owner])
+        param = self.residency.params[owner]
+        self.engine.clipping.before_adding(param)
         self.tickets[Transfer(value, Lane.TO_HOST)].synchronize()
+        self.accumulation.expect(param)
         return self.gradient(value, self.host_copies.pop(value))
 
     def update(self, step: OptimizerStep, live: dict[int, Tensor]) -> None:
