@@ -20,6 +20,7 @@ from remat_executor.lowering.program import LoweredGraph, LoweredStep, Segment
 from remat_executor.lowering.step_handler import StepHandler
 from remat_executor.torch_private.autograd import apply_plainly, backward_keeps_graph
 from remat_executor.torch_private.tensors import tensor_versions
+from remat_graph import OptimizerStep
 
 
 @attrs.define(eq=False)
@@ -223,8 +224,8 @@ class PlannedCall:
             placed = list(zip(segment.gradients, gradients, strict=True))
             live.check_doubtful([made for gradient, made in placed if gradient in live.doubtful])
             gradients = [None if gradient in live.undefined else made for gradient, made in placed]
-            if last or self.handler is not None:  # a handler may update parameters by these gradients
-                live.raise_if_not_finite()
+            if last or any(isinstance(item, OptimizerStep) for item in segment.items):
+                live.raise_if_not_finite()  # before further parameters are updated
         if last:
             if self.saved is None:
                 self.externals = {}
