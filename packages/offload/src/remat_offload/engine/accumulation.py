@@ -66,7 +66,7 @@ class Accumulation:
             if not self.wait_for(gradient.added):
                 self._due.clear()
                 warn(
-                    f"a gradient on the host was not added within {LIMIT_S:g} s, perhaps because of a slow or "
-                    "failing hook of its parameter; the backward continues, and more host memory may be used"
+                    f"a gradient on the host was not added within {LIMIT_S:g} s, perhaps because of a slow "
+                    "or failing hook of its parameter; the backward continues, and may use more host memory"
                 )
             gradient.hook.remove()
