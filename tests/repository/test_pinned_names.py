@@ -340,7 +340,7 @@ ERRORS = {
     "NothingToDifferentiate",
     "OffloadMisuse",
     "OverBudget",
-    "OverCompiled",
+    "StepOverBudget",
     "PlanNotKept",
     "RankFailed",
     "RanksDiffer",

@@ -98,7 +98,7 @@ def planned_step(stages: "PipelineStages", call: CallToPlan, planner: PlanFuncti
     Raises:
         CaptureError: the step is not one graph.
         MeasureError: one of its operators does not run.
-        OverCompiled: the runtime needs more than the budget with every plan that was tried.
+        StepOverBudget: the runtime needs more than the budget with every plan that was tried.
         Exception: the error that the original raises for this call, with a note.
     """
     traced = stages.capture(call)

@@ -94,7 +94,7 @@ class Rockmate(BudgetedModule):
         RanksDiffer: ranks that plan together have different graphs or budgets; raised on every rank.
         RankFailed: planning failed on another rank that plans together with this one.
         BadInput: the runtime is unknown or not available here, or an option is invalid.
-        OverCompiled: the runtime exceeds the budget with every plan that was tried.
+        StepOverBudget: the runtime exceeds the budget with every plan that was tried.
     """
 
     _remat_method: ClassVar[str] = "auto"
