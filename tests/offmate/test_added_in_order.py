@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_facade import Offmate
 from remat_graph import Deliver, Placement
+from remat_offload.copy_lanes.threaded import Job
 from remat_offload.engine import transfer_steps
 from remat_offload.engine.accumulation import Accumulation
 from remat_offload.engine.transfer_steps import Transfers
+from tests.helpers.offmates import offmate
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 WIDTH = 32
@@ -38,18 +38,11 @@ class Stack(nn.Module):
 class Trained:
     """A model whose parameters are on the host, with one gradient in each part of the backward."""
 
-    def __init__(self, device: str, folder: Path) -> None:
+    def __init__(self, device: str) -> None:
         self.x = torch.ones(4, WIDTH, device=device)
         model = Stack().to(device)
-        self.module = Offmate(
-            model,
-            self.x,
-            "24KiB",
-            host_budget="20MiB",
-            optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
-            cache_dir=folder,
-            part_nbytes=0,
-        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        self.module = offmate(model, self.x, "24KiB", optimizer=optimizer, part_nbytes=0)
         values = zip(model.parameters(), self.module.graph.values, strict=False)
         self.on_host = [param for param, value in values if value.placement is Placement.HOST]
         assert len(self.on_host) > 2
@@ -58,11 +51,25 @@ class Trained:
         """One forward and backward."""
         self.module(self.x).backward()
 
+    def expected(self) -> list[Tensor]:
+        """The gradients of plain training, on the host, of the parameters that are placed there."""
+        model = Stack().to(self.x.device)
+        model.load_state_dict(self.module.module.state_dict())
+        model(self.x).backward()
+        on_host = {id(param) for param in self.on_host}
+        pairs = zip(self.module.module.parameters(), model.parameters(), strict=True)
+        return [p.grad.to("cpu") for ours, p in pairs if id(ours) in on_host and p.grad is not None]
+
+    def are_right(self) -> bool:
+        """Whether the gradients on the host are those of plain training."""
+        found = [param.grad for param in self.on_host]
+        return all(f is not None and torch.equal(e, f) for e, f in zip(self.expected(), found, strict=True))
+
 
 @pytest.fixture(params=DEVICES)
-def trained(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trained]:
+def trained(request: pytest.FixtureRequest) -> Iterator[Trained]:
     """On each device."""
-    found = Trained(request.param, tmp_path)
+    found = Trained(request.param)
     yield found
     found.module.close()
 
@@ -131,6 +138,116 @@ def test_gradients_that_are_not_added(trained: Trained, waits: list[bool]) -> No
     assert all(param.grad is None for param in others)
 
 
+@pytest.fixture
+def synchronized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the copies that the delivery of a gradient waited for."""
+    found: list[str] = []
+    delivering: list[int] = []
+    synchronize, deliver = Job.synchronize, Transfers.deliver
+
+    def noting(self: Job) -> None:
+        if delivering:
+            found.append(self.name)
+        synchronize(self)
+
+    def watched(self: Transfers, value: int) -> Tensor:
+        delivering.append(value)
+        try:
+            return deliver(self, value)
+        finally:
+            delivering.clear()
+
+    monkeypatch.setattr(Job, "synchronize", noting)
+    monkeypatch.setattr(Transfers, "deliver", watched)
+    return found
+
+
+def test_no_wait_for_a_copy_that_nothing_reads(trained: Trained, synchronized: list[str]) -> None:
+    """A new gradient becomes ``.grad`` while its bytes arrive; who reads it waits. Others are added to it."""
+    trained.backward()
+    assert synchronized == []
+    assert trained.are_right()
+    trained.backward()
+    assert len(synchronized) == len(trained.on_host)
+    for param in trained.on_host:
+        assert param.grad is not None
+        param.grad.div_(2)
+    assert trained.are_right()
+    trained.module.zero_grad()
+    trained.module.clip_grad_norm_(1e9)
+    trained.backward()
+    trained.module.zero_grad()  # the copies may be on their way
+    synchronized.clear()
+    for _ in range(2):
+        trained.backward()
+        trained.module.clip_grad_norm_(1e9)
+        assert trained.are_right()
+        trained.module.zero_grad()
+    assert synchronized == []
+
+
+@pytest.mark.parametrize("reader", ["hook", "grad", "anomaly"])
+def test_readers_get_whole_gradients(trained: Trained, synchronized: list[str], reader: str) -> None:
+    """A hook of the tensor, `torch.autograd.grad`, and autograd's search for NaN."""
+    found: list[Tensor] = []
+    if reader == "hook":
+        for param in reversed(trained.on_host):
+            param.register_hook(lambda gradient: found.insert(0, gradient.clone()))
+        trained.backward()
+    elif reader == "grad":
+        found += [g.clone() for g in torch.autograd.grad(trained.module(trained.x), trained.on_host)]
+    else:
+        with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+            trained.backward()
+        found += [param.grad.clone() for param in trained.on_host if param.grad is not None]
+    assert len(synchronized) == len(trained.on_host)
+    assert all(map(torch.equal, trained.expected(), found))
+    assert len(found) == len(trained.on_host)
+
+
+def test_a_gradient_that_autograd_copies() -> None:
+    """Not in the parameter's layout, it is cloned; the bytes that arrive later are then copied, too."""
+    param = nn.Parameter(torch.zeros(2, 3))
+    bytes_of = torch.zeros(3, 2)
+    accumulation = Accumulation()
+
+    class Copy:
+        done = False
+
+        def query(self) -> bool:
+            return self.done
+
+        def synchronize(self) -> None:
+            bytes_of.fill_(7.0)
+            self.done = True
+
+    class Delivering(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            assert accumulation.expect(param, Copy())
+            return bytes_of.T
+
+    Delivering.apply(param).backward()  # type: ignore[no-untyped-call]
+    assert param.grad is not None
+    assert param.grad.data_ptr() != bytes_of.data_ptr()
+    assert torch.equal(param.grad, torch.full((2, 3), 7.0))
+
+
+class Done:
+    """A copy that has ended."""
+
+    def query(self) -> bool:
+        """It has."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
 def test_waiting_ends() -> None:
     """When the hooks of the parameter have run in the other thread; or at the limit, with a warning."""
     param = nn.Parameter(torch.ones(3))
@@ -149,7 +266,7 @@ def test_waiting_ends() -> None:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-            accumulation.expect(param)
+            accumulation.expect(param, Done())
             accumulation.finish()  # not in this part, at whose end autograd gets it
             accumulation.begin_part()
             thread.start()

@@ -211,7 +211,10 @@ class PlannedCall:
             values[value] = tangent
         reached = [(i, places) for i, places in enumerate(self.wiring.reach) if places & missing]
         undefined = frozenset(i for i, places in reached if places <= missing)
-        return BackwardState(values, undefined, frozenset(i for i, _ in reached) - undefined)
+        doubtful = frozenset(i for i, _ in reached) - undefined
+        if doubtful and self.handler is not None:
+            self.handler.read_gradients()
+        return BackwardState(values, undefined, doubtful)
 
     def run_backward(self, index: int, live: BackwardState) -> tuple[Tensor | None, list[Tensor | None]]:
         """Run one segment; return the token's gradient (None after the last) and the segment's gradients."""

@@ -20,6 +20,11 @@ def will_accumulate(node: torch.autograd.graph.Node) -> bool:
         return False
 
 
+def has_tensor_hooks(tensor: torch.Tensor) -> bool:
+    """Whether hooks get the gradient of a tensor before anything else does."""
+    return bool(tensor._backward_hooks)
+
+
 def active_transform() -> str | None:
     """The active transform that changes autograd and that no plan supports; None if there is none."""
     if private_name("torch._C._functorch", "peek_interpreter_stack")() is not None:

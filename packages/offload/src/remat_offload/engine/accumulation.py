@@ -11,11 +11,14 @@ from collections.abc import Callable
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from remat_executor.errors import warn
-from remat_executor.torch_private.autograd import will_accumulate
+from remat_executor.torch_private.autograd import has_tensor_hooks, will_accumulate
+from remat_executor.torch_private.tensors import past_torch_function
+from remat_offload.engine.pending_parameters import PendingParameter
+from remat_offload.host_memory.pool import Event
 
 LIMIT_S = 10.0
 """How long a gradient is waited for: a hook may take its time, or have failed, which nobody here sees."""
@@ -45,14 +48,35 @@ class Accumulation:
     _delivered: list[_Delivered] = attrs.field(factory=list, init=False)  # in this part
     _due: list[_Delivered] = attrs.field(factory=list, init=False)  # in earlier parts
 
-    def expect(self, param: nn.Parameter) -> None:
-        """Note that this part of the backward delivers the gradient of a parameter on the host."""
-        node = torch.autograd.graph.get_gradient_edge(param).node
-        if not will_accumulate(node):  # for example in torch.autograd.grad
-            return
+    def expect(self, param: nn.Parameter, copy: Event) -> bool:
+        """Note that this part of the backward delivers the gradient of a parameter on the host.
+
+        Args:
+            param: the parameter.
+            copy: brings the gradient's bytes.
+
+        Returns:
+            Whether autograd will add it: not in ``torch.autograd.grad``, for example.
+        """
+        with past_torch_function():
+            node = torch.autograd.graph.get_gradient_edge(param).node
+        if not will_accumulate(node):
+            return False
         added = threading.Event()
-        hook = node.register_hook(lambda *_: added.set())  # runs after the hooks of the parameter
+
+        def after_adding(_: object, given: tuple[Tensor, ...]) -> None:
+            try:
+                with past_torch_function(), torch.no_grad():
+                    grad = param.grad
+                    if grad is not None and not copy.query() and grad.data_ptr() != given[0].data_ptr():
+                        copy.synchronize()  # autograd has copied it instead of taking it over
+                        grad.copy_(given[0])
+            finally:
+                added.set()
+
+        hook = node.register_hook(after_adding)  # runs after the hooks of the parameter
         self._delivered.append(_Delivered(added, hook))
+        return True
 
     def begin_part(self) -> None:
         """Note that autograd has got the gradients of the parts so far."""
@@ -70,3 +94,15 @@ class Accumulation:
                     "or failing hook of its parameter; the backward continues, and may use more host memory"
                 )
             gradient.hook.remove()
+
+
+def takes_over_unread(param: nn.Parameter) -> bool:
+    """Whether autograd makes a gradient the ``.grad`` of a parameter without reading its bytes.
+
+    Not if there is one to add to, if a hook gets the gradient before that, if autograd looks for NaN, or if
+    the parameter awaits other work already.
+    """
+    if isinstance(param, PendingParameter) or torch.is_anomaly_enabled():
+        return False
+    with past_torch_function():
+        return param.grad is None and not has_tensor_hooks(param)

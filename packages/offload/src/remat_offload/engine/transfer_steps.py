@@ -31,7 +31,7 @@ from remat_graph import (
 )
 from remat_offload.copy_lanes.machine import Machine, Ticket
 from remat_offload.deferred_signals import uninterrupted
-from remat_offload.engine.accumulation import Accumulation
+from remat_offload.engine.accumulation import Accumulation, takes_over_unread
 from remat_offload.engine.residency import Layout, Residency, Resident, bytes_of
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import Event, HostPool
@@ -66,6 +66,7 @@ class Transfers:
         self.step, self.graph = step, step.graph
         self.machine = self.residency.machine
         self.accumulation = Accumulation()
+        self.reads_gradients = False  # whether the backward reads gradients on the host
         self.owner = engine.owner()
         self.tickets: dict[Transfer, Ticket] = {}
         self.host_copies: dict[int, Tensor] = {}  # bytes on the host of values not placed there
@@ -124,6 +125,10 @@ class Transfers:
                 advice="assign to `.data` before the forward or after the backward",
             )
 
+    def read_gradients(self) -> None:
+        """See `StepHandler`."""
+        self.reads_gradients = True
+
     def begin_segment(self) -> None:
         """See `StepHandler`."""
         self.accumulation.begin_part()
@@ -158,11 +163,14 @@ class Transfers:
             return
         self.layouts[value] = Layout.of(tensor)
         pool = self.residency.pool
-        take = pool.lease if self.graph.values[value].role is Role.GRAD else pool.allocate
-        destination = self.host_copies[value] = take(source.numel())
-        self.tickets[transfer] = self.machine.copy(
-            Lane.TO_HOST, destination, source, (), f"{name} to the host"
-        )
+        copies: list[Ticket] = []
+        leased = self.graph.values[value].role is Role.GRAD
+        nbytes = source.numel()
+        destination = pool.lease(nbytes, copies) if leased else pool.allocate(nbytes)
+        self.host_copies[value] = destination
+        copy = self.machine.copy(Lane.TO_HOST, destination, source, (), f"{name} to the host")
+        self.tickets[transfer] = copy
+        copies.append(copy)
 
     def swap_in(self, transfer: Transfer) -> Tensor:
         """Copy a value from the host to the device."""
@@ -185,13 +193,19 @@ class Transfers:
         return layout.on(whole)
 
     def deliver(self, value: int) -> Tensor:
-        """Return the gradient on the host to autograd, which reads it at once."""
+        """Return the gradient on the host to autograd, before its bytes have arrived if nothing reads them.
+
+        Then every reader of the parameter or of its gradient waits for them.
+        """
         owner = self.graph.values[value].of
         assert owner is not None
-        param = self.residency.params[owner]
-        self.engine.clipping.before_adding(param)
-        self.tickets[Transfer(value, Lane.TO_HOST)].synchronize()
-        self.accumulation.expect(param)
+        param, copy = self.residency.params[owner], self.tickets[Transfer(value, Lane.TO_HOST)]
+        self.engine.clipping.before_adding(param, copy)
+        is_added = self.accumulation.expect(param, copy)
+        if is_added and not self.reads_gradients and takes_over_unread(param):
+            self.engine.mark_pending(param, copy)
+        else:
+            copy.synchronize()
         return self.gradient(value, self.host_copies.pop(value))
 
     def update(self, step: OptimizerStep, live: dict[int, Tensor]) -> None:
