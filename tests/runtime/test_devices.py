@@ -183,8 +183,10 @@ def test_a_shortage_on_a_gpu(tmp_path: Path) -> None:
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total_nbytes)
         filled = [block for nbytes in (8 << 20, 2 << 20, 1 << 19, 512) for block in blocks_that_fit(nbytes)]
-        with pytest.raises(torch.OutOfMemoryError):
+        with pytest.raises(torch.OutOfMemoryError) as caught:
             step(module, x)
+        assert "the plan needs" in caught.value.__notes__[0]
+        del caught
         del filled
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

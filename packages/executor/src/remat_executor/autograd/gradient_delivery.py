@@ -15,12 +15,17 @@ import attrs
 import torch
 from torch import Tensor
 
-from remat_executor.errors import UnplannedUse
+from remat_executor.errors import UnplannedUse, add_note
 from remat_executor.lowering.program import LoweredGraph, LoweredStep, Segment
 from remat_executor.lowering.step_handler import StepHandler
 from remat_executor.torch_private.autograd import apply_plainly, backward_keeps_graph
 from remat_executor.torch_private.tensors import tensor_versions
-from remat_graph import OptimizerStep
+from remat_graph import OptimizerStep, format_nbytes
+
+_SHORTAGE = (
+    "the plan needs {} in addition to what is allocated when the step begins: free memory, also that of "
+    "other processes, or plan with a smaller budget; after that the module works again"
+)
 
 
 @attrs.define(eq=False)
@@ -79,6 +84,7 @@ class Wiring:
         guarded: indices of values that the caller could write to before the backward.
         differentiable: per output of function 0 its place among the outputs that are not replayed.
         device: where the tokens are.
+        peak_nbytes: the peak of the plan.
     """
 
     program: LoweredStep
@@ -88,6 +94,7 @@ class Wiring:
     guarded: frozenset[int]
     differentiable: tuple[int, ...]
     device: torch.device
+    peak_nbytes: int
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -127,7 +134,11 @@ class PlannedCall:
             tensors.extend(live[value] for value in item.takes)
             for value in item.drops:
                 del live[value]
-            made = item.run(tensors)
+            try:
+                made = item.run(tensors)
+            except torch.OutOfMemoryError as error:
+                add_note(error, _SHORTAGE.format(format_nbytes(self.wiring.peak_nbytes)))
+                raise
             live.update(zip(item.gives, made[item.results :], strict=True))
             results += made[: item.results]
             del made

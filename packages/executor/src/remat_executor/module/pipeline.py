@@ -19,7 +19,7 @@ from remat_executor.errors import CaptureError, WrongPrediction, note_on
 from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.step_handler import OffloadBackend
-from remat_executor.memory.library_workspaces import warm_up_libraries
+from remat_executor.memory.library_workspaces import warm_up_libraries, warn_of_trials
 from remat_executor.module.peak_check import (
     MarginPlanner,
     block_headroom,
@@ -176,6 +176,7 @@ class PipelineStages:
         failed: MeasureError | None = None
         if translation.device.type != "cpu":  # on the CPU, libraries do not use torch's allocator
             warm_up_libraries(translation.device, {tensor.dtype for tensor in call.tensors.flat})
+            warn_of_trials(translation.device, (op.target for op in translation.graph.ops))
         try:
             graph = self.costs(
                 traced.captured,

@@ -80,6 +80,7 @@ class PlannedStep:
                 guarded=frozenset(graph.outputs),
                 differentiable=differentiable,
                 device=translation.device,
+                peak_nbytes=plan.peak_nbytes,
             ),
             direct=direct,
             constants=tuple(
