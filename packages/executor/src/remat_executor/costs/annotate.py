@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from remat_executor.capture.captured import Captured
-from remat_executor.costs.arguments import Arguments, Request
+from remat_executor.costs.arguments import Arguments
 from remat_executor.costs.cache import CostCache
-from remat_executor.costs.measure import measure
+from remat_executor.costs.measure import Request, measure
 from remat_executor.current_device import as_current
 from remat_executor.fx_nodes import meta_tensors
 from remat_executor.generator_state import preserved_generators

@@ -20,6 +20,7 @@ there the bytes of torch's own operators are those of the first run, elsewhere o
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import ClassVar
 
 import attrs
 import torch
@@ -30,10 +31,12 @@ from remat_executor.current_device import as_current
 from remat_executor.generator_state import preserved_generators
 from remat_executor.memory.allocator import ProfilerBusy, allocator_peak
 from remat_executor.torch_private.tensors import is_out_of_memory
-from remat_graph import RematError
-from remat_graph.errors import text_of
+from remat_graph.errors import ProblemError, text_of
 
 Thunk = Callable[[], object]
+"""Runs an operator once."""
+Request = Callable[[], Thunk]
+"""Makes the arguments of an operator, and a function that runs it on them."""
 
 _GROUP_S = 50e-6
 _ENOUGH_S = 20e-3
@@ -50,19 +53,15 @@ _MORE_MEMORY = (
 
 
 @attrs.frozen(kw_only=True, str=False)
-class MeasureError(RematError):
+class MeasureError(ProblemError):
     """An operator could not be measured."""
 
+    prefix: ClassVar[str] = "cannot measure {0.key}: "
     key: str
-    problem: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"cannot measure {self.key}: {self.problem}; {self.advice}"
 
 
 def measure(
-    requests: Mapping[str, Callable[[], Thunk]],
+    requests: Mapping[str, Request],
     device: torch.device | str = "cpu",
     cache: CostCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -116,7 +115,7 @@ def measure(
 
 
 def _measure_one(
-    key: str, factory: Callable[[], Thunk], device: torch.device, clock: Callable[[], float]
+    key: str, factory: Request, device: torch.device, clock: Callable[[], float]
 ) -> MeasuredCost:
     try:
         thunk = factory()

@@ -84,6 +84,11 @@ class Tensors:
         return [constant if place is None else tensors[place] for place, constant in pairs]
 
     @property
+    def device(self) -> torch.device:
+        """Where the module is: the device of its first parameter, else of its first buffer or input."""
+        return self.flat[0].device if self.flat else torch.device("cpu")
+
+    @property
     def modules(self) -> tuple[tuple[str, nn.Module], ...]:
         """Every submodule by its name, once."""
         return self.owned.modules

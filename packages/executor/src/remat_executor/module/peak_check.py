@@ -211,8 +211,8 @@ def _until_within_budget(
     budget_nbytes = plan_of(candidate).budget_nbytes
     if isinstance(planner, MarginPlanner):
         budget_nbytes = planner.budget_for(graph)
-    margin_nbytes = 0
-    for _ in range(_MOST_ATTEMPTS):
+    margin_nbytes, attempt = 0, 1
+    while True:
         candidate, peak_nbytes = judge(candidate)
         if peak_nbytes <= budget_nbytes:
             return candidate
@@ -224,13 +224,13 @@ def _until_within_budget(
             budget=format_nbytes(budget_nbytes),
             advised=format_nbytes(budget_nbytes + margin_nbytes),
         )
-        if not isinstance(planner, MarginPlanner):
+        if attempt == _MOST_ATTEMPTS or not isinstance(planner, MarginPlanner):
             raise over
+        attempt += 1
         try:
             candidate = rebuild(planner.with_margin(margin_nbytes)(graph))
         except RematError as error:
             raise over from error
-    raise over
 
 
 def _larger_margin(margin_nbytes: int, beyond_nbytes: int, surplus_nbytes: int) -> int:

@@ -200,13 +200,10 @@ class PipelineStages:
 
     def with_slack(self, graph: Graph, plan: Plan) -> Plan:
         """The plan, or another one if values move and CUDA's blocks could exceed the budget."""
-        if (
-            self.backend is None
-            or not self._blocks_may_be_larger
-            or not isinstance(self.replanner, MarginPlanner)
-        ):
+        planner = self._slack_planner
+        if self.backend is None or planner is None:
             return plan
-        return replan_for_slack(graph, plan, self.replanner)
+        return replan_for_slack(graph, plan, planner)
 
     def place(self, call: CallToPlan, graph: Graph, plan: Plan) -> Graph:
         """Move every persistent value to the plan's placement; return the graph with that placement."""
@@ -231,16 +228,18 @@ class PipelineStages:
         if self.runtime != "eager":
             assert self.replanner is not None
             return replan_until_it_fits(step, call.tensors, self.replanner, build, self.runtime)
-        planner = self.replanner
-        if (
-            self.backend is not None
-            or not self._blocks_may_be_larger
-            or not isinstance(planner, MarginPlanner)
-        ):
+        planner = self._slack_planner
+        if self.backend is not None or planner is None:
             return step
         if surely_within(planner.budget_for(graph), graph, plan.schedule):
             return step
         return replan_until_it_fits(step, call.tensors, planner, build, "eager", block_headroom)
+
+    @property
+    def _slack_planner(self) -> MarginPlanner | None:
+        """The replanner, if blocks may exceed the budget and it can leave a margin for them."""
+        planner = self.replanner
+        return planner if self._blocks_may_be_larger and isinstance(planner, MarginPlanner) else None
 
     @property
     def _blocks_may_be_larger(self) -> bool:

@@ -51,10 +51,6 @@ class GraphRecorder(Protocol):
         Exact if the device's peak was reset before the first record, and too large otherwise.
         """
 
-    @property
-    def reserved_nbytes(self) -> int:
-        """Bytes that the pool has reserved on the device."""
-
     def warm_up(self) -> None:
         """Let libraries take the workspaces of this thread, outside of the pool."""
 
@@ -143,11 +139,6 @@ class CudaGraphRecorder:
         self.pool = torch.cuda.graph_pool_handle()
         self.peak_nbytes = 0
 
-    @property
-    def reserved_nbytes(self) -> int:
-        """Bytes that the pool has reserved on the device."""
-        return self._nbytes("total_size")
-
     def warm_up(self) -> None:
         """Let libraries take the workspaces of this thread, outside of the pool."""
         self.stream.warm_up()
@@ -160,7 +151,7 @@ class CudaGraphRecorder:
         self, work: Callable[[], list[Tensor]], generators: Sequence[torch.Generator]
     ) -> tuple[list[Tensor], Callable[[], None]]:
         """Capture a graph."""
-        outside_nbytes = torch.cuda.memory_allocated(self.device) - self._nbytes("allocated_size")
+        outside_nbytes = torch.cuda.memory_allocated(self.device) - self._allocated_nbytes()
         graph, results = self.stream.capture(self.pool, work, generators)
         # A peak that an earlier record has set is counted with what was outside then, which was not more.
         self.peak_nbytes = max(
@@ -173,10 +164,11 @@ class CudaGraphRecorder:
         whole = torch.as_tensor(_Memory(place), device=self.device).view(place.dtype)
         return whole.as_strided(place.size, place.stride, place.offset)
 
-    def _nbytes(self, name: str) -> int:
-        """The sum over the segments of the pool."""
+    def _allocated_nbytes(self) -> int:
+        """Bytes that are allocated in the pool now."""
         segments = torch.cuda.memory_snapshot()
-        return sum(int(s[name]) for s in segments if tuple(s["segment_pool_id"]) == tuple(self.pool))
+        mine = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(self.pool)]
+        return sum(int(segment["allocated_size"]) for segment in mine)
 
 
 def _multiply(device: torch.device) -> None:

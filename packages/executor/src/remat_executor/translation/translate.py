@@ -36,13 +36,6 @@ from remat_executor.translation.varying_kernels import may_vary
 from remat_graph import Graph, Implementation, Op, Role, Value
 
 
-def work_device(tensors: Tensors) -> torch.device:
-    """The device of the parameters, else of the inputs."""
-    for tensor in tensors.flat:
-        return tensor.device
-    return torch.device("cpu")
-
-
 def translate(
     captured: Captured, tensors: Tensors, *, name: str, conditions: Iterable[tuple[str, str]] = ()
 ) -> Translation:
@@ -72,7 +65,7 @@ class _Translator:
 
     def __attrs_post_init__(self) -> None:
         self.flow = Dataflow(self.captured)
-        self.device = work_device(self.tensors)
+        self.device = self.tensors.device
 
     def run(self, name: str, conditions: tuple[tuple[str, str], ...]) -> Translation:
         forward, backward = self.flow.order()
@@ -182,9 +175,8 @@ class _Translator:
             rerun=None if once else 0,
             implementations=(first,),
         )
-        named = tuple((n, v) for n, v in made if n is not None)
         if state is None:
-            self.append(op, CallOperator(node), named, forms)
+            self.append(op, CallOperator(node), made, forms)
             return
         device = str(self.draws_on(node))
         before = self.generator[device]
@@ -195,18 +187,18 @@ class _Translator:
             first, inputs=(*inputs, state), reuses=(), workspace_nbytes=self.values[state].nbytes
         )
         op = attrs.evolve(op, rerun=None if once else 1, implementations=(draw, again))
-        self.append(op, Draw(node, device, state), named)
+        self.append(op, Draw(node, device, state), made)
 
     def append(
         self,
         op: Op,
         recipe: Recipe,
-        named: tuple[tuple[Node, int], ...] = (),
+        made: Iterable[tuple[Node | None, int]] = (),
         forms: dict[int, tuple[int, InPlace]] | None = None,
     ) -> None:
         self.ops.append(op)
         self.recipes.append(recipe)
-        self.made_by.append(named)
+        self.made_by.append(tuple((node, value) for node, value in made if node is not None))
         self.in_place.append(forms or {})
 
     def add_made(
@@ -259,8 +251,7 @@ class _Translator:
             rerun=1,
             implementations=(first, again),
         )
-        named = tuple((n, v) for n, v in made if n is not None)
-        self.append(op, TrainBatchNorm(node, *self.flow.norms[node]), named)
+        self.append(op, TrainBatchNorm(node, *self.flow.norms[node]), made)
 
     def add_write_backs(self) -> None:
         in_place = {buffer for pair in self.flow.norms.values() for buffer in pair}
