@@ -177,6 +177,7 @@ def test_no_wait_for_a_copy_that_nothing_reads(trained: Trained, synchronized: l
     trained.module.clip_grad_norm_(1e9)
     trained.backward()
     trained.module.zero_grad()  # the copies may be on their way
+    trained.module.synchronize()
     synchronized.clear()
     for _ in range(2):
         trained.backward()
@@ -231,7 +232,7 @@ def test_a_gradient_that_autograd_copies() -> None:
             assert accumulation.expect(param, Copy())
             return bytes_of.T
 
-    Delivering.apply(param).backward()  # type: ignore[no-untyped-call]
+    Delivering.apply(param).backward()
     assert param.grad is not None
     assert param.grad.data_ptr() != bytes_of.data_ptr()
     assert torch.equal(param.grad, torch.full((2, 3), 7.0))
@@ -282,13 +283,13 @@ def test_waiting_ends() -> None:
 
     thread = threading.Thread(target=other)
     param.register_post_accumulate_grad_hook(hook)
-    Delivering.apply(param).backward()  # type: ignore[no-untyped-call]
+    Delivering.apply(param).backward()
     thread.join(30)
     assert order == ["added", "continued"]
     late = Accumulation(lambda added: False)
     accumulation = late
     thread = threading.Thread(target=list)
-    Delivering.apply(param).backward()  # type: ignore[no-untyped-call]
+    Delivering.apply(param).backward()
     with pytest.warns(UserWarning, match="was not added within 10 s"):
         late.finish()
     late.finish()  # once

@@ -12,7 +12,7 @@ import torch
 
 import remat_executor.costs.measure as measuring
 from remat_executor.costs.cache import CostCache, MeasuredCost
-from remat_executor.costs.device_timer import Seconds
+from remat_executor.costs.device_timer import DeviceTimer, Seconds
 from remat_executor.costs.measure import MeasureError, measure
 
 aten = torch.ops.aten
@@ -112,7 +112,7 @@ def test_times_of_issuing(monkeypatch: pytest.MonkeyPatch) -> None:
         def seconds(self, run: Callable[[], object], runs: int) -> Seconds:
             return next(given)
 
-    monkeypatch.setattr(measuring.DeviceTimer, "of", lambda *_: Timer())
+    monkeypatch.setattr(DeviceTimer, "of", lambda *_: Timer())
     found = measuring._time(lambda: None, torch.device("cuda"), lambda: 0.0)
     assert found == pytest.approx(Seconds(1e-5, 9e-6))
 

@@ -28,7 +28,7 @@ from remat_graph.serialization.json_reader import Reader, read_sealed, write_sea
 
 _FORMAT = "remat-costs"
 _VERSION, _CPU_VERSION = 3, 2
-"""Version 3 adds the seconds of issuing, which are 0 on the CPU: its costs stay as they are in version 2."""
+"""Version 3 adds the seconds of issuing, which are 0 on the CPU: its files stay in version 2."""
 _LONGEST_S = 3600.0  # no operator takes longer; a measurement during which the machine slept does
 
 

@@ -1,4 +1,4 @@
-"""Tell which operators may give other last bits at each run: their kernels add atomically, in any order.
+"""Know the operators that may give other last bits at each run: their kernels add atomically, in any order.
 
 A repeat of such an operator would not recompute what its first run has computed, so it runs once. The list is
 torch's own, in the documentation of `torch.use_deterministic_algorithms`, with attention's backwards, which
@@ -12,7 +12,7 @@ from torch.fx import Node
 from remat_executor.fx_nodes import meta_tensors, operator_of
 
 _CONVOLUTIONS = frozenset({"convolution_backward", "cudnn_convolution_transpose", "slow_conv_transpose2d"})
-"""Exact if cuDNN is told to be deterministic; so is a transposed `convolution`."""
+"""Exact if the flag of cuDNN says so; and so is a transposed `convolution`."""
 _BACKWARDS = [
     "avg_pool3d",
     "adaptive_avg_pool2d",

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from remat_executor.errors import warn
 from remat_executor.torch_private.autograd import has_tensor_hooks, will_accumulate
 from remat_executor.torch_private.tensors import past_torch_function
-from remat_offload.engine.pending_parameters import PendingParameter
+from remat_offload.engine.pending_parameters import pending_work
 from remat_offload.host_memory.pool import Event
 
 LIMIT_S = 10.0
@@ -102,7 +102,8 @@ def takes_over_unread(param: nn.Parameter) -> bool:
     Not if there is one to add to, if a hook gets the gradient before that, if autograd looks for NaN, or if
     the parameter awaits other work already.
     """
-    if isinstance(param, PendingParameter) or torch.is_anomaly_enabled():
+    work = pending_work(param)
+    if (work is not None and not work.query()) or torch.is_anomaly_enabled():
         return False
     with past_torch_function():
         return param.grad is None and not has_tensor_hooks(param)
