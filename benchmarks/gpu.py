@@ -327,7 +327,7 @@ def measure(
         step_s=step_s,
         eager_s=eager_s,
         predicted_s=plan.time_s if plan is not None else None,
-        predicted_eager_s=plan.noremat_time_s if plan is not None else None,
+        predicted_eager_s=plan.noremat_step_s if plan is not None else None,
         predicted_ratio=1 + plan.overhead if plan is not None else None,
         bound_pct=100 * plan.lower_bound_overhead if plan is not None else None,
         ready_s=ready_s,

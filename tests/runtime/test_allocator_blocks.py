@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from remat_executor import AllocatorRecord, OverCompiled, PlannedModule, allocator_peak
+from remat_executor import AllocatorRecord, PlannedModule, StepOverBudget, allocator_peak
 from remat_executor.inspection.tensors import collect
 from remat_executor.memory.block_slack import worst_case_nbytes
 from remat_executor.module import peak_check
@@ -125,7 +125,7 @@ def test_an_error_says_how_the_allocator_wastes_nothing(
 ) -> None:
     """If no plan leaves enough headroom."""
     monkeypatch.setattr(peak_check, "measure_peak", lambda step, tensors: 1 << 40)
-    with pytest.raises(OverCompiled, match=r"needs 1.00 TiB of a budget of .*expandable_segments:True"):
+    with pytest.raises(StepOverBudget, match=r"needs 1.00 TiB of a budget of .*expandable_segments:True"):
         Hiremate(Layers(), sample(), "80%", **options)
 
 
@@ -147,7 +147,7 @@ def test_every_plan_with_a_margin_is_judged(tmp_path: Any) -> None:
         def __call__(self, graph: Graph) -> Plan:
             return planned.plan
 
-    with pytest.raises(OverCompiled):
+    with pytest.raises(StepOverBudget):
         peak_check.replan_for_slack(planned.graph, planned.plan, NeverWithin())
     assert len(margins) == 4  # and the first plan, which is given
     assert margins == sorted(margins)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor import MemoryMeter, PlannedModule, RematWarning
 from remat_facade import Hiremate
+from remat_graph import format_nbytes
 from tests.helpers.planners import repeat_at_random
 
 
@@ -119,8 +120,12 @@ def test_an_error_in_any_op(pair: tuple[nn.Module, PlannedModule], error: type[B
         planned.zero_grad()
         gc.collect()
         meter = MemoryMeter(planned, batch)
-        with pytest.raises(error), meter, Fail(place, error):
+        with pytest.raises(error) as caught, meter, Fail(place, error):
             _step(planned, batch)
+        if error is torch.OutOfMemoryError:
+            (note,) = caught.value.__notes__
+            assert f"the plan needs {format_nbytes(planned.plan.peak_nbytes)}" in note
+        del caught
         _let_go(planned)
         assert meter.live_nbytes == 0, place
     _assert_next_step_is_right(original, planned)

@@ -102,6 +102,18 @@ def test_the_cap_is_hard() -> None:
     assert pool.statistics.free_nbytes == 600
 
 
+def test_a_lease_comes_back_with_its_copy() -> None:
+    """Its block is not reused before the last copy into it has ended."""
+    pool = HostPool(100)
+    copies = [Copy(done=True)]
+    lease = pool.lease(100, copies)
+    copies.append(Copy())
+    del lease
+    assert 0 == pool.statistics.lent_nbytes
+    pool.lease(100)
+    assert [False, True] == [copy.waited for copy in copies]
+
+
 def test_idle_blocks_give_way() -> None:
     """Idle blocks are given back, longest idle first, before a request of another size is refused."""
     memory = CountingMemory()

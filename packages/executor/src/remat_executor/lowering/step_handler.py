@@ -35,6 +35,12 @@ class StepHandler(Protocol):
     def begin_backward(self) -> None:
         """Check that the backward can begin."""
 
+    def read_gradients(self) -> None:
+        """Deliver gradients on the host in this backward only when their bytes have arrived."""
+
+    def begin_segment(self) -> None:
+        """Note that autograd has got the gradients so far, and that a further segment begins."""
+
 
 class OffloadBackend(Protocol):
     """Moves values between device and host for one module, and makes the handler of each call."""

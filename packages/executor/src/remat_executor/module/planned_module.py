@@ -103,7 +103,7 @@ class PlannedModule(nn.Module):
             BadInput: the model or the sample cannot be planned, or max_plans, buckets or part_nbytes are
                 invalid.
             CaptureError: the step is not one graph.
-            OverCompiled: the runtime needs more than the budget with every plan that was tried.
+            StepOverBudget: the runtime needs more than the budget with every plan that was tried.
         """
         steps: LRUCache[Signature, PlannedStep] = LRUCache(max_plans)
         if buckets is not None and isinstance(model, nn.Module):

@@ -80,6 +80,7 @@ class PlannedStep:
                 guarded=frozenset(graph.outputs),
                 differentiable=differentiable,
                 device=translation.device,
+                peak_nbytes=plan.peak_nbytes,
             ),
             direct=direct,
             constants=tuple(
@@ -134,7 +135,10 @@ class PlannedStep:
             for k, run in enumerate(op.implementations):
                 cost = op_cost(recipe, self.graph, i, k)
                 costs[cost.key] = Measurement(
-                    cost=cost, time_s=run.time_s, workspace_nbytes=run.workspace_nbytes
+                    cost=cost,
+                    time_s=run.time_s,
+                    workspace_nbytes=run.workspace_nbytes,
+                    issue_s=run.issue_s,
                 )
         return list(costs.values())
 

@@ -12,7 +12,7 @@ and always run unrecorded: numbers on the host among the inputs, and writes into
 A replay allocates only the caller's results, and the pool stays reserved between steps. So the memory of a
 replayed step is the allocator's peak plus `held_nbytes`: the most that was ever allocated in the pool, and
 the tensors that inputs are copied to. The pool reserves more than that, in blocks of megabytes. Workspaces of
-libraries are not counted: all graphs of a device share them.
+libraries are not counted: all graphs of a module share them.
 
 Draws use the default generator, which recorded graphs advance as eager runs do. The state from which a draw
 is repeated is (seed, offset at the beginning of the call + the draw's distance), computed at each call; the

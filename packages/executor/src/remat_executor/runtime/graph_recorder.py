@@ -2,7 +2,7 @@
 
 Libraries of matrix products take a workspace for each thread and stream (32 MiB on Hopper) when they first
 run there. Taken while a graph is recorded, the workspace would be part of that graph's pool. So all graphs of
-a device are recorded on one stream, and the workspaces are taken before, by a graph in a pool of its own that
+a module are recorded on one stream, and the workspaces are taken before, by a graph in a pool of its own that
 is kept: recorded graphs go on using the addresses, even after torch has dropped its workspaces.
 """
 
@@ -87,7 +87,11 @@ class _Memory:
 
 
 class CaptureStream:
-    """The stream on which all graphs of a device are recorded, and the workspaces that it needs."""
+    """A stream on which graphs are recorded, and the workspaces that it needs.
+
+    Args:
+        device: the device of the graphs; it need not be the current one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -123,25 +127,21 @@ class CaptureStream:
         self.warm.done = True
 
 
-capture_stream = functools.cache(CaptureStream)
-"""The capture stream of a device."""
-
-
 class CudaGraphRecorder:
     """CUDA graphs in one pool.
 
     Args:
-        device: the device of the pool; it need not be the current one.
+        stream: where they are recorded; several pools may share it.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, stream: CaptureStream) -> None:
+        self.stream, self.device = stream, stream.device
         self.pool = torch.cuda.graph_pool_handle()
         self.peak_nbytes = 0
 
     def warm_up(self) -> None:
         """Let libraries take the workspaces of this thread, outside of the pool."""
-        capture_stream(self.device).warm_up()
+        self.stream.warm_up()
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is on the device."""
@@ -152,7 +152,7 @@ class CudaGraphRecorder:
     ) -> tuple[list[Tensor], Callable[[], None]]:
         """Capture a graph."""
         outside_nbytes = torch.cuda.memory_allocated(self.device) - self._allocated_nbytes()
-        graph, results = capture_stream(self.device).capture(self.pool, work, generators)
+        graph, results = self.stream.capture(self.pool, work, generators)
         # A peak that an earlier record has set is counted with what was outside then, which was not more.
         self.peak_nbytes = max(
             self.peak_nbytes, torch.cuda.max_memory_allocated(self.device) - outside_nbytes

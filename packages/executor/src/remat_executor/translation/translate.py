@@ -32,6 +32,7 @@ from remat_executor.translation.recipes import (
     WriteBack,
 )
 from remat_executor.translation.translation import Translation
+from remat_executor.translation.varying_kernels import may_vary
 from remat_graph import Graph, Implementation, Op, Role, Value
 
 
@@ -165,8 +166,14 @@ class _Translator:
         reuses = tuple((outputs[0], source) for source in forms)
         first = Implementation(inputs=inputs, outputs=outputs, reuses=reuses)
         key = call_key(node, self.device)
+        once = may_vary(node, self.device)
         op = Op(
-            name=node.name, target=target_name(node), backward=backward, key=key, implementations=(first,)
+            name=node.name,
+            target=target_name(node),
+            backward=backward,
+            key=key,
+            rerun=None if once else 0,
+            implementations=(first,),
         )
         if state is None:
             self.append(op, CallOperator(node), made, forms)
@@ -179,7 +186,7 @@ class _Translator:
         again = attrs.evolve(
             first, inputs=(*inputs, state), reuses=(), workspace_nbytes=self.values[state].nbytes
         )
-        op = attrs.evolve(op, rerun=1, implementations=(draw, again))
+        op = attrs.evolve(op, rerun=None if once else 1, implementations=(draw, again))
         self.append(op, Draw(node, device, state), made)
 
     def append(
