@@ -3,9 +3,9 @@
 An operator takes the longer of computing and moving bytes, after a launch. Nothing is fitted: the rates are
 NVIDIA's, without sparsity, and each share below has a source of its own and is the same for all devices.
 
-* Matrix products reach 0.7. The largest reach 0.80 on an H100 and 0.87 on an A100 (MAMF, in "Machine Learning
-  Engineering", S. Bekman, chapter on accelerators, 2026); those of training have fewer rows and columns: 0.56
-  to 0.88 in ``platforms/nvidia-h100-80gb-hbm3.json``, the lower half below 1,536 columns.
+* Matrix products reach 0.65. Alone, the largest reach 0.80 on an H100 and 0.87 on an A100 (MAMF, in "Machine
+  Learning Engineering", S. Bekman, chapter on accelerators, 2026), and those of training, one kernel at a time,
+  0.56 to 0.88 in ``platforms/nvidia-h100-80gb-hbm3.json``. In a step, the power limit lowers the clock further.
 * Convolutions reach 0.5. Those of 256 and more channels, which computing limits, reach 0.35 to 0.62 in that
   file.
 * Attention reaches 0.5, its gradient 0.4, of the operations that a causal mask leaves. FlashAttention-2 (Dao
@@ -25,9 +25,9 @@ from functools import partial
 import attrs
 
 from remat_graph.links import Links
-from remat_graph.platforms.base import OpCost, Roofline
+from remat_graph.platforms.base import OpCost
 
-PRODUCT_SHARE = 0.7
+PRODUCT_SHARE = 0.65
 CONVOLUTION_SHARE = 0.5
 ATTENTION_SHARE = 0.5
 ATTENTION_GRADIENT_SHARE = 0.4
@@ -56,8 +56,9 @@ _PASSES = {
     "convolution_backward": 4 / 3,
 }
 
-# Tensor cores take channels last: cuDNN copies other inputs and outputs, and a copy is a read and a write.
-_OTHER_LAYOUT = 3
+# Bytes of a copy per byte copied. Tensor cores take channels last: kernels before and after a convolution copy
+# tensors of another layout.
+_COPY = 2
 
 # These read the rows or elements that indices name, not the whole table.
 _LOOKUPS = frozenset({"embedding", "gather", "index", "index_select", "nll_loss_forward", "nll_loss_backward"})
@@ -105,16 +106,16 @@ class DataSheet:
     def time_s(self, cost: OpCost) -> float:
         """The longer of computing and moving bytes at the shares of the module's docstring, and the launch."""
         operator = cost.operator.removeprefix("aten.").partition(".")[0]
-        tflops = self.tflops.get(cost.arithmetic, self.tflops["float32"])
         nbytes = cost.read_nbytes + cost.written_nbytes
         if operator in _LOOKUPS:
             nbytes = 2 * cost.written_nbytes
-        moved = OpCost(flops=cost.flops, read_nbytes=round(_passes(operator, cost) * nbytes))
-        return Roofline(
-            flops_per_s=_product_share(operator) * tflops * 1e12,
-            nbytes_per_s=BANDWIDTH_SHARE * self.nbytes_per_s,
-            launch_s=self.launch_s,
-        ).time_s(moved)
+        if not nbytes and not cost.flops:
+            return 0.0  # no kernel runs, for instance where a generator's state is read
+        moved_s = _PASSES.get(operator, 1.0) * nbytes / (BANDWIDTH_SHARE * self.nbytes_per_s)
+        copied_s = moved_s * _COPY if _is_copied(operator, cost) else 0.0
+        tflops = self.tflops.get(cost.arithmetic, self.tflops["float32"])
+        computed_s = cost.flops / (_product_share(operator) * tflops * 1e12)
+        return self.launch_s + copied_s + max(computed_s, moved_s)
 
 
 def _product_share(operator: str) -> float:
@@ -124,12 +125,10 @@ def _product_share(operator: str) -> float:
     return CONVOLUTION_SHARE if "convolution" in operator else PRODUCT_SHARE
 
 
-def _passes(operator: str, cost: OpCost) -> float:
-    """Bytes that an operator moves per byte that it reads or writes once."""
-    passes = _PASSES.get(operator, 1.0)
-    if "convolution" in operator and cost.arithmetic in ("tf32", "float16", "bfloat16"):
-        passes *= 1.0 if _is_channels_last(cost.key) else _OTHER_LAYOUT
-    return passes
+def _is_copied(operator: str, cost: OpCost) -> bool:
+    """Whether cuDNN copies the tensors of a convolution into the layout of its kernels, and back."""
+    on_tensor_cores = cost.arithmetic in ("tf32", "float16", "bfloat16")
+    return "convolution" in operator and on_tensor_cores and not _is_channels_last(cost.key)
 
 
 def _is_channels_last(key: str) -> bool:
