@@ -2,10 +2,10 @@
 
     python benchmarks/platforms.py [ROW ...] [--json FILE]
 
-Models are built on the meta device from their definitions and traced for a GPU that need not be there; nothing
-is downloaded and nothing runs. A prediction is the sum of the operators' times of one forward and backward,
-nothing recomputed: what the optimizer, the communication and the data take is left out, in published runs a
-few percent. No rate is fitted to a figure here: see `remat_graph.platforms.data_sheets`.
+Models are built on the meta device from their definitions and traced for a GPU that need not be there;
+nothing is downloaded and nothing runs. A prediction is the sum of the operators' times of one forward and
+backward, nothing recomputed. The optimizer, the communication and the data, which published figures include,
+are left out. No rate is fitted to a figure here: see `remat_graph.platforms.data_sheets`.
 
 Published figures are ranges over reports, in units a second and GPU; a prediction is held to lie within 20 %
 of the range. Reports whose runs recomputed activations or were not compiled are at its lower end.
@@ -16,8 +16,8 @@ of the range. Reports whose runs recomputed activations or were not compiled are
 * MPT of 760M, 1B, 3B and 7B, bf16, H100, without checkpoints (llm-foundry, scripts/train/benchmarking).
 * ResNet-50 under AMP, channels last, batch 512, A100: 2,500 to 2,600 images (timm, issue 1491).
 
-Our own rows are the eager steps in `results/nvidia-h100-80gb-hbm3.json`, of the models of `gpu.py`; `ratio` is
-predicted over measured. The exit status is not zero if a published figure is missed.
+Our own rows are the eager steps in `results/nvidia-h100-80gb-hbm3.json`, of the models of `gpu.py`; `ratio`
+is predicted over measured. The exit status is not zero if a published figure is missed.
 """
 
 import argparse
@@ -26,7 +26,6 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
@@ -144,12 +143,20 @@ class Published:
 
 
 _LLAMA_3_8B = {
-    **{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
-    **{"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
 }
 _LLAMA_2_7B = {
-    **{"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
-    **{"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000},
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "vocab_size": 32000,
 }
 _FOUNDRY = "llm-foundry, scripts/train/benchmarking"
 
@@ -168,7 +175,11 @@ PUBLISHED: Mapping[str, Published] = {
         source="torchtitan; lightning-thunder, issue 2116",
     ),
     "llama-2-7b 4096": Published(
-        make=partial(llama, 2, 4096, **_LLAMA_2_7B), units=8192, low=9600, high=9600, source="fms-fsdp, README"
+        make=partial(llama, 2, 4096, **_LLAMA_2_7B),
+        units=8192,
+        low=9600,
+        high=9600,
+        source="fms-fsdp, README",
     ),
     "mpt-760m 1024": _mpt((24, 1536, 12), 32, 1024, 70_000, 80_000),
     "mpt-760m 2048": _mpt((24, 1536, 12), 16, 2048, 63_147, 68_551),
@@ -220,7 +231,9 @@ class Row:
     def line(self) -> str:
         """The row for people."""
         figure = f"{self.low:,.6g}" if self.low == self.high else f"{self.low:,.6g} to {self.high:,.6g}"
-        ratio = f"ratio {self.predicted / self.low:.3f}" if self.unit == "s" else f"off {100 * self.off:+.1f} %"
+        ratio = (
+            f"ratio {self.predicted / self.low:.3f}" if self.unit == "s" else f"off {100 * self.off:+.1f} %"
+        )
         missed = "  MISSED" if self.missed else ""
         return f"{self.name:16} {figure:>18} {self.unit:9} predicted {self.predicted:,.6g}  {ratio}{missed}"
 

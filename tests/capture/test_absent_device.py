@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -204,15 +204,15 @@ class Classifier(nn.Module):
 def kernels_of_the_device() -> AbstractContextManager[Any]:
     """Attention by products where the device has no fused kernel: then the estimate assumes none either."""
     x = torch.randn(1, 1, 16, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    fused = torch._fused_sdp_choice(x, x, x) != SDPBackend.MATH.value
+    made = F.scaled_dot_product_attention(x, x, x)
+    fused = "ScaledDotProduct" in type(made.grad_fn).__name__
     return nullcontext() if fused else sdpa_kernel(SDPBackend.MATH)
 
 
 @pytest.fixture
-def cudnn_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def cudnn_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """No batch norms of cuDNN where torch is built without: then the estimate assumes none either."""
     monkeypatch.setattr(torch.backends.cudnn, "enabled", torch.backends.cudnn.is_available())
-    yield
 
 
 def compared(graph: Graph) -> tuple[list[Any], list[Any]]:
@@ -241,9 +241,7 @@ def test_the_estimate_is_the_capture_on_the_device(
             patch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
             expected = compared(estimated_graph(module, args, kwargs, PLATFORM, device="cuda"))
         args, kwargs = torch.utils._pytree.tree_map_only(Tensor, Tensor.cuda, (args, kwargs))
-        found = compared(
-            step_graph(module.cuda(), args, kwargs, platform=PLATFORM, cache_dir=tmp_path)
-        )
+        found = compared(step_graph(module.cuda(), args, kwargs, platform=PLATFORM, cache_dir=tmp_path))
     for here, there in zip(*(each[0] for each in (expected, found)), strict=False):
         assert here == there
     assert expected == found

@@ -4,8 +4,8 @@ A trace infers strides and dtypes from rules, not from kernels. For the operator
 an input is not contiguous or inputs differ in precision, as under autocast (torch 2.11 to 2.13 on CPU): a
 batch norm of a transposed input has other strides, and the means of a half-precision layer norm with float32
 weights are float32. Later ops of such a trace could not run. For these operators the kernel itself runs on
-zeros, once for each layout. Where no kernel may run, because the device is not there or the model is too large
-for it, convolutions and batch norms follow the rule of their kernels on CUDA.
+zeros, once for each layout. Where no kernel may run, because the device is not there or the model is too
+large for it, convolutions and batch norms follow the rule of their kernels on CUDA.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ _Layout = tuple[tuple[int, ...], torch.dtype]
 
 
 class KernelLayouts:
-    """Output layouts of kernels; operators run on real tensors within `real_mode()`, or, without it, not at all."""
+    """Output layouts of kernels; operators run on real tensors within `real_mode()`, or not at all."""
 
     def __init__(self, real_mode: Callable[[], AbstractContextManager[Any]] | None) -> None:
         self._real_mode = real_mode
@@ -93,7 +93,7 @@ class KernelLayouts:
 
 
 def _as_on_cuda(func: Any, given: list[Tensor], result: Any) -> Any:
-    """The result with its channels last if the arguments ask for that: batch norms and convolutions on CUDA."""
+    """The result of a batch norm or a convolution, its channels last if the arguments ask for that."""
     name = func.overloadpacket.__name__
     if "batch_norm" in name:
         given = given[1:2] if "backward" in name else given[:1]
@@ -111,7 +111,7 @@ def _as_on_cuda(func: Any, given: list[Tensor], result: Any) -> Any:
 
 
 def _channels_are_last(tensor: Tensor) -> bool:
-    """Whether torch takes a tensor for one with its channels last; images of one pixel tell by their strides."""
+    """Whether torch takes a tensor for one with its channels last; for images of one pixel, by strides."""
     if tensor.ndim not in (4, 5):
         return False
     least = 0

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from remat_executor.capture.absent_device import selects_cudnn
 from remat_executor.capture.captured import Captured, Output
 from remat_executor.capture.collectives import refuse_collective
+from remat_executor.capture.cuda_kernels import selects_cudnn
 from remat_executor.capture.cudnn_batch_norms import use_cudnn_batch_norms
 from remat_executor.capture.dropout_rounding import use_eager_rounding
 from remat_executor.capture.explain import foreign_generator

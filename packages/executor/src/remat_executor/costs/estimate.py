@@ -1,9 +1,9 @@
 """Estimate the graph of a training step from shapes alone, for models that are too large to run.
 
 Fake tensors on the planned device stand for parameters, buffers and inputs, so nothing of their size is
-allocated and nothing runs. Times come from a platform. Workspaces of kernels, and what cuDNN's batch norms keep
-for their backward, are unknown without running them and are left out; a budget needs some reserve where they
-matter. A CUDA device need not be there, nor a build of torch for it (`capture.absent_device`).
+allocated and nothing runs. Times come from a platform. Workspaces of kernels, and what cuDNN's batch norms
+keep for their backward, are unknown without running them and are left out; a budget needs some reserve where
+they matter. A CUDA device need not be there, nor a build of torch for it (`capture.absent_device`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -50,7 +50,9 @@ def estimated_graph(
     absent = device if device.type == "cuda" and not _has_cuda() else None
     if absent is None:
         check_device(device)
-    with with_fake_tensors(model, args, kwargs, device if absent is None else torch.device("meta")) as tensors:
+    with with_fake_tensors(
+        model, args, kwargs, device if absent is None else torch.device("meta")
+    ) as tensors:
         captured = capture(model, tensors, differentiate=differentiate, absent=absent)
         conditions = (("estimate", device.type), ("training", str(model.training)))
         name = type(model).__name__

@@ -11,7 +11,6 @@ from remat_executor.torch_private.lookup import private_name
 from remat_executor.torch_private.pytrees import flatten
 from remat_graph.contexts import context
 
-
 _AUTOGRAD_META, _AUTOGRAD_CPU = torch._C.DispatchKey.AutogradMeta, torch._C.DispatchKey.AutogradCPU
 
 
@@ -138,23 +137,20 @@ def not_as_on_meta() -> tuple[Any, ...]:
 
 def autocast_operators() -> tuple[Any, ...]:
     """The overloads that autocast on CUDA casts the arguments of, also in builds without CUDA."""
-    return _overloads(private_name("torch._C", "_dispatch_get_registrations_for_dispatch_key")("AutocastCUDA"))
+    return _overloads(
+        private_name("torch._C", "_dispatch_get_registrations_for_dispatch_key")("AutocastCUDA")
+    )
 
 
 def _overloads(names: Iterable[str]) -> tuple[Any, ...]:
-    """Overloads by their names in the dispatcher."""
+    """Overloads by their names in the dispatcher, without those that nothing defines."""
     found = []
     for name in names:
         namespace, _, packet = name.partition("::")
         packet, _, overload = packet.partition(".")
-        operators = getattr(torch.ops, namespace)
-        found.append(getattr(getattr(operators, packet), overload or "default"))
-    return tuple(found)
-
-
-def attention_preference() -> tuple[int, ...]:
-    """The kernels of attention in torch's order, as values of `SDPBackend`."""
-    return tuple(private_name("torch._C", "_get_sdp_priority_order")())
+        operators = getattr(getattr(torch.ops, namespace), packet, None)
+        found.append(getattr(operators, overload or "default", None))
+    return tuple(operator for operator in found if operator is not None)
 
 
 def is_mutable(target: Any) -> bool:
@@ -162,6 +158,11 @@ def is_mutable(target: Any) -> bool:
     if isinstance(target, torch._ops.OpOverloadPacket):
         return any(is_mutable(getattr(target, name)) for name in target.overloads())
     return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
+
+
+def argument_names(operator: Any) -> tuple[str, ...]:
+    """The names of an overload's arguments, in order."""
+    return tuple(argument.name for argument in operator._schema.arguments)
 
 
 def schema_text(target: Any) -> str:

@@ -4,15 +4,15 @@ An operator takes the longer of computing and moving bytes, after a launch. Noth
 NVIDIA's, without sparsity, and each share below has a source of its own and is the same for all devices.
 
 * Matrix products reach 0.65. Alone, the largest reach 0.80 on an H100 and 0.87 on an A100 (MAMF, in "Machine
-  Learning Engineering", S. Bekman, chapter on accelerators, 2026), and those of training, one kernel at a time,
-  0.56 to 0.88 in ``platforms/nvidia-h100-80gb-hbm3.json``. In a step, the power limit lowers the clock further.
+  Learning Engineering", S. Bekman, chapter on accelerators, 2026), and those of training, a kernel at a time,
+  0.56 to 0.88 in ``platforms/nvidia-h100-80gb-hbm3.json``. In a step, the power limit lowers the clock.
 * Convolutions reach 0.5. Those of 256 and more channels, which computing limits, reach 0.35 to 0.62 in that
   file.
 * Attention reaches 0.5, its gradient 0.4, of the operations that a causal mask leaves. FlashAttention-2 (Dao
   2023) reports 0.50 to 0.73 on an A100, FlashAttention-3 (Shah et al. 2024) up to 0.75 on an H100, where the
   former reaches 0.35; gradients are a quarter slower in both.
-* Bytes move at 0.9 of the memory bandwidth. Hugging Face's "Ultra-Scale Playbook" measured 3 TB/s of an H100's
-  3.35, and elementwise operators in that file take that.
+* Bytes move at 0.9 of the memory bandwidth. Hugging Face's "Ultra-Scale Playbook" measured 3 TB/s of an
+  H100's 3.35, as elementwise operators in that file do.
 * A launch takes 2.5 microseconds, as the smallest operators in that file do behind a busy queue.
 
 Some kernels move other bytes than each input and output once; `_PASSES` and `_LOOKUPS` name them.
@@ -56,12 +56,14 @@ _PASSES = {
     "convolution_backward": 4 / 3,
 }
 
-# Bytes of a copy per byte copied. Tensor cores take channels last: kernels before and after a convolution copy
-# tensors of another layout.
+# Bytes of a copy per byte copied. Tensor cores take channels last: kernels before and after a convolution
+# copy tensors of another layout.
 _COPY = 2
 
 # These read the rows or elements that indices name, not the whole table.
-_LOOKUPS = frozenset({"embedding", "gather", "index", "index_select", "nll_loss_forward", "nll_loss_backward"})
+_LOOKUPS = frozenset(
+    {"embedding", "gather", "index", "index_select", "nll_loss_forward", "nll_loss_backward"}
+)
 
 _POSITIVE = attrs.validators.and_(attrs.validators.gt(0.0), attrs.validators.lt(float("inf")))
 
@@ -104,7 +106,7 @@ class DataSheet:
         return f"{self.device} (by its data sheet, not measured: {rates})"
 
     def time_s(self, cost: OpCost) -> float:
-        """The longer of computing and moving bytes at the shares of the module's docstring, and the launch."""
+        """The launch, and the longer of computing and moving bytes, at the shares declared above."""
         operator = cost.operator.removeprefix("aten.").partition(".")[0]
         nbytes = cost.read_nbytes + cost.written_nbytes
         if operator in _LOOKUPS:
@@ -160,7 +162,7 @@ def _links(pcie_nbytes_per_s: float, host_nbytes_per_s: float) -> Links:
     )
 
 
-# Copies of pinned memory over 16 lanes of PCIe 5, 4 and 3 (63, 31.5 and 15.8 GB/s; an H100 was measured at 54).
+# Pinned memory over 16 lanes of PCIe 5, 4 and 3 (63, 31.5 and 15.8 GB/s; an H100 was measured at 54).
 _PCIE_5, _PCIE_4, _PCIE_3 = 55e9, 26e9, 13e9
 # STREAM on a socket of a server, and on a desktop with two channels of DDR5.
 _SERVER, _DESKTOP = 150e9, 60e9
