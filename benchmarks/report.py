@@ -331,6 +331,28 @@ def first(data: dict[str, Any]) -> Iterator[str]:
     yield from table(("section", "row", "wrong", "measured"), rows)
 
 
+def predictions(data: dict[str, Any]) -> Iterator[str]:
+    """What data sheets predict, beside what others and we measured."""
+    yield "## Predictions from data sheets\n"
+    yield (
+        "`hatch run bench-platforms`: a step without recomputation as the platforms `h100-spec` and "
+        "`a100-spec` predict it on a machine without a GPU; tokens or images a second and GPU as others "
+        "published them, and seconds of our own eager steps. *Off* is the distance to the nearer end of the "
+        "range; published figures include optimizer, communication and data, predictions do not.\n"
+    )
+    yield made_with(data)
+    rows = []
+    for row in data["rows"]:
+        form = "{:.4f}" if row["unit"] == "s" else "{:,.0f}"
+        ends = dict.fromkeys((row["low"], row["high"]))
+        off = row["predicted"] / min(max(row["predicted"], row["low"]), row["high"]) - 1
+        figure = " to ".join(map(form.format, ends))
+        device = row["platform"].partition(" ")[0]
+        predicted = form.format(row["predicted"])
+        rows.append([row["name"], device, row["unit"], figure, predicted, percent(off), row["source"]])
+    yield from table(["row", "platform", "unit", "figure", "predicted", "off", "source"], rows)
+
+
 PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]]] = {
     "results": (
         "# Results\n\nEvery figure on this page was printed by `hatch run exact`.\n",
@@ -349,7 +371,13 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
         "On a machine with a new GPU, run `hatch run gpu-first` before the others: in at most eight minutes "
         "it checks the allocator, the tests marked `cuda`, bits and budgets of six models, times, runtimes, "
         "a language model and Offmate, and lists what is wrong first.\n",
-        {"runtime": runtime, "startup": startup, "distributed": distributed, "scratch": scratch},
+        {
+            "runtime": runtime,
+            "startup": startup,
+            "distributed": distributed,
+            "scratch": scratch,
+            "platforms": predictions,
+        },
     ),
     "offmate_results": (
         "# Offmate: results\n\nEvery figure on this page was printed by `hatch run offload`.\n",

@@ -456,8 +456,9 @@ SOLVERS = {
     "search",
     "auto",
 }
+PLATFORMS = {"a100-spec", "flops", "h100-spec", "h200-spec", "roofline", "rtx4090-spec", "v100-spec"}
 PROJECTS: dict[str, tuple[str, dict[str, set[str]], set[str], set[str]]] = {
-    "graph": ("remat-graph", {"remat.platforms": {"flops", "h200-spec", "roofline"}}, set(), set()),
+    "graph": ("remat-graph", {"remat.platforms": PLATFORMS}, set(), set()),
     "solvers": ("remat-solvers", {"remat.solvers": SOLVERS}, set(), {"cpsat"}),
     "executor": ("remat-executor", {}, set(), set()),
     "offload": ("remat-offload", {}, set(), {"weights"}),

@@ -34,8 +34,8 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     """Refused before torch is asked for anything on it, which may end the process."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), torch.randn(2, 4)
     platform = Roofline(flops_per_s=1e12, nbytes_per_s=1e11)
-    with pytest.raises(BadInput, match=r"the device is cuda.*finds the CPU only"):
-        estimated_graph(model, (x,), {}, platform, device="cuda")
+    with pytest.raises(BadInput, match=r"the device is xpu.*finds the CPU only"):
+        estimated_graph(model, (x,), {}, platform, device="xpu")
     with pytest.raises(BadInput, match=r"the device is cuda:1.*finds the CPU only"):
         PlannedModule(model, (x,), {}, refuse, device=torch.device("cuda:1"), cache_dir=tmp_path)
     assert estimated_graph(model, (x,), {}, platform).ops

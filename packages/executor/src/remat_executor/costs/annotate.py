@@ -16,6 +16,7 @@ from remat_executor.current_device import as_current
 from remat_executor.fx_nodes import meta_tensors
 from remat_executor.generator_state import preserved_generators
 from remat_executor.inspection.tensors import Tensors
+from remat_executor.torch_private.dispatch import argument_names
 from remat_executor.torch_private.precision import float32_precisions
 from remat_executor.translation.keys import anywhere
 from remat_executor.translation.recipes import CallOperator, Draw, Recipe, TrainBatchNorm
@@ -140,7 +141,7 @@ def _storage_sizes(results: object) -> list[int]:
 
 
 def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCost:
-    """FLOPs by torch's counting rules, the bytes of the storages read and written, and the key."""
+    """FLOPs by torch's counting rules and causal masks, bytes of the storages read and written, and key."""
     run = graph.ops[op].implementations[implementation]
     read = sum(graph.values[v].nbytes for v in run.inputs)
     written = sum(graph.values[v].nbytes for v in run.outputs)
@@ -151,11 +152,23 @@ def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCos
         count = flop_registry.get(_COUNTED_AS.get(packet, packet))
         if count is not None:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
-            flops = int(count(*args, **kwargs, out_val=node.meta["val"]))
+            counted = count(*args, **kwargs, out_val=node.meta["val"])
+            flops = int(counted * _unmasked(node.target, args, kwargs))
             arithmetic = _arithmetic(packet, args)
     again = "again: " if implementation else ""
     key = f"{again}{anywhere(graph.ops[op].key)}" if graph.ops[op].key else ""
     return OpCost(flops=flops, read_nbytes=read, written_nbytes=written, key=key, arithmetic=arithmetic)
+
+
+def _unmasked(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+    """The share of an attention's products that a causal mask leaves; torch counts all of them."""
+    given = {**dict(zip(argument_names(operator), args, strict=False)), **kwargs}
+    if not given.get("is_causal", False):
+        return 1.0
+    rows, columns = given["query"].shape[-2], given["key"].shape[-2]
+    square = min(rows, columns)
+    left = square * (square + 1) / 2 + (rows - square) * columns
+    return float(left / (rows * columns))
 
 
 def _arithmetic(packet: Any, args: tuple[Any, ...]) -> str:

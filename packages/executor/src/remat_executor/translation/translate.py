@@ -37,20 +37,33 @@ from remat_graph import Graph, Implementation, Op, Role, Value
 
 
 def translate(
-    captured: Captured, tensors: Tensors, *, name: str, conditions: Iterable[tuple[str, str]] = ()
+    captured: Captured,
+    tensors: Tensors,
+    *,
+    name: str,
+    conditions: Iterable[tuple[str, str]] = (),
+    absent: torch.device | None = None,
 ) -> Translation:
-    """Build the IR of a captured step; `conditions` are what a plan depends on in addition to the ops.
+    """Build the IR of a captured step.
+
+    Args:
+        captured: the step.
+        tensors: what it was captured with.
+        name: of the graph.
+        conditions: what a plan depends on in addition to the ops.
+        absent: the device for which the meta device stands.
 
     Raises:
         CaptureError: an op shares storage in a way that cannot be followed.
     """
-    return _Translator(captured, tensors).run(name, tuple(conditions))
+    return _Translator(captured, tensors, absent).run(name, tuple(conditions))
 
 
 @attrs.define(eq=False)
 class _Translator:
     captured: Captured
     tensors: Tensors
+    absent: torch.device | None
     flow: Dataflow = attrs.field(init=False)
     device: torch.device = attrs.field(init=False)
     values: list[Value] = attrs.field(init=False, factory=list)
@@ -100,7 +113,7 @@ class _Translator:
     @property
     def rounding_nbytes(self) -> int:
         """To what the device's allocator rounds."""
-        return 512 if self.device.type == "cuda" else 1
+        return 512 if (self.absent or self.device).type == "cuda" else 1
 
     def rounded(self, nbytes: int) -> int:
         """Bytes of a block of the allocator."""
@@ -211,6 +224,8 @@ class _Translator:
 
     def draws_on(self, node: Node) -> torch.device:
         device = meta_tensors(node.meta["val"])[0].device
+        if self.absent is not None and device.type == "meta":
+            return self.absent
         return device if device.index is not None or device.type == "cpu" else self.device
 
     def add_reader(self, node: Node, backward: bool) -> int:
@@ -219,8 +234,10 @@ class _Translator:
         if str(device) not in self.generator:
             name = f"generator_{device}"
             self.generator[str(device)] = self.new_value(name=name, nbytes=0, role=Role.RNG, external=True)
-        kept = default_generator(device).get_state()
-        nbytes = kept.nbytes if self.device.type == kept.device.type else 0
+        nbytes = 0
+        if self.absent is None:
+            kept = default_generator(device).get_state()
+            nbytes = kept.nbytes if self.device.type == kept.device.type else 0
         state = self.new_value(name=f"rng_{node.name}", nbytes=nbytes, role=Role.RNG)
         read = Implementation(inputs=(self.generator[str(device)],), outputs=(state,))
         op = Op(

@@ -42,6 +42,11 @@ class OpCost:
     key: str = ""
     arithmetic: str = ""
 
+    @property
+    def operator(self) -> str:
+        """The operator's name, for instance ``aten.mm.default``; empty if not known."""
+        return self.key.removeprefix("again: ").partition("(")[0]
+
 
 @runtime_checkable
 class Platform(Protocol):
@@ -96,53 +101,6 @@ class Roofline:
         """The longer of computing and moving bytes, plus the launch."""
         moved_s = (cost.read_nbytes + cost.written_nbytes) / self.nbytes_per_s
         return max(cost.flops / self.flops_per_s, moved_s) + self.launch_s
-
-
-def _h200_links() -> Links:
-    return Links(to_host_nbytes_per_s=55e9, to_device_nbytes_per_s=55e9, host_nbytes_per_s=150e9)
-
-
-# TFLOP/s of an H200 SXM without sparsity, by NVIDIA's data sheet ("NVIDIA H200 Tensor Core GPU", 2024).
-_H200_TFLOPS = {
-    "bfloat16": 989.5,
-    "float16": 989.5,
-    "tf32": 494.7,
-    "float32": 67.0,
-    "float64": 67.0,
-    "float8_e4m3fn": 1979.0,
-    "float8_e5m2": 1979.0,
-    "int8": 1979.0,
-}
-
-
-@attrs.frozen(kw_only=True)
-class H200Spec:
-    """An NVIDIA H200 SXM and its host, by sustained rates; nothing was measured.
-
-    Products in another arithmetic than bf16 reach the same share of their own data sheet rate; products in
-    an unknown arithmetic count as bf16.
-
-    Attributes:
-        flops_per_s: of bf16 matrix products; the default is less than half of the data sheet's 989.5e12,
-            which no training reaches.
-        nbytes_per_s: of its HBM3e, by the data sheet.
-        links: PCIe 5.0 in each direction, and the memory of the host.
-    """
-
-    flops_per_s: float = attrs.field(default=450e12, converter=float, validator=_rate)
-    nbytes_per_s: float = attrs.field(default=4.8e12, converter=float, validator=_rate)
-    links: Links = attrs.field(factory=_h200_links, validator=attrs.validators.instance_of(Links))
-
-    @property
-    def name(self) -> str:
-        """Kind and rates, with the note that nothing was measured."""
-        rates = f"{self.flops_per_s:g} FLOP/s, {self.nbytes_per_s:g} B/s"
-        return f"h200-spec (by its sustained rates, not measured: {rates})"
-
-    def time_s(self, cost: OpCost) -> float:
-        """The longer of computing and moving bytes."""
-        share = _H200_TFLOPS.get(cost.arithmetic, _H200_TFLOPS["bfloat16"]) / _H200_TFLOPS["bfloat16"]
-        return Roofline(flops_per_s=share * self.flops_per_s, nbytes_per_s=self.nbytes_per_s).time_s(cost)
 
 
 def issue_s_of(platform: Platform, cost: OpCost) -> float:

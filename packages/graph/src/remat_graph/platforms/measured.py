@@ -86,10 +86,10 @@ class Measured:
     @_slowdown.default
     def _fitted_slowdown(self) -> Mapping[str, float]:
         ratios: dict[str, list[float]] = defaultdict(list)
-        for key, m in self.measurements.items():
+        for m in self.measurements.values():
             ideal_s = self._roofline.time_s(m.cost)
             if ideal_s > 0:
-                for name in ("", _operator(key)):
+                for name in ("", m.cost.operator):
                     ratios[name].append(m.time_s / ideal_s)
         return {name: statistics.median(each) for name, each in ratios.items()}
 
@@ -117,16 +117,12 @@ class Measured:
         known = self.measurements.get(cost.key)
         if known is not None:
             return known.time_s
-        slowdown = self._slowdown.get(_operator(cost.key), self._slowdown.get("", 1.0))
+        slowdown = self._slowdown.get(cost.operator, self._slowdown.get("", 1.0))
         return slowdown * self._roofline.time_s(cost)
 
 
 def _quantile(rates: list[float]) -> float:
     return sorted(rates)[int(_BEST * (len(rates) - 1))] if rates else 0.0
-
-
-def _operator(key: str) -> str:
-    return key.removeprefix("again: ").partition("(")[0]
 
 
 def save_platform(platform: Measured, path: str | os.PathLike[str]) -> None:
