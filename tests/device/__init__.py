@@ -1,9 +1,9 @@
 """A test device: CUDA as torch sees it, on a torch without CUDA and a machine without a GPU.
 
-A C++ extension (``csrc``) registers two devices of type ``cuda``. Kernels are the CPU's; streams, events, the
-caching allocator, generators, CUDA graphs and the choice of kernels follow torch's rules, so that the branches
-for CUDA run unchanged. Work runs as late as its stream allows, fresh memory holds NaN, and accesses that no event
-orders are reported: a missing wait is found at each run. Times are counted, not measured.
+A C++ extension (``csrc``) registers two devices of type ``cuda``. Kernels are the CPU's; streams, events,
+the caching allocator, generators, CUDA graphs and the choice of kernels follow torch's rules, so that the
+branches for CUDA run unchanged. Work runs as late as its stream allows, fresh memory holds NaN, and accesses
+that no event orders are reported: a missing wait is found at each run. Times are counted, not measured.
 
     python -m pytest -p tests.device.plugin -m cuda tests packages
 

@@ -1,4 +1,4 @@
-"""Build the library of the test device for the installed torch, once for each torch and state of the sources."""
+"""Build the library of the test device, once for each torch and state of the sources."""
 
 import contextlib
 import fcntl
@@ -51,7 +51,7 @@ def _key() -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    python = f"{sys.implementation.cache_tag}"
+    python = sys.implementation.cache_tag
     return f"torch{importlib.metadata.version('torch')}-{python}-{digest.hexdigest()[:16]}"
 
 

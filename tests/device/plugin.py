@@ -1,4 +1,4 @@
-"""A pytest plugin that runs a session on the test device: ``python -m pytest -p tests.device.plugin -m cuda``.
+"""A pytest plugin for sessions on the test device: ``python -m pytest -p tests.device.plugin -m cuda``.
 
 It is imported before torch. Every test fails that leaves a race behind. Without a compiler all tests of the
 session are skipped, and the reason says so.

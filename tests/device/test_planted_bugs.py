@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from remat_executor.costs import measure as measuring
+from remat_executor.generator_state import replay
 from remat_executor.lowering import lower
 from remat_executor.module import pipeline
 from remat_graph import Lane
@@ -127,7 +128,6 @@ def test_a_host_block_that_is_released_early(monkeypatch: Patch) -> None:
 
 def test_a_generator_that_is_advanced_once_too_often(monkeypatch: Patch, tmp_path: Path) -> None:
     assert dropout_distance(tmp_path) == 0.0
-    replay = lower.replay
 
     def once_more(state: Any, device: str, target: Any, /, *args: Any, **kwargs: Any) -> Any:
         made = replay(state, device, target, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Give `torch._C` the names that a CUDA build has, so that ``torch.cuda`` runs unchanged on the test device."""
+"""Give `torch._C` the names of a CUDA build, so that ``torch.cuda`` runs unchanged on the test device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.device.build import NAME, torch_folder
 def load(path: Path) -> ModuleType:
     """Import torch with the library of the test device; returns the library.
 
-    Its hooks are looked up while torch is imported, and ``torch.cuda`` looks at `torch._C` once, at its import.
+    Its hooks are looked up while torch is imported, and ``torch.cuda`` reads `torch._C` at its import.
     """
     if "torch" in sys.modules:
         raise RuntimeError("torch is imported already: the test device must be loaded before it")
@@ -156,7 +156,7 @@ def _of_pool(segments: list[dict[str, Any]], pool: Any) -> list[dict[str, Any]]:
 
 
 def _streams(core: Any, library: Any) -> dict[str, Any]:
-    class StreamBase(core.Stream):  # type: ignore[name-defined]
+    class StreamBase(core.Stream):
         def __new__(cls, priority: int = 0, **identity: int) -> Any:
             identity.pop("stream_ptr", None)
             if identity:
@@ -171,7 +171,7 @@ def _streams(core: Any, library: Any) -> dict[str, Any]:
         def priority_range() -> tuple[int, int]:
             return (0, -5)
 
-    class EventBase(core.Event):  # type: ignore[name-defined]
+    class EventBase(core.Event):
         def __new__(cls, enable_timing: bool = False, **flags: bool) -> Any:
             return super().__new__(cls, device="cuda", enable_timing=enable_timing)
 
@@ -221,7 +221,7 @@ def _graphs(library: Any) -> dict[str, Any]:
             self._graph.reset()
 
         def pool(self) -> tuple[int, int]:
-            return tuple(self._graph.pool())  # type: ignore[return-value]
+            return tuple(self._graph.pool())
 
     return {
         "_CUDAGraph": GraphBase,

@@ -93,7 +93,7 @@ def round_trip_distance(steps: int = 5) -> float:
 
 
 def reused_block_distance() -> float:
-    """How far a value is whose host block was released while its copy was pending, and written by the next."""
+    """How far a value is whose host block was released with its copy pending, and written by the next."""
     with HostPool(2**14, device="cuda") as pool, CudaMachine() as machine:
         first = pool.allocate(2**14).fill_(1)
         x = machine.allocate((2**14,), (1,), torch.uint8)
