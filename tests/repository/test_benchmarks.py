@@ -115,7 +115,9 @@ def test_no_picture_of_a_busy_machine(
 )
 def test_first_contact_on_tiny_models(sections: tuple[str, ...], tmp_path: Path) -> None:
     """Each row is run, none is wrong, and a second run has nothing to do."""
-    command = ("gpu_first.py", "--small", "--out", str(tmp_path), "--sections", *sections)
+    # No limit that a busy machine could reach.
+    options = ("--small", "--out", str(tmp_path), "--time-limit", "86400")
+    command = ("gpu_first.py", *options, "--sections", *sections)
     assert "none of" in run(*command)
     (file,) = tmp_path.glob("*-first-small.json")
     rows = json.loads(file.read_text())["rows"]

@@ -89,7 +89,7 @@ def unsupported(tensors: Iterable[Tensor], whose: str, *, empty: bool = False) -
 
 def unseen_change(tensors: Tensors) -> str | None:
     """An argument that cannot be compared by value, or is the module's own tensor; None if there is none."""
-    if tensors.arguments and any(id(t) in tensors.owned.registered_ids for t in tensors.arguments):
+    if any(id(t) in tensors.owned.registered_ids for t in tensors.arguments):
         return "parameter or buffer of its own"
     unknown = (c for c in tensors.constants if not (isinstance(c, (*PLAIN, Enum)) or callable(c)))
     return next((type(c).__name__ for c in unknown), None)
