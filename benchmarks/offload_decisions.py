@@ -3,7 +3,7 @@
     python benchmarks/offload_decisions.py [CASE ...] [--time-limit SECONDS] [--json FILE]
 
 Llama 3 8B and Qwen3 14B in bf16 with fp32 master weights and Adam's states, 1 x 8192 tokens a micro-batch,
-captured on the meta device with times and links of the platform `h200-spec`: 450 TFLOP/s, 55 GB/s either
+captured on the meta device for a device of 450 TFLOP/s and 4.8 TB/s with the links of an H200: 55 GB/s either
 way, 150 GB/s of host memory. An update moves 28 bytes a parameter, at 4.8 TB/s on the device. Everything is
 the referee's prediction, nothing was run. The exit status is not zero if a bound is broken:
 
@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
 from remat_executor import estimated_graph
-from remat_graph import Grads, Graph, Role, Timeline, simulate
-from remat_graph.platforms.base import H200Spec
+from remat_graph import Grads, Graph, Role, Roofline, Timeline, simulate
+from remat_graph.platforms.data_sheets import h200
 from remat_graph.training import Optimized, accumulating, training_graph, with_placement
 from remat_solvers import Deadline, Problem, Solution
 from remat_solvers.offload.candidate import PERIODS
@@ -41,8 +41,8 @@ from tests.helpers.models import import_transformers
 
 GIB = 1 << 30
 TOKENS = 8192
-DEVICE = H200Spec()
-LINKS = DEVICE.links
+DEVICE = Roofline(flops_per_s=450e12, nbytes_per_s=4.8e12)
+LINKS = h200().links
 UPDATE_NBYTES = 28
 LIMIT_S = 60.0
 SPARE_S = 10.0  # of it, for what a search does beyond its deadline

@@ -318,6 +318,41 @@ def device(data: dict[str, Any]) -> Iterator[str]:
     yield from table(header.split(", "), rows)
 
 
+def first(data: dict[str, Any]) -> Iterator[str]:
+    """The first contact with an accelerator; see gpu_first.py for the goals."""
+    yield f"## First contact: {data['device']}\n"
+    wrong = sum(bool(row["wrong"]) for row in data["rows"])
+    yield f"`hatch run gpu-first`: {wrong} of {len(data['rows'])} rows missed a goal.\n"
+    yield made_with(data)
+    rows = [
+        [row["section"], row["name"], "; ".join(row["wrong"]), row["skipped"] or row["said"]]
+        for row in data["rows"]
+    ]
+    yield from table(("section", "row", "wrong", "measured"), rows)
+
+
+def predictions(data: dict[str, Any]) -> Iterator[str]:
+    """What data sheets predict, beside what others and we measured."""
+    yield "## Predictions from data sheets\n"
+    yield (
+        "`hatch run bench-platforms`: a step without recomputation as the platforms `h100-spec` and "
+        "`a100-spec` predict it on a machine without a GPU; tokens or images a second and GPU as others "
+        "published them, and seconds of our own eager steps. *Off* is the distance to the nearer end of the "
+        "range; published figures include optimizer, communication and data, predictions do not.\n"
+    )
+    yield made_with(data)
+    rows = []
+    for row in data["rows"]:
+        form = "{:.4f}" if row["unit"] == "s" else "{:,.0f}"
+        ends = dict.fromkeys((row["low"], row["high"]))
+        off = row["predicted"] / min(max(row["predicted"], row["low"]), row["high"]) - 1
+        figure = " to ".join(map(form.format, ends))
+        device = row["platform"].partition(" ")[0]
+        predicted = form.format(row["predicted"])
+        rows.append([row["name"], device, row["unit"], figure, predicted, percent(off), row["source"]])
+    yield from table(["row", "platform", "unit", "figure", "predicted", "off", "source"], rows)
+
+
 PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]]] = {
     "results": (
         "# Results\n\nEvery figure on this page was printed by `hatch run exact`.\n",
@@ -332,8 +367,17 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
         },
     ),
     "benchmarks": (
-        "# Benchmarks\n\nEvery figure on this page was printed by the command named above its table.\n",
-        {"runtime": runtime, "startup": startup, "distributed": distributed, "scratch": scratch},
+        "# Benchmarks\n\nEvery figure on this page was printed by the command named above its table.\n\n"
+        "On a machine with a new GPU, run `hatch run gpu-first` before the others: in at most eight minutes "
+        "it checks the allocator, the tests marked `cuda`, bits and budgets of six models, times, runtimes, "
+        "a language model and Offmate, and lists what is wrong first.\n",
+        {
+            "runtime": runtime,
+            "startup": startup,
+            "distributed": distributed,
+            "scratch": scratch,
+            "platforms": predictions,
+        },
     ),
     "offmate_results": (
         "# Offmate: results\n\nEvery figure on this page was printed by `hatch run offload`.\n",
@@ -350,8 +394,9 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
 def main() -> int:
     """Write the pages from whatever results are there; what is of no known kind is a device's."""
     known = {name for _, sections in PAGES.values() for name in sections}
+    kinds = {"-offload": report_offload.moving, "-first": first}
     devices = {
-        path.stem: report_offload.moving if path.stem.endswith("-offload") else device
+        path.stem: next((made for end, made in kinds.items() if path.stem.endswith(end)), device)
         for path in sorted(RESULTS.glob("*.json"))
         if path.stem not in known
     }

@@ -10,7 +10,7 @@ from torch import nn
 from remat_executor import PlannedModule, UnplannedUse, step_graph
 from remat_executor.translation.keys import anywhere
 from remat_graph import Measured, OpCost, load_platform, save_platform
-from remat_graph.platforms.base import H200Spec
+from remat_graph.platforms.data_sheets import h200
 from tests.helpers.planners import save_all
 
 
@@ -51,7 +51,7 @@ def test_what_was_not_measured_there_is_fitted(tmp_path: Path) -> None:
 def test_times_of_a_platform_are_no_measurements(tmp_path: Path) -> None:
     """They would be passed on as if they were."""
     planned = PlannedModule(
-        network(), (torch.randn(8, 16),), {}, save_all, platform=H200Spec(), cache_dir=tmp_path
+        network(), (torch.randn(8, 16),), {}, save_all, platform=h200(), cache_dir=tmp_path
     )
     with pytest.raises(UnplannedUse, match=r"h200-spec .*, not measured; plan without platform="):
         planned.measurements()

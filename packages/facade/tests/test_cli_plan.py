@@ -138,11 +138,12 @@ def test_the_times_may_be_those_of_another_device(capsys: pytest.CaptureFixture[
     """The plan records the platform; an unknown platform gives one line."""
     words = ["plan", "user_factories:pair", "--budget", "100%", "--no-zoo"]
     assert main([*words, "--platform", "h200-spec", "--out", "plan.json"]) == 0
-    assert load_plan("plan.json").platform.startswith("h200-spec (by its sustained rates, not measured")
+    assert load_plan("plan.json").platform.startswith("h200-spec (by its data sheet, not measured")
     capsys.readouterr()
     assert main([*words, "--platform", "abacus"]) == 2
     err = capsys.readouterr().err
-    assert "no cost platform 'abacus': choose one of flops, h200-spec, roofline" in err
+    assert "no cost platform 'abacus': choose one of " in err
+    assert "h200-spec, roofline" in err
     assert err.count("\n") == 1
     assert main([*words, "--platform", "abacus.json"]) == 2
     assert "abacus.json: no such file; check the path" in capsys.readouterr().err

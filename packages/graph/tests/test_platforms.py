@@ -24,7 +24,8 @@ from remat_graph import (
     save_platform,
     with_platform,
 )
-from remat_graph.platforms.base import Flops, H200Spec, links_of, with_times
+from remat_graph.platforms.base import Flops, links_of, with_times
+from remat_graph.platforms.data_sheets import h200
 from remat_graph.platforms.measured import Measurement
 from remat_graph.testing.random_graphs import random_graph
 
@@ -55,7 +56,7 @@ def test_rates_are_positive(options: dict[str, Any]) -> None:
 
 def test_platforms_are_found_by_name() -> None:
     """Through the entry-point group, with options."""
-    assert {"flops", "h200-spec", "roofline"} <= set(platform_names())
+    assert {"flops", "roofline"} <= set(platform_names())
     assert Flops() == get_platform("flops")
     assert Roofline(launch_s=1e-6) == get_platform("roofline", launch_s=1e-6)
     for name in platform_names():
@@ -65,7 +66,7 @@ def test_platforms_are_found_by_name() -> None:
 def test_an_unknown_platform_names_the_known() -> None:
     """The message is one line."""
     with pytest.raises(
-        UnknownPlatform, match=r"no cost platform 'abacus': choose one of .*flops, h200-spec, roofline"
+        UnknownPlatform, match=r"no cost platform 'abacus': choose one of .*h200-spec, roofline"
     ):
         get_platform("abacus")
 
@@ -120,13 +121,13 @@ def test_a_platform_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "abacus.json"
     save_platform(measured(), path)
     assert measured() == load_platform(path) == find_platform(str(path))
-    assert find_platform("h200-spec") == H200Spec()
+    assert find_platform("flops") == Flops()
 
 
 def test_a_platform_may_have_links(tmp_path: Path) -> None:
     """They are found, or None; a file keeps measured ones."""
     expected = Links(to_host_nbytes_per_s=55e9, to_device_nbytes_per_s=55e9, host_nbytes_per_s=150e9)
-    assert expected == links_of(H200Spec())
+    assert expected == links_of(h200())
     assert links_of(Roofline()) is None
     assert links_of(None) is None
     path = tmp_path / "abacus.json"
@@ -177,33 +178,3 @@ def test_a_bad_platform_file_is_one_line(tmp_path: Path, change: Callable[..., A
         find_platform(str(path))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_an_h200_that_is_not_at_hand() -> None:
-    """Its name says that nothing was measured; with its links, transfers can be planned."""
-    assert "not measured" in H200Spec().name
-    assert H200Spec().time_s(OpCost(flops=450e12)) == 1.0
-    assert H200Spec(flops_per_s=989.5e12).time_s(OpCost(flops=989.5e12)) == 1.0
-    assert H200Spec(flops_per_s=67e12).time_s(OpCost(read_nbytes=48 * 10**11)) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("arithmetic", "tflops"),
-    [
-        ("bfloat16", 989.5),
-        ("float16", 989.5),
-        ("tf32", 494.7),
-        ("float32", 67.0),
-        ("float64", 67.0),
-        ("", 989.5),
-        ("unheard of", 989.5),
-    ],
-)
-def test_an_h200_computes_at_the_rate_of_the_arithmetic(arithmetic: str, tflops: float) -> None:
-    """The same share of each data sheet rate is sustained; memory traffic takes the same time."""
-    cost = OpCost(flops=1e15, arithmetic=arithmetic)
-    sheet = H200Spec(flops_per_s=989.5e12)
-    assert 1e3 / tflops == pytest.approx(sheet.time_s(cost))
-    assert 989.5 / 450 == pytest.approx(H200Spec().time_s(cost) / sheet.time_s(cost))
-    moving = OpCost(read_nbytes=48 * 10**11, arithmetic=arithmetic)
-    assert 1.0 == H200Spec().time_s(moving)

@@ -4,7 +4,8 @@ A trace infers strides and dtypes from rules, not from kernels. For the operator
 an input is not contiguous or inputs differ in precision, as under autocast (torch 2.11 to 2.13 on CPU): a
 batch norm of a transposed input has other strides, and the means of a half-precision layer norm with float32
 weights are float32. Later ops of such a trace could not run. For these operators the kernel itself runs on
-zeros, once for each layout.
+zeros, once for each layout. Where no kernel may run, because the device is not there or the model is too
+large for it, convolutions and batch norms follow the rule of their kernels on CUDA.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,17 +42,20 @@ _Layout = tuple[tuple[int, ...], torch.dtype]
 
 
 class KernelLayouts:
-    """Output layouts of kernels; operators run on real tensors within `real_mode()`."""
+    """Output layouts of kernels; operators run on real tensors within `real_mode()`, or not at all."""
 
-    def __init__(self, real_mode: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(self, real_mode: Callable[[], AbstractContextManager[Any]] | None) -> None:
         self._real_mode = real_mode
         self._known: dict[str, list[_Layout | None] | None] = {}
 
     def corrected(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
         """The fake result of an operator with the strides and dtypes of its kernel."""
+        given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        if self._real_mode is None:
+            on_cuda = given and given[0].device.type in ("meta", "cuda")
+            return _as_on_cuda(func, given, result) if on_cuda else result
         if func not in UNRELIABLE:
             return result
-        given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
         precisions = {t.dtype for t in given} - {torch.bool}  # a mask does not change a result's dtype
         if len(precisions) < 2 and all(t.is_contiguous() for t in given):
             return result
@@ -78,6 +82,7 @@ class KernelLayouts:
         Returns:
             None if it refuses these arguments, which measuring reports later.
         """
+        assert self._real_mode is not None
         with self._real_mode():
             try:
                 real = func(*map(_zeros, args), **{name: _zeros(a) for name, a in kwargs.items()})
@@ -85,6 +90,47 @@ class KernelLayouts:
                 return None
             made = real if isinstance(real, tuple | list) else [real]
             return [(t.stride(), t.dtype) if isinstance(t, Tensor) else None for t in made]
+
+
+def _as_on_cuda(func: Any, given: list[Tensor], result: Any) -> Any:
+    """The result of a batch norm or a convolution, its channels last if the arguments ask for that."""
+    name = func.overloadpacket.__name__
+    if "batch_norm" in name:
+        given = given[1:2] if "backward" in name else given[:1]
+    elif name == "convolution":
+        given = given[:2]
+    elif name == "convolution_backward":
+        given = given[1:3]
+    else:
+        return result
+    if not any(map(_channels_are_last, given)):
+        return result
+    if isinstance(result, Tensor):
+        return _with_channels_last(result)
+    return tuple(_with_channels_last(made) if isinstance(made, Tensor) else made for made in result)
+
+
+def _channels_are_last(tensor: Tensor) -> bool:
+    """Whether torch takes a tensor for one with its channels last; for images of one pixel, by strides."""
+    if tensor.ndim not in (4, 5):
+        return False
+    least = 0
+    for axis in (1, *range(tensor.ndim - 1, 1, -1), 0):
+        size, stride = tensor.shape[axis], tensor.stride(axis)
+        if size == 0 or stride < least or (axis == 0 and least == tensor.stride(1)):
+            return False
+        least = stride * max(size, 1)
+    return True
+
+
+def _with_channels_last(fake: Tensor) -> Tensor:
+    if fake.ndim not in (4, 5):
+        return fake
+    step, stride = fake.shape[1], [1]
+    for size in reversed(fake.shape[2:]):
+        stride.insert(1, step)
+        step *= size
+    return fake.new_empty_strided(fake.shape, (step, *stride), dtype=fake.dtype)
 
 
 def _layout(argument: Any) -> Any:

@@ -6,11 +6,14 @@ the guards compare at each call.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor, nn
 
+from remat_executor.capture.absent_device import kernels_of_cuda
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.explain import explained, where
 from remat_executor.capture.read_joint import read_joint
@@ -29,6 +32,7 @@ def capture(
     differentiate: Iterable[int] | None = None,
     call: Callable[..., Any] | None = None,
     reference_spec: Any = None,
+    absent: torch.device | None = None,
 ) -> Captured:
     """Trace one training step; the module, its buffers and all random generators stay unchanged.
 
@@ -38,19 +42,20 @@ def capture(
         differentiate: indices among the output tensors that get gradients; None: see `default_choice`.
         call: the function to trace instead of the module's forward.
         reference_spec: output structure of the module's own forward; None: that of the traced function.
+        absent: a CUDA device that this machine lacks, for which the meta device of the tensors stands.
 
     Raises:
         CaptureError: the step is not one graph, with the line where it stops and what to do.
         Exception: the error that the original raises for this call, with a note.
     """
     call = call or module.forward
-    step = TracedStep(module, tensors, differentiate, call, reference_spec)
+    step = TracedStep(module, tensors, differentiate, call, reference_spec, absent)
     step.train(module.training)
     # Results of other autograd graphs become leaves of this one; torch looks for the .grad of each.
     inputs = tuple(t if t.is_leaf else t.detach().requires_grad_(t.requires_grad) for t in tensors.inputs)
     stopped: Exception | None = None
     try:
-        with only_torch_randomness(tensors):
+        with only_torch_randomness(tensors), nullcontext() if absent is None else kernels_of_cuda():
             joint = _as_eager_branches(step, inputs)
     except CaptureError as refused:
         place = where(refused, module)
@@ -75,7 +80,7 @@ def capture(
             advice="do it outside of the forward, or in place in a buffer: buffer.add_(1); if only the first "
             "call does it, call the model once before",
         )
-    captured = read_joint(joint, result, tensors)
+    captured = read_joint(joint, result, tensors, absent)
     if changes.kept:
         warn(f"the forward sets {', '.join(changes.kept[:3])}: a planned module does not do that")
     return captured

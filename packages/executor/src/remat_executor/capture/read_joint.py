@@ -8,6 +8,7 @@ from torch.fx import Node
 
 from remat_executor.capture.captured import Captured, Output
 from remat_executor.capture.collectives import refuse_collective
+from remat_executor.capture.cuda_kernels import selects_cudnn
 from remat_executor.capture.cudnn_batch_norms import use_cudnn_batch_norms
 from remat_executor.capture.dropout_rounding import use_eager_rounding
 from remat_executor.capture.explain import foreign_generator
@@ -25,7 +26,9 @@ from remat_executor.torch_private.capture import (
 )
 
 
-def read_joint(joint: Joint, result: TraceResult, tensors: Tensors) -> Captured:
+def read_joint(
+    joint: Joint, result: TraceResult, tensors: Tensors, absent: torch.device | None = None
+) -> Captured:
     """Classify placeholders and outputs of the joint graph; replace ops whose eager kernels differ.
 
     Raises:
@@ -33,7 +36,10 @@ def read_joint(joint: Joint, result: TraceResult, tensors: Tensors) -> Captured:
     """
     graph = joint.graph_module.graph
     use_eager_rounding(graph)
-    use_cudnn_batch_norms(graph)
+    if absent is None:
+        use_cudnn_batch_norms(graph)
+    else:
+        use_cudnn_batch_norms(graph, selects_cudnn)
     keep_workspaces(graph)
     inputs = joint_inputs(graph)
     given = [i for i in inputs if i.tangent_of is None]

@@ -1,6 +1,7 @@
 """The function that is traced: a module as a function of flat tensors, which also records its outputs."""
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import Any
 
@@ -8,6 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from remat_executor.capture.absent_device import SeenDevice
 from remat_executor.capture.constant_branches import ConstantBranches
 from remat_executor.capture.side_effects import SideEffectGuard
 from remat_executor.errors import CaptureError, NothingToDifferentiate, UnplannedUse
@@ -49,6 +51,7 @@ class TracedStep(nn.Module):
         differentiate: Iterable[int] | None,
         call: Callable[..., Any],
         reference_spec: Any,
+        absent: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.parameters_ = nn.ParameterList()
@@ -59,6 +62,7 @@ class TracedStep(nn.Module):
             self.buffers_.register_buffer(str(i), buffer)
         # In the instance's dict, hidden from nn.Module: its parameters are those above.
         self.__dict__.update(_original=module, _tensors=tensors, _call=call, _reference_spec=reference_spec)
+        self.__dict__["_absent"] = absent
         self.__dict__["_differentiate"] = None if differentiate is None else set(differentiate)
         self.result: TraceResult | None = None
 
@@ -81,8 +85,10 @@ class TracedStep(nn.Module):
         guard = SideEffectGuard(self.__dict__["_original"], substitutes, in_slots, self.__dict__["_call"])
         named = {f"original.{name}": tensor for name, tensor in substitutes.items()}
         user_error = False
+        absent: torch.device | None = self.__dict__["_absent"]
+        seen: AbstractContextManager[Any] = nullcontext() if absent is None else SeenDevice(absent)
         try:
-            with ConstantBranches():
+            with seen, ConstantBranches():
                 output = torch.func.functional_call(guard, named, (tensors, *args), kwargs, tie_weights=False)
         except Exception as error:
             user_error = guard.caused(error)

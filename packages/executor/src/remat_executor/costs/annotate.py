@@ -9,18 +9,20 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from remat_executor.capture.captured import Captured
-from remat_executor.costs.arguments import Arguments, Request
+from remat_executor.costs.arguments import Arguments
 from remat_executor.costs.cache import CostCache
-from remat_executor.costs.measure import measure
+from remat_executor.costs.measure import Request, measure
 from remat_executor.current_device import as_current
 from remat_executor.fx_nodes import meta_tensors
 from remat_executor.generator_state import preserved_generators
 from remat_executor.inspection.tensors import Tensors
+from remat_executor.torch_private.dispatch import argument_names
 from remat_executor.torch_private.precision import float32_precisions
 from remat_executor.translation.keys import anywhere
 from remat_executor.translation.recipes import CallOperator, Draw, Recipe, TrainBatchNorm
 from remat_executor.translation.translation import Translation
-from remat_graph import Graph, Measured, OpCost, Platform
+from remat_graph import Graph, Measured, Op, OpCost, Platform
+from remat_graph.platforms.base import issue_s_of
 from remat_graph.platforms.measured import Measurement
 
 aten = torch.ops.aten
@@ -75,19 +77,33 @@ def with_costs(
         for k, implementation in enumerate(op.implementations):
             there = known.get((i, k))
             if there is not None:
-                time_s, workspace_nbytes = there.time_s, there.workspace_nbytes
+                time_s, issue_s, workspace_nbytes = there.time_s, there.issue_s, there.workspace_nbytes
             else:
                 here = costs[keys[i, k]]
-                time_s = here.time_s if platform is None else platform.time_s(queries[i, k])
+                if platform is None:
+                    time_s, issue_s = here.time_s, here.issue_s
+                else:
+                    time_s, issue_s = platform.time_s(queries[i, k]), issue_s_of(platform, queries[i, k])
                 predicted = sum(graph.allocated_nbytes(v) for v in implementation.outputs)
                 # Output bytes beyond the fake tensors' sizes are counted as workspace.
                 surplus = max(0, here.output_nbytes - predicted) if implementation.outputs else 0
                 workspace_nbytes = here.workspace_nbytes + surplus
             implementations.append(
-                attrs.evolve(implementation, time_s=time_s, workspace_nbytes=workspace_nbytes)
+                attrs.evolve(
+                    implementation, time_s=time_s, issue_s=issue_s, workspace_nbytes=workspace_nbytes
+                )
             )
         ops.append(attrs.evolve(op, implementations=tuple(implementations)))
     return attrs.evolve(graph, ops=tuple(ops))
+
+
+def issued_at_once(graph: Graph) -> Graph:
+    """The graph of a step whose runtime issues all ops together, as a recorded CUDA graph does."""
+
+    def at_once(op: Op) -> Op:
+        return attrs.evolve(op, implementations=[attrs.evolve(r, issue_s=0.0) for r in op.implementations])
+
+    return attrs.evolve(graph, ops=map(at_once, graph.ops))
 
 
 def _with_real_sizes(
@@ -125,7 +141,7 @@ def _storage_sizes(results: object) -> list[int]:
 
 
 def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCost:
-    """FLOPs by torch's counting rules, the bytes of the storages read and written, and the key."""
+    """FLOPs by torch's counting rules and causal masks, bytes of the storages read and written, and key."""
     run = graph.ops[op].implementations[implementation]
     read = sum(graph.values[v].nbytes for v in run.inputs)
     written = sum(graph.values[v].nbytes for v in run.outputs)
@@ -136,11 +152,23 @@ def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCos
         count = flop_registry.get(_COUNTED_AS.get(packet, packet))
         if count is not None:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
-            flops = int(count(*args, **kwargs, out_val=node.meta["val"]))
+            counted = count(*args, **kwargs, out_val=node.meta["val"])
+            flops = int(counted * _unmasked(node.target, args, kwargs))
             arithmetic = _arithmetic(packet, args)
     again = "again: " if implementation else ""
     key = f"{again}{anywhere(graph.ops[op].key)}" if graph.ops[op].key else ""
     return OpCost(flops=flops, read_nbytes=read, written_nbytes=written, key=key, arithmetic=arithmetic)
+
+
+def _unmasked(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+    """The share of an attention's products that a causal mask leaves; torch counts all of them."""
+    given = {**dict(zip(argument_names(operator), args, strict=False)), **kwargs}
+    if not given.get("is_causal", False):
+        return 1.0
+    rows, columns = given["query"].shape[-2], given["key"].shape[-2]
+    square = min(rows, columns)
+    left = square * (square + 1) / 2 + (rows - square) * columns
+    return float(left / (rows * columns))
 
 
 def _arithmetic(packet: Any, args: tuple[Any, ...]) -> str:

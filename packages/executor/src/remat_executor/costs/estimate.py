@@ -1,9 +1,9 @@
 """Estimate the graph of a training step from shapes alone, for models that are too large to run.
 
 Fake tensors on the planned device stand for parameters, buffers and inputs, so nothing of their size is
-allocated and nothing runs. Times come from a platform. Workspaces of kernels are unknown without running them
-and are left out; a budget needs some reserve where they matter. The graph is the one that this build of torch
-traces for that device: with a CPU build it only approximates a GPU's.
+allocated and nothing runs. Times come from a platform. Workspaces of kernels, and what cuDNN's batch norms
+keep for their backward, are unknown without running them and are left out; a budget needs some reserve where
+they matter. A CUDA device need not be there, nor a build of torch for it (`capture.absent_device`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,7 +37,7 @@ def estimated_graph(
         args: positional sample inputs, on any device.
         kwargs: keyword sample inputs.
         platform: gives the times.
-        device: the device whose operators are traced.
+        device: the device whose operators are traced; ``cuda`` on machines without one, too.
         differentiate: indices among the output tensors that get gradients; None: a scalar in front, else all.
 
     Raises:
@@ -47,14 +47,24 @@ def estimated_graph(
     if not isinstance(model, nn.Module):
         raise BadInput(problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it")
     device = torch.device(device)
-    check_device(device)
-    with with_fake_tensors(model, args, kwargs, device) as tensors:
-        captured = capture(model, tensors, differentiate=differentiate)
+    absent = device if device.type == "cuda" and not _has_cuda() else None
+    if absent is None:
+        check_device(device)
+    with with_fake_tensors(
+        model, args, kwargs, device if absent is None else torch.device("meta")
+    ) as tensors:
+        captured = capture(model, tensors, differentiate=differentiate, absent=absent)
         conditions = (("estimate", device.type), ("training", str(model.training)))
-        found = translate(captured, tensors, name=type(model).__name__, conditions=conditions)
+        name = type(model).__name__
+        found = translate(captured, tensors, name=name, conditions=conditions, absent=absent)
     costs = {
         (i, k): op_cost(recipe, found.graph, i, k)
         for i, recipe in enumerate(found.recipes)
         for k in range(len(found.graph.ops[i].implementations))
     }
     return with_platform(found.graph, costs, platform)
+
+
+def _has_cuda() -> bool:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator is not None and accelerator.type == "cuda"

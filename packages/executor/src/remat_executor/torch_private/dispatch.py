@@ -1,7 +1,7 @@
 """Private names of the dispatcher: how an operator can be called, and what a call dispatches to."""
 
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from remat_executor.torch_private.lookup import private_name
 from remat_executor.torch_private.pytrees import flatten
 from remat_graph.contexts import context
+
+_AUTOGRAD_META, _AUTOGRAD_CPU = torch._C.DispatchKey.AutogradMeta, torch._C.DispatchKey.AutogradCPU
 
 
 def public_forms(operator: Any) -> list[tuple[str, Any]]:
@@ -98,11 +100,69 @@ def selects_cudnn_batch_norm(
     return bool(select(x, weight, bias, *given, train, eps) == cudnn)
 
 
+@context
+def with_meta_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Generator[None, None, None]:
+    """Let Python functions take the calls of operators on the meta device in a trace, ahead of autograd.
+
+    Args:
+        kernels: by overload; each gets in front of its arguments the operator's kernel elsewhere.
+    """
+    for operator, kernel in kernels.items():
+        operator.py_kernels[_AUTOGRAD_META] = functools.partial(
+            kernel, functools.partial(_own_kernel, operator)
+        )
+        operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operator in kernels:
+            del operator.py_kernels[_AUTOGRAD_META]
+            operator._dispatch_cache.clear()
+
+
+def _own_kernel(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the kernel that an operator has for autograd on devices with kernels."""
+    key = private_name("torch._ops", "resolve_key")(operator, _AUTOGRAD_CPU)
+    kernel = operator.py_kernels.get(key)
+    return operator._op_dk(key, *args, **kwargs) if kernel is None else kernel(*args, **kwargs)
+
+
+def not_as_on_meta() -> tuple[Any, ...]:
+    """The overloads that are composed of others on the meta device and not on the CPU, or the reverse."""
+    resolve = private_name("torch._ops", "resolve_key")
+    names = private_name("torch._C", "_dispatch_get_registrations_for_dispatch_key")
+    composed = _overloads(names("CompositeImplicitAutograd"))
+    return tuple(op for op in composed if resolve(op, _AUTOGRAD_META) != resolve(op, _AUTOGRAD_CPU))
+
+
+def autocast_operators() -> tuple[Any, ...]:
+    """The overloads that autocast on CUDA casts the arguments of, also in builds without CUDA."""
+    return _overloads(
+        private_name("torch._C", "_dispatch_get_registrations_for_dispatch_key")("AutocastCUDA")
+    )
+
+
+def _overloads(names: Iterable[str]) -> tuple[Any, ...]:
+    """Overloads by their names in the dispatcher, without those that nothing defines."""
+    found = []
+    for name in names:
+        namespace, _, packet = name.partition("::")
+        packet, _, overload = packet.partition(".")
+        operators = getattr(getattr(torch.ops, namespace), packet, None)
+        found.append(getattr(operators, overload or "default", None))
+    return tuple(operator for operator in found if operator is not None)
+
+
 def is_mutable(target: Any) -> bool:
     """Whether a schema of an operator, or of one of its overloads, says that it writes arguments."""
     if isinstance(target, torch._ops.OpOverloadPacket):
         return any(is_mutable(getattr(target, name)) for name in target.overloads())
     return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
+
+
+def argument_names(operator: Any) -> tuple[str, ...]:
+    """The names of an overload's arguments, in order."""
+    return tuple(argument.name for argument in operator._schema.arguments)
 
 
 def schema_text(target: Any) -> str:

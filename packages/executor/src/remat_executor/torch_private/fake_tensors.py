@@ -15,20 +15,24 @@ from remat_graph.contexts import context
 
 @context
 def fake_tensors() -> Generator[Callable[[torch.Tensor, torch.device], torch.Tensor], None, None]:
-    """A function that makes a tensor of the same layout on a device, without memory."""
-    mode = private_name("torch._subclasses.fake_tensor", "FakeTensorMode")(allow_non_fake_inputs=True)
+    """A function that makes a tensor of the same layout on a device, without memory; no kernel runs."""
+    with with_careful_fake_cache(run_kernels=False):
+        mode = private_name("torch._subclasses.fake_tensor", "FakeTensorMode")(allow_non_fake_inputs=True)
 
-    def fake(like: torch.Tensor, device: torch.device) -> torch.Tensor:
-        with mode:
-            made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
-        return made.requires_grad_(like.requires_grad) if like.is_leaf else made
+        def fake(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+            with mode:
+                made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+            return made.requires_grad_(like.requires_grad) if like.is_leaf else made
 
-    yield fake
+        yield fake
 
 
 @context
-def with_careful_fake_cache() -> Generator[None, None, None]:
+def with_careful_fake_cache(*, run_kernels: bool = True) -> Generator[None, None, None]:
     """Bypass torch's cache of inferred results where it is wrong, and correct layouts (`stride_rules`).
+
+    Args:
+        run_kernels: whether kernels may run to find their layouts.
 
     A cached result has one new storage for each tensor, as large as the tensor shows. That is wrong if
     outputs share a storage, or if an op copies a whole storage of which its argument shows a part.
@@ -47,7 +51,8 @@ def with_careful_fake_cache() -> Generator[None, None, None]:
         if infer is None or make_entry is None or entries is None:
             self.cache_enabled = False
             return
-        layouts = KernelLayouts(private_name("torch.utils._mode_utils", "no_dispatch"))
+        real_mode = private_name("torch.utils._mode_utils", "no_dispatch")
+        layouts = KernelLayouts(real_mode if run_kernels else None)
 
         def dispatch(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             return layouts.corrected(func, args, kwargs, infer(func, types, args, kwargs))

@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+from collections.abc import Generator
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from remat_executor.torch_private.lookup import private_name
+from remat_graph.contexts import context
 
 _PRECISIONS = (
     ("generic", "all"),
@@ -31,6 +33,11 @@ def attention_order(device: torch.device) -> str:
     return str(private_name("torch._C", "_get_sdp_priority_order")())
 
 
+def attention_preference() -> tuple[int, ...]:
+    """The kernels of attention in torch's order, as values of `SDPBackend`."""
+    return tuple(private_name("torch._C", "_get_sdp_priority_order")())
+
+
 @functools.cache
 def select_attention(device: torch.device) -> None:
     """Let torch select a kernel of attention on a device, once.
@@ -45,6 +52,19 @@ def select_attention(device: torch.device) -> None:
     # The slowest kernel takes any tensors; without it, none may be left, which is an error.
     with sdpa_kernel(SDPBackend.MATH), contextlib.suppress(NotImplementedError):  # a device without attention
         private_name("torch", "_fused_sdp_choice")(x, x, x)
+
+
+@context
+def with_autocast_for_cuda() -> Generator[None, None, None]:
+    """Let autocast be switched on for CUDA on a machine without it, in any dtype."""
+    common = torch.cuda.amp.common
+    before = common.amp_definitely_not_available, torch.cuda.is_bf16_supported
+    common.amp_definitely_not_available = lambda: False
+    torch.cuda.is_bf16_supported = lambda *_, **__: True  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        common.amp_definitely_not_available, torch.cuda.is_bf16_supported = before
 
 
 def without_any_autocast() -> contextlib.AbstractContextManager[None]:

@@ -32,31 +32,38 @@ from remat_executor.translation.recipes import (
     WriteBack,
 )
 from remat_executor.translation.translation import Translation
+from remat_executor.translation.varying_kernels import may_vary
 from remat_graph import Graph, Implementation, Op, Role, Value
 
 
-def work_device(tensors: Tensors) -> torch.device:
-    """The device of the parameters, else of the inputs."""
-    for tensor in tensors.flat:
-        return tensor.device
-    return torch.device("cpu")
-
-
 def translate(
-    captured: Captured, tensors: Tensors, *, name: str, conditions: Iterable[tuple[str, str]] = ()
+    captured: Captured,
+    tensors: Tensors,
+    *,
+    name: str,
+    conditions: Iterable[tuple[str, str]] = (),
+    absent: torch.device | None = None,
 ) -> Translation:
-    """Build the IR of a captured step; `conditions` are what a plan depends on in addition to the ops.
+    """Build the IR of a captured step.
+
+    Args:
+        captured: the step.
+        tensors: what it was captured with.
+        name: of the graph.
+        conditions: what a plan depends on in addition to the ops.
+        absent: the device for which the meta device stands.
 
     Raises:
         CaptureError: an op shares storage in a way that cannot be followed.
     """
-    return _Translator(captured, tensors).run(name, tuple(conditions))
+    return _Translator(captured, tensors, absent).run(name, tuple(conditions))
 
 
 @attrs.define(eq=False)
 class _Translator:
     captured: Captured
     tensors: Tensors
+    absent: torch.device | None
     flow: Dataflow = attrs.field(init=False)
     device: torch.device = attrs.field(init=False)
     values: list[Value] = attrs.field(init=False, factory=list)
@@ -71,7 +78,7 @@ class _Translator:
 
     def __attrs_post_init__(self) -> None:
         self.flow = Dataflow(self.captured)
-        self.device = work_device(self.tensors)
+        self.device = self.tensors.device
 
     def run(self, name: str, conditions: tuple[tuple[str, str], ...]) -> Translation:
         forward, backward = self.flow.order()
@@ -106,7 +113,7 @@ class _Translator:
     @property
     def rounding_nbytes(self) -> int:
         """To what the device's allocator rounds."""
-        return 512 if self.device.type == "cuda" else 1
+        return 512 if (self.absent or self.device).type == "cuda" else 1
 
     def rounded(self, nbytes: int) -> int:
         """Bytes of a block of the allocator."""
@@ -172,12 +179,17 @@ class _Translator:
         reuses = tuple((outputs[0], source) for source in forms)
         first = Implementation(inputs=inputs, outputs=outputs, reuses=reuses)
         key = call_key(node, self.device)
+        once = may_vary(node, self.device)
         op = Op(
-            name=node.name, target=target_name(node), backward=backward, key=key, implementations=(first,)
+            name=node.name,
+            target=target_name(node),
+            backward=backward,
+            key=key,
+            rerun=None if once else 0,
+            implementations=(first,),
         )
-        named = tuple((n, v) for n, v in made if n is not None)
         if state is None:
-            self.append(op, CallOperator(node), named, forms)
+            self.append(op, CallOperator(node), made, forms)
             return
         device = str(self.draws_on(node))
         before = self.generator[device]
@@ -187,19 +199,19 @@ class _Translator:
         again = attrs.evolve(
             first, inputs=(*inputs, state), reuses=(), workspace_nbytes=self.values[state].nbytes
         )
-        op = attrs.evolve(op, rerun=1, implementations=(draw, again))
-        self.append(op, Draw(node, device, state), named)
+        op = attrs.evolve(op, rerun=None if once else 1, implementations=(draw, again))
+        self.append(op, Draw(node, device, state), made)
 
     def append(
         self,
         op: Op,
         recipe: Recipe,
-        named: tuple[tuple[Node, int], ...] = (),
+        made: Iterable[tuple[Node | None, int]] = (),
         forms: dict[int, tuple[int, InPlace]] | None = None,
     ) -> None:
         self.ops.append(op)
         self.recipes.append(recipe)
-        self.made_by.append(named)
+        self.made_by.append(tuple((node, value) for node, value in made if node is not None))
         self.in_place.append(forms or {})
 
     def add_made(
@@ -212,6 +224,8 @@ class _Translator:
 
     def draws_on(self, node: Node) -> torch.device:
         device = meta_tensors(node.meta["val"])[0].device
+        if self.absent is not None and device.type == "meta":
+            return self.absent
         return device if device.index is not None or device.type == "cpu" else self.device
 
     def add_reader(self, node: Node, backward: bool) -> int:
@@ -220,8 +234,10 @@ class _Translator:
         if str(device) not in self.generator:
             name = f"generator_{device}"
             self.generator[str(device)] = self.new_value(name=name, nbytes=0, role=Role.RNG, external=True)
-        kept = default_generator(device).get_state()
-        nbytes = kept.nbytes if self.device.type == kept.device.type else 0
+        nbytes = 0
+        if self.absent is None:
+            kept = default_generator(device).get_state()
+            nbytes = kept.nbytes if self.device.type == kept.device.type else 0
         state = self.new_value(name=f"rng_{node.name}", nbytes=nbytes, role=Role.RNG)
         read = Implementation(inputs=(self.generator[str(device)],), outputs=(state,))
         op = Op(
@@ -252,8 +268,7 @@ class _Translator:
             rerun=1,
             implementations=(first, again),
         )
-        named = tuple((n, v) for n, v in made if n is not None)
-        self.append(op, TrainBatchNorm(node, *self.flow.norms[node]), named)
+        self.append(op, TrainBatchNorm(node, *self.flow.norms[node]), made)
 
     def add_write_backs(self) -> None:
         in_place = {buffer for pair in self.flow.norms.values() for buffer in pair}

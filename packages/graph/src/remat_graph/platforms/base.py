@@ -1,18 +1,19 @@
 """Compute the seconds of an op from its operations and bytes, for a device that is not available.
 
 A platform is any object with a `name` and `time_s(cost)`; with an attribute `links`, transfers are planned
-over those. Third parties register classes under the entry-point group ``remat.platforms``. Times that are
+over those, and with a method `issue_s(cost)` the step takes at least the time in which the host issues its
+ops. Third parties register classes under the entry-point group ``remat.platforms``. Times that are
 measured where the plan is made need no platform; those of another device are `measured.Measured`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Protocol, cast, runtime_checkable
 
 import attrs
 
 from remat_graph.errors import UnknownPlatform
-from remat_graph.ir import Graph
+from remat_graph.ir import Graph, Implementation
 from remat_graph.links import Links
 
 GROUP = "remat.platforms"
@@ -40,6 +41,11 @@ class OpCost:
     written_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     key: str = ""
     arithmetic: str = ""
+
+    @property
+    def operator(self) -> str:
+        """The operator's name, for instance ``aten.mm.default``; empty if not known."""
+        return self.key.removeprefix("again: ").partition("(")[0]
 
 
 @runtime_checkable
@@ -97,51 +103,10 @@ class Roofline:
         return max(cost.flops / self.flops_per_s, moved_s) + self.launch_s
 
 
-def _h200_links() -> Links:
-    return Links(to_host_nbytes_per_s=55e9, to_device_nbytes_per_s=55e9, host_nbytes_per_s=150e9)
-
-
-# TFLOP/s of an H200 SXM without sparsity, by NVIDIA's data sheet ("NVIDIA H200 Tensor Core GPU", 2024).
-_H200_TFLOPS = {
-    "bfloat16": 989.5,
-    "float16": 989.5,
-    "tf32": 494.7,
-    "float32": 67.0,
-    "float64": 67.0,
-    "float8_e4m3fn": 1979.0,
-    "float8_e5m2": 1979.0,
-    "int8": 1979.0,
-}
-
-
-@attrs.frozen(kw_only=True)
-class H200Spec:
-    """An NVIDIA H200 SXM and its host, by sustained rates; nothing was measured.
-
-    Products in another arithmetic than bf16 reach the same share of their own data sheet rate; products in
-    an unknown arithmetic count as bf16.
-
-    Attributes:
-        flops_per_s: of bf16 matrix products; the default is less than half of the data sheet's 989.5e12,
-            which no training reaches.
-        nbytes_per_s: of its HBM3e, by the data sheet.
-        links: PCIe 5.0 in each direction, and the memory of the host.
-    """
-
-    flops_per_s: float = attrs.field(default=450e12, converter=float, validator=_rate)
-    nbytes_per_s: float = attrs.field(default=4.8e12, converter=float, validator=_rate)
-    links: Links = attrs.field(factory=_h200_links, validator=attrs.validators.instance_of(Links))
-
-    @property
-    def name(self) -> str:
-        """Kind and rates, with the note that nothing was measured."""
-        rates = f"{self.flops_per_s:g} FLOP/s, {self.nbytes_per_s:g} B/s"
-        return f"h200-spec (by its sustained rates, not measured: {rates})"
-
-    def time_s(self, cost: OpCost) -> float:
-        """The longer of computing and moving bytes."""
-        share = _H200_TFLOPS.get(cost.arithmetic, _H200_TFLOPS["bfloat16"]) / _H200_TFLOPS["bfloat16"]
-        return Roofline(flops_per_s=share * self.flops_per_s, nbytes_per_s=self.nbytes_per_s).time_s(cost)
+def issue_s_of(platform: Platform, cost: OpCost) -> float:
+    """Seconds in which the host issues an op: by the platform's method `issue_s`, or 0 if it has none."""
+    issue_s: Callable[[OpCost], float] | None = getattr(platform, "issue_s", None)
+    return 0.0 if issue_s is None else issue_s(cost)
 
 
 def links_of(platform: Platform | None) -> Links | None:
@@ -182,4 +147,14 @@ def with_platform(graph: Graph, costs: Mapping[tuple[int, int], OpCost], platfor
 
     Implementations without a cost keep their times.
     """
-    return with_times(graph, {key: platform.time_s(cost) for key, cost in costs.items()})
+
+    def timed(run: Implementation, cost: OpCost | None) -> Implementation:
+        if cost is None:
+            return run
+        return attrs.evolve(run, time_s=platform.time_s(cost), issue_s=issue_s_of(platform, cost))
+
+    ops = []
+    for i, op in enumerate(graph.ops):
+        runs = tuple(timed(run, costs.get((i, k))) for k, run in enumerate(op.implementations))
+        ops.append(attrs.evolve(op, implementations=runs))
+    return attrs.evolve(graph, ops=tuple(ops))
