@@ -130,7 +130,7 @@ def test_autocast_and_devices_are_those_of_cuda() -> None:
 def test_batch_norms_are_cudnns_and_keep_channels_last() -> None:
     """Also after convolutions whose weights alone have their channels last."""
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Flatten())
-    module = module.to(memory_format=torch.channels_last)
+    module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     graph = estimate(module, torch.randn(2, 3, 12, 12))
     assert "cudnn_batch_norm" in targets(graph)
     assert "cudnn_batch_norm_backward" in targets(graph)
@@ -192,7 +192,8 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.network = get_case("resnet18").make().to(memory_format=torch.channels_last)
+        network = get_case("resnet18").make()
+        self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> Tensor:
         """The cross entropy with class 0."""

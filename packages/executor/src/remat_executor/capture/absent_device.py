@@ -58,7 +58,7 @@ class SeenDevice(TorchFunctionMode):
 
 
 _QUESTIONS: dict[Any, Callable[[torch.device], Any]] = {
-    Tensor.device.__get__: lambda device: device,  # type: ignore[attr-defined]
+    Tensor.device.__get__: lambda device: device,
     Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
     Tensor.is_meta.__get__: lambda device: False,  # type: ignore[attr-defined]
     Tensor.get_device: lambda device: device.index,

@@ -1,7 +1,7 @@
 """Cast the arguments of operators as autocast does on CUDA, for traces on a machine without it.
 
 The lists are those of torch's documentation of automatic mixed precision; which operators are cast at all is
-asked of the dispatcher. Tensors in float64 stay as they are.
+asked of the dispatcher. Tensors in float64 are not cast.
 """
 
 from collections.abc import Callable, Mapping
