@@ -46,6 +46,9 @@ class SeenDevice(TorchFunctionMode):
             return _QUESTIONS[func](self.device)
         if func is Tensor.cuda:
             return args[0].to(_META)
+        if func is torch.tensor and self._on_meta(kwargs.get("device"), True) is _META:
+            # Torch makes it on the host and copies it, which a trace on meta would leave out.
+            return func(*args, **{**kwargs, "device": "cpu"}).to(_META)
         leaves, spec = flatten((args, kwargs))
         names = func is Tensor.to or "device" in kwargs
         args, kwargs = unflatten([self._on_meta(leaf, names) for leaf in leaves], spec)

@@ -9,7 +9,7 @@ NVIDIA's, without sparsity, and each share below has a source of its own and is 
 * Convolutions reach 0.5. Those of 256 and more channels, which computing limits, reach 0.35 to 0.62 in that
   file.
 * Attention reaches 0.5, counting what a causal mask leaves: FlashAttention-2 (Dao 2023) reports 0.50 to 0.73
-  on an A100, FlashAttention-3 (Shah et al. 2024) up to 0.75 on an H100, and cuDNN close to that. Torch's flash
+  on an A100, FlashAttention-3 (Shah et al. 2024) up to 0.75 on an H100, cuDNN close to that. Torch's flash
   attention is FlashAttention-2, which by that paper reaches 0.35 on an H100. Gradients reach 0.8 of it.
 * Bytes move at 0.9 of the memory bandwidth. Hugging Face's "Ultra-Scale Playbook" measured 3 TB/s of an
   H100's 3.35, as elementwise operators in that file do.
