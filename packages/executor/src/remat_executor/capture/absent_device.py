@@ -49,6 +49,8 @@ class SeenDevice(TorchFunctionMode):
         if func is torch.tensor and self._on_meta(kwargs.get("device"), True) is _META:
             # Torch makes it on the host and copies it, which a trace on meta would leave out.
             return func(*args, **{**kwargs, "device": "cpu"}).to(_META)
+        if func is Tensor.__setitem__ and args[0].is_meta and isinstance(args[2], int | float | complex):
+            args = (*args[:2], torch.tensor(args[2], dtype=args[0].dtype))  # on the host, as on CUDA
         leaves, spec = flatten((args, kwargs))
         names = func is Tensor.to or "device" in kwargs
         args, kwargs = unflatten([self._on_meta(leaf, names) for leaf in leaves], spec)
