@@ -26,14 +26,10 @@ MONeT published. Each is printed beside what was measured; the exit status is no
 
 import argparse
 import copy
-import datetime
 import functools
 import gc
 import importlib
 import json
-import platform
-import re
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -50,9 +46,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
 import report
-from remat_executor import allocator_peak
+from device_steps import (
+    Side,
+    current_device,
+    device_name,
+    first_line,
+    interleaved_s,
+    keep,
+    peak_nbytes,
+    release,
+    reserved_nbytes,
+)
 from remat_facade import Hiremate
-from remat_graph import Measured, RematError, load_platform, resolve_budget, save_platform
+from remat_graph import RematError, resolve_budget
 from remat_graph.platforms.measured import Measurement
 from tests.helpers.models import import_torchvision, import_transformers
 
@@ -300,12 +306,12 @@ def measure(
     try:
         call, planned = _prepare(network, model, method, fraction, sample)
         ready_s = time.perf_counter() - start
-        peak_nbytes, requested_nbytes = _peak_nbytes(call, network, sample, device)
-        eager_nbytes, _ = _peak_nbytes(eager, eager, sample, device)
-        step_s, eager_s = _times_s(call, network, eager, sample, device)
+        side, eager_side = Side(call, network, sample), Side(eager, eager, sample)
+        row_nbytes, requested_nbytes = peak_nbytes(side, device)
+        eager_nbytes, _ = peak_nbytes(eager_side, device)
+        step_s, eager_s = interleaved_s((side, eager_side), device, STEPS)
     except (RematError, torch.OutOfMemoryError, RuntimeError) as error:
-        line = (str(error).strip().splitlines() or [""])[0][:200]
-        return Row(model=name, method=method, fraction=fraction, note=f"{type(error).__name__}: {line}"), []
+        return Row(model=name, method=method, fraction=fraction, note=first_line(error)), []
     plan = planned.plan if planned is not None else None
     row = Row(
         model=name,
@@ -313,15 +319,15 @@ def measure(
         fraction=fraction,
         budget_nbytes=_budget_nbytes(planned, fraction),
         predicted_nbytes=plan.peak_nbytes if plan is not None else None,
-        peak_nbytes=peak_nbytes,
+        peak_nbytes=row_nbytes,
         requested_nbytes=requested_nbytes,
         eager_nbytes=eager_nbytes,
         gradient_nbytes=sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad),
-        reserved_nbytes=_reserved_nbytes(device),
+        reserved_nbytes=reserved_nbytes(device),
         step_s=step_s,
         eager_s=eager_s,
         predicted_s=plan.time_s if plan is not None else None,
-        predicted_eager_s=plan.noremat_time_s if plan is not None else None,
+        predicted_eager_s=plan.noremat_step_s if plan is not None else None,
         predicted_ratio=1 + plan.overhead if plan is not None else None,
         bound_pct=100 * plan.lower_bound_overhead if plan is not None else None,
         ready_s=ready_s,
@@ -366,66 +372,6 @@ def _budget_nbytes(planned: Hiremate | None, fraction: float | None) -> int | No
     return resolve_budget(_percentage(fraction), planned.graph)
 
 
-def _step(call: Callable[[Tensor], Tensor], owner: nn.Module, sample: Tensor) -> None:
-    owner.zero_grad()
-    call(sample).backward()
-
-
-def _peak_nbytes(
-    call: Callable[[Tensor], Tensor], owner: nn.Module, sample: Tensor, device: torch.device
-) -> tuple[int, int | None]:
-    """Of a step, the allocator's peak, and the peak of what was asked of it: blocks may be larger."""
-    _step(call, owner, sample)  # what is set up once
-    owner.zero_grad()
-    before_nbytes = _requested_nbytes(device, "current")
-    peak_nbytes = allocator_peak(lambda: _step(call, owner, sample), device).peak_nbytes
-    after_nbytes = _requested_nbytes(device, "peak")
-    if before_nbytes is None or after_nbytes is None:
-        return peak_nbytes, None
-    return peak_nbytes, after_nbytes - before_nbytes
-
-
-def _requested_nbytes(device: torch.device, reading: str) -> int | None:
-    if device.type == "cpu":
-        return None
-    nbytes: int | None = torch.accelerator.memory_stats(device).get(f"requested_bytes.all.{reading}")
-    return nbytes
-
-
-def _times_s(
-    call: Callable[[Tensor], Tensor], owner: nn.Module, eager: nn.Module, sample: Tensor, device: torch.device
-) -> tuple[float, float]:
-    """Medians of a step and of eager's beside it."""
-    taken: tuple[list[float], list[float]] = ([], [])
-    for i in range(-2, STEPS):
-        for times, one, holder in ((taken[0], call, owner), (taken[1], eager, eager)):
-            _wait(device)
-            start = time.perf_counter()
-            _step(one, holder, sample)
-            _wait(device)
-            if i >= 0:
-                times.append(time.perf_counter() - start)
-            holder.zero_grad()
-    return statistics.median(taken[0]), statistics.median(taken[1])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-
-
-def _reserved_nbytes(device: torch.device) -> int | None:
-    return int(torch.accelerator.max_memory_reserved()) if device.type != "cpu" else None
-
-
-def device_name(device: torch.device) -> str:
-    """What people call it, fit for a file's name."""
-    name = platform.machine()
-    if device.type != "cpu":
-        name = torch.get_device_module(device).get_device_properties(device).name
-    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()
-
-
 def main() -> int:
     """Measure what is not there yet, write after each row, print the table."""
     parser = argparse.ArgumentParser(description="what remat does on an accelerator")
@@ -436,8 +382,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="measure also what is there")
     arguments = parser.parse_args()
     began_s = time.perf_counter()
-    accelerator = torch.accelerator.current_accelerator()
-    device = torch.device("cpu") if accelerator is None else torch.device(accelerator.type, 0)
+    device = current_device()
     table = models(small=arguments.small)
     unknown = sorted({*(arguments.models or ())} - {*table})
     if unknown:
@@ -459,10 +404,9 @@ def main() -> int:
         row, measurements = measure(name, table[name], method, fraction, device)
         rows.append(row)
         if measurements:
-            _keep(platforms, measurements, device)
+            keep(platforms, measurements, device)
         gc.collect()
-        if device.type != "cpu":
-            torch.accelerator.empty_cache()
+        release(device)
         _write(path, rows, device)
         print(line(row), flush=True)
     if arguments.out == RESULTS:
@@ -475,20 +419,6 @@ def main() -> int:
 
 def _write(path: Path, rows: list[Row], device: torch.device) -> None:
     record.write(path, list(map(attrs.asdict, rows)), packages=["torch"], device=device_name(device))
-
-
-def _keep(folder: Path, measurements: Measurements, device: torch.device) -> None:
-    """Add to what is known of the device."""
-    path = folder / f"{device_name(device)}.json"
-    known = load_platform(path).measurements if path.exists() else {}
-    platform_of_all = Measured(
-        device=device_name(device),
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        versions={"torch": torch.__version__, "python": platform.python_version()},
-        measurements=[*known.values(), *measurements],
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    save_platform(platform_of_all, path)
 
 
 def line(row: Row) -> str:

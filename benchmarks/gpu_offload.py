@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
 import report
-from gpu import device_name
+from device_steps import current_device, device_name, first_line, release
 from offload_ways import Shape, Way, cpu_step, eager, finish, new_machine, offmate, save_on_cpu
 from remat_executor import MemoryMeter
 from remat_facade.planning.memory_fit import free_on
@@ -214,13 +214,11 @@ def measure(row: Row, shape: Shape, make: Callable[[], Way], device: torch.devic
         ready_s = time.perf_counter() - began_s
         row = attrs.evolve(row, ready_s=ready_s, **_trained(way, shape, device, base_nbytes, steps))
     except (RematError, torch.OutOfMemoryError, RuntimeError) as error:
-        line = (str(error).strip().splitlines() or [""])[0][:200]
-        row = attrs.evolve(row, note=f"{type(error).__name__}: {line}")
+        row = attrs.evolve(row, note=first_line(error))
     finally:
         del way
         gc.collect()
-        if device.type != "cpu":
-            torch.accelerator.empty_cache()
+        release(device)
     return attrs.evolve(row, took_s=time.perf_counter() - began_s)
 
 
@@ -321,8 +319,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="tiny models, to test the script")
     options = parser.parse_args()
     began_s = time.perf_counter()
-    accelerator = torch.accelerator.current_accelerator()
-    device = torch.device("cpu") if accelerator is None else torch.device(accelerator.type, 0)
+    device = current_device()
     if device.type == "cpu" and not options.tiny:
         parser.error("there is no accelerator; --tiny tests the script without one")
     tiny: bool = options.tiny
@@ -386,10 +383,12 @@ def _run(
     row, steps = Row(model=model, method=method, fraction=fraction), 2 if tiny else 4
     plan_s = 0.2 if tiny else 20.0
     if model == "largest":
-        base, budget_nbytes, host_nbytes = (
+        base, budget_nbytes, moved_nbytes = (
             (TINY, 300_000, 400_000) if tiny else (LARGEST, 22 * GIB, host_nbytes)
         )
-        shape, in_backward = base.widened(host_nbytes, IN_BACKWARD_NBYTES), True
+        # Tiny values take a page each where the host's memory is pinned.
+        host_nbytes = 10 * moved_nbytes if tiny else moved_nbytes
+        shape, in_backward = base.widened(moved_nbytes, IN_BACKWARD_NBYTES), True
     else:
         shape, in_backward = shapes[model], False
         totals = [r.peak_nbytes for r in rows if r.key == (model, "eager", None)]

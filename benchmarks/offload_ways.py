@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from remat_facade import Offmate
 from remat_graph import Links
 from remat_offload import CudaMachine, HostPool, Machine, SimulatedMachine, WeightReader
-from remat_offload.engine.weight_loading import rebind_storage
+from remat_offload.tensor_memory import rebind_storage
 from tests.helpers.models import import_transformers
 from tests.helpers.offmates import Mapped
 
@@ -84,21 +84,28 @@ class Shape:
         ids = torch.randint(self.vocabulary, (self.batch, self.length), generator=generator).to(device)
         return {"input_ids": ids, "labels": ids}
 
+    def loss(self, output: Any) -> Tensor:
+        """The loss in a model's output."""
+        loss: Tensor = output.loss
+        return loss
+
 
 class Values(Mapping[str, Tensor]):
-    """Values for a Llama on the meta device, each made when it is asked for, where that is quick.
+    """Values for a language model on the meta device, each made when it is asked for, where that is quick.
 
     Args:
-        model: the Llama.
+        model: the model; of those with buffers, a Llama of transformers.
         device: where random numbers are drawn.
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._like = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self._seeds = {name: seed for seed, name in enumerate(self._like)}  # in whatever order they are read
-        rotary = model.model.rotary_emb
-        buffers = type(rotary)(model.config).named_buffers()
-        self._buffers = {f"model.rotary_emb.{name}": buffer for name, buffer in buffers}
+        self._buffers = {}
+        if dict(model.named_buffers()):  # those of the rotary embedding
+            rotary = model.model.rotary_emb
+            buffers = type(rotary)(model.config).named_buffers()
+            self._buffers = {f"model.rotary_emb.{name}": buffer for name, buffer in buffers}
         self._device = device
 
     def __getitem__(self, name: str) -> Tensor:
@@ -173,8 +180,7 @@ def eager(shape: Shape, device: torch.device, saving: Callable[[], Any] = contex
 
     def loss() -> Tensor:
         with saving():
-            found: Tensor = model(**batch).loss
-        return found
+            return shape.loss(model(**batch))
 
     def update() -> None:
         for part, optimizer in zip(parts, optimizers, strict=True):
@@ -227,7 +233,7 @@ def cpu_step(shape: Shape, device: torch.device) -> Way:
         finish(device)  # what the landing places hold may be written over
 
     return Way(
-        loss=lambda: model(**batch).loss,
+        loss=lambda: shape.loss(model(**batch)),
         update=update,
         forget=lambda: _forget(params),
         wait=int,
@@ -282,7 +288,7 @@ def offmate(
         return [t for t in found if t.dim() and t.untyped_storage().data_ptr() not in memory.addresses]
 
     return Way(
-        loss=lambda: module(**batch).loss,
+        loss=lambda: shape.loss(module(**batch)),
         update=int if in_backward else optimizer.step,
         forget=optimizer.zero_grad,
         wait=module.synchronize,

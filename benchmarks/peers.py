@@ -55,7 +55,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
 from peer_models import MODELS, Model, Step
-from remat_executor import MemoryMeter, OverCompiled, PlannedModule, allocator_peak
+from remat_executor import MemoryMeter, PlannedModule, StepOverBudget, allocator_peak
 from remat_facade import Hiremate
 from remat_facade.planning.planner import PLANNING_S
 from remat_graph import Graph, Plan, Schedule, get_platform, simulate
@@ -546,7 +546,7 @@ def run_compiled(run: Bench, method: str, budget_nbytes: int, cache: Path) -> No
         module = Hiremate(step, run.sample, budget_nbytes, runtime="inductor", cache_dir=cache)
     except InfeasibleBudget as error:
         run.show(infeasible_row(run, method, budget_nbytes, error.smallest_nbytes))
-    except OverCompiled as error:
+    except StepOverBudget as error:
         run.show(Row(model=run.name, method=method, budget_nbytes=budget_nbytes, note=str(error)))
     else:
         prepare_s = time.perf_counter() - began_s

@@ -318,6 +318,19 @@ def device(data: dict[str, Any]) -> Iterator[str]:
     yield from table(header.split(", "), rows)
 
 
+def first(data: dict[str, Any]) -> Iterator[str]:
+    """The first contact with an accelerator; see gpu_first.py for the goals."""
+    yield f"## First contact: {data['device']}\n"
+    wrong = sum(bool(row["wrong"]) for row in data["rows"])
+    yield f"`hatch run gpu-first`: {wrong} of {len(data['rows'])} rows missed a goal.\n"
+    yield made_with(data)
+    rows = [
+        [row["section"], row["name"], "; ".join(row["wrong"]), row["skipped"] or row["said"]]
+        for row in data["rows"]
+    ]
+    yield from table(("section", "row", "wrong", "measured"), rows)
+
+
 def predictions(data: dict[str, Any]) -> Iterator[str]:
     """What data sheets predict, beside what others and we measured."""
     yield "## Predictions from data sheets\n"
@@ -354,7 +367,10 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
         },
     ),
     "benchmarks": (
-        "# Benchmarks\n\nEvery figure on this page was printed by the command named above its table.\n",
+        "# Benchmarks\n\nEvery figure on this page was printed by the command named above its table.\n\n"
+        "On a machine with a new GPU, run `hatch run gpu-first` before the others: in at most eight minutes "
+        "it checks the allocator, the tests marked `cuda`, bits and budgets of six models, times, runtimes, "
+        "a language model and Offmate, and lists what is wrong first.\n",
         {
             "runtime": runtime,
             "startup": startup,
@@ -378,8 +394,9 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
 def main() -> int:
     """Write the pages from whatever results are there; what is of no known kind is a device's."""
     known = {name for _, sections in PAGES.values() for name in sections}
+    kinds = {"-offload": report_offload.moving, "-first": first}
     devices = {
-        path.stem: report_offload.moving if path.stem.endswith("-offload") else device
+        path.stem: next((made for end, made in kinds.items() if path.stem.endswith(end)), device)
         for path in sorted(RESULTS.glob("*.json"))
         if path.stem not in known
     }

@@ -16,13 +16,16 @@ judged: where gradients are megabytes it is the C library that decides how many 
 system between one gradient and the next, and figures jump by a fifth with the size of a part (ResNet-50:
 12,576 or 22,272 page faults a step; none, and a ratio as in the other column, when it is told to keep them).
 
-"us an op" is the time of a planned step divided by the ops of its graph; "look us" is what a call spends on
-looking whether the module is what it was; "ready s" is the time from the model to the planned module, with
-costs measured before where the user's cache has them, and "plan s" the solver's share of it.
+"us an op" is the time of a planned step divided by the ops of its graph; "first us" is the time from the
+call to the first operator, which an idle device waits for, and "eager us" the same of eager, both under the
+profiler; "look us" is what a call spends on looking whether the module is what it was; "ready s" is the time
+from the model to the planned module, with costs measured before where the user's cache has them, and "plan s"
+the solver's share of it.
 """
 
 import argparse
 import copy
+import functools
 import gc
 import platform
 import statistics
@@ -39,6 +42,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
+from device_steps import Side, traced
 from remat_executor.guards.snapshot import Snapshot
 from remat_facade import Hiremate
 from remat_facade.planning.planner import PLANNING_S
@@ -107,6 +111,7 @@ def _perceptron() -> Made:
     return _Scored(nn.Sequential(*layers)), {"x": torch.randn(2, 16)}
 
 
+FIRST = 15  # calls of which the time to the first operator is read
 FEWER = 12  # times fewer steps of compute-bound models, which are long
 LAUNCH_BOUND: dict[str, Callable[[], Made]] = {
     "gpt2 12 layers": _gpt2(12, 32, 8),
@@ -140,6 +145,8 @@ class Row:
         control_low, control_high.
         limit: what the ratio may be at most.
         per_op_s: planned step over ops.
+        first_s: from the call to the first operator.
+        eager_first_s: the same of eager.
         look_s: what a call spends on looking whether the module is what it was.
         ready_s: from the model to the planned module, planning included.
         planning_s: of that the solver's.
@@ -157,6 +164,8 @@ class Row:
     control_high: float
     limit: float
     per_op_s: float
+    first_s: float
+    eager_first_s: float
     look_s: float
     ready_s: float
     planning_s: float
@@ -178,6 +187,7 @@ def measure(name: str, kind: str, build: Callable[[], Made], repeats: int) -> Ro
     ]
     snapshot = Snapshot.take(model)
     (eager_s, planned_s, ratios, controls), (_, _, adding, _) = fresh
+    first_s, eager_first_s = _first_s(planned, eager, sample)
     low, middle, high = statistics.quantiles(controls, n=4)
     spread = max(1 - low, high - 1, 0.0)
     return Row(
@@ -193,6 +203,8 @@ def measure(name: str, kind: str, build: Callable[[], Made], repeats: int) -> Ro
         control_high=high,
         limit=LAUNCH_BOUND_RATIO if kind == "launch" else 1 + spread,
         per_op_s=statistics.median(planned_s) / len(planned.graph.ops),
+        first_s=first_s,
+        eager_first_s=eager_first_s,
         look_s=statistics.median(_look_s(snapshot) for _ in range(repeats)),
         ready_s=ready_s,
         planning_s=float(planned.plan.solver_stats[PLANNING_S]),
@@ -234,8 +246,24 @@ def _step_s(module: nn.Module, sample: dict[str, Any], *, adding: bool) -> float
 
 def _look_s(snapshot: Snapshot) -> float:
     start = time.perf_counter()
-    assert snapshot.holds()
+    assert snapshot.is_current()
     return time.perf_counter() - start
+
+
+def _first_s(planned: nn.Module, eager: nn.Module, sample: dict[str, Any]) -> tuple[float, ...]:
+    """Medians of the time from a call to its first operator, which take turns."""
+
+    def loss(module: nn.Module, inputs: Any) -> Tensor:
+        output = module(**inputs)
+        found: Tensor = output if isinstance(output, Tensor) else output.loss
+        return found
+
+    sides = [Side(functools.partial(loss, module), module, sample) for module in (planned, eager)]
+    taken: list[list[float]] = [[], []]
+    for _ in range(FIRST):
+        for times, side in zip(taken, sides, strict=True):
+            times.append(traced(side, torch.device("cpu")).before_first_s)
+    return tuple(map(statistics.median, taken))
 
 
 def main() -> int:
@@ -248,7 +276,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the rows there")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    columns = "{:<19}{:>8}{:>6}{:>6}{:>10}{:>8}{:>8}{:>8}{:>9}{:>14}{:>9}{:>9}{:>9}{:>8}"
+    columns = "{:<19}{:>8}{:>6}{:>6}{:>10}{:>8}{:>8}{:>8}{:>9}{:>14}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}"
     print(f"torch {torch.__version__}, {platform.machine()}, one thread")
     heads = (
         "model",
@@ -262,7 +290,7 @@ def main() -> int:
         "control",
         "its quartiles",
     )
-    print(columns.format(*heads, "us an op", "look us", "ready s", "plan s"))
+    print(columns.format(*heads, "us an op", "first us", "eager us", "look us", "ready s", "plan s"))
     rows = []
     for kind, models in (("launch", LAUNCH_BOUND), ("compute", COMPUTE_BOUND)):
         for name, build in models.items():
@@ -276,7 +304,8 @@ def main() -> int:
             quartiles = f"{row.control_low:.3f}-{row.control_high:.3f}"
             ratios = (f"{r:.3f}" for r in (row.ratio, row.limit, row.adding, row.control))
             figures = (f"{1e3 * row.eager_s:.2f}", *ratios)
-            times = (f"{1e6 * row.per_op_s:.1f}", f"{1e6 * row.look_s:.0f}")
+            calls = (row.first_s, row.eager_first_s, row.look_s)
+            times = (f"{1e6 * row.per_op_s:.1f}", *(f"{1e6 * seconds:.0f}" for seconds in calls))
             planning = (f"{row.ready_s:.1f}", f"{row.planning_s:.1f}")
             print(columns.format(name, kind, row.ops, row.parts, *figures, quartiles, *times, *planning))
             sys.stdout.flush()

@@ -83,6 +83,21 @@ def test_training_goes_on_from_there(change: Callable[..., None]) -> None:
     assert lent_nbytes <= ours.host.lent_nbytes <= 2 * lent_nbytes
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_gradients_move_with_their_parameters(device: str) -> None:
+    """Gradients that a model on the CPU has when it is built are added to on the device."""
+    model = net()
+    model(X).square().mean().backward()
+    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    x = X.to(device)
+    ours = offmate(model, x, "100MiB", optimizer=optim.AdamW(model.parameters()))
+    assert {x.device} == {p.device for p in model.parameters()}
+    ours(x).square().mean().backward()
+    after = [p.grad for p in model.parameters() if p.grad is not None]
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(new.cpu(), 2 * old)
+
+
 def stepped_after(model: nn.Module, optimizer: optim.Optimizer, change: Callable[..., None]) -> list[Any]:
     """Losses of some steps, with a change between each one's backward and the optimizer's step."""
     averages = [p.detach().clone() * 0.9 for p in model.parameters()]

@@ -2,16 +2,23 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from remat_graph.testing.random_graphs import random_graph
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-HELPERS = {"child", "offload_ways", "peer_models", "record", "report", "report_offload", "report_parts"}
+HELPERS = {
+    *("child", "device_steps", "offload_ways", "peer_models", "record", "report", "report_offload"),
+    "report_parts",
+}
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
 
 
@@ -100,3 +107,111 @@ def test_no_picture_of_a_busy_machine(
     assert (0 if drawn else 1) == picture.main()
     assert drawn == (b"old" != out.read_bytes())
     assert drawn == ("nothing else to do" not in capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [("environment", "tests", "exact"), ("full budget", "timing", "language model", "offmate")],
+)
+def test_first_contact_on_tiny_models(sections: tuple[str, ...], tmp_path: Path) -> None:
+    """Each row is run, none is wrong, and a second run has nothing to do."""
+    # No limit that a busy machine could reach.
+    options = ("--small", "--out", str(tmp_path), "--time-limit", "86400")
+    command = ("gpu_first.py", *options, "--sections", *sections)
+    assert "none of" in run(*command)
+    (file,) = tmp_path.glob("*-first-small.json")
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["section"] for row in rows} == {*sections}
+    assert all(row["said"] or row["skipped"] for row in rows)
+    assert all(row["figures"]["exact"] for row in rows if row["section"] == "exact")
+    assert [*tmp_path.glob("platforms/*.json")]
+    before = file.stat().st_mtime_ns
+    run(*command)
+    assert file.stat().st_mtime_ns == before
+
+
+class TestRowsInProcesses:
+    """A row that ends its process, or does not end, costs no other row."""
+
+    SCRIPT = """
+import os, sys, threading
+from first_contact.processes import announce
+for name in sys.argv[1:]:
+    announce(begin=name)
+    if name == "aborts":
+        print("a kernel failed", file=sys.stderr, flush=True)
+        os.abort()
+    if name == "hangs":
+        threading.Event().wait()
+    announce(name=name, row={"said": name})
+"""
+
+    def rows(
+        self, names: list[str], monkeypatch: pytest.MonkeyPatch, **options: Any
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """The rows of a script that aborts or hangs at those names."""
+        monkeypatch.syspath_prepend(str(BENCHMARKS))
+        processes = importlib.import_module("first_contact.processes")
+        environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+        options = {"limit_s": 600.0, "environment": environment, **options}
+        return list(
+            processes.rows_of(lambda left: [sys.executable, "-c", self.SCRIPT, *left], names, **options)
+        )
+
+    def test_an_abort(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows = self.rows(["one", "aborts", "two"], monkeypatch)
+        assert [name for name, _ in rows] == ["one", "aborts", "two"]
+        (wrong,) = rows[1][1]["wrong"]
+        assert "status -6" in wrong
+        assert "a kernel failed" in wrong
+        assert rows[2][1] == {"said": "two"}
+
+    def test_a_process_that_cannot_begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each row is tried, since each may be the cause."""
+        rows = self.rows(["one", "two"], monkeypatch, environment={**os.environ, "PYTHONPATH": ""})
+        assert [name for name, _ in rows] == ["one", "two"]
+        assert all("first_contact" in row["wrong"][0] for _, row in rows)
+
+    def test_no_time_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The row that is running is reported, and those after it are left for another run."""
+        began = False
+
+        def clock() -> float:
+            return 1e6 if began else 0.0
+
+        processes = importlib.import_module("first_contact.processes")
+        real = json.loads
+
+        def loads(text: str) -> Any:
+            nonlocal began
+            message = real(text)
+            began = message.get("begin") == "hangs"
+            return message
+
+        monkeypatch.setattr(processes, "json", SimpleNamespace(loads=loads, dumps=json.dumps))
+        rows = self.rows(["one", "hangs", "two"], monkeypatch, clock=clock)
+        assert [name for name, _ in rows] == ["one", "hangs"]
+        assert "not done when the 600 s" in rows[1][1]["wrong"][0]
+
+
+def test_first_contact_reports_what_is_wrong_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the goal and the figure of each."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script, rows = importlib.import_module("gpu_first"), importlib.import_module("first_contact.rows")
+    found = rows.Findings(rows.Setting(device=torch.device("cpu"), small=False, platforms=Path()))
+    found.judge_peak(1001, 1000, 1000)
+    found.judge_step(1.06, 1.0)
+    assert len(found.wrong) == 2
+    good = rows.Row(section="exact", name="good", said="bits of eager")
+    bad = rows.Row(section="exact", name="bad", wrong=found.wrong)
+    skipped = rows.Row(section="tests", name="cuda", skipped="there is no CUDA device")
+    script.print_report([good, skipped, bad], [("offmate", "40%")])
+    lines = capsys.readouterr().out.split("\n")[1:]
+    assert lines[0] == "1 of 3 rows wrong"
+    assert lines[1:3] == [f"  exact, bad: {goal}" for goal in found.wrong]
+    assert "peak 1001 bytes above the budget of 1000" in lines[1]
+    assert "+6.0%" in lines[2]
+    assert "skipped" in lines[3]
+    assert "offmate, 40%" in lines[4]

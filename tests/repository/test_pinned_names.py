@@ -340,7 +340,7 @@ ERRORS = {
     "NothingToDifferentiate",
     "OffloadMisuse",
     "OverBudget",
-    "OverCompiled",
+    "StepOverBudget",
     "PlanNotKept",
     "RankFailed",
     "RanksDiffer",
@@ -406,11 +406,15 @@ def test_the_attributes_of_a_plan() -> None:
         "gradient_nbytes",
         "graph_name",
         "host_peak_nbytes",
+        "issue_s",
+        "launch_note",
         "links",
         "live_peak_nbytes",
         "lower_bound_overhead",
         "lower_bound_s",
+        "noremat_issue_s",
         "noremat_peak_nbytes",
+        "noremat_step_s",
         "noremat_time_s",
         "notes",
         "on_host",
@@ -425,6 +429,7 @@ def test_the_attributes_of_a_plan() -> None:
         "summary",
         "time_s",
         "versions",
+        "waits_for_host",
     } == {name for name in dir(Plan) if not name.startswith("_")}
 
 

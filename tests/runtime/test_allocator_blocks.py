@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from remat_executor import AllocatorRecord, OverCompiled, PlannedModule, allocator_peak
+from remat_executor import AllocatorRecord, PlannedModule, StepOverBudget, allocator_peak
 from remat_executor.inspection.tensors import collect
 from remat_executor.memory.block_slack import worst_case_nbytes
 from remat_executor.module import peak_check
 from remat_executor.module.pipeline import PipelineStages
 from remat_executor.translation import translate
 from remat_facade import Hiremate, Offmate
-from remat_graph import Role, resolve_budget
+from remat_graph import Graph, Plan, Role, resolve_budget
 from tests.helpers.offmates import LINKS
 from tests.helpers.planners import save_all
 
@@ -125,8 +125,32 @@ def test_an_error_says_how_the_allocator_wastes_nothing(
 ) -> None:
     """If no plan leaves enough headroom."""
     monkeypatch.setattr(peak_check, "measure_peak", lambda step, tensors: 1 << 40)
-    with pytest.raises(OverCompiled, match=r"needs 1.00 TiB of a budget of .*expandable_segments:True"):
+    with pytest.raises(StepOverBudget, match=r"needs 1.00 TiB of a budget of .*expandable_segments:True"):
         Hiremate(Layers(), sample(), "80%", **options)
+
+
+def test_every_plan_with_a_margin_is_judged(tmp_path: Any) -> None:
+    """No plan is made in vain after the last one that is judged."""
+    planned = PlannedModule(Layers(), (sample(),), {}, save_all, cache_dir=tmp_path)
+    margins: list[int] = []
+
+    class NeverWithin:
+        """A planner whose plans never fit."""
+
+        def budget_for(self, graph: Graph) -> int:
+            return 0
+
+        def with_margin(self, nbytes: int) -> NeverWithin:
+            margins.append(nbytes)
+            return self
+
+        def __call__(self, graph: Graph) -> Plan:
+            return planned.plan
+
+    with pytest.raises(StepOverBudget):
+        peak_check.replan_for_slack(planned.graph, planned.plan, NeverWithin())
+    assert len(margins) == 4  # and the first plan, which is given
+    assert margins == sorted(margins)
 
 
 def test_tangents_of_a_loss_outside_are_not_held(tmp_path: Any) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from operator import getitem
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from remat_executor import PlannedModule, allocator_peak
+from remat_executor.lowering.runtime_protocol import GraphInterface
 from remat_executor.runtime.cudagraph import CudaGraphs
 from remat_executor.runtime.graph_recorder import PoolTensor
 from remat_facade import Hiremate
@@ -72,7 +74,6 @@ class Tape:
     """
 
     peak_nbytes = 0
-    reserved_nbytes = 0
 
     def __init__(self) -> None:
         self.played: list[int] = []
@@ -182,6 +183,27 @@ def equal(planned: nn.Module, original: nn.Module) -> bool:
     pairs = [*zip(gradients(planned), gradients(original), strict=True)]
     pairs += [*zip(planned.buffers(), original.buffers(), strict=True)]
     return all(one is not None and other is not None and torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_first_run_that_fails_is_no_warm_up(tape: list[Tape]) -> None:
+    """The next run warms up, and the one after it is recorded."""
+    graph = fx.Graph()
+    tensors = graph.placeholder("tensors")
+    one, other = (graph.call_function(getitem, (tensors, i)) for i in range(2))
+    graph.output([graph.call_function(torch.ops.aten.mm.default, (one, other))])
+
+    def new_tape() -> Tape:
+        tape.append(Tape())
+        return tape[-1]
+
+    run = CudaGraphs(new_tape)(fx.GraphModule({}, graph), GraphInterface(stable_inputs=2, results=1))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        run([torch.ones(2, 3), torch.ones(2, 3)])
+    inputs = [torch.ones(2, 3), torch.ones(3, 2)]
+    for recorded in (0, 1):
+        (made,) = run(list(inputs))
+        assert torch.equal(made, torch.full((2, 2), 3.0))
+        assert recorded == tape[0].recorded
 
 
 def test_replays_are_exact(pair: tuple[PlannedModule, Network], tape: list[Tape]) -> None:

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from remat_executor import allocator_peak
 from remat_facade import Hiremate
+from remat_graph import OpCost
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 ATTENTION = "aten._scaled_dot_product_"
@@ -112,6 +114,48 @@ def test_the_allocator_stays_within_the_budget(device: str, tmp_path: Path) -> N
     assert 0.9 * module.plan.peak_nbytes <= peak_nbytes <= module.plan.budget_nbytes
 
 
+@attrs.frozen(kw_only=True)
+class SlowHost:
+    """A platform whose host needs longer to issue an op than the device to run it."""
+
+    name: str = "slow host"
+
+    def time_s(self, cost: OpCost) -> float:
+        """One microsecond."""
+        return 1e-6
+
+    def issue_s(self, cost: OpCost) -> float:
+        """Ten."""
+        return 1e-5
+
+
+@pytest.mark.parametrize(
+    ("device", "runtime"),
+    [
+        ("cpu", "eager"),
+        pytest.param("cuda", "eager", marks=pytest.mark.cuda),
+        pytest.param("cuda", "cudagraph", marks=pytest.mark.cuda),
+    ],
+)
+def test_a_small_model_is_launch_bound(device: str, runtime: str, tmp_path: Path) -> None:
+    """Its plan says so and predicts the time of issuing; recorded graphs are issued at once."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))).to(device)
+    x = torch.randn(4, 8, device=device)
+    module = Hiremate(model, x, "200%", runtime=runtime, platform=SlowHost(), cache_dir=tmp_path)
+    plan = module.plan
+    assert ("launch-bound" in plan.summary()) == (runtime == "eager")
+    assert (plan.issue_s > 0.0) == (runtime == "eager")
+    assert plan.time_s == pytest.approx((1e-5 if plan.issue_s else 1e-6) * len(plan.schedule.order))
+
+
+@pytest.mark.cuda
+def test_the_time_of_issuing_on_a_gpu(tmp_path: Path) -> None:
+    """It is measured, and a step is not predicted to be shorter; test_device_timer.py simulates it."""
+    model, x = built("cuda")
+    plan = planned(model, x, tmp_path).plan
+    assert 0.0 < plan.issue_s <= plan.time_s
+
+
 def blocks_that_fit(nbytes: int) -> Iterator[Tensor]:
     """Blocks until no further one fits: segments that are reserved already have room."""
     with contextlib.suppress(torch.OutOfMemoryError):
@@ -139,8 +183,10 @@ def test_a_shortage_on_a_gpu(tmp_path: Path) -> None:
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total_nbytes)
         filled = [block for nbytes in (8 << 20, 2 << 20, 1 << 19, 512) for block in blocks_that_fit(nbytes)]
-        with pytest.raises(torch.OutOfMemoryError):
+        with pytest.raises(torch.OutOfMemoryError) as caught:
             step(module, x)
+        assert "the plan needs" in caught.value.__notes__[0]
+        del caught
         del filled
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_executor import MemoryMeter, PlannedModule, RematWarning
 from remat_facade import Hiremate
+from remat_graph import format_nbytes
 from tests.helpers.planners import repeat_at_random
 
 
@@ -115,15 +116,21 @@ def test_an_error_in_any_op(pair: tuple[nn.Module, PlannedModule], error: type[B
     """In the forward or the backward: all that the step made is freed, and the next one is right."""
     original, planned = pair
     batch = _batch()
+    notes: list[str] = []
     for place in _places(_ops(planned)):
         planned.zero_grad()
         gc.collect()
         meter = MemoryMeter(planned, batch)
-        with pytest.raises(error), meter, Fail(place, error):
+        with pytest.raises(error) as caught, meter, Fail(place, error):
             _step(planned, batch)
+        notes += getattr(caught.value, "__notes__", [])
+        del caught
         _let_go(planned)
         assert meter.live_nbytes == 0, place
     _assert_next_step_is_right(original, planned)
+    needs = f"remat: the plan needs {format_nbytes(planned.plan.peak_nbytes)}"
+    assert bool(notes) == (error is torch.OutOfMemoryError)
+    assert all(note.startswith(needs) for note in notes)
 
 
 def test_gradients_are_whole_or_none(pair: tuple[nn.Module, PlannedModule]) -> None:

@@ -43,6 +43,31 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Calls(TorchDispatchMode):
+    """Lists the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_device_gets_work_before_the_parts_are_prepared(tmp_path: Path) -> None:
+    """A call begins with the forward's first product; what autograd needs for each part follows."""
+    model, x = Deep(), torch.randn(ROWS, WIDTH)
+    planned = PlannedModule(model, (x,), {}, save_all, part_nbytes=0, cache_dir=tmp_path)
+    with Calls() as calls:
+        planned(x).backward()
+    assert planned.parts == LAYERS
+    tokens = [place for place, name in enumerate(calls.names) if name.startswith("aten.empty.memory_format")]
+    products = [place for place, name in enumerate(calls.names) if name == "aten.mm.default"]
+    assert len(tokens) >= LAYERS - 1
+    assert products[LAYERS - 1] < tokens[0]
+
+
 @pytest.mark.parametrize(
     ("part_nbytes", "parts", "before_first"), [(0, 6, 2), (2 * WEIGHT_NBYTES, 3, 4), (1 << 40, 1, 11)]
 )

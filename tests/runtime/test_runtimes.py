@@ -17,9 +17,9 @@ from torch.fx import GraphModule
 from remat_executor import (
     BadInput,
     MemoryMeter,
-    OverCompiled,
     PlannedModule,
     RematWarning,
+    StepOverBudget,
     allocator_peak,
 )
 from remat_executor.lowering.runtime_protocol import GraphFunction, GraphInterface
@@ -249,7 +249,7 @@ def test_a_runtime_that_takes_far_too_much(options: dict[str, Any]) -> None:
     def hungry() -> _Hungry:
         return _Hungry(1 << 20)
 
-    with pytest.raises(OverCompiled, match=r'needs .* of a budget of .*runtime="eager"'):
+    with pytest.raises(StepOverBudget, match=r'needs .* of a budget of .*runtime="eager"'):
         run_by(hungry, built(Blocks), batch, "60%", options)
 
     def exactly(graph: Graph) -> Plan:
@@ -257,7 +257,7 @@ def test_a_runtime_that_takes_far_too_much(options: dict[str, Any]) -> None:
         return attrs.evolve(plan, budget_nbytes=plan.peak_nbytes)
 
     cache = options["cache_dir"]
-    with pytest.raises(OverCompiled):
+    with pytest.raises(StepOverBudget):
         PlannedModule(built(Blocks), (batch,), {}, exactly, runtime=hungry, cache_dir=cache)
 
 

@@ -5,7 +5,9 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
+import attrs
 import pytest
 import torch
 from hypothesis import given
@@ -31,6 +33,26 @@ def test_costs_come_back_exactly(
     folder = tmp_path_factory.mktemp("cache")
     CostCache(folder=folder).add(known)
     assert known == CostCache(folder=folder).get([*known, "another"])
+
+
+def test_costs_of_a_device_have_times_of_issuing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """In a file of its own: one of the version before, which lacks them, is left alone without a warning."""
+    properties = SimpleNamespace(name="GPU", total_memory=2**40)
+    device = SimpleNamespace(get_device_properties=lambda _: properties)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: device)
+    cache = CostCache("cuda", tmp_path)
+    before = tmp_path / cache.path.name.replace("costs-v3", "costs-v2")
+    write_sealed({"format": "remat-costs", "version": 2, "costs": {"a": [1.0, 1, 1]}}, before)
+    assert {} == cache.get(["a"])
+    cost = attrs.evolve(COST, issue_s=3e-6)
+    cache.add({"a": cost, "slept": attrs.evolve(COST, issue_s=1e5)})
+    assert {"a": cost} == CostCache("cuda", tmp_path).get(["a", "slept"])
+    assert not recwarn.list
+    write_sealed({"format": "remat-costs", "version": 3, "costs": {"a": [1.0, 1, 1]}}, cache.path)
+    with pytest.warns(UserWarning, match="is ignored"):
+        assert {} == CostCache("cuda", tmp_path).get(["a"])
 
 
 def test_additions_of_others_stay(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from remat_executor.costs.device_timer import DeviceTimer
+from remat_executor.costs.device_timer import DeviceTimer, Seconds
 
 ISSUE_S, DELAY_S = 10e-6, 45e-6
 
@@ -35,7 +35,11 @@ class Simulated:
             self.host_s = self.device_s
 
     def timer(self) -> DeviceTimer:
-        return DeviceTimer(new_event=lambda: Moment(self), delay=lambda: self.issue(ISSUE_S, DELAY_S))
+        return DeviceTimer(
+            new_event=lambda: Moment(self),
+            delay=lambda: self.issue(ISSUE_S, DELAY_S),
+            clock=lambda: self.host_s,
+        )
 
 
 @attrs.define
@@ -65,7 +69,8 @@ class Moment:
 def test_no_time_of_the_host(kernel_s: float, runs: int) -> None:
     """A kernel that is shorter than its launch is timed as itself, alone and in a group."""
     device = Simulated(kernel_s)
-    assert device.timer().seconds(device.run, runs) == pytest.approx(kernel_s)
+    found = device.timer().seconds(device.run, runs)
+    assert found == pytest.approx(Seconds(kernel_s, ISSUE_S))
 
 
 def test_the_delay_is_found_once() -> None:
@@ -80,15 +85,19 @@ def test_the_delay_is_found_once() -> None:
 
 
 def test_work_that_waits_for_the_device() -> None:
-    """No delay hides the host's part of such work: it counts, and the measuring ends."""
+    """No delay hides the host's part of such work: both times have it, none has a delay, and it ends."""
     device = Simulated(2e-6, waits=True)
-    found_s = device.timer().seconds(device.run, 4)
-    assert found_s == pytest.approx(2e-6 + ISSUE_S, rel=0.5)
-    assert device.runs == 7 * 4
+    timer = device.timer()
+    for _ in range(2):
+        found = timer.seconds(device.run, 4)
+        assert found == pytest.approx(Seconds(2e-6 + ISSUE_S, 2e-6 + ISSUE_S), rel=0.5)
+    assert device.runs == 8 * 4 + 4  # behind 1, 2, ... 64 delays and none; then none at once
 
 
 def test_work_that_is_issued_slowly() -> None:
-    """The delay is bounded, so that the device's queue never fills; the time is then too long."""
+    """The delay is bounded, so that the device's queue never fills; the device's time is then too long."""
     device = Simulated(2e-6, issue_s=1.0)
-    assert device.timer().seconds(device.run, 2) > 2e-6
-    assert device.runs == 7 * 2
+    found = device.timer().seconds(device.run, 2)
+    assert found.run_s > 2e-6
+    assert found.issue_s == pytest.approx(1.0)
+    assert device.runs == 8 * 2

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from remat_executor import BadInput, PlannedModule, UnsupportedTorch, estimated_graph
 from remat_executor.inspection.devices import check_device
+from remat_executor.torch_private import lookup
 from remat_executor.torch_private.lookup import private_name
 from remat_executor.torch_private.precision import attention_order, select_attention
 from remat_graph import Graph, Plan, Roofline
@@ -69,6 +70,14 @@ def test_private_names_that_are_missing(tmp_path: Path, monkeypatch: pytest.Monk
     ):
         with pytest.raises(error, match=message):
             private_name(module, "x")
+
+
+def test_a_private_name_that_is_there_makes_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step looks several of them up."""
+    monkeypatch.setattr(lookup, "UnsupportedTorch", None)
+    assert private_name("torch.utils._pytree", "tree_flatten")
+    with pytest.raises(TypeError):
+        private_name("torch.utils._pytree", "_nothing")
 
 
 def test_attention_is_selected_without_traces(monkeypatch: pytest.MonkeyPatch) -> None:

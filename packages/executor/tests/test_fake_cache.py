@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 
 from remat_executor.capture.joint_graph import capture
-from remat_executor.module.step_graph import check_input
+from remat_executor.module.input_checks import check_input
 from remat_executor.torch_private import fake_tensors
 from remat_executor.translation.translate import translate
 from remat_graph import Graph

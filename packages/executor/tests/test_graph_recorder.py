@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,9 @@ import torch
 from torch import Tensor
 
 from remat_executor.runtime import graph_recorder
+from remat_executor.runtime.cudagraph import CudaGraphs
 from remat_executor.runtime.graph_recorder import CaptureStream, CudaGraphRecorder
+from remat_executor.runtime.registry import runtime_factory
 
 
 class Cuda:
@@ -63,10 +64,7 @@ class Cuda:
         return self.peak[device.index]
 
     def memory_snapshot(self) -> list[dict[str, Any]]:
-        return [
-            {"segment_pool_id": pool, "allocated_size": nbytes, "total_size": 1 << 21}
-            for pool, nbytes in self.in_pool.items()
-        ]
+        return [{"segment_pool_id": pool, "allocated_size": nbytes} for pool, nbytes in self.in_pool.items()]
 
 
 def test_graphs_are_recorded_on_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,22 +72,37 @@ def test_graphs_are_recorded_on_the_device_of_the_model(monkeypatch: pytest.Monk
     cuda, device = Cuda(), torch.device("cuda:1")
     for name in (n for n in vars(Cuda) if not n.startswith("_")):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
-    monkeypatch.setattr(graph_recorder, "capture_stream", functools.cache(CaptureStream))
     monkeypatch.setattr(graph_recorder, "_multiply", lambda device: None)
-    first, second = CudaGraphRecorder(device), CudaGraphRecorder(device)
+    shared = CaptureStream(device)
+    first, second = CudaGraphRecorder(shared), CudaGraphRecorder(shared)
     for recorder in (first, second, first):
         recorder.warm_up()
     other = threading.Thread(target=first.warm_up)
     other.start()
     other.join()
-    stream, workspaces = "stream of cuda:1", (0, 3)
+    stream, workspaces = "stream of cuda:1", (0, 1)
     assert cuda.captures == [(1, workspaces, stream)] * 2
 
     first.record(lambda: cuda._take(first.pool, 70, left=30), [])
     cuda.allocated[1] += 20  # a result of the caller
     first.record(lambda: cuda._take(first.pool, 10, left=0), [])
     assert cuda.captures[2:] == [(1, first.pool, stream)] * 2
-    assert (first.peak_nbytes, first.reserved_nbytes, second.reserved_nbytes) == (70, 1 << 21, 0)
+    assert (first.peak_nbytes, second.peak_nbytes) == (70, 0)
     first.record(lambda: cuda._take(first.pool, 60, left=0), [])
     assert first.peak_nbytes == 90
     assert cuda.current == 0
+
+
+def test_the_steps_of_a_module_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with it the workspaces; another module has its own, which go with it."""
+    cuda, device = Cuda(), torch.device("cuda:1")
+    for name in (n for n in vars(Cuda) if not n.startswith("_")):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    factories = [runtime_factory("cudagraph", device) for _ in range(2)]
+    one, two, other = (factory() for factory in (factories[0], factories[0], factories[1]))
+    assert isinstance(one, CudaGraphs)
+    assert isinstance(two, CudaGraphs)
+    assert isinstance(other, CudaGraphs)
+    recorders: list[Any] = [runtime.recorder() for runtime in (one, two, other)]
+    assert recorders[0].stream is recorders[1].stream is not recorders[2].stream
+    assert recorders[0].pool != recorders[1].pool

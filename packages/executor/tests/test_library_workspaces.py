@@ -8,8 +8,9 @@ from collections import Counter
 import pytest
 import torch
 
+from remat_executor import RematWarning
 from remat_executor.memory import library_workspaces
-from remat_executor.memory.library_workspaces import warm_up_libraries
+from remat_executor.memory.library_workspaces import warm_up_libraries, warn_of_trials
 
 
 def test_each_dtype_in_the_forward_and_in_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +35,23 @@ def test_the_products_run() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_trials_of_cudnn_are_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where convolutions run on CUDA with the flag."""
+    convolution, cuda = "aten.convolution.default", torch.device("cuda")
+    warn_of_trials(cuda, [convolution])
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    warn_of_trials(torch.device("cpu"), [convolution])
+    warn_of_trials(cuda, ["aten.mm.default"])
+    with pytest.warns(RematWarning, match=r"cudnn.benchmark is on: .*set it to False before planning"):
+        warn_of_trials(cuda, ["aten.mm.default", convolution])
+
+
 @pytest.mark.cuda
 def test_on_cuda() -> None:
-    """Afterwards neither the first product of this thread nor that of autograd's thread leaves bytes."""
+    """Afterwards neither the first product of this thread nor that of autograd's thread leaves a workspace.
+
+    Autograd's thread may drop its last gradient after the caller has gone on, so a few bytes are let through.
+    """
     matrix = torch.randn(256, 256, device="cuda", requires_grad=True)
     found = []
 
@@ -49,4 +64,4 @@ def test_on_cuda() -> None:
     thread = threading.Thread(target=train)  # a thread without handles of cuBLAS
     thread.start()
     thread.join()
-    assert found == [0]
+    assert abs(found[0]) < 1 << 20

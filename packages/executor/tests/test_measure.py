@@ -6,11 +6,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 
 import remat_executor.costs.measure as measuring
 from remat_executor.costs.cache import CostCache, MeasuredCost
+from remat_executor.costs.device_timer import DeviceTimer, Seconds
 from remat_executor.costs.measure import MeasureError, measure
 
 aten = torch.ops.aten
@@ -98,6 +100,21 @@ def test_times_are_of_one_run() -> None:
     seconds = {"10 us": 1e-5, "1 ms": 1e-3, "30 ms": 3e-2}
     costs = measure({key: taking(s) for key, s in seconds.items()}, clock=lambda: now_s)
     assert {key: cost.time_s for key, cost in costs.items()} == pytest.approx(seconds)
+    assert {0.0} == {cost.issue_s for cost in costs.values()}  # on the CPU an op runs when it is issued
+
+
+def test_times_of_issuing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accelerator's timer gives two times, and both are of one run; a cost has the lower quartiles."""
+    given = iter(Seconds(1e-5, 1e-6 * us) for us in (5, 11, 10, 9, 8, 12))
+
+    @attrs.define
+    class Timer:
+        def seconds(self, run: Callable[[], object], runs: int) -> Seconds:
+            return next(given)
+
+    monkeypatch.setattr(DeviceTimer, "of", lambda *_: Timer())
+    found = measuring._time(lambda: None, torch.device("cuda"), lambda: 0.0)
+    assert found == pytest.approx(Seconds(1e-5, 9e-6))
 
 
 @pytest.mark.parametrize(("key", "runs"), [("aten.mm", 1), ("again: aten.mm", 1), ("my_op", 3)])
@@ -292,6 +309,7 @@ def test_on_cuda() -> None:
     costs = measure({"mm": product, "dropout": dropout}, "cuda")
     assert costs["mm"].output_nbytes == 4 * 512 * 512
     assert all(cost.time_s > 0 for cost in costs.values())
+    assert all(0 < cost.issue_s < 0.1 for cost in costs.values())
     assert torch.equal(expected, torch.rand(3, device="cuda"))
 
 

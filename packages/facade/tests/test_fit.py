@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from remat_facade import Hiremate, NothingLeft, UnknownOptimizer
 from remat_facade.cli.app import main
 from remat_facade.planning.memory_fit import (
+    FRAGMENTED_RESERVE,
     RESERVE,
     auto_budget,
     fit_of,
     free_on,
     optimizer_names,
+    reserved_share,
     states_nbytes,
     total_nbytes,
 )
@@ -217,6 +219,20 @@ def test_auto_is_of_the_memory_named(size: str, target: str, tmp_path: Path) -> 
         free - int(RESERVE * free) - sum(4 * p.numel() for p in trainable) - states_nbytes(trainable, "adam")
     )
     assert left == load_plan(tmp_path / "plan.json").budget_nbytes
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "share"),
+    [
+        ("cpu", "", RESERVE),
+        ("cuda", "", FRAGMENTED_RESERVE),
+        ("cuda", "max_split_size_mb:64", FRAGMENTED_RESERVE),
+        ("cuda", "expandable_segments:True", RESERVE),
+    ],
+)
+def test_auto_reserves_what_fragments_take(device: str, settings: str, share: float) -> None:
+    """By the settings of CUDA's allocator."""
+    assert share == reserved_share(torch.device(device), {"PYTORCH_ALLOC_CONF": settings})
 
 
 def test_auto_of_memory_that_is_too_small(target: str, capsys: pytest.CaptureFixture[str]) -> None:

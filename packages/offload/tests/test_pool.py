@@ -102,6 +102,18 @@ def test_the_cap_is_hard() -> None:
     assert pool.statistics.free_nbytes == 600
 
 
+def test_a_lease_comes_back_with_its_copy() -> None:
+    """Its block is not reused before the last copy into it has ended."""
+    pool = HostPool(100)
+    copies = [Copy(done=True)]
+    lease = pool.lease(100, copies)
+    copies.append(Copy())
+    del lease
+    assert 0 == pool.statistics.lent_nbytes
+    pool.lease(100)
+    assert [False, True] == [copy.waited for copy in copies]
+
+
 def test_idle_blocks_give_way() -> None:
     """Idle blocks are given back, longest idle first, before a request of another size is refused."""
     memory = CountingMemory()
@@ -187,6 +199,24 @@ def test_a_block_in_a_copy_is_not_lent() -> None:
     pool.release(second, after=done)
     pool.allocate(10)
     assert (memory.taken, done.waited) == (2, False)
+
+
+@pytest.mark.parametrize("size", [10, 9])
+def test_an_interrupted_wait_loses_no_block(size: int) -> None:
+    """A request at the cap that waits for a copy, to reuse its block or to give it back, can be repeated."""
+
+    class Interrupted(Copy):
+        def synchronize(self) -> None:
+            if not self.waited:
+                self.waited = True
+                raise KeyboardInterrupt
+
+    pool = HostPool(10)
+    pool.release(pool.allocate(10), after=Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        pool.allocate(size)
+    pool.allocate(size)
+    assert size == pool.statistics.held_nbytes
 
 
 def test_closing() -> None:

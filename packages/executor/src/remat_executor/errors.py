@@ -115,7 +115,7 @@ class RankFailed(ProblemError):
 
 
 @attrs.frozen(kw_only=True, str=False)
-class OverCompiled(RematError):
+class StepOverBudget(RematError):
     """A runtime, or the allocator under it, needs more memory than planned, and replanning did not help.
 
     Attributes:

@@ -93,6 +93,8 @@ class Implementation:
         inputs: indices of the values it reads, without repeats.
         outputs: indices of the values it makes.
         time_s: seconds on the compute lane.
+        issue_s: seconds in which the host issues it; 0 where the host computes. The host issues while the
+            device computes, so a step takes the longer of both sums.
         workspace_nbytes: bytes held while it runs, in addition to its outputs.
         reuses: pairs (output, input): the output takes over the input's storage if the input dies here.
     """
@@ -100,6 +102,7 @@ class Implementation:
     inputs: tuple[int, ...] = attrs.field(converter=as_indices)
     outputs: tuple[int, ...] = attrs.field(converter=as_indices)
     time_s: float = attrs.field(default=0.0, converter=float, validator=_seconds)
+    issue_s: float = attrs.field(default=0.0, converter=float, validator=_seconds)
     workspace_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     reuses: tuple[tuple[int, int], ...] = attrs.field(default=(), converter=_index_pairs)
 
@@ -228,3 +231,8 @@ class Graph:
     def time_s(self) -> float:
         """Seconds of running every op once: the unplanned step."""
         return sum(op.first.time_s for op in self.ops)
+
+    @cached_property
+    def issue_s(self) -> float:
+        """Seconds in which the host issues every op once."""
+        return sum(op.first.issue_s for op in self.ops)

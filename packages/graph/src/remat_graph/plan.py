@@ -68,7 +68,7 @@ class Plan:
         live_peak_nbytes: predicted device peak of tensor storages alone.
         noremat_peak_nbytes: the peak of the unplanned step.
         gradient_nbytes: bytes of gradients, held when the step ends.
-        time_s: predicted seconds of the step.
+        time_s: predicted seconds of the step: of its lanes, or of issuing its ops if that takes longer.
         noremat_time_s: seconds of running every op once.
         recomputed_s: seconds of repeated runs.
         lower_bound_s: compute seconds, first runs included, that every schedule within the budget needs.
@@ -82,6 +82,10 @@ class Plan:
         on_host: indices of the values that are placed on the host.
         links: bandwidths that its times assume; None if nothing moves.
         periods: number of consecutive training steps that were timed, at most `MOST_PERIODS`.
+        issue_s: seconds in which the host issues the ops of the step to the device.
+        noremat_issue_s: the same of every op once.
+
+    `recomputed_s`, `lower_bound_s`, the overheads and the gap are of the ops' own time, without issuing.
     """
 
     fingerprint: str
@@ -106,6 +110,8 @@ class Plan:
     on_host: tuple[int, ...] = attrs.field(default=(), converter=as_indices)
     links: Links | None = None
     periods: int = attrs.field(default=1, validator=_count)
+    issue_s: float = attrs.field(default=0.0, converter=float, validator=_finite)
+    noremat_issue_s: float = attrs.field(default=0.0, converter=float, validator=_finite)
 
     def __attrs_post_init__(self) -> None:
         if self.peak_nbytes > self.budget_nbytes:
@@ -164,7 +170,7 @@ class Plan:
             live_peak_nbytes=timeline.live_peak_nbytes,
             noremat_peak_nbytes=unplanned.peak_nbytes,
             gradient_nbytes=gradient_nbytes(graph),
-            time_s=timeline.time_s,
+            time_s=max(timeline.time_s, timeline.issue_s),
             noremat_time_s=graph.time_s,
             recomputed_s=timeline.recomputed_s,
             lower_bound_s=min(lower_bound_s, compute_s),
@@ -177,6 +183,29 @@ class Plan:
             on_host=persistent(graph, Placement.HOST),
             links=links,
             periods=periods,
+            issue_s=timeline.issue_s,
+            noremat_issue_s=graph.issue_s,
+        )
+
+    @property
+    def noremat_step_s(self) -> float:
+        """Predicted seconds of the unplanned step, by the same rule as `time_s`."""
+        return max(self.noremat_time_s, self.noremat_issue_s)
+
+    @property
+    def waits_for_host(self) -> float:
+        """Share of the step in which the device waits for the host to issue ops; 0 unless that is longest."""
+        if not self.issue_s or self.time_s > self.issue_s:
+            return 0.0
+        return max(0.0, 1.0 - (self.noremat_time_s + self.recomputed_s) / self.issue_s)
+
+    @property
+    def launch_note(self) -> str:
+        """What a launch-bound plan says about itself, in one line; see `waits_for_host`."""
+        return (
+            f"launch-bound: the host issues ops for {format_seconds(self.issue_s)}, and the device waits "
+            f"{self.waits_for_host:.0%} of the step; CUDA graphs or larger batches help, and percentages of "
+            "recomputation are of the device's time"
         )
 
     @property
@@ -207,6 +236,7 @@ class Plan:
             f"by {self.solver}"
             + (f" on {self.platform}" if self.platform else "")
             + (", cut short by the deadline" if self.deadline_hit else ""),
+            *([self.launch_note] if self.waits_for_host else []),
             *self.notes,
         ]
         return "\n".join(lines)

@@ -1,9 +1,10 @@
 """Run a planned step under autograd: a chain of functions that delivers gradients in segments.
 
-Function 0 is applied last in the forward, runs the whole forward and owns the outputs; the others only pass
-an empty token along. Autograd calls their backwards in the order 0, 1, 2, ...; each runs its segment and
-returns the gradients of its parameters, which the engine accumulates before it calls the next one. Live
-values travel with the token's gradient, so they belong to one backward run.
+The whole forward runs first. Then the functions are applied: function 0 is the last and owns the outputs; the
+others only pass an empty token along. Autograd calls their backwards in the order 0, 1, 2, ...; each runs its
+segment and returns the gradients of its parameters, which the engine accumulates before it calls the next
+one, except for gradients on the host in the backward of a CUDA device: another thread does that, and the
+handler waits for it. Live values travel with the token's gradient, so they belong to one backward run.
 """
 
 import contextlib
@@ -14,11 +15,17 @@ import attrs
 import torch
 from torch import Tensor
 
-from remat_executor.errors import UnplannedUse
+from remat_executor.errors import UnplannedUse, add_note
 from remat_executor.lowering.program import LoweredGraph, LoweredStep, Segment
 from remat_executor.lowering.step_handler import StepHandler
 from remat_executor.torch_private.autograd import apply_plainly, backward_keeps_graph
 from remat_executor.torch_private.tensors import tensor_versions
+from remat_graph import OptimizerStep, format_nbytes
+
+_SHORTAGE = (
+    "the plan needs {} in addition to what is allocated when the step begins: free memory, also that of "
+    "other processes, or plan with a smaller budget; after that the module works again"
+)
 
 
 @attrs.define(eq=False)
@@ -77,6 +84,7 @@ class Wiring:
         guarded: indices of values that the caller could write to before the backward.
         differentiable: per output of function 0 its place among the outputs that are not replayed.
         device: where the tokens are.
+        peak_nbytes: the peak of the plan.
     """
 
     program: LoweredStep
@@ -86,6 +94,7 @@ class Wiring:
     guarded: frozenset[int]
     differentiable: tuple[int, ...]
     device: torch.device
+    peak_nbytes: int
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -125,7 +134,11 @@ class PlannedCall:
             tensors.extend(live[value] for value in item.takes)
             for value in item.drops:
                 del live[value]
-            made = item.run(tensors)
+            try:
+                made = item.run(tensors)
+            except torch.OutOfMemoryError as error:
+                add_note(error, _SHORTAGE.format(format_nbytes(self.wiring.peak_nbytes)))
+                raise
             live.update(zip(item.gives, made[item.results :], strict=True))
             results += made[: item.results]
             del made
@@ -209,19 +222,24 @@ class PlannedCall:
             values[value] = tangent
         reached = [(i, places) for i, places in enumerate(self.wiring.reach) if places & missing]
         undefined = frozenset(i for i, places in reached if places <= missing)
-        return BackwardState(values, undefined, frozenset(i for i, _ in reached) - undefined)
+        doubtful = frozenset(i for i, _ in reached) - undefined
+        if doubtful and self.handler is not None:
+            self.handler.read_gradients()
+        return BackwardState(values, undefined, doubtful)
 
     def run_backward(self, index: int, live: BackwardState) -> tuple[Tensor | None, list[Tensor | None]]:
         """Run one segment; return the token's gradient (None after the last) and the segment's gradients."""
         segment = self.wiring.program.backward[index]
+        if index and self.handler is not None:
+            self.handler.begin_segment()
         gradients = self.run_segment(segment, live.values)
         last = index + 1 == len(self.wiring.program.backward)
         if live.undefined or live.doubtful:
             placed = list(zip(segment.gradients, gradients, strict=True))
             live.check_doubtful([made for gradient, made in placed if gradient in live.doubtful])
             gradients = [None if gradient in live.undefined else made for gradient, made in placed]
-            if last or self.handler is not None:  # a handler may update parameters by these gradients
-                live.raise_if_not_finite()
+            if last or any(isinstance(item, OptimizerStep) for item in segment.items):
+                live.raise_if_not_finite()  # before further parameters are updated
         if last:
             if self.saved is None:
                 self.externals = {}
@@ -245,11 +263,20 @@ def _empty_as(like: Tensor, device: torch.device) -> Tensor:
 
 class _SegmentFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: PlannedCall, index: int, token: Tensor | None, *owners: Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        call: PlannedCall,
+        index: int,
+        outputs: list[Tensor],
+        token: Tensor | None,
+        *owners: Tensor,
+    ) -> Any:
         ctx.call, ctx.index = call, index
         ctx.set_materialize_grads(False)
         if index == 0:
-            return call.run_forward()
+            found = tuple(outputs)
+            outputs.clear()
+            return found
         return torch.empty(0, device=call.wiring.device)
 
     @staticmethod
@@ -268,7 +295,7 @@ class _SegmentFunction(torch.autograd.Function):
             del token.remat_live
         with without_autocast(call.wiring.device):
             token, gradients = call.run_backward(ctx.index, live)
-        return (None, None, token, *gradients)
+        return (None, None, None, token, *gradients)
 
 
 def run_under_autograd(call: PlannedCall, owners: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -277,12 +304,15 @@ def run_under_autograd(call: PlannedCall, owners: Sequence[Tensor]) -> tuple[Ten
     Returns:
         the differentiable outputs, in the order of `Wiring.differentiable`.
     """
+    with torch.no_grad():
+        # Before the functions are applied: a device computes meanwhile.
+        made = list(call.run_forward())
     token: Tensor | None = None
     segments = call.wiring.program.backward
     outputs: Any = ()
     for index in range(len(segments) - 1, -1, -1):
         mine = [owners[g] for g in segments[index].gradients]
-        result = apply_plainly(_SegmentFunction, call, index, token, *mine)
+        result = apply_plainly(_SegmentFunction, call, index, made, token, *mine)
         if index == 0:
             outputs = result
         else:

@@ -103,6 +103,11 @@ def _replace(
     kept.meta = {**node.meta, "val": reserve}
     for backward in backwards:
         gradient, x, weight, *statistics, _, eps, _ = args_of(backward)
-        backward.target = aten.cudnn_batch_norm_backward.default
-        backward.args = (x, gradient, weight, *statistics, eps, kept)
+        with graph.inserting_before(backward):  # a new node, which is named after its operator
+            new = graph.call_function(
+                aten.cudnn_batch_norm_backward.default, (x, gradient, weight, *statistics, eps, kept)
+            )
+        new.meta = dict(backward.meta)
+        backward.replace_all_uses_with(new)
+        graph.erase_node(backward)
     graph.erase_node(node)

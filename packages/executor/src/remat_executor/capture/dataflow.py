@@ -7,13 +7,14 @@ front.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.dropout_rounding import noise_dropout
-from remat_executor.capture.repeatable_batch_norms import drops_statistics, repeatable_batch_norms
+from remat_executor.capture.repeatable_batch_norms import arguments_read, repeatable_batch_norms
 from remat_executor.errors import CaptureError
 from remat_executor.fx_nodes import (
     args_of,
@@ -104,20 +105,14 @@ class Dataflow:
         return self.base_of.get(node, node) is not node
 
     def reads(self, node: Node) -> Iterator[Node]:
-        """The nodes whose storages a node reads, with views resolved to their bases."""
-        for argument in self.arguments(node):
-            base = self.base_of.get(argument, argument)
-            yield source_of(base) if is_item(base) and not self.is_view(base) else base
+        """The calls that make the storages which a node reads."""
+        return map(self.maker, self.arguments(node))
 
     def arguments(self, node: Node) -> list[Node]:
-        """The tensor arguments that are read: a train-mode norm's backward reads no running statistics."""
-        arguments = list(node.all_input_nodes)
-        if node in self.norms:
-            return [a for a in arguments if a in node.args[:3]]
-        if drops_statistics(node):
-            kept = {a for i, a in enumerate(node.args) if i not in (3, 4) and isinstance(a, Node)}
-            return [a for a in arguments if a in kept]
-        return arguments
+        """The tensor arguments that are read: not the running statistics of a train-mode norm."""
+        args: tuple[Any, ...] = node.args
+        read = args[:3] if node in self.norms else arguments_read(node, args)
+        return [a for a in node.all_input_nodes if read is args or a in read]
 
     def maker(self, node: Node) -> Node:
         """The call that makes the storage of a node."""
@@ -150,7 +145,7 @@ class Dataflow:
 
         def place(node: Node) -> None:
             # An explicit stack: chains of nodes can be deeper than Python's recursion limit.
-            stack = [(node, iter(list(self.reads(node))))]
+            stack = [(node, self.reads(node))]
             while stack:
                 current, sources = stack[-1]
                 source = next(sources, None)
@@ -160,7 +155,7 @@ class Dataflow:
                         placed.add(current)
                         backward.append(current)
                 elif source not in placed and source.op == "call_function":
-                    stack.append((source, iter(list(self.reads(source)))))
+                    stack.append((source, self.reads(source)))
 
         for node in nodes:
             if node in wanted and node in depends:

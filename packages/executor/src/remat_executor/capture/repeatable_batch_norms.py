@@ -68,10 +68,11 @@ def _only_statistic(new: Node) -> bool:
     return all(user.op == "output" or user.target in (*_NORMS, *_BACKWARDS) for user in new.users)
 
 
-def drops_statistics(node: Node) -> bool:
-    """Whether a node is the backward of a train-mode batch norm, which reads no running statistics."""
+def arguments_read(node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a call without what it never reads: running statistics, in a train-mode backward."""
     native, cudnn = _BACKWARDS
-    return node.target is cudnn or (node.target is native and node.args[7] is True)
+    unread = node.target is cudnn or (node.target is native and node.args[7] is True)
+    return (*args[:3], None, None, *args[5:]) if unread else args
 
 
 def batch_norm_call(

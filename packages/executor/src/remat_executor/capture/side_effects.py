@@ -55,9 +55,13 @@ class SideEffectGuard(nn.Module):
         super().__init__()
         self.original = original
         self.__dict__.update(
-            substitutes=substitutes, in_slots=in_slots, call=call, replaced=set(), changes=Changes()
+            substitutes=substitutes,
+            in_slots=in_slots,
+            call=call,
+            replaced=set(),
+            changes=Changes(),
+            raised=None,
         )
-        self.__dict__["raised"] = None
 
     def forward(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
         """Call the original.

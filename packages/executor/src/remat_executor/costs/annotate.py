@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from remat_executor.capture.captured import Captured
-from remat_executor.costs.arguments import Arguments, Request
+from remat_executor.costs.arguments import Arguments
 from remat_executor.costs.cache import CostCache
-from remat_executor.costs.measure import measure
+from remat_executor.costs.measure import Request, measure
 from remat_executor.current_device import as_current
 from remat_executor.fx_nodes import meta_tensors
 from remat_executor.generator_state import preserved_generators
@@ -21,7 +21,8 @@ from remat_executor.torch_private.precision import float32_precisions
 from remat_executor.translation.keys import anywhere
 from remat_executor.translation.recipes import CallOperator, Draw, Recipe, TrainBatchNorm
 from remat_executor.translation.translation import Translation
-from remat_graph import Graph, Measured, OpCost, Platform
+from remat_graph import Graph, Measured, Op, OpCost, Platform
+from remat_graph.platforms.base import issue_s_of
 from remat_graph.platforms.measured import Measurement
 
 aten = torch.ops.aten
@@ -76,19 +77,33 @@ def with_costs(
         for k, implementation in enumerate(op.implementations):
             there = known.get((i, k))
             if there is not None:
-                time_s, workspace_nbytes = there.time_s, there.workspace_nbytes
+                time_s, issue_s, workspace_nbytes = there.time_s, there.issue_s, there.workspace_nbytes
             else:
                 here = costs[keys[i, k]]
-                time_s = here.time_s if platform is None else platform.time_s(queries[i, k])
+                if platform is None:
+                    time_s, issue_s = here.time_s, here.issue_s
+                else:
+                    time_s, issue_s = platform.time_s(queries[i, k]), issue_s_of(platform, queries[i, k])
                 predicted = sum(graph.allocated_nbytes(v) for v in implementation.outputs)
                 # Output bytes beyond the fake tensors' sizes are counted as workspace.
                 surplus = max(0, here.output_nbytes - predicted) if implementation.outputs else 0
                 workspace_nbytes = here.workspace_nbytes + surplus
             implementations.append(
-                attrs.evolve(implementation, time_s=time_s, workspace_nbytes=workspace_nbytes)
+                attrs.evolve(
+                    implementation, time_s=time_s, issue_s=issue_s, workspace_nbytes=workspace_nbytes
+                )
             )
         ops.append(attrs.evolve(op, implementations=tuple(implementations)))
     return attrs.evolve(graph, ops=tuple(ops))
+
+
+def issued_at_once(graph: Graph) -> Graph:
+    """The graph of a step whose runtime issues all ops together, as a recorded CUDA graph does."""
+
+    def at_once(op: Op) -> Op:
+        return attrs.evolve(op, implementations=[attrs.evolve(r, issue_s=0.0) for r in op.implementations])
+
+    return attrs.evolve(graph, ops=map(at_once, graph.ops))
 
 
 def _with_real_sizes(

@@ -7,7 +7,7 @@ returns its seeds on the host although fake tensors say otherwise, where its bac
 that computes them runs once, on arguments made up in the same way.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from remat_executor.capture.recurrent import reads_opaque_bytes
-from remat_executor.capture.repeatable_batch_norms import batch_norm_call, drops_statistics
+from remat_executor.capture.repeatable_batch_norms import arguments_read, batch_norm_call
+from remat_executor.costs.measure import Request, Thunk
 from remat_executor.fx_nodes import (
     args_of,
     is_item,
@@ -43,8 +44,6 @@ from remat_executor.translation.translation import Translation
 aten = torch.ops.aten
 _DRAWN = 1 << 20
 _REFUSALS = (RuntimeError, ValueError, IndexError)
-Thunk = Callable[[], object]
-Request = Callable[[], Thunk]
 
 
 class Arguments:
@@ -106,10 +105,8 @@ class Arguments:
     def call(self, node: Node, *, deep: bool = False) -> Thunk:
         """The call on random arguments, or on the results of their producers if `deep`."""
         args, kwargs = self.arguments(node, deep, {})
-        if drops_statistics(node):
-            args = (*args[:3], None, None, *args[5:])
-        target = target_of(node)
-        return lambda: target(*args, **kwargs)
+        read, target = arguments_read(node, args), target_of(node)
+        return lambda: target(*read, **kwargs)
 
     def draw(self, node: Node, device: str, repeat: bool) -> Thunk:
         """The call of a random operator, by the generator or from a saved state of it."""

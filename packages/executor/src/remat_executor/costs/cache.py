@@ -27,7 +27,8 @@ from remat_graph import BadFile
 from remat_graph.serialization.json_reader import Reader, read_sealed, write_sealed
 
 _FORMAT = "remat-costs"
-_VERSION = 2
+_VERSION, _CPU_VERSION = 3, 2
+"""Version 3 adds the seconds of issuing, which are 0 on the CPU: its files stay in version 2."""
 _LONGEST_S = 3600.0  # no operator takes longer; a measurement during which the machine slept does
 
 
@@ -39,11 +40,13 @@ class MeasuredCost:
         time_s: seconds, the lower quartile of several runs.
         workspace_nbytes: bytes held during the run beyond its inputs and outputs.
         output_nbytes: bytes of its outputs that are not inputs: 0 for a view.
+        issue_s: seconds in which the host issues it; 0 on the CPU.
     """
 
     time_s: float = attrs.field(validator=attrs.validators.ge(0.0))
     workspace_nbytes: int = attrs.field(validator=attrs.validators.ge(0))
     output_nbytes: int = attrs.field(validator=attrs.validators.ge(0))
+    issue_s: float = attrs.field(default=0.0, validator=attrs.validators.ge(0.0))
 
 
 class CostCache:
@@ -85,8 +88,9 @@ class CostCache:
         if self._may_write:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                kept = {k: [*attrs.astuple(c)] for k, c in self._costs[path].items() if self._plausible(c)}
-                write_sealed({"format": _FORMAT, "version": _VERSION, "costs": kept}, path)
+                kept = {k: self._numbers(c) for k, c in self._costs[path].items() if self._plausible(c)}
+                version = _version(self._device)
+                write_sealed({"format": _FORMAT, "version": version, "costs": kept}, path)
             except OSError as error:
                 self._may_write = False
                 warn(
@@ -98,7 +102,7 @@ class CostCache:
         if not os.path.exists(path):
             return {}
         try:
-            costs = read_sealed(path, _FORMAT, _VERSION).get("costs")
+            costs = read_sealed(path, _FORMAT, _version(self._device)).get("costs")
             return {key: self._cost(costs.get(key)) for key in costs.mapping()}
         except BadFile as error:
             if self._may_warn:
@@ -106,18 +110,28 @@ class CostCache:
                 warn(f"{error}; it is ignored and costs are measured again")
             return {}
 
+    def _numbers(self, cost: MeasuredCost) -> list[float | int]:
+        """A cost as the numbers of a file."""
+        numbers = [cost.time_s, cost.workspace_nbytes, cost.output_nbytes]
+        return numbers if self._device.type == "cpu" else [*numbers, cost.issue_s]
+
     def _cost(self, reader: Reader) -> MeasuredCost:
         """A cost from the numbers of a file, which may contain anything."""
         numbers = reader.items()
-        if len(numbers) != 3:
-            reader.fail("expected seconds and two sizes")
-        time_s, workspace_nbytes, output_nbytes = numbers[0].seconds(), numbers[1].size(), numbers[2].size()
-        cost = MeasuredCost(time_s=time_s, workspace_nbytes=workspace_nbytes, output_nbytes=output_nbytes)
+        if len(numbers) != (3 if self._device.type == "cpu" else 4):
+            reader.fail("expected seconds and two sizes, and on a device the seconds of issuing")
+        cost = MeasuredCost(
+            time_s=numbers[0].seconds(),
+            workspace_nbytes=numbers[1].size(),
+            output_nbytes=numbers[2].size(),
+            issue_s=sum(number.seconds() for number in numbers[3:]),
+        )
         return cost if self._plausible(cost) else reader.fail("more than an operator can need on this device")
 
     def _plausible(self, cost: MeasuredCost) -> bool:
         most_nbytes = max(cost.workspace_nbytes, cost.output_nbytes)
-        return cost.time_s <= _LONGEST_S and most_nbytes <= _memory_nbytes(self._device)
+        most_s = max(cost.time_s, cost.issue_s)
+        return most_s <= _LONGEST_S and most_nbytes <= _memory_nbytes(self._device)
 
 
 def default_folder() -> Path:
@@ -144,6 +158,10 @@ def _expanded(path: str) -> Path:
         return there
 
 
+def _version(device: torch.device) -> int:
+    return _CPU_VERSION if device.type == "cpu" else _VERSION
+
+
 def _file_name(device: torch.device) -> str:
     if device.type == "cpu":
         name = f"cpu-{_cpu_name()}-{torch.get_num_threads()}threads"
@@ -151,7 +169,8 @@ def _file_name(device: torch.device) -> str:
         properties = torch.get_device_module(device).get_device_properties(device)
         name = f"{device.type}-{properties.name}"
     flags = "".join(f"-{flag}" for flag in unusual_flags())
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", f"costs-v{_VERSION}-{name}-torch{torch.__version__}{flags}.json")
+    name = f"costs-v{_version(device)}-{name}-torch{torch.__version__}{flags}.json"
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", name)
 
 
 def _memory_nbytes(device: torch.device) -> float:

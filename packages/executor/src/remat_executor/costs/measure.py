@@ -6,8 +6,8 @@ once (oneDNN's primitives, cuBLAS' workspace, compiled code); later runs are tim
 groups of about 50 us, until the times agree or 20 ms are spent; long ones run three times. The time is the
 lower quartile of the groups, because other load only adds time: on two cores at a load of four, eight
 measurements of one operator differed by up to 13 times with the median, and by up to 3 with the lower
-quartile. An accelerator times the runs by its own clock (``DeviceTimer``): the time in which the host issues
-them is not measured, although a step of many small operators may be bound by it.
+quartile. An accelerator times the runs by its own clock (``DeviceTimer``). The time in which the host issues
+them is kept apart: a step of many small operators may be bound by it.
 
 A few long operators would dominate the time to plan, so runs are added only up to 0.1 s. Where torch's own
 operator takes 0.1 s on CPU, its first run is the only one: initialization takes milliseconds.
@@ -20,20 +20,23 @@ there the bytes of torch's own operators are those of the first run, elsewhere o
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import ClassVar
 
 import attrs
 import torch
 
 from remat_executor.costs.cache import CostCache, MeasuredCost
-from remat_executor.costs.device_timer import DeviceTimer
+from remat_executor.costs.device_timer import DeviceTimer, Seconds
 from remat_executor.current_device import as_current
 from remat_executor.generator_state import preserved_generators
 from remat_executor.memory.allocator import ProfilerBusy, allocator_peak
 from remat_executor.torch_private.tensors import is_out_of_memory
-from remat_graph import RematError
-from remat_graph.errors import text_of
+from remat_graph.errors import ProblemError, text_of
 
 Thunk = Callable[[], object]
+"""Runs an operator once."""
+Request = Callable[[], Thunk]
+"""Makes the arguments of an operator, and a function that runs it on them."""
 
 _GROUP_S = 50e-6
 _ENOUGH_S = 20e-3
@@ -50,19 +53,15 @@ _MORE_MEMORY = (
 
 
 @attrs.frozen(kw_only=True, str=False)
-class MeasureError(RematError):
+class MeasureError(ProblemError):
     """An operator could not be measured."""
 
+    prefix: ClassVar[str] = "cannot measure {0.key}: "
     key: str
-    problem: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"cannot measure {self.key}: {self.problem}; {self.advice}"
 
 
 def measure(
-    requests: Mapping[str, Callable[[], Thunk]],
+    requests: Mapping[str, Request],
     device: torch.device | str = "cpu",
     cache: CostCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -76,7 +75,7 @@ def measure(
         device: where the operators run.
         cache: known costs; new ones are added to it, also if the work is interrupted.
         on_progress: called with the number of keys done and their total, first with the number of known ones.
-        clock: seconds now; it times operators on the CPU.
+        clock: seconds now, of the host; it times operators on the CPU, and their issuing elsewhere.
 
     Returns:
         The cost of each key, in the order of the requests.
@@ -116,15 +115,16 @@ def measure(
 
 
 def _measure_one(
-    key: str, factory: Callable[[], Thunk], device: torch.device, clock: Callable[[], float]
+    key: str, factory: Request, device: torch.device, clock: Callable[[], float]
 ) -> MeasuredCost:
     try:
         thunk = factory()
         time_s, peak_nbytes, end_nbytes = _observed(thunk, device, clock)
+        issue_s = 0.0
         # Other operators may compile at their first run.
         sets_up_little = device.type == "cpu" and key.removeprefix("again: ").startswith("aten.")
         if time_s < _LONG_S or not sets_up_little:
-            time_s = _time(thunk, device, clock)
+            time_s, issue_s = _time(thunk, device, clock)
         if not sets_up_little:
             _, peak_nbytes, end_nbytes = _observed(thunk, device, clock)
     except ProfilerBusy:
@@ -137,6 +137,7 @@ def _measure_one(
         time_s=time_s,
         workspace_nbytes=max(0, peak_nbytes - max(0, end_nbytes)),
         output_nbytes=max(0, end_nbytes),
+        issue_s=issue_s,
     )
 
 
@@ -154,30 +155,32 @@ def _observed(thunk: Thunk, device: torch.device, clock: Callable[[], float]) ->
     return seconds[0], record.peak_nbytes, record.end_nbytes
 
 
-def _time(thunk: Thunk, device: torch.device, clock: Callable[[], float]) -> float:
+def _time(thunk: Thunk, device: torch.device, clock: Callable[[], float]) -> Seconds:
     """Seconds of a run, after a first one that is not counted."""
-    seconds = partial(_wall_seconds, clock) if device.type == "cpu" else DeviceTimer.of(device).seconds
+    seconds = partial(_wall_seconds, clock) if device.type == "cpu" else DeviceTimer.of(device, clock).seconds
     once = seconds(thunk, 1)
-    group = max(1, int(_GROUP_S / max(once, 1e-7)))
-    samples = [once] if group == 1 else []
-    spent = once
+    group = max(1, int(_GROUP_S / max(once.run_s, 1e-7)))
+    samples, issued = ([once.run_s], [once.issue_s]) if group == 1 else ([], [])
+    spent = once.run_s
     while len(samples) < _MANY and not (len(samples) >= _FEW and spent + group * samples[-1] > _ENOUGH_S):
         if samples and spent + group * samples[-1] > _MOST_S:
             break
-        samples.append(seconds(thunk, group))
+        run_s, issue_s = seconds(thunk, group)
+        samples.append(run_s)
+        issued.append(issue_s)
         spent += group * samples[-1]
         if len(samples) >= _FEW + 2 and _lower_quartile(samples) <= (1 + _AGREE) * min(samples):
             break
-    return _lower_quartile(samples)
+    return Seconds(_lower_quartile(samples), _lower_quartile(issued))
 
 
 def _lower_quartile(samples: list[float]) -> float:
     return sorted(samples)[len(samples) // 4]
 
 
-def _wall_seconds(clock: Callable[[], float], thunk: Thunk, runs: int) -> float:
-    """The mean seconds of several runs on the CPU."""
+def _wall_seconds(clock: Callable[[], float], thunk: Thunk, runs: int) -> Seconds:
+    """The mean seconds of several runs on the CPU, which issues nothing."""
     began_s = clock()
     for _ in range(runs):
         thunk()
-    return (clock() - began_s) / runs
+    return Seconds((clock() - began_s) / runs, 0.0)

@@ -16,14 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor.guards.external_state import ExternalState
-from remat_executor.guards.signature import (
-    OwnSignature,
-    Signature,
-    objection,
-    own_signature,
-    signature,
-    storages,
-)
+from remat_executor.guards.objections import objection
+from remat_executor.guards.signature import OwnSignature, Signature, own_signature, signature, storages
 from remat_executor.inspection.object_contents import Contents, TraversalLimit, contents_of
 from remat_executor.inspection.tensors import REGISTRIES, Owned, Tensors, owned_by
 from remat_executor.torch_private.module_hooks import READ_REGISTRIES, hook_registries

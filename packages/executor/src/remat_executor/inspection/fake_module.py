@@ -32,10 +32,8 @@ def with_fake_tensors(
         with _replaced_tensors(model, make_fake):
             leaves, spec = flatten((args, dict(kwargs)))
             made = {id(leaf): make_fake(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
-            leaves = [
-                made.get(id(leaf), leaf) for leaf in leaves
-            ]  # a tensor that is given twice is one input
-            args, kwargs = unflatten(leaves, spec)
+            # A tensor that is given twice is one input.
+            args, kwargs = unflatten([made.get(id(leaf), leaf) for leaf in leaves], spec)
             yield collect(model, args, kwargs)
 
 

@@ -6,6 +6,7 @@ position table or a list of anchors.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -47,11 +48,20 @@ class Owned:
     buffers: tuple[tuple[tuple[str, ...], Tensor], ...]
     plain: tuple[tuple[str, Any, Any, Tensor], ...]
 
+    @cached_property
+    def registered(self) -> tuple[Tensor, ...]:
+        """Parameters, then buffers."""
+        return tuple(tensor for _, tensor in (*self.parameters, *self.buffers))
+
+    @cached_property
+    def registered_ids(self) -> frozenset[int]:
+        """The identities of `registered`."""
+        return frozenset(map(id, self.registered))
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors; those in plain attributes once for each slot."""
-        registered = (*self.parameters, *self.buffers)
-        return (*(t for _, t in registered), *(t for _, _, _, t in self.plain))
+        return (*self.registered, *(t for _, _, _, t in self.plain))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -82,6 +92,11 @@ class Tensors:
         """The leaves of the arguments, with these tensors as `arguments`."""
         pairs = zip(self.leaves, self.constants, strict=True)
         return [constant if place is None else tensors[place] for place, constant in pairs]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is: the device of its first parameter, else of its first buffer or input."""
+        return self.flat[0].device if self.flat else torch.device("cpu")
 
     @property
     def modules(self) -> tuple[tuple[str, nn.Module], ...]:
@@ -143,7 +158,7 @@ def called_with(owned: Owned, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
             index[id(leaf)] = len(arguments)
             arguments.append(leaf)
         places.append(index[id(leaf)])
-    known = [*(p for _, p in owned.parameters), *(b for _, b in owned.buffers), *arguments]
+    known = (*owned.registered, *arguments)
     held: list[Tensor] = []
     slots: list[Slot] = []
     place_of = {id(tensor): place for place, tensor in enumerate(known)} if owned.plain else {}

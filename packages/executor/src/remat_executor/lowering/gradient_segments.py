@@ -7,7 +7,7 @@ all-reduce are delayed. Each segment costs a few calls of Python and autograd.
 from collections.abc import Sequence
 
 from remat_executor.errors import BadInput
-from remat_executor.lowering.step_handler import handled_steps
+from remat_executor.lowering.liveness import handled_steps
 from remat_graph import Deliver, Grads, Graph, Schedule, Step, simulate
 from remat_graph.errors import shown
 

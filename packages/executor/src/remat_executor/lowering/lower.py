@@ -18,14 +18,21 @@ from torch.fx import Node
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.dropout_rounding import noise_dropout, replay_noise_dropout
-from remat_executor.capture.repeatable_batch_norms import batch_norm_call, drops_statistics
+from remat_executor.capture.repeatable_batch_norms import arguments_read, batch_norm_call
 from remat_executor.fx_nodes import args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.generator_state import read_state, replay
 from remat_executor.lowering.gradient_segments import split_backward
-from remat_executor.lowering.liveness import freed_next, group_steps, live_after, needed_later, repeated_draws
+from remat_executor.lowering.liveness import (
+    freed_next,
+    group_steps,
+    handled_steps,
+    live_after,
+    needed_later,
+    repeated_draws,
+)
 from remat_executor.lowering.program import LoweredGraph, LoweredStep, Segment
 from remat_executor.lowering.runtime_protocol import GraphInterface, Runtime
-from remat_executor.lowering.step_handler import Action, handled_steps
+from remat_executor.lowering.step_handler import Action
 from remat_executor.torch_private.fx_modules import read_later
 from remat_executor.translation.recipes import (
     CallOperator,
@@ -49,7 +56,7 @@ def lower(
     schedule: Schedule,
     *,
     runtime: Runtime,
-    part_nbytes: int | None = None,
+    part_nbytes: int | None,
 ) -> LoweredStep:
     """Turn a schedule into graphs that `runtime` makes runnable; `part_nbytes` as for `split_backward`."""
     graph = translation.graph
@@ -59,7 +66,7 @@ def lower(
     for steps in split_backward(graph, schedule, part_nbytes):
         groups.append(group_steps(steps, first, handled))
         first += len(steps)
-    shared = _StepLowering(captured, translation, repeated_draws(translation, schedule.steps), runtime)
+    shared = _StepLowering(translation, repeated_draws(translation, schedule.steps), runtime)
     outputs = [o.node for o in captured.outputs if not o.replayed]
     needed = needed_later(graph, groups)
     for later in needed[0][:-1]:
@@ -110,7 +117,6 @@ class _StepLowering:
         gradient_of: per value that is a gradient its index into `Translation.gradients`.
     """
 
-    captured: Captured
     translation: Translation
     replays: set[int]
     runtime: Runtime
@@ -238,9 +244,7 @@ class _GraphLowering:
         return self.fx.call_function(form.target, args, kwargs)
 
     def call_arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args: tuple[Any, ...] = node.args
-        if drops_statistics(node):
-            args = (*args[:3], None, None, *args[5:])
+        args = arguments_read(node, node.args)
         return (torch.fx.node.map_arg(args, self.resolve), torch.fx.node.map_arg(node.kwargs, self.resolve))
 
     def resolve(self, node: Node) -> Node:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from remat_executor.inspection.tensors import Tensors
-from remat_graph import Compute, Deliver, Free, FreeHost, Graph, OptimizerStep, Schedule, Start, Step, Wait
+from remat_graph import Deliver, Free, FreeHost, Graph, OptimizerStep, Start, Wait
 
 Action = Start | Wait | Free | FreeHost | OptimizerStep | Deliver
 """A step that a handler carries out; `Free` of a value it moves, `Deliver` of a gradient on the host."""
@@ -34,6 +34,12 @@ class StepHandler(Protocol):
 
     def begin_backward(self) -> None:
         """Check that the backward can begin."""
+
+    def read_gradients(self) -> None:
+        """Deliver gradients on the host in this backward only when their bytes have arrived."""
+
+    def begin_segment(self) -> None:
+        """Note that autograd has got the gradients so far, and that a further segment begins."""
 
 
 class OffloadBackend(Protocol):
@@ -67,49 +73,3 @@ class OffloadBackend(Protocol):
 
     def begin(self, step: Any, flat: Sequence[Tensor]) -> StepHandler:
         """Make the handler of one call of a `PlannedStep` on `Tensors.flat`."""
-
-
-def handled_steps(graph: Graph, schedule: Schedule) -> frozenset[int]:
-    """Positions of the steps that a handler carries out."""
-    moved = {step.transfer.value for step in schedule.steps if isinstance(step, Start)}
-    gone: set[int] = set()
-    taken_over: set[int] = set()
-    found = set()
-    for position, step in enumerate(schedule.steps):
-        match step:
-            case Compute(op, implementation):
-                run = graph.ops[op].implementations[implementation]
-                gone.difference_update(run.outputs)
-                taken_over = {source for _, source in run.reuses}
-            case Free(value) if value in moved:
-                # A storage that an output takes over is lowered with the op.
-                if value not in taken_over:
-                    found.add(position)
-                gone.add(value)
-            case Deliver(value) if value in gone:
-                found.add(position)
-            case Start(transfer):
-                gone.discard(transfer.value)
-                found.add(position)
-            case Wait() | FreeHost() | OptimizerStep():
-                found.add(position)
-            case _:
-                pass
-        if not isinstance(step, Compute | Free):
-            taken_over = set()
-    return frozenset(found)
-
-
-def reads(graph: Graph, step: Step) -> set[int]:
-    """Values that a step may need on the device."""
-    match step:
-        case Compute(op, implementation):
-            return set(graph.ops[op].implementations[implementation].inputs)
-        case Deliver(value) | Free(value):
-            return {value}
-        case Start(transfer) | Wait(transfer):
-            return {transfer.value}
-        case OptimizerStep(value):
-            return {update.grad for update in graph.updates if update.param == value}
-        case _:
-            return set()

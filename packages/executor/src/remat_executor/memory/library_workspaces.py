@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from remat_executor.errors import warn
 from remat_executor.torch_private.autograd import apply_plainly
 
 _SIZE = 64
@@ -56,6 +57,23 @@ def warm_up_libraries(device: torch.device, dtypes: Iterable[torch.dtype] = ()) 
         torch.autograd.grad(made, token, torch.zeros(1, device=device))
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+
+
+def warn_of_trials(device: torch.device, targets: Iterable[str]) -> None:
+    """Warn if cuDNN is to choose the algorithms of convolutions by trials.
+
+    Args:
+        device: where the step runs.
+        targets: the operators of the step.
+    """
+    if device.type != "cuda" or not torch.backends.cudnn.benchmark:
+        return
+    if any("convolution" in target for target in targets):
+        warn(
+            "torch.backends.cudnn.benchmark is on: cuDNN tries algorithms again in each thread, so the first "
+            "backward may exceed the budget, and a recomputed convolution may have other last bits; set it "
+            "to False before planning"
+        )
 
 
 @torch.no_grad()

@@ -33,9 +33,8 @@ def class_for(cls: type, model: nn.Module) -> type:
         "__new__": staticmethod(lambda _, *args, **kwargs: kind(*args, **kwargs)),
     }
     if kind.__call__ is not nn.Module.__call__:
-        body["__call__"] = lambda self, *args, **kwargs: self.forward(
-            *args, **kwargs
-        )  # it calls the original's
+        # The forward calls the original's `__call__`.
+        body["__call__"] = lambda self, *args, **kwargs: self.forward(*args, **kwargs)
     ours = _own_names(cls.__mro__[: cls.__mro__.index(nn.Module)])
     theirs = _own_names(kind.__mro__[: kind.__mro__.index(nn.Module)])
     existing = {*model.__dict__, *dir(model)}

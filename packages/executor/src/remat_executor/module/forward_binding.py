@@ -10,7 +10,7 @@ import attrs
 from torch import nn
 
 from remat_executor.errors import CaptureError
-from remat_executor.guards.signature import calls_itself
+from remat_executor.guards.objections import calls_itself
 from remat_executor.module.forward_descriptor import NOTHING, BoundForward, ForwardTarget, Nothing
 from remat_graph.contexts import context
 
@@ -46,7 +46,7 @@ class ForwardBinding:
     CAPTURES: ClassVar[_Depth] = _Depth()  # of all modules: one may call another
 
     original: nn.Module
-    first: ForwardTarget = None
+    first: ForwardTarget = attrs.field(init=False)
     assigned: ForwardTarget | Nothing = NOTHING
     forward: Any = None
     runner: Any = None

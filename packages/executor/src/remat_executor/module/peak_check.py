@@ -20,7 +20,7 @@ from torch import Tensor
 
 from remat_executor.autograd.gradient_delivery import run_under_autograd
 from remat_executor.current_device import as_current
-from remat_executor.errors import OverCompiled
+from remat_executor.errors import StepOverBudget
 from remat_executor.generator_state import preserved_generators
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.runtime_protocol import HoldingRuntime
@@ -165,7 +165,7 @@ def replan_until_it_fits(
         headroom: bytes by which later peaks of a step may exceed the measured one.
 
     Raises:
-        OverCompiled: no plan was found that fits.
+        StepOverBudget: no plan was found that fits.
     """
 
     def judge(step: PlannedStep) -> tuple[PlannedStep, int]:
@@ -184,7 +184,7 @@ def replan_for_slack(graph: Graph, plan: Plan, planner: MarginPlanner) -> Plan:
     """A plan that keeps to the planner's budget whatever blocks the allocator hands out.
 
     Raises:
-        OverCompiled: no such plan was found.
+        StepOverBudget: no such plan was found.
     """
     if largest_slack_nbytes() == 0:
         return plan
@@ -211,26 +211,26 @@ def _until_within_budget(
     budget_nbytes = plan_of(candidate).budget_nbytes
     if isinstance(planner, MarginPlanner):
         budget_nbytes = planner.budget_for(graph)
-    margin_nbytes = 0
-    for _ in range(_MOST_ATTEMPTS):
+    margin_nbytes, attempt = 0, 1
+    while True:
         candidate, peak_nbytes = judge(candidate)
         if peak_nbytes <= budget_nbytes:
             return candidate
         beyond_nbytes = peak_nbytes - plan_of(candidate).peak_nbytes
         margin_nbytes = _larger_margin(margin_nbytes, beyond_nbytes, peak_nbytes - budget_nbytes)
-        over = OverCompiled(
+        over = StepOverBudget(
             runtime=runtime,
             peak=format_nbytes(peak_nbytes),
             budget=format_nbytes(budget_nbytes),
             advised=format_nbytes(budget_nbytes + margin_nbytes),
         )
-        if not isinstance(planner, MarginPlanner):
+        if attempt == _MOST_ATTEMPTS or not isinstance(planner, MarginPlanner):
             raise over
+        attempt += 1
         try:
             candidate = rebuild(planner.with_margin(margin_nbytes)(graph))
         except RematError as error:
             raise over from error
-    raise over
 
 
 def _larger_margin(margin_nbytes: int, beyond_nbytes: int, surplus_nbytes: int) -> int:

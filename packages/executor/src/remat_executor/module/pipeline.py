@@ -13,12 +13,13 @@ from torch import nn
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.joint_graph import capture, raise_as_original
+from remat_executor.costs.annotate import issued_at_once
 from remat_executor.costs.measure import MeasureError
 from remat_executor.errors import CaptureError, WrongPrediction, note_on
 from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.step_handler import OffloadBackend
-from remat_executor.memory.library_workspaces import warm_up_libraries
+from remat_executor.memory.library_workspaces import warm_up_libraries, warn_of_trials
 from remat_executor.module.peak_check import (
     MarginPlanner,
     block_headroom,
@@ -97,7 +98,7 @@ def planned_step(stages: "PipelineStages", call: CallToPlan, planner: PlanFuncti
     Raises:
         CaptureError: the step is not one graph.
         MeasureError: one of its operators does not run.
-        OverCompiled: the runtime needs more than the budget with every plan that was tried.
+        StepOverBudget: the runtime needs more than the budget with every plan that was tried.
         Exception: the error that the original raises for this call, with a note.
     """
     traced = stages.capture(call)
@@ -133,6 +134,7 @@ class PipelineStages:
         device: where the step runs; None: where the model is.
         new_runtime: makes the runtime of one step.
         runtime: the runtime's name; the peak of all but ``"eager"`` is measured, and on CUDA also of that.
+            With ``"cudagraph"`` the time of issuing ops is not counted.
         replanner: plans again with a margin if a runtime needs more than its plan predicts.
         part_nbytes: gradient bytes that may wait together in the backward.
         backend: carries out what plans do in addition to computing.
@@ -174,6 +176,7 @@ class PipelineStages:
         failed: MeasureError | None = None
         if translation.device.type != "cpu":  # on the CPU, libraries do not use torch's allocator
             warm_up_libraries(translation.device, {tensor.dtype for tensor in call.tensors.flat})
+            warn_of_trials(translation.device, (op.target for op in translation.graph.ops))
         try:
             graph = self.costs(
                 traced.captured,
@@ -191,17 +194,16 @@ class PipelineStages:
             finally:
                 del failed
         call.on_measured(traced.captured)
+        if self.runtime == "cudagraph":
+            graph = issued_at_once(graph)
         return graph if self.backend is None else self.backend.extend_graph(graph, call.tensors)
 
     def with_slack(self, graph: Graph, plan: Plan) -> Plan:
         """The plan, or another one if values move and CUDA's blocks could exceed the budget."""
-        if (
-            self.backend is None
-            or not self._blocks_may_be_larger
-            or not isinstance(self.replanner, MarginPlanner)
-        ):
+        planner = self._slack_planner
+        if self.backend is None or planner is None:
             return plan
-        return replan_for_slack(graph, plan, self.replanner)
+        return replan_for_slack(graph, plan, planner)
 
     def place(self, call: CallToPlan, graph: Graph, plan: Plan) -> Graph:
         """Move every persistent value to the plan's placement; return the graph with that placement."""
@@ -226,16 +228,18 @@ class PipelineStages:
         if self.runtime != "eager":
             assert self.replanner is not None
             return replan_until_it_fits(step, call.tensors, self.replanner, build, self.runtime)
-        planner = self.replanner
-        if (
-            self.backend is not None
-            or not self._blocks_may_be_larger
-            or not isinstance(planner, MarginPlanner)
-        ):
+        planner = self._slack_planner
+        if self.backend is not None or planner is None:
             return step
         if surely_within(planner.budget_for(graph), graph, plan.schedule):
             return step
         return replan_until_it_fits(step, call.tensors, planner, build, "eager", block_headroom)
+
+    @property
+    def _slack_planner(self) -> MarginPlanner | None:
+        """The replanner, if blocks may exceed the budget and it can leave a margin for them."""
+        planner = self.replanner
+        return planner if self._blocks_may_be_larger and isinstance(planner, MarginPlanner) else None
 
     @property
     def _blocks_may_be_larger(self) -> bool:

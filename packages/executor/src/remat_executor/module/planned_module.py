@@ -14,7 +14,8 @@ from torch import nn
 from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
 from remat_executor.errors import CaptureError, UnplannedUse
-from remat_executor.guards.signature import Signature, reason_for_original, reason_in_force
+from remat_executor.guards.objections import reason_for_original, reason_in_force
+from remat_executor.guards.signature import Signature
 from remat_executor.inspection.devices import check_device
 from remat_executor.inspection.tensors import called_with
 from remat_executor.lowering.gradient_segments import check_part_nbytes
@@ -23,14 +24,13 @@ from remat_executor.module.buckets import Buckets
 from remat_executor.module.combined_class import attribute_of, class_for
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget
+from remat_executor.module.input_checks import check_input, output_indices
 from remat_executor.module.pipeline import CostSource, PipelineStages, PlanFunction, Progress
 from remat_executor.module.plan_cache import MOST_PLANS, LRUCache
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.module.replanning import PlanManager
-from remat_executor.module.step_graph import check_input, output_indices
 from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
-from remat_executor.translation.translate import work_device
 from remat_graph import Graph, Plan, Platform
 from remat_graph.platforms.measured import Measurement
 
@@ -103,7 +103,7 @@ class PlannedModule(nn.Module):
             BadInput: the model or the sample cannot be planned, or max_plans, buckets or part_nbytes are
                 invalid.
             CaptureError: the step is not one graph.
-            OverCompiled: the runtime needs more than the budget with every plan that was tried.
+            StepOverBudget: the runtime needs more than the budget with every plan that was tried.
         """
         steps: LRUCache[Signature, PlannedStep] = LRUCache(max_plans)
         if buckets is not None and isinstance(model, nn.Module):
@@ -111,7 +111,7 @@ class PlannedModule(nn.Module):
         if device is not None:
             check_device(device)
         tensors = check_input(model, args, kwargs, device)
-        device = device or work_device(tensors)
+        device = device or tensors.device
         new_runtime = runtime_factory(runtime, device)
         check_part_nbytes(part_nbytes)
         manager = PlanManager(

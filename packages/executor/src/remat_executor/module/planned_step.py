@@ -43,9 +43,9 @@ class PlannedStep:
     direct: tuple[int, ...]  # indices of the outputs that the lowered graphs compute, in their order
     constants: tuple[Tensor, ...]
     owners: tuple[int, ...]  # per gradient the place of the tensor that gets it
+    runtime: Runtime  # runs the lowered graphs
+    backend: OffloadBackend | None  # carries out what the schedule does in addition to computing
     rehearsed_nbytes: int | None = None  # the measured peak by the allocator; None if not measured
-    runtime: Runtime | None = None  # runs the lowered graphs
-    backend: OffloadBackend | None = None  # carries out what the schedule does in addition to computing
 
     @classmethod
     def build(
@@ -55,8 +55,8 @@ class PlannedStep:
         graph: Graph,
         plan: Plan,
         runtime: Runtime,
-        part_nbytes: int | None = None,
-        backend: OffloadBackend | None = None,
+        part_nbytes: int | None,
+        backend: OffloadBackend | None,
     ) -> "PlannedStep":
         """Lower the plan's schedule."""
         translation = attrs.evolve(translation, graph=graph)  # with its measured costs
@@ -80,6 +80,7 @@ class PlannedStep:
                 guarded=frozenset(graph.outputs),
                 differentiable=differentiable,
                 device=translation.device,
+                peak_nbytes=plan.peak_nbytes,
             ),
             direct=direct,
             constants=tuple(
@@ -134,16 +135,18 @@ class PlannedStep:
             for k, run in enumerate(op.implementations):
                 cost = op_cost(recipe, self.graph, i, k)
                 costs[cost.key] = Measurement(
-                    cost=cost, time_s=run.time_s, workspace_nbytes=run.workspace_nbytes
+                    cost=cost,
+                    time_s=run.time_s,
+                    workspace_nbytes=run.workspace_nbytes,
+                    issue_s=run.issue_s,
                 )
         return list(costs.values())
 
-    def run(self, tensors: Tensors, on_begin: Callable[[PlannedCall], None] | None = None) -> Any:
+    def run(self, tensors: Tensors, on_begin: Callable[[PlannedCall], None]) -> Any:
         """Run the forward under autograd and nest its outputs; `on_begin` is called before it runs."""
         captured, flat = self.captured, tensors.flat
         call = self.call(flat)
-        if on_begin is not None:
-            on_begin(call)
+        on_begin(call)
         owners = [flat[place] for place in self.owners]
         with without_autocast(self.wiring.device):
             visible = run_under_autograd(call, owners)

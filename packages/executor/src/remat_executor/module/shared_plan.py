@@ -21,14 +21,13 @@ import attrs
 import torch.distributed as dist
 
 from remat_executor.errors import BadInput, RankFailed, RanksDiffer, warn
+from remat_executor.module.pipeline import PlanFunction
 from remat_graph import Graph, Plan, RematError, fingerprint
 from remat_graph.errors import shown, text_of
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-    from remat_executor.module.pipeline import PlanFunction
 
 Ranks: TypeAlias = Literal["together", "alone"] | "ProcessGroup"
 
@@ -95,7 +94,7 @@ class SharedPlan(AbstractContextManager["SharedPlan"]):
             )
         self._next: Literal["reports", "verdicts", "nothing"] = "reports"
 
-    def planner(self, planner: "PlanFunction", terms: Mapping[str, str] | None = None) -> "PlanFunction":
+    def planner(self, planner: PlanFunction, terms: Mapping[str, str] | None = None) -> PlanFunction:
         """The planner for `PlannedModule`.
 
         Args:
@@ -124,7 +123,7 @@ class SharedPlan(AbstractContextManager["SharedPlan"]):
         if error is None:
             _raise_first(reports)
 
-    def _share(self, planner: "PlanFunction", graph: Graph, terms: Mapping[str, str]) -> Plan:
+    def _share(self, planner: PlanFunction, graph: Graph, terms: Mapping[str, str]) -> Plan:
         """Rank 0's plan, simulated on this rank's graph."""
         reports = self._gather({"graph": _description(graph, terms), "workspaces": list(_workspaces(graph))})
         _raise_first(reports)

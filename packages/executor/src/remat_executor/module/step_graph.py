@@ -1,24 +1,18 @@
-"""The measured graph of a training step without a planned module, and checks of the model and the sample."""
+"""The measured graph of a training step without a planned module."""
 
 import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
-from remat_executor.errors import BadInput
-from remat_executor.guards.signature import hooked, hookless, is_planned, odd, unseen_change
 from remat_executor.guards.snapshot import Snapshot
-from remat_executor.inspection.tensors import Tensors, collect
+from remat_executor.module.input_checks import check_input, output_indices
 from remat_executor.module.pipeline import CallToPlan, PipelineStages, Progress
-from remat_executor.torch_private.module_hooks import global_module_hooks
-from remat_executor.translation.translate import work_device
 from remat_graph import Graph, Platform
-from remat_graph.errors import shown
 
 
 def step_graph(
@@ -43,7 +37,7 @@ def step_graph(
         on_progress: called with (what, done, total).
     """
     tensors = check_input(model, args, kwargs or {})
-    cache = CostCache(work_device(tensors), cache_dir)
+    cache = CostCache(tensors.device, cache_dir)
     stages = PipelineStages(
         costs=functools.partial(with_costs, cache=cache, platform=platform),
         differentiate=output_indices(differentiate),
@@ -53,81 +47,3 @@ def step_graph(
     call = CallToPlan(model=model, tensors=tensors, conditions=conditions, forward=model.forward)
     traced = stages.capture(call)
     return stages.annotate(call, traced, stages.translate(call, traced))
-
-
-def output_indices(differentiate: object) -> tuple[int, ...] | None:
-    """Check the indices of the outputs to differentiate.
-
-    Raises:
-        BadInput: they are not a list of whole numbers.
-    """
-    if differentiate is None:
-        return None
-    given = tuple(differentiate) if isinstance(differentiate, Iterable) else ()
-    if not isinstance(differentiate, Iterable) or not all(type(i) is int for i in given):
-        raise BadInput(
-            problem=f"differentiate is {shown(differentiate)}, not a list of output indices",
-            advice="name the outputs that get gradients, as in differentiate=[0]",
-        )
-    return given
-
-
-def check_input(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device | None = None
-) -> Tensors:
-    """Collect the tensors of a model and a sample; check that they can be planned.
-
-    With a `device`, the model may have no values yet: they are placed there later.
-
-    Raises:
-        BadInput: with what came and what to do.
-    """
-    if not isinstance(model, nn.Module):
-        raise BadInput(
-            problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it in one"
-        )
-    for name, submodule in model.named_modules():
-        traced = "_parameters" not in vars(submodule)  # TorchScript keeps them elsewhere
-        if traced or (submodule is model and isinstance(submodule, torch.jit.ScriptModule)):
-            which = f"submodule {name!r}" if name else "the model"
-            raise BadInput(
-                problem=f"{which} is TorchScript, which cannot be captured",
-                advice="give the module that was scripted or traced",
-            )
-        if is_planned(submodule):
-            raise BadInput(
-                problem=f"submodule {name!r} is planned already" if name else "the model is planned already",
-                advice="plan the whole model, or its parts, from the originals at `.module`",
-            )
-    tensors = collect(model, args, kwargs)
-    strange = odd(tensors.arguments, "the sample holds") or odd(
-        (*tensors.owned.tensors, *tensors.held), "the model has", empty=device is not None
-    )
-    if strange is not None:
-        raise BadInput(problem=strange, advice="plan the parts of the model that have plain, dense tensors")
-    device = device or work_device(tensors)
-    for tensor in tensors.arguments:
-        if tensor.device != device and tensor.ndim > 0:
-            raise BadInput(
-                problem=f"the sample is on {tensor.device}, and the model runs on {device}",
-                advice=f"move the sample with .to({str(device)!r})",
-            )
-    if not any(t.requires_grad for t in tensors.flat):
-        raise BadInput(
-            problem="the model has no trainable parameter and no input requires a gradient",
-            advice="set requires_grad on the parameters to train",
-        )
-    strange = unseen_change(tensors)
-    if strange is not None:
-        raise BadInput(
-            problem=f"the sample holds a {strange}, which could change without being noticed",
-            advice="pass tensors, numbers, strings or containers of them; clone a tensor of the module",
-        )
-    all_hooked = "every module (global hooks) has hooks" if global_module_hooks() else None
-    hook = all_hooked or hooked(hookless(tensors.modules))
-    if hook is not None:
-        raise BadInput(
-            problem=f"{hook}, which a planned module would not call",
-            advice="remove them, or plan a part of the model without them",
-        )
-    return tensors

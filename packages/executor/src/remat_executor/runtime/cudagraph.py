@@ -3,7 +3,7 @@
 Each lowered graph runs once unrecorded, is recorded at its next run, and is replayed from then on. The graphs
 of a step share one memory pool and are recorded in the order in which they run, so the pool holds what the
 plan predicts: a value that one graph leaves for a later one keeps its address, and freed memory is reused.
-The caller's results are copied out of the pool, and his inputs are copied into tensors that stay.
+The caller's results are copied out of the pool, and its inputs into tensors that stay.
 
 A pool serves one call at a time. A graph runs unrecorded if its values are not from the pool: in a second
 forward before the first one's backward, or in a backward with ``retain_graph``. Two cases cannot be recorded
@@ -11,8 +11,8 @@ and always run unrecorded: numbers on the host among the inputs, and writes into
 
 A replay allocates only the caller's results, and the pool stays reserved between steps. So the memory of a
 replayed step is the allocator's peak plus `held_nbytes`: the most that was ever allocated in the pool, and
-the tensors that inputs are copied to. The pool reserves more than that (`reserved_nbytes`), in blocks of
-megabytes. Workspaces of libraries are not counted: all graphs of a device share them.
+the tensors that inputs are copied to. The pool reserves more than that, in blocks of megabytes. Workspaces of
+libraries are not counted: all graphs of a module share them.
 
 Draws use the default generator, which recorded graphs advance as eager runs do. The state from which a draw
 is repeated is (seed, offset at the beginning of the call + the draw's distance), computed at each call; the
@@ -72,11 +72,6 @@ class CudaGraphs:
         copies = [t for g in self.graphs if g.recorded is not None for t in g.recorded.copies.values()]
         pool_nbytes = self.pool.peak_nbytes if self.pool is not None else 0
         return pool_nbytes + sum(copy.untyped_storage().nbytes() for copy in copies)
-
-    @property
-    def reserved_nbytes(self) -> int:
-        """Bytes that the pool has reserved on the device."""
-        return self.pool.reserved_nbytes if self.pool is not None else 0
 
     def warm_up(self) -> None:
         """Let libraries take the workspaces of this thread before anything is recorded."""
@@ -155,12 +150,12 @@ class _RecordedGraph:
 
     def warm_up(self, tensors: list[Tensor]) -> list[Tensor]:
         """Run the graph without a record; note the generator's offset at each state that it reads."""
-        self.warm = True
         generator = drawing_generator(self.module)
         begin = _offset(generator.get_state()) if generator is not None else 0
         results = self.run_unrecorded(tensors)
         self.distances = {i: _offset(results[i]) - begin for i in states_read(self.module)}
         self.runtime.warm_up()
+        self.warm = True  # last: a run that fails, for lack of memory say, is no warm-up
         return results
 
     def from_pool(self, tensors: list[Tensor]) -> bool:
@@ -176,18 +171,12 @@ class _RecordedGraph:
         assert pool is not None
         work = _RecordingInterpreter(self.module)
         passed = [i for i in range(len(tensors)) if i not in work.redraws]
-        host = not all(
-            pool.holds(tensors[i]) for i in passed
-        )  # a number on the host would be recorded as a constant
-        if (
-            host
-            or not work.recordable
-            or any(i >= self.interface.stable_inputs for i in written(self.module))
-        ):
+        stable_inputs = self.interface.stable_inputs
+        # A number on the host would be recorded as a constant.
+        on_device = all(pool.holds(tensors[i]) for i in passed)
+        if not on_device or not work.recordable or any(i >= stable_inputs for i in written(self.module)):
             return self.run_unrecorded(tensors)
-        stay = [
-            i for i in passed if i < self.interface.stable_inputs or _address(tensors[i]) in runtime.addresses
-        ]
+        stay = [i for i in passed if i < stable_inputs or _address(tensors[i]) in runtime.addresses]
         copies = {i: tensors[i].clone() for i in passed if i not in stay}
         addresses = {i: tensors[i].data_ptr() for i in stay}
         inputs = [copies.get(i, tensor) for i, tensor in enumerate(tensors)]

@@ -2,7 +2,7 @@
 
 Libraries of matrix products take a workspace for each thread and stream (32 MiB on Hopper) when they first
 run there. Taken while a graph is recorded, the workspace would be part of that graph's pool. So all graphs of
-a device are recorded on one stream, and the workspaces are taken before, by a graph in a pool of its own that
+a module are recorded on one stream, and the workspaces are taken before, by a graph in a pool of its own that
 is kept: recorded graphs go on using the addresses, even after torch has dropped its workspaces.
 """
 
@@ -51,10 +51,6 @@ class GraphRecorder(Protocol):
         Exact if the device's peak was reset before the first record, and too large otherwise.
         """
 
-    @property
-    def reserved_nbytes(self) -> int:
-        """Bytes that the pool has reserved on the device."""
-
     def warm_up(self) -> None:
         """Let libraries take the workspaces of this thread, outside of the pool."""
 
@@ -91,7 +87,11 @@ class _Memory:
 
 
 class CaptureStream:
-    """The stream on which all graphs of a device are recorded, and the workspaces that it needs."""
+    """A stream on which graphs are recorded, and the workspaces that it needs.
+
+    Args:
+        device: the device of the graphs; it need not be the current one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -127,30 +127,21 @@ class CaptureStream:
         self.warm.done = True
 
 
-capture_stream = functools.cache(CaptureStream)
-"""The capture stream of a device."""
-
-
 class CudaGraphRecorder:
     """CUDA graphs in one pool.
 
     Args:
-        device: the device of the pool; it need not be the current one.
+        stream: where they are recorded; several pools may share it.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, stream: CaptureStream) -> None:
+        self.stream, self.device = stream, stream.device
         self.pool = torch.cuda.graph_pool_handle()
         self.peak_nbytes = 0
 
-    @property
-    def reserved_nbytes(self) -> int:
-        """Bytes that the pool has reserved on the device."""
-        return self._nbytes("total_size")
-
     def warm_up(self) -> None:
         """Let libraries take the workspaces of this thread, outside of the pool."""
-        capture_stream(self.device).warm_up()
+        self.stream.warm_up()
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is on the device."""
@@ -160,8 +151,8 @@ class CudaGraphRecorder:
         self, work: Callable[[], list[Tensor]], generators: Sequence[torch.Generator]
     ) -> tuple[list[Tensor], Callable[[], None]]:
         """Capture a graph."""
-        outside_nbytes = torch.cuda.memory_allocated(self.device) - self._nbytes("allocated_size")
-        graph, results = capture_stream(self.device).capture(self.pool, work, generators)
+        outside_nbytes = torch.cuda.memory_allocated(self.device) - self._allocated_nbytes()
+        graph, results = self.stream.capture(self.pool, work, generators)
         # A peak that an earlier record has set is counted with what was outside then, which was not more.
         self.peak_nbytes = max(
             self.peak_nbytes, torch.cuda.max_memory_allocated(self.device) - outside_nbytes
@@ -173,10 +164,11 @@ class CudaGraphRecorder:
         whole = torch.as_tensor(_Memory(place), device=self.device).view(place.dtype)
         return whole.as_strided(place.size, place.stride, place.offset)
 
-    def _nbytes(self, name: str) -> int:
-        """The sum over the segments of the pool."""
+    def _allocated_nbytes(self) -> int:
+        """Bytes that are allocated in the pool now."""
         segments = torch.cuda.memory_snapshot()
-        return sum(int(s[name]) for s in segments if tuple(s["segment_pool_id"]) == tuple(self.pool))
+        mine = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(self.pool)]
+        return sum(int(segment["allocated_size"]) for segment in mine)
 
 
 def _multiply(device: torch.device) -> None:

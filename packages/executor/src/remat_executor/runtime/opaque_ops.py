@@ -35,31 +35,11 @@ class Opaque(Interpreter):
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
-        self.operators: dict[Node, Operator] = {}
-        self.tokens: dict[Node, bool] = {}
-        for node in module.graph.find_nodes(op="call_function", target=read_state):
-            self.operators[node] = _reader(str(node.args[0]))
-            self.tokens[node] = True
-        for node in module.graph.nodes:
-            if node.op == "call_function" and node not in self.operators:
-                self._prepare(node)
-        self.ordered = any(self.tokens.values())
+        calls = [node for node in module.graph.nodes if node.op == "call_function"]
+        self.with_token = {node: made for node in calls if (made := _operator_with_token(node)) is not None}
+        self.pure = {node: made for node in calls if (made := _pure_operator(node)) is not None}
+        self.ordered = bool(self.with_token)
         self.token: Tensor | None = None
-
-    def _prepare(self, node: Node) -> None:
-        target = target_of(node)
-        if target is replay or target is replay_noise_dropout:
-            drawn = noise_dropout if target is replay_noise_dropout else node.args[2]
-            self.operators[node], self.tokens[node] = _redraw(drawn), False
-        elif target is own_copy:
-            self.operators[node], self.tokens[node] = _own_copy(), False
-        elif target is recording_lstm_layer:
-            self.operators[node], self.tokens[node] = _lstm_layer(), False
-        # Compilers do not touch operators that return lists of tensors.
-        elif target is noise_dropout or (
-            may_draw(target) and all(str(returned.type) == "Tensor" for returned in target._schema.returns)
-        ):
-            self.operators[node], self.tokens[node] = _draw(target), True
 
     def flat(self, *tensors: Tensor) -> list[Tensor]:
         """Run the graph on its tensors, with a token as last input and last result if `ordered`."""
@@ -73,14 +53,34 @@ class Opaque(Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.target in _CUDNN:
             return _fusible_batch_norm(n.target, args)
-        if n not in self.operators:
-            return super().run_node(n)
+        if n in self.with_token:
+            *results, self.token = self.with_token[n](self.token, *args, **kwargs)
+            return results[0] if len(results) == 1 else tuple(results)
         if n.target is replay:
             args = (*args[:2], *args[3:])  # the target is in the operator
-        if not self.tokens[n]:
-            return self.operators[n](*args, **kwargs)
-        *results, self.token = self.operators[n](self.token, *args, **kwargs)
-        return results[0] if len(results) == 1 else tuple(results)
+        return self.pure[n](*args, **kwargs) if n in self.pure else super().run_node(n)
+
+
+def _operator_with_token(node: Node) -> Operator | None:
+    """The operator of a node that draws or reads a generator; None for other nodes."""
+    target = target_of(node)
+    if target is read_state:
+        return _reader(str(node.args[0]))
+    # Compilers do not touch operators that return lists of tensors.
+    draws = target is noise_dropout or (
+        may_draw(target) and all(str(returned.type) == "Tensor" for returned in target._schema.returns)
+    )
+    return _draw(target) if draws else None
+
+
+def _pure_operator(node: Node) -> Operator | None:
+    """The operator of a node that a compiler must leave alone and that needs no token."""
+    target = target_of(node)
+    if target is replay or target is replay_noise_dropout:
+        return _redraw(noise_dropout if target is replay_noise_dropout else node.args[2])
+    if target is own_copy:
+        return _own_copy()
+    return _lstm_layer() if target is recording_lstm_layer else None
 
 
 def _fusible_batch_norm(target: Any, args: tuple[Any, ...]) -> Any:

@@ -9,7 +9,7 @@ from remat_executor.errors import BadInput
 from remat_executor.lowering.runtime_protocol import Runtime
 from remat_executor.runtime.cudagraph import CudaGraphs
 from remat_executor.runtime.eager import Eager
-from remat_executor.runtime.graph_recorder import CudaGraphRecorder
+from remat_executor.runtime.graph_recorder import CaptureStream, CudaGraphRecorder
 from remat_executor.runtime.inductor import Inductor
 from remat_executor.torch_private.inductor import missing_for_inductor
 from remat_graph.errors import shown
@@ -17,12 +17,18 @@ from remat_graph.errors import shown
 RuntimeFactory = Callable[[], Runtime]
 """Makes the runtime of one step."""
 
-RUNTIMES: Mapping[str, Callable[[torch.device], Runtime]] = {
-    "eager": lambda device: Eager(),
-    "inductor": lambda device: Inductor(),
-    "cudagraph": lambda device: CudaGraphs(functools.partial(CudaGraphRecorder, device)),
+
+def _cuda_graphs(device: torch.device) -> RuntimeFactory:
+    stream = CaptureStream(device)  # for all steps of a module, which take its workspaces once
+    return lambda: CudaGraphs(functools.partial(CudaGraphRecorder, stream))
+
+
+RUNTIMES: Mapping[str, Callable[[torch.device], RuntimeFactory]] = {
+    "eager": lambda device: Eager,
+    "inductor": lambda device: Inductor,
+    "cudagraph": _cuda_graphs,
 }
-"""By name, what makes the runtime of one step on a device."""
+"""By name, what makes the factory of a module's runtimes on a device."""
 
 
 def runtime_factory(
@@ -58,4 +64,4 @@ def runtime_factory(
             problem=f"runtime 'inductor' needs {lacking}, which this machine does not have",
             advice='install it, or use runtime="eager"',
         )
-    return functools.partial(RUNTIMES[runtime], device)
+    return RUNTIMES[runtime](device)

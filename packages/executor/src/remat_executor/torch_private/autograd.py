@@ -12,6 +12,19 @@ def backward_keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+def will_accumulate(node: torch.autograd.graph.Node) -> bool:
+    """Whether the running backward will run the node that adds to the ``.grad`` of a leaf."""
+    try:
+        return bool(private_name("torch._C", "_will_engine_execute_node")(node))
+    except RuntimeError:  # torch.autograd.grad returns the gradient of this leaf
+        return False
+
+
+def has_tensor_hooks(tensor: torch.Tensor) -> bool:
+    """Whether hooks get the gradient of a tensor before anything else does."""
+    return bool(tensor._backward_hooks)
+
+
 def active_transform() -> str | None:
     """The active transform that changes autograd and that no plan supports; None if there is none."""
     if private_name("torch._C._functorch", "peek_interpreter_stack")() is not None:

@@ -194,10 +194,10 @@ def export_joint(
 
 def is_data_dependent(error: Exception) -> bool:
     """Whether capture stopped because a Python branch depends on a tensor's values."""
-    names = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
-    return any(name in (type(error).__name__, *(c.__name__ for c in type(error).__mro__)) for name in names)
+    names = {"DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException"}
+    return not names.isdisjoint(kind.__name__ for kind in type(error).__mro__)
 
 
 def has_dynamic_shape(error: Exception) -> bool:
     """Whether capture stopped because the size of a result depends on a tensor's values."""
-    return any(c.__name__ == "DynamicOutputShapeException" for c in type(error).__mro__)
+    return any(kind.__name__ == "DynamicOutputShapeException" for kind in type(error).__mro__)

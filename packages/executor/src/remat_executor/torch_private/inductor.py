@@ -23,9 +23,7 @@ def missing_for_inductor(device_type: str) -> str | None:
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """Inductor's decompositions, without those of random operators."""
-    importlib.import_module(
-        "torch._inductor.lowering"
-    )  # max pooling's decomposition uses it without an import
+    importlib.import_module("torch._inductor.lowering")  # for max pooling, which does not import it
     with private_name("torch._inductor.config", "patch")(fallback_random=True):
         table: dict[Any, Callable[..., Any]] = private_name(
             "torch._inductor.decomposition", "select_decomp_table"

@@ -15,14 +15,13 @@ def private_name(module: str, name: str) -> Any:
         UnsupportedTorch: the installed torch lacks it.
         ImportError: the module is there, and what it imports is not.
     """
-    unsupported = UnsupportedTorch(name=f"{module}.{name}", version=torch.__version__)
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise unsupported from None
-    try:
-        return getattr(found, name)
-    except AttributeError:
-        raise unsupported from None
+        found = None
+    # Called many times in a step: the error is made only if it is raised.
+    if not hasattr(found, name):
+        raise UnsupportedTorch(name=f"{module}.{name}", version=torch.__version__)
+    return getattr(found, name)

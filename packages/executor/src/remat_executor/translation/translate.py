@@ -32,14 +32,8 @@ from remat_executor.translation.recipes import (
     WriteBack,
 )
 from remat_executor.translation.translation import Translation
+from remat_executor.translation.varying_kernels import may_vary
 from remat_graph import Graph, Implementation, Op, Role, Value
-
-
-def work_device(tensors: Tensors) -> torch.device:
-    """The device of the parameters, else of the inputs."""
-    for tensor in tensors.flat:
-        return tensor.device
-    return torch.device("cpu")
 
 
 def translate(
@@ -84,7 +78,7 @@ class _Translator:
 
     def __attrs_post_init__(self) -> None:
         self.flow = Dataflow(self.captured)
-        self.device = work_device(self.tensors)
+        self.device = self.tensors.device
 
     def run(self, name: str, conditions: tuple[tuple[str, str], ...]) -> Translation:
         forward, backward = self.flow.order()
@@ -185,12 +179,17 @@ class _Translator:
         reuses = tuple((outputs[0], source) for source in forms)
         first = Implementation(inputs=inputs, outputs=outputs, reuses=reuses)
         key = call_key(node, self.device)
+        once = may_vary(node, self.device)
         op = Op(
-            name=node.name, target=target_name(node), backward=backward, key=key, implementations=(first,)
+            name=node.name,
+            target=target_name(node),
+            backward=backward,
+            key=key,
+            rerun=None if once else 0,
+            implementations=(first,),
         )
-        named = tuple((n, v) for n, v in made if n is not None)
         if state is None:
-            self.append(op, CallOperator(node), named, forms)
+            self.append(op, CallOperator(node), made, forms)
             return
         device = str(self.draws_on(node))
         before = self.generator[device]
@@ -200,19 +199,19 @@ class _Translator:
         again = attrs.evolve(
             first, inputs=(*inputs, state), reuses=(), workspace_nbytes=self.values[state].nbytes
         )
-        op = attrs.evolve(op, rerun=1, implementations=(draw, again))
-        self.append(op, Draw(node, device, state), named)
+        op = attrs.evolve(op, rerun=None if once else 1, implementations=(draw, again))
+        self.append(op, Draw(node, device, state), made)
 
     def append(
         self,
         op: Op,
         recipe: Recipe,
-        named: tuple[tuple[Node, int], ...] = (),
+        made: Iterable[tuple[Node | None, int]] = (),
         forms: dict[int, tuple[int, InPlace]] | None = None,
     ) -> None:
         self.ops.append(op)
         self.recipes.append(recipe)
-        self.made_by.append(named)
+        self.made_by.append(tuple((node, value) for node, value in made if node is not None))
         self.in_place.append(forms or {})
 
     def add_made(
@@ -269,8 +268,7 @@ class _Translator:
             rerun=1,
             implementations=(first, again),
         )
-        named = tuple((n, v) for n, v in made if n is not None)
-        self.append(op, TrainBatchNorm(node, *self.flow.norms[node]), named)
+        self.append(op, TrainBatchNorm(node, *self.flow.norms[node]), made)
 
     def add_write_backs(self) -> None:
         in_place = {buffer for pair in self.flow.norms.values() for buffer in pair}

@@ -40,9 +40,10 @@ class Rockmate(BudgetedModule):
             input of the model is a list, give `[that list]`.
         budget: bytes as an int, a size such as ``"2GiB"`` (binary) or ``"800MB"`` (decimal), ``"40%"`` of
             what the unplanned step holds beyond its gradients, or ``"auto"``: the free memory of the device,
-            less gradients, the optimizer's states and a reserve of 5 %. On the CPU the budget covers the
-            memory that torch allocates; oneDNN keeps about 0.1 MiB more for each kind of convolution, LSTM
-            layer or 16-bit product, whatever the batch size, and the plan's notes report it.
+            less gradients, the optimizer's states and a reserve of 5 % (20 % on CUDA without expandable
+            segments). On the CPU the budget covers the memory that torch allocates; oneDNN keeps about
+            0.1 MiB more for each kind of convolution, LSTM layer or 16-bit product, whatever the batch size,
+            and the plan's notes report it.
         sample_kwargs: keyword inputs in addition to positional ones.
         reserve_nbytes: bytes of the budget reserved for memory outside the model, such as the caller's loss.
         config: a `Config`, the path of one, or a type's name: the planning method and its options.
@@ -94,7 +95,7 @@ class Rockmate(BudgetedModule):
         RanksDiffer: ranks that plan together have different graphs or budgets; raised on every rank.
         RankFailed: planning failed on another rank that plans together with this one.
         BadInput: the runtime is unknown or not available here, or an option is invalid.
-        OverCompiled: the runtime exceeds the budget with every plan that was tried.
+        StepOverBudget: the runtime exceeds the budget with every plan that was tried.
     """
 
     _remat_method: ClassVar[str] = "auto"

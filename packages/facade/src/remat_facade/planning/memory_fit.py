@@ -17,11 +17,16 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from remat_executor.memory.block_slack import largest_slack_nbytes
 from remat_facade.errors import NothingLeft, UnknownOptimizer
 from remat_graph import format_nbytes
 
-RESERVE = 0.05
-"""Share of the free memory that ``budget="auto"`` does not use: fragments, other libraries, small tensors."""
+RESERVE, FRAGMENTED_RESERVE = 0.05, 0.2
+"""Shares of the free memory that ``budget="auto"`` does not use: other libraries, small tensors, fragments.
+
+The larger one is for CUDA's allocator without expandable segments, which reserves more than tensors use: 20
+to 28 % more in a simulation of its rules.
+"""
 
 Optimizer = str | torch.optim.Optimizer
 
@@ -134,8 +139,8 @@ def auto_budget(
 ) -> int:
     """Bytes of the device that remain for a step.
 
-    This is the free memory, less the share `RESERVE`, less the gradients and optimizer states that are not
-    allocated yet.
+    This is the free memory, less the share of `reserved_share`, less the gradients and optimizer states that
+    are not allocated yet.
 
     Args:
         model: the model, on its device.
@@ -155,7 +160,7 @@ def auto_budget(
     states = states_nbytes(trainable, optimizer)
     if isinstance(optimizer, torch.optim.Optimizer):
         states = max(0, states - nbytes_of(_state_tensors(optimizer)))
-    reserve = int(RESERVE * free_nbytes)
+    reserve = int(reserved_share(device) * free_nbytes)
     left = free_nbytes - reserve - gradients - states
     if left <= 0:
         raise NothingLeft(
@@ -166,6 +171,12 @@ def auto_budget(
             "a larger device",
         )
     return left
+
+
+def reserved_share(device: torch.device, environment: Mapping[str, str] = os.environ) -> float:
+    """The share of a device's free memory that ``budget="auto"`` does not use; see `RESERVE`."""
+    fragmented = device.type == "cuda" and largest_slack_nbytes(environment) != 0
+    return FRAGMENTED_RESERVE if fragmented else RESERVE
 
 
 def states_nbytes(parameters: Iterable[Tensor], optimizer: Optimizer) -> int:

@@ -64,7 +64,7 @@ def plan_table(plan: Plan) -> Table:
         ("peak, tensors only", "", format_nbytes(plan.live_peak_nbytes)),
         ("gradients in the peak", format_nbytes(plan.gradient_nbytes), format_nbytes(plan.gradient_nbytes)),
         ("budget", "", format_nbytes(plan.budget_nbytes)),
-        ("time of a step", format_seconds(plan.noremat_time_s), format_seconds(plan.time_s)),
+        ("time of a step", format_seconds(plan.noremat_step_s), format_seconds(plan.time_s)),
         ("ops run", f"{ops}", f"{len(runs)}"),
         ("recomputed", "", f"{format_seconds(plan.recomputed_s)} (+{plan.overhead:.2%})"),
         ("lower bound", "", f"+{plan.lower_bound_overhead:.2%}, gap {plan.gap:.2%}"),
@@ -72,6 +72,8 @@ def plan_table(plan: Plan) -> Table:
     note = f"planned by {plan.solver}" + (f" for {plan.platform}" if plan.platform else "")
     if plan.deadline_hit:
         note += "; the time limit ended the search, so another run may find another plan"
+    if plan.waits_for_host:
+        note += f"; {plan.launch_note}"
     return Table(
         title=f"{plan.graph_name}, predicted", columns=("", "unplanned", "planned"), rows=rows, note=note
     )

@@ -1,18 +1,19 @@
 """Compute the seconds of an op from its operations and bytes, for a device that is not available.
 
 A platform is any object with a `name` and `time_s(cost)`; with an attribute `links`, transfers are planned
-over those. Third parties register classes under the entry-point group ``remat.platforms``. Times that are
+over those, and with a method `issue_s(cost)` the step takes at least the time in which the host issues its
+ops. Third parties register classes under the entry-point group ``remat.platforms``. Times that are
 measured where the plan is made need no platform; those of another device are `measured.Measured`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Protocol, cast, runtime_checkable
 
 import attrs
 
 from remat_graph.errors import UnknownPlatform
-from remat_graph.ir import Graph
+from remat_graph.ir import Graph, Implementation
 from remat_graph.links import Links
 
 GROUP = "remat.platforms"
@@ -102,6 +103,12 @@ class Roofline:
         return max(cost.flops / self.flops_per_s, moved_s) + self.launch_s
 
 
+def issue_s_of(platform: Platform, cost: OpCost) -> float:
+    """Seconds in which the host issues an op: by the platform's method `issue_s`, or 0 if it has none."""
+    issue_s: Callable[[OpCost], float] | None = getattr(platform, "issue_s", None)
+    return 0.0 if issue_s is None else issue_s(cost)
+
+
 def links_of(platform: Platform | None) -> Links | None:
     """Bandwidths between a platform and its host: its attribute `links`, or None if it has none."""
     links: Links | None = getattr(platform, "links", None)
@@ -140,4 +147,14 @@ def with_platform(graph: Graph, costs: Mapping[tuple[int, int], OpCost], platfor
 
     Implementations without a cost keep their times.
     """
-    return with_times(graph, {key: platform.time_s(cost) for key, cost in costs.items()})
+
+    def timed(run: Implementation, cost: OpCost | None) -> Implementation:
+        if cost is None:
+            return run
+        return attrs.evolve(run, time_s=platform.time_s(cost), issue_s=issue_s_of(platform, cost))
+
+    ops = []
+    for i, op in enumerate(graph.ops):
+        runs = tuple(timed(run, costs.get((i, k))) for k, run in enumerate(op.implementations))
+        ops.append(attrs.evolve(op, implementations=runs))
+    return attrs.evolve(graph, ops=tuple(ops))

@@ -34,11 +34,13 @@ class Measurement:
         cost: its operations and bytes, with its key.
         time_s: seconds of one run.
         workspace_nbytes: bytes that the allocator saw in addition to its outputs.
+        issue_s: seconds in which the host issued it.
     """
 
     cost: OpCost
     time_s: float = attrs.field(validator=attrs.validators.ge(0.0))
     workspace_nbytes: int = attrs.field(validator=attrs.validators.ge(0))
+    issue_s: float = attrs.field(default=0.0, validator=attrs.validators.ge(0.0))
 
 
 def _by_key(given: Iterable[Measurement] | Mapping[str, Measurement]) -> Mapping[str, Measurement]:
@@ -65,6 +67,7 @@ class Measured:
     links: Links | None = None
     _roofline: Roofline = attrs.field(init=False)
     _slowdown: Mapping[str, float] = attrs.field(init=False)  # median by operator name; "" stands for all
+    _median_issue_s: float = attrs.field(init=False)
 
     @_roofline.default
     def _fitted_roofline(self) -> Roofline:
@@ -90,6 +93,10 @@ class Measured:
                     ratios[name].append(m.time_s / ideal_s)
         return {name: statistics.median(each) for name, each in ratios.items()}
 
+    @_median_issue_s.default
+    def _fitted_issue_s(self) -> float:
+        return statistics.median([m.issue_s for m in self.measurements.values()] or [0.0])
+
     @property
     def name(self) -> str:
         """The device and the date of the measurement."""
@@ -99,6 +106,11 @@ class Measured:
     def rates(self) -> tuple[float, float]:
         """Fitted operations and bytes per second."""
         return self._roofline.flops_per_s, self._roofline.nbytes_per_s
+
+    def issue_s(self, cost: OpCost) -> float:
+        """The seconds in which the host issues the operator; for an unknown one, the median of all."""
+        known = self.measurements.get(cost.key)
+        return self._median_issue_s if known is None else known.issue_s
 
     def time_s(self, cost: OpCost) -> float:
         """The measured seconds of the operator, or the fitted ones."""
@@ -129,6 +141,7 @@ def save_platform(platform: Measured, path: str | os.PathLike[str]) -> None:
                 "time_s": m.time_s,
                 "workspace_nbytes": m.workspace_nbytes,
             }
+            | ({"issue_s": m.issue_s} if m.issue_s else {})
             | ({"arithmetic": m.cost.arithmetic} if m.cost.arithmetic else {})
             for key, m in sorted(platform.measurements.items())
         },
@@ -189,4 +202,5 @@ def _measurement(key: str, reader: Reader) -> Measurement:
         ),
         time_s=time_s,
         workspace_nbytes=workspace_nbytes,
+        issue_s=reader.get_or("issue_s", Reader.seconds, 0.0),
     )

@@ -143,6 +143,7 @@ def _read_implementation(reader: Reader, count: int) -> Implementation:
         inputs=reader.get("inputs").indices(count, "value"),
         outputs=reader.get("outputs").indices(count, "value"),
         time_s=reader.get_or("time_s", Reader.seconds, 0.0),
+        issue_s=reader.get_or("issue_s", Reader.seconds, 0.0),
         workspace_nbytes=reader.get_or("workspace_nbytes", Reader.nbytes, 0),
         reuses=reader.get_or("reuses", pairs, ()),
     )

@@ -51,6 +51,8 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
         figures["links"] = links_to_data(plan.links)
     if plan.periods != 1:
         figures["periods"] = plan.periods
+    if plan.issue_s or plan.noremat_issue_s:
+        figures |= {name: getattr(plan, name) for name in _OF_ISSUING}
     return {"format": PLAN_FORMAT, "version": VERSION, **figures, "schedule": schedule_to_data(plan.schedule)}
 
 
@@ -80,12 +82,13 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
     figures: dict[str, Any] = {}
     for field in attrs.fields(Plan):
         # The annotation determines the reader; fields of other types are read below.
-        if (read := _READERS.get(field.type)) is not None and field.name not in _OF_THE_HOST:
+        if (read := _READERS.get(field.type)) is not None and field.name not in (*_OF_THE_HOST, *_OF_ISSUING):
             figures[field.name] = read(reader.get(field.name))
     if "on_host" in reader.mapping():
         values = ANY if graph is None else len(graph.values)
         figures["on_host"] = reader.get("on_host").indices(values, "value")
         figures["host_peak_nbytes"] = reader.get("host_peak_nbytes").size()
+    figures |= {name: reader.get_or(name, Reader.seconds, 0.0) for name in _OF_ISSUING}
     figures["links"] = reader.get_or("links", read_links, None)
     figures["periods"] = reader.get_or("periods", Reader.size, 1)
     if not 1 <= figures["periods"] <= MOST_PERIODS:
@@ -135,9 +138,10 @@ def _simulated_again(plan: Plan, graph: Graph, source: str) -> Plan:
 
 _GIVEN = ("budget_nbytes", "solver", "solver_stats", "versions", "platform", "deadline_hit")
 _OF_THE_HOST = ("on_host", "host_peak_nbytes", "links", "periods")
+_OF_ISSUING = ("issue_s", "noremat_issue_s")
 
 _PLAN_FIELDS = tuple(
     field.name
     for field in attrs.fields(Plan)
-    if field.name not in {"schedule", "solver_stats", "versions", "notes", *_OF_THE_HOST}
+    if field.name not in {"schedule", "solver_stats", "versions", "notes", *_OF_THE_HOST, *_OF_ISSUING}
 )

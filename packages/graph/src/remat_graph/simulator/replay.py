@@ -30,6 +30,7 @@ class Replay:
         memory: bytes held and their peaks.
         events: calls for the clock in order: its methods, each with its argument.
         recomputed_s: seconds on the compute lane spent on repeated runs.
+        issue_s: seconds in which the host issues all runs.
     """
 
     def __init__(self, graph: Graph, schedule: Schedule, grads: Grads, *, adds: bool, updates: bool) -> None:
@@ -51,6 +52,7 @@ class Replay:
         self.written: set[int] = set()  # external versions made so far
         self.produced = {v for op in graph.ops for i in op.implementations for v in i.outputs}
         self.recomputed_s = 0.0
+        self.issue_s = 0.0
 
     def run(self) -> None:
         """Carry out all steps.
@@ -146,6 +148,7 @@ class Replay:
         if still_live is not None:
             self._fail(f"{op.name} makes {self.graph.values[still_live].name}, which is still live")
         self.events.append((Clock.compute, implementation.time_s))
+        self.issue_s += implementation.issue_s
         if again:
             self.recomputed_s += implementation.time_s
         self.ran.add(step.op)

@@ -75,4 +75,5 @@ def simulate(
         lane_s={lane: busy_s / periods for lane, busy_s in clock.lane_s.items()},
         waited_s=readings.waited_s,
         recomputed_s=sum(replay.recomputed_s for replay in played),
+        issue_s=sum(replay.issue_s for replay in played),
     )

@@ -30,6 +30,8 @@ class Timeline:
         lane_s: busy seconds per lane, in one period.
         waited_s: seconds that the compute lane waited for each other lane, in one period.
         recomputed_s: seconds on the compute lane spent on repeated runs, in one period.
+        issue_s: seconds in which the host issues all runs of ops, in one period. No other time contains it:
+            the host issues while the lanes work.
     """
 
     peak_nbytes: int
@@ -43,3 +45,4 @@ class Timeline:
     lane_s: dict[Lane, float]
     waited_s: dict[Lane, float]
     recomputed_s: float
+    issue_s: float

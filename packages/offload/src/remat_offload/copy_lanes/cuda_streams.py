@@ -21,7 +21,7 @@ import torch
 from remat_executor.inspection.devices import check_device
 from remat_graph import Lane
 from remat_offload.copy_lanes.machine import Ticket
-from remat_offload.copy_lanes.threaded import Job, LanedMachine, own
+from remat_offload.copy_lanes.threaded import Job, LanedMachine, as_job
 from remat_offload.host_memory.pool import Event
 
 
@@ -77,7 +77,7 @@ class CudaMachine(LanedMachine):
 
     def wait_on_compute(self, ticket: Ticket) -> None:
         """Let the caller's current stream wait for a copy, once issued; block for CPU work."""
-        event = own(ticket).issued()
+        event = as_job(ticket).issued()
         if event is not None:
             self._cuda.current_stream(self.device).wait_event(event)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from remat_graph import Lane
 from remat_offload.errors import MachineMisuse
 from remat_offload.host_memory.pool import Event
+from remat_offload.tensor_memory import share_order
 
 
 class Ticket(Event, Protocol):
@@ -140,24 +141,8 @@ def check_copy(device: torch.device, lane: Lane, destination: Tensor, source: Te
             problem=f"a copy {lane} goes from {source.device} to {destination.device}; "
             f"it must go from {wanted[1]} to {wanted[0]}"
         )
-    to, of = _layout(destination), _layout(source)
-    if to != of or not _dense(source):
+    if destination.dtype != source.dtype or not share_order(destination, source):
+        to, of = ((t.dtype, tuple(t.shape), t.stride()) for t in (destination, source))
         raise MachineMisuse(
             problem=f"a copy goes from {of} to {to}; both need the same dtype, sizes and strides, and no gaps"
         )
-
-
-def _layout(tensor: Tensor) -> tuple[torch.dtype, list[int], list[int]]:
-    """Return dtype, sizes and strides; the stride of a dimension of size 1 has no meaning."""
-    strides = [1 if n == 1 else stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    return tensor.dtype, list(tensor.shape), strides
-
-
-def _dense(tensor: Tensor) -> bool:
-    """Whether a tensor has no gaps, without operators, which modes of the calling thread would see."""
-    expected = 1
-    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True

@@ -113,7 +113,7 @@ class Recorder:
         self, lane: Lane, destination: Tensor, source: Tensor, after: Iterable[Ticket] = (), name: str = ""
     ) -> RecordedTicket:
         """Copy: reads the source, writes the destination and comes after the compute so far."""
-        tickets = [_own(ticket) for ticket in after]
+        tickets = [_as_recorded(ticket) for ticket in after]
         before = [ticket.operation.index for ticket in tickets]
         if Lane.COMPUTE in self._last:
             before.append(self._last[Lane.COMPUTE])
@@ -128,7 +128,7 @@ class Recorder:
         self, function: Callable[[], object], after: Iterable[Ticket] = (), name: str = ""
     ) -> RecordedTicket:
         """Run a function on the CPU; its operators' reads and writes are recorded while it runs."""
-        tickets = [_own(ticket) for ticket in after]
+        tickets = [_as_recorded(ticket) for ticket in after]
         before = [ticket.operation.index for ticket in tickets]
         operation = self._operation(Lane.CPU_OPTIMIZER, name or "work", before)
 
@@ -146,9 +146,9 @@ class Recorder:
 
     def wait_on_compute(self, ticket: Ticket) -> None:
         """Record that later compute comes after the ticket; after ``work``, all later operations do."""
-        own = _own(ticket)
-        self._machine.wait_on_compute(own._ticket)
-        operation = own.operation
+        recorded = _as_recorded(ticket)
+        self._machine.wait_on_compute(recorded._ticket)
+        operation = recorded.operation
         self._append(self._operation(Lane.COMPUTE, f"compute waits for {operation.name}", [operation.index]))
         if operation.lane is Lane.CPU_OPTIMIZER:
             self._waited_for(operation)
@@ -197,7 +197,7 @@ class Recorder:
             self._seen[operation.lane] = max(operation.index, self._seen.get(operation.lane, -1))
 
 
-def _own(ticket: Ticket) -> RecordedTicket:
+def _as_recorded(ticket: Ticket) -> RecordedTicket:
     if not isinstance(ticket, RecordedTicket):
         raise MachineMisuse(
             problem=f"a {type(ticket).__name__} was given to a recorder as a ticket; give what it returned"

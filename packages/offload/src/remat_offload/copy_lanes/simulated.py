@@ -16,7 +16,7 @@ import torch
 
 from remat_graph import Lane
 from remat_offload.copy_lanes.machine import Ticket
-from remat_offload.copy_lanes.threaded import Job, LanedMachine, own
+from remat_offload.copy_lanes.threaded import Job, LanedMachine, as_job
 from remat_offload.errors import MachineMisuse
 
 _PIECE_S = 2e-3  # of a copy: long compared with the resolution of sleep, short compared with a step
@@ -72,7 +72,7 @@ class SimulatedMachine(LanedMachine):
 
     def wait_on_compute(self, ticket: Ticket) -> None:
         """Block until the ticket is done: the calling thread computes."""
-        own(ticket).synchronize()
+        as_job(ticket).synchronize()
 
     def _finish_copies(self) -> None:
         """Do nothing: a copy is done when its job has run."""

@@ -120,13 +120,13 @@ class Job:
             raise self._failure.report() from self._failure.error
         return self.event
 
-    def run(self, failures: list[_Failure], closed: bool) -> None:
+    def run(self, failures: list[_Failure], dropped: bool) -> None:
         """Run the function, unless the machine was dropped or a job before it has failed."""
         # No reference to its tensors may remain after the end: the waiting thread may drop them then.
         function, after = self._function, self._after
         self._function, self._after = None, ()
         try:
-            if closed:
+            if dropped:
                 raise MachineMisuse(problem="it was dropped unclosed before its lanes were done; use `with`")
             for job in after:
                 job.wait()
@@ -285,7 +285,7 @@ class LanedMachine(ABC):
         """Put work on a lane; `at_once` runs it in the calling thread if all earlier work has run."""
         if not self.is_here:
             raise MachineMisuse(problem=f"{name!r} was given to it: {_ELSEWHERE}")
-        jobs = tuple(map(own, after))
+        jobs = tuple(map(as_job, after))
         job = Job(lane, name, self._threads[lane], function, jobs, self._clock)
         with self._lock:
             if self._closed:
@@ -296,7 +296,7 @@ class LanedMachine(ABC):
             if not at_once:
                 self._queues[lane].put(job)
         if at_once:
-            job.run(self._failures, closed=False)
+            job.run(self._failures, dropped=False)
         return job
 
     @abstractmethod
@@ -304,7 +304,7 @@ class LanedMachine(ABC):
         """Wait for copies that the lanes have issued to the device; all lanes are idle."""
 
 
-def own(ticket: Ticket) -> Job:
+def as_job(ticket: Ticket) -> Job:
     """Return a ticket as the `Job` that it is; raise `MachineMisuse` for another machine's."""
     if not isinstance(ticket, Job):
         raise MachineMisuse(

@@ -28,15 +28,15 @@ from remat_offload.optimizer.states import OptimizerStates
 class Engine:
     """Makes the handler of each call and keeps the state that lasts between calls."""
 
-    def __init__(self, machine: Machine, pool: HostPool, updates: OptimizerStates) -> None:
-        self.machine, self.updates = machine, updates
+    def __init__(self, machine: Machine, pool: HostPool, states: OptimizerStates) -> None:
+        self.machine, self.states = machine, states
         self.residency = Residency(machine, pool)
         self._pending: dict[nn.Parameter, Event] = {}
         self.clipping = Clipping(machine, self.mark_pending)
         self.accumulating = False  # whether a backward adds to the gradients instead of updating
         self.accumulated: set[nn.Parameter] = set()  # whose gradients await the next backward that updates
         self._latest: PlannedStep | None = None
-        self.owner: Callable[[], object] = int  # returns the module, which must live during a call
+        self.owner: Callable[[], object] = lambda: None  # returns the module, which must live during a call
 
     def begin(self, step: PlannedStep) -> Transfers:
         """Return the handler of one call."""
@@ -55,14 +55,14 @@ class Engine:
                 that its plan is no longer valid. Nothing was moved.
             HostPoolExhausted: another block does not fit into the pool.
         """
-        displaced, states = self.residency.displaced(), self.updates.displaced()
-        if not displaced and not states:
+        displaced, owners = self.residency.displaced(), self.states.displaced()
+        if not displaced and not owners:
             return
         self.residency.check(displaced)
         self.wait()
         self.residency.restore_placement(displaced)
-        for owner in states:
-            self.updates.restore_placement(owner)
+        for param in owners:
+            self.states.restore_placement(param)
 
     @context
     def no_pending_parameters(self) -> Generator[None, None, None]:
@@ -149,7 +149,7 @@ class Engine:
         """
         found = []
         for place, param in enumerate(self.residency.params):
-            if place not in step.updates and param.grad is not None and self.updates.has(param):
+            if place not in step.updates and param.grad is not None and self.states.has(param):
                 values = enumerate(step.graph.values)
                 states = [i for i, v in values if v.role is Role.OPTIMIZER_STATE and v.of == place]
                 found.append(Update(param=place, grad=len(step.graph.values) + place, states=states))

@@ -60,6 +60,12 @@ def clear_pending(parameter: nn.Parameter) -> None:
         parameter.__dict__.pop(_WAIT, None)
 
 
+def pending_work(parameter: nn.Parameter) -> Event | None:
+    """What a reader of the parameter waits for; None if it is ordinary."""
+    work: Event | None = parameter.__dict__.get(_WAIT)
+    return work
+
+
 def drop_gradient(parameter: nn.Parameter) -> None:
     """Set ``.grad`` to None without waiting."""
     with past_torch_function():

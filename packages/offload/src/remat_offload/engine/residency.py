@@ -14,29 +14,10 @@ from torch import Tensor, nn
 from remat_executor.torch_private.tensors import past_torch_function, storage_holders
 from remat_graph import Graph, Lane, Placement
 from remat_offload.copy_lanes.machine import Machine, Ticket
-from remat_offload.engine.weight_loading import WeightReader, rebind_storage
+from remat_offload.engine.weight_loading import WeightReader
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import HostPool
-from remat_offload.optimizer.chunking import overlapping
-
-
-@attrs.frozen
-class Layout:
-    """The position of a tensor in its storage, and its dtype."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "Layout":
-        """Return the layout of a tensor."""
-        return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
-
-    def on(self, whole: Tensor) -> Tensor:
-        """Return the tensor of this layout on a storage, given as bytes."""
-        return whole.view(self.dtype).as_strided(self.size, self.stride, self.offset)
+from remat_offload.tensor_memory import Layout, bytes_of, overlapping, rebind_storage
 
 
 @attrs.define(eq=False)
@@ -89,8 +70,8 @@ class Residency:
         self,
         graph: Graph,
         params: Sequence[nn.Parameter],
-        buffers: Iterable[Tensor] = (),
-        reader: WeightReader | None = None,
+        buffers: Iterable[Tensor],
+        reader: WeightReader | None,
     ) -> None:
         """Move every parameter to its placement, and buffers to the device.
 
@@ -115,16 +96,16 @@ class Residency:
                 self._move_to_device(param, reader)
                 self._device_layouts[value.name] = Layout.of(param)
                 self._storages[value.name] = param.untyped_storage().nbytes()
-                continue
-            resident = self.reserve_on_host(value.name, Layout.of(param))
-            if reader is not None and reader.has(param):
-                reader.read(param, resident.tensor)
             else:
-                resident.whole.copy_(bytes_of(param.data))
-            rebind_storage(param, resident.tensor)
-            self._on_host[param] = value.name
+                resident = self.reserve_on_host(value.name, Layout.of(param))
+                if reader is not None and reader.has(param):
+                    reader.read(param, resident.tensor)
+                else:
+                    resident.whole.copy_(bytes_of(param.data))
+                rebind_storage(param, resident.tensor)
+                self._on_host[param] = value.name
             if param.grad is not None:
-                param.grad = param.grad.to("cpu")
+                param.grad = param.grad.to(param.device)
         self._locations = {name: _location(param) for name, param in self._named_params}
 
     def _move_to_device(self, tensor: Tensor, reader: WeightReader | None) -> None:
@@ -176,7 +157,7 @@ class Residency:
             ]
 
     def check(self, displaced: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """Raise `OffloadMisuse` if the plan is not valid for displaced parameters; see `Engine`."""
+        """Raise `OffloadMisuse` if the plan is not valid for displaced parameters."""
         for name, param in displaced:
             resident = self.residents.get(name)
             planned = self._device_layouts[name] if resident is None else resident.layout
@@ -218,9 +199,8 @@ class Residency:
 
     def _copied_to_layout(self, layout: Layout, values: Tensor) -> Tensor:
         """Copy values to new memory on the device, in the layout that the plan expects."""
-        steps = (stride * (size - 1) for size, stride in zip(layout.size, layout.stride, strict=True))
-        numel = layout.offset + 1 + sum(steps)
-        copied = layout.on(self.machine.allocate((numel * layout.dtype.itemsize,), (1,), torch.uint8))
+        nbytes = layout.offset * layout.dtype.itemsize + layout.reach_nbytes
+        copied = layout.on(self.machine.allocate((nbytes,), (1,), torch.uint8))
         copied.copy_(values)
         return copied
 
@@ -283,8 +263,9 @@ class Residency:
     def write_back_newer(self) -> None:
         """Copy values to the host that updates left on the device, if the call ended before their copy."""
         for name, resident in self.residents.items():
-            if resident.newer is not None:
-                self.copy_to_host(name, resident.newer)
+            if (newer := resident.newer) is not None:
+                self.copy_to_host(name, newer)
+                self.machine.release_after_copies(newer)
 
     def copy_to_host(self, name: str, newer: Tensor) -> Ticket:
         """Copy newer bytes of a resident from the device to its block."""
@@ -302,7 +283,7 @@ class Residency:
 
     def params_on_host(self) -> list[nn.Parameter]:
         """Return the parameters that are placed on the host."""
-        return [param for name, param in self._named_params if name in self.residents]
+        return list(self._on_host)
 
     def names_of(self, params: Iterable[nn.Parameter]) -> list[str]:
         """Return names of parameters, in the model's order."""
@@ -329,8 +310,3 @@ def _differences(planned: Layout, now: Layout, device: torch.device, expected: s
     if device not in expected:
         found.append(f"is on {device} now, and was planned for {' or '.join(sorted(map(str, expected)))}")
     return ", ".join(found)
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    """Return the whole storage of a tensor, as bytes."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

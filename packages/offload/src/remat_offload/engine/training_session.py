@@ -27,13 +27,12 @@ from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine.engine import Engine
 from remat_offload.engine.on_demand_weights import OnDemandWeights
 from remat_offload.engine.pending_parameters import drop_gradient
-from remat_offload.engine.residency import Layout
 from remat_offload.engine.transfer_steps import Transfers
 from remat_offload.engine.weight_loading import WeightReader
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import HostPool
-from remat_offload.optimizer.chunking import overlapping
 from remat_offload.optimizer.states import OptimizerStates
+from remat_offload.tensor_memory import Layout, overlapping
 
 _ATTACHED = "_remat_training"
 """The attribute of an optimizer that holds the `TrainingSession` which steps it."""
@@ -335,14 +334,14 @@ class TrainingSession:
 
     def _attach(self) -> None:
         """Replace some methods of the user's object, not of its class."""
-        original = self.optimizer
-        self._kept: dict[str, Callable[..., Any]] = {
-            name: getattr(original, name) for name in ("state_dict", "load_state_dict")
+        optimizer = self.optimizer
+        self._originals: dict[str, Callable[..., Any]] = {
+            name: getattr(optimizer, name) for name in ("state_dict", "load_state_dict")
         }
         if self._before is not None:  # its methods would move states to blocks of its own plan
             self._before.engine.clipping.close()
-            self._kept, self._before = self._before._kept, None
-        kept = self._kept
+            self._originals, self._before = self._before._originals, None
+        originals = self._originals
 
         def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             return self.step(closure)
@@ -353,12 +352,12 @@ class TrainingSession:
         def state_dict(_: Optimizer) -> Any:
             self.wait()
             self.check_gradients()
-            return self.states.into(kept["state_dict"]())
+            return self.states.with_masters(originals["state_dict"]())
 
         def load_state_dict(_: Optimizer, state_dict: Any) -> None:
             self.wait()
             with uninterrupted():  # until all states are in their places
-                kept["load_state_dict"](self.states.without_masters(state_dict))
+                originals["load_state_dict"](self.states.without_masters(state_dict))
                 self.states.loaded(state_dict)
 
         def add_param_group(_: Optimizer, group: Any) -> None:
@@ -367,10 +366,10 @@ class TrainingSession:
                 advice="add the group before building the module",
             )
 
-        setattr(original, _ATTACHED, self)
-        replace_step(original, step)
+        setattr(optimizer, _ATTACHED, self)
+        replace_step(optimizer, step)
         for function in (zero_grad, state_dict, load_state_dict, add_param_group):
-            setattr(original, function.__name__, MethodType(function, original))
+            setattr(optimizer, function.__name__, MethodType(function, optimizer))
 
 
 def _external_nbytes(tensors: Tensors, device: torch.device) -> int:

@@ -31,18 +31,20 @@ from remat_graph import (
 )
 from remat_offload.copy_lanes.machine import Machine, Ticket
 from remat_offload.deferred_signals import uninterrupted
-from remat_offload.engine.residency import Layout, Residency, Resident, bytes_of
+from remat_offload.engine.accumulation import Accumulation, takes_over_unread
+from remat_offload.engine.residency import Residency, Resident
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import Event, HostPool
 from remat_offload.optimizer.clipping import Clipping
 from remat_offload.optimizer.states import OptimizerStates
+from remat_offload.tensor_memory import Layout, bytes_of
 
 
 class EngineState(Protocol):
     """The attributes and methods of `Engine` that a call uses; `Engine` describes them."""
 
     residency: Residency
-    updates: OptimizerStates
+    states: OptimizerStates
     clipping: Clipping
     accumulating: bool
     accumulated: set[nn.Parameter]
@@ -64,6 +66,8 @@ class Transfers:
         self.engine, self.residency = engine, engine.residency
         self.step, self.graph = step, step.graph
         self.machine = self.residency.machine
+        self.accumulation = Accumulation()
+        self.reads_gradients = False  # whether the backward reads gradients on the host
         self.owner = engine.owner()
         self.tickets: dict[Transfer, Ticket] = {}
         self.host_copies: dict[int, Tensor] = {}  # bytes on the host of values not placed there
@@ -81,6 +85,7 @@ class Transfers:
     def carry_out(self, step: Action, live: dict[int, Tensor]) -> Sequence[Tensor | None]:
         """See `StepHandler`."""
         self.machine.check()
+        self.accumulation.finish()
         match step:
             case Start() | Wait() | Free() if self.skips(step, live):
                 pass
@@ -121,6 +126,14 @@ class Transfers:
                 advice="assign to `.data` before the forward or after the backward",
             )
 
+    def read_gradients(self) -> None:
+        """See `StepHandler`."""
+        self.reads_gradients = True
+
+    def begin_segment(self) -> None:
+        """See `StepHandler`."""
+        self.accumulation.begin_part()
+
     def skips(self, step: Start | Wait | Free, live: dict[int, Tensor]) -> bool:
         """Whether a step concerns an optimizer state that stays in its place, since nothing is updated.
 
@@ -151,11 +164,14 @@ class Transfers:
             return
         self.layouts[value] = Layout.of(tensor)
         pool = self.residency.pool
-        take = pool.lease if self.graph.values[value].role is Role.GRAD else pool.allocate
-        destination = self.host_copies[value] = take(source.numel())
-        self.tickets[transfer] = self.machine.copy(
-            Lane.TO_HOST, destination, source, (), f"{name} to the host"
-        )
+        copies: list[Ticket] = []
+        leased = self.graph.values[value].role is Role.GRAD
+        nbytes = source.numel()
+        destination = pool.lease(nbytes, copies) if leased else pool.allocate(nbytes)
+        self.host_copies[value] = destination
+        copy = self.machine.copy(Lane.TO_HOST, destination, source, (), f"{name} to the host")
+        self.tickets[transfer] = copy
+        copies.append(copy)
 
     def swap_in(self, transfer: Transfer) -> Tensor:
         """Copy a value from the host to the device."""
@@ -178,11 +194,19 @@ class Transfers:
         return layout.on(whole)
 
     def deliver(self, value: int) -> Tensor:
-        """Return the gradient on the host to autograd, which reads it at once."""
+        """Return the gradient on the host to autograd, before its bytes have arrived if nothing reads them.
+
+        Then every reader of the parameter or of its gradient waits for them.
+        """
         owner = self.graph.values[value].of
         assert owner is not None
-        self.engine.clipping.before_adding(self.residency.params[owner])
-        self.tickets[Transfer(value, Lane.TO_HOST)].synchronize()
+        param, copy = self.residency.params[owner], self.tickets[Transfer(value, Lane.TO_HOST)]
+        self.engine.clipping.before_adding(param, copy)
+        is_added = self.accumulation.expect(param, copy)
+        if is_added and not self.reads_gradients and takes_over_unread(param):
+            self.engine.mark_pending(param, copy)
+        else:
+            copy.synchronize()
         return self.gradient(value, self.host_copies.pop(value))
 
     def update(self, step: OptimizerStep, live: dict[int, Tensor]) -> None:
@@ -221,13 +245,13 @@ class Transfers:
             for value in update.states:
                 if value in live and (resident := self.resident(value)) is not None:
                     resident.newer = bytes_of(live[value])
-            self.engine.updates.on_device(param, grad if increment is None else grad.add_(increment), states)
+            self.engine.states.on_device(param, grad if increment is None else grad.add_(increment), states)
             return
         grad, increment, after = self.take_gradient(update, live)
         resident = self.residency.residents[name]
         written = [resident, *(r for v in update.states if (r := self.resident(v)) is not None)]
-        scale = self.engine.clipping.scale_of(param)
-        apply = self.engine.updates.on_host(param, resident.tensor, grad, scale)
+        scale = self.engine.clipping.take_scale(param)
+        apply = self.engine.states.on_host(param, resident.tensor, grad, scale)
 
         def work() -> None:
             with torch.no_grad(), past_torch_function():

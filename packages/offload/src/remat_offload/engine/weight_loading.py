@@ -4,7 +4,7 @@ Names and shapes are checked first; values are read one tensor at a time, direct
 Parameters and buffers stay the same objects, so that an optimizer created before still trains them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from os import PathLike, fspath
 
 import attrs
@@ -72,25 +72,11 @@ class WeightReader:
             destination.copy_(self._source.read(self._names[tensor]))
 
 
-def rebind_storage(tensor: Tensor, values: Tensor) -> None:
-    """Let a tensor use the memory of `values`; it stays the same object, with its attributes and hooks."""
-    if not tensor.is_meta:
-        tensor.data = values
-        return
-    # Torch cannot set `data` of a meta tensor. `values.data` has a version counter of its own, so that
-    # updates of the memory do not count as writes by the user.
-    data = values.data
-    made = nn.Parameter(data, requires_grad=False) if isinstance(tensor, nn.Parameter) else data
-    made.requires_grad_(tensor.requires_grad)
-    made.__dict__.update(tensor.__dict__)
-    torch.utils.swap_tensors(tensor, made)
-
-
 @attrs.frozen
 class _Source:
     """Names of tensors, and functions that return the shape and the values of one."""
 
-    names: Iterable[str]
+    names: Collection[str]
     shape: Callable[[str], tuple[int, ...]]
     read: Callable[[str], Tensor]
 
@@ -120,9 +106,9 @@ def _source(weights: Weights) -> _Source:
         raise BadWeights(
             problem=f"{path} cannot be read ({reason})", advice="give a safetensors file"
         ) from error
-    names: Iterable[str] = file.keys()  # type: ignore[no-untyped-call]
+    names = frozenset(file.keys())  # type: ignore[no-untyped-call]
 
     def shape(name: str) -> tuple[int, ...]:
         return tuple(file.get_slice(name).get_shape())  # type: ignore[no-untyped-call]
 
-    return _Source(frozenset(names), shape, file.get_tensor)
+    return _Source(names, shape, file.get_tensor)

@@ -169,10 +169,14 @@ class HostPool:
             if self._closed:
                 self._drop(len(self._idle) - 1)
 
-    def lease(self, nbytes: int) -> torch.Tensor:
+    def lease(self, nbytes: int, copies: Sequence[Event] = ()) -> torch.Tensor:
         """Allocate bytes that return to the pool when the last tensor on their storage is gone.
 
-        For tensors given to others, who release nothing. The caller waits for its copies into them.
+        For tensors given to others, who release nothing.
+
+        Args:
+            nbytes: how many.
+            copies: copies into them, to which the caller may add; the block is not reused before the last.
 
         Raises:
             HostPoolExhausted: they do not fit under the cap.
@@ -181,7 +185,7 @@ class HostPool:
         block = self.allocate(nbytes)
         # A storage on foreign memory keeps a reference to its owner.
         owner = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(block.data_ptr()))
-        weakref.finalize(owner, self._return, block)
+        weakref.finalize(owner, self._return, block, copies)
         return torch.from_numpy(owner)
 
     def trim(self) -> None:
@@ -211,10 +215,10 @@ class HostPool:
     ) -> None:
         self.close()
 
-    def _return(self, block: torch.Tensor) -> None:
+    def _return(self, block: torch.Tensor, copies: Sequence[Event]) -> None:
         """Take back a leased block, unless ``give_up`` has released all."""
         if id(block) in self._lent:
-            self.release(block)
+            self.release(block, after=copies[-1] if copies else None)
 
     def _idle_block(self, nbytes: int) -> _Block | None:
         """Return an idle block of this size: one without pending copy or, if a new one does not fit, any."""
@@ -224,9 +228,10 @@ class HostPool:
         done = [i for i in same if (event := self._idle[i].busy_until) is None or event.query()]
         if not done and self._held_nbytes + self._memory.charge(nbytes) <= self._capacity:
             return None
-        block = self._idle.pop((done or same)[0])
+        index = (done or same)[0]
         if not done:
-            _wait_until_unused(block)
+            _wait_until_unused(self._idle[index])  # an interrupted wait leaves the block in the pool
+        block = self._idle.pop(index)
         block.busy_until = None
         return block
 
@@ -238,8 +243,8 @@ class HostPool:
         return block
 
     def _drop(self, index: int) -> None:
+        _wait_until_unused(self._idle[index])  # an interrupted wait leaves the block in the pool
         block = self._idle.pop(index)
-        _wait_until_unused(block)
         self._held_nbytes -= self._memory.charge(block.bytes.numel())
         self._memory.give_back(block.bytes)
 

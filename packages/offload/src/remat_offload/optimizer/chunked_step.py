@@ -14,8 +14,8 @@ import torch
 from torch.optim import Optimizer
 
 from remat_offload.errors import StepMisuse
-from remat_offload.optimizer.chunking import flat_view, memory_order, share_order
 from remat_offload.optimizer.private_copy import State, step_tensor
+from remat_offload.tensor_memory import flat_view, memory_order, share_order
 
 _BITS = {1: torch.uint8, 2: torch.int16}
 _IN_CACHE = 1 << 18  # elements: a copy of that size stays in a cache
@@ -124,9 +124,9 @@ class ChunkedStep:
                 kept[name] = old.copy_(kept[name])  # the same tensor: a captured graph may use its address
         self._optimizer.state[self._param] = kept  # one assignment, so that threads may finish concurrently
 
-    def _check_carried(self, piece: torch.Size) -> None:
+    def _check_carried(self, chunk: torch.Size) -> None:
         for name, value in (self._after or {}).items():
-            shaped = isinstance(value, torch.Tensor) and value.shape == piece and value.numel() > 1
+            shaped = isinstance(value, torch.Tensor) and value.shape == chunk and value.numel() > 1
             if shaped and name not in self.names:
                 raise StepMisuse(
                     problem=f"the state {name} is not in the optimizer's profile; make a new Stepper"

@@ -74,7 +74,8 @@ class Clipping:
         self._times = 1  # the number of gradients added up for it
         self._added: Counter[Tensor] = Counter()
         self._norms: dict[Tensor, _PendingNorm] = {}
-        self._scales: dict[Tensor, Tensor] = {}
+        self._scales: dict[nn.Parameter, Tensor] = {}
+        self._copies: dict[Tensor, Ticket] = {}  # of the latest gradients
         self._hooks: dict[Tensor, RemovableHandle] = {}
 
     def clip(
@@ -82,9 +83,9 @@ class Clipping:
         params: Sequence[nn.Parameter],
         on_host: Sequence[nn.Parameter],
         max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
+        norm_type: float,
+        error_if_nonfinite: bool,
+        foreach: bool | None,
     ) -> Tensor:
         """Do what `torch.nn.utils.clip_grad_norm_` does; gradients on the host are scaled later.
 
@@ -110,7 +111,7 @@ class Clipping:
             self._mark_pending(param, _DeferredScaling(self, param))
         return norm
 
-    def scale_of(self, param: nn.Parameter) -> Tensor | None:
+    def take_scale(self, param: nn.Parameter) -> Tensor | None:
         """Return the factor for the gradient in an update that begins now, and take it over."""
         return self._scales.pop(param, None)
 
@@ -126,11 +127,11 @@ class Clipping:
     def scale_all(self) -> None:
         """Do all deferred scalings now."""
         for param in [*self._scales]:
-            assert isinstance(param, nn.Parameter)
             self.scale(param)
 
-    def before_adding(self, param: nn.Parameter) -> None:
-        """Finish pending work on a gradient before another one is added to it."""
+    def before_adding(self, param: nn.Parameter, copy: Ticket) -> None:
+        """Finish pending work on a gradient before another one is added to it, which a copy brings."""
+        self._copies[param] = copy
         pending = self._norms.pop(param, None)
         if pending is not None:
             pending.ticket.wait()
@@ -141,6 +142,7 @@ class Clipping:
         self._added.clear()
         self._norms.clear()
         self._scales.clear()
+        self._copies.clear()
 
     def close(self) -> None:
         """Do deferred scalings and remove the hooks of parameters."""
@@ -172,7 +174,8 @@ class Clipping:
     def _arrived(self, param: Tensor) -> None:
         """Compute the norm of a gradient on the host if it is complete now."""
         self._added[param] += 1
-        grad, norm_type = param.grad, self._norm_type
+        with past_torch_function():  # its bytes may be on their way
+            grad, norm_type = param.grad, self._norm_type
         if grad is None or norm_type is None or self._added[param] < self._times:
             return
         if norm_type == 0 or grad.is_complex():  # norms that cannot replace their tensor
@@ -184,7 +187,10 @@ class Clipping:
                 norm = torch.nn.utils.get_total_norm([grad], norm_type)
                 found.append((norm, torch.get_num_threads()))
 
-        ticket = self.machine.work(compute_norm, name="the norm of a gradient")
+        copy = self._copies.get(param)
+        ticket = self.machine.work(
+            compute_norm, [] if copy is None else [copy], name="the norm of a gradient"
+        )
         self._norms[param] = _PendingNorm(weakref.ref(grad), grad._version, norm_type, ticket, found)
         assert isinstance(param, nn.Parameter)
         self._mark_pending(param, ticket)

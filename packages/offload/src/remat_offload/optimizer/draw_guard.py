@@ -19,14 +19,14 @@ from remat_executor.torch_private.generators import is_generator
 from remat_offload.errors import RefusedOptimizer
 
 
-def is_torchs(optimizer: Optimizer) -> bool:
+def is_from_torch(optimizer: Optimizer) -> bool:
     """Whether an optimizer's class is one of torch's own."""
     return type(optimizer).__module__.startswith("torch.optim")
 
 
 def without_draws(optimizer: Optimizer) -> contextlib.AbstractContextManager[object]:
     """Refuse operators of this thread, inside the context, that draw from a generator of the process."""
-    return contextlib.nullcontext() if is_torchs(optimizer) else _NoDraws(type(optimizer).__name__)
+    return contextlib.nullcontext() if is_from_torch(optimizer) else _NoDraws(type(optimizer).__name__)
 
 
 class _NoDraws(TorchDispatchMode):

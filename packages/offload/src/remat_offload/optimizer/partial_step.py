@@ -14,17 +14,11 @@ from torch.optim import Optimizer
 from remat_executor.fork_lock import ForkAwareLock
 from remat_offload.errors import StepMisuse
 from remat_offload.optimizer.chunked_step import ChunkedStep, store_state
-from remat_offload.optimizer.chunking import (
-    ALIGNMENT,
-    CHUNK_NUMEL,
-    flat_view,
-    memory_order,
-    share_order,
-    split_elements,
-)
-from remat_offload.optimizer.draw_guard import is_torchs
+from remat_offload.optimizer.chunking import ALIGNMENT, CHUNK_NUMEL, split_elements
+from remat_offload.optimizer.draw_guard import is_from_torch
 from remat_offload.optimizer.private_copy import State, narrowed, shallow_copy, step
 from remat_offload.optimizer.profile import Kind, Profile, StateTensor, layout, profile_optimizer
+from remat_offload.tensor_memory import flat_view, memory_order, share_order
 
 Memory = Callable[[torch.Tensor, StateTensor], torch.Tensor]
 
@@ -240,7 +234,7 @@ class Stepper:
         known = self._switched.setdefault(key, set())
         if turned in known:
             return
-        if known and not is_torchs(self._optimizer):
+        if known and not is_from_torch(self._optimizer):
             now = profile_optimizer(self._optimizer, group, param, like)
             if (now.kind, now.tensors) != (profile.kind, profile.tensors):
                 raise StepMisuse(

@@ -29,7 +29,7 @@ from remat_offload.optimizer.trial_steps import Outcome, TrialSteps, generators_
 class Kind(enum.Enum):
     """How an optimizer may be stepped."""
 
-    ELEMENTWISE = "on pieces of a parameter"
+    ELEMENTWISE = "in chunks of a parameter"
     WHOLE = "on whole parameters only"
 
 

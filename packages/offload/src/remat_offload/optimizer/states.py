@@ -161,7 +161,7 @@ class OptimizerStates:
 
     # -- state dicts
 
-    def into(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def with_masters(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Add the masters of parameters that have been stepped."""
         for index, param in enumerate(self.parameters()):
             if param in self._masters and index in state_dict["state"]:

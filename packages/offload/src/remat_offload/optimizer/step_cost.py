@@ -33,7 +33,7 @@ def update_cost(
     dtype: torch.dtype,
     device: torch.device,
     shape: Sequence[int],
-    narrow: torch.dtype | None = None,
+    narrow: torch.dtype | None,
 ) -> UpdateCost:
     """Measure a step of one tensor with a group's settings; the optimizer is not changed.
 
@@ -54,7 +54,7 @@ def update_cost(
         state = step_tensor(optimizer, settings, data, grad, None)  # creates its states
         workspace = allocator_peak(partial(step_tensor, optimizer, settings, data, grad, state), device)
         take = _whole_step(optimizer, settings, data, grad, state or {}, narrow)
-        seconds = _wall_s if device.type == "cpu" else DeviceTimer.of(device).seconds
+        seconds = _wall_s if device.type == "cpu" else partial(_device_s, DeviceTimer.of(device))
         take()
         best_s = min(seconds(take) for _ in range(5))
     return UpdateCost(
@@ -71,7 +71,7 @@ def _whole_step(
     state: Mapping[str, Any],
     narrow: torch.dtype | None,
 ) -> Callable[[], None]:
-    """A function that steps a parameter as an update does: by chunks, from a master if `narrow`."""
+    """Return a function that steps a parameter as an update does: by chunks, from a master if `narrow`."""
     parameter = torch.nn.Parameter(data)
     replica = shallow_copy(optimizer, [{**settings, "params": [parameter]}])
     replica.state[parameter] = state
@@ -89,6 +89,10 @@ def _whole_step(
         step.finish()
 
     return take
+
+
+def _device_s(timer: DeviceTimer, function: Callable[[], object]) -> float:
+    return timer.seconds(function).run_s
 
 
 def _wall_s(function: Callable[[], object]) -> float:

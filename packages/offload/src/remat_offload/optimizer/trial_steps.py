@@ -18,8 +18,8 @@ from remat_executor.generator_state import default_generator, preserved_generato
 from remat_graph.contexts import context
 from remat_offload.errors import RefusedOptimizer
 from remat_offload.optimizer.chunked_step import ChunkedStep
-from remat_offload.optimizer.chunking import flat_view
 from remat_offload.optimizer.private_copy import State, private_copy, step, step_tensor
+from remat_offload.tensor_memory import flat_view
 
 Outcome = tuple[torch.Tensor, State | None]  # a parameter after all steps, and its state
 

@@ -1,0 +1,1 @@
+"""The sections of `gpu_first.py`: what must be right before anything else is measured on a device."""

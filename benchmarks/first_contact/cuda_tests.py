@@ -1,0 +1,77 @@
+"""The tests marked `cuda`, by pytest in processes of its own."""
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from first_contact.rows import Findings, Setting
+
+SECTION = "tests"
+_ROOT = Path(__file__).resolve().parents[2]
+_SPARE_S = 3.0  # of the section's time, to count what ran
+_MOST_PROCESSES = 4  # each holds libraries on the device
+_OUTCOME = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
+_MISSING = re.compile(r"No module named '([\w.]+)'")
+
+
+def names(*, small: bool) -> tuple[str, ...]:
+    """The rows."""
+    return ("cuda",)
+
+
+def run(name: str, setting: Setting) -> Findings:
+    """Run pytest; what it prints until it ends, or no time is left, is counted."""
+    found = Findings(setting)
+    missing = [each for each in ("pytest", "hypothesis") if importlib.util.find_spec(each) is None]
+    if setting.device.type != "cuda" or missing:
+        found.skipped = f"{missing[0]} is not installed" if missing else "there is no CUDA device"
+        return found
+    options = ["-m", "cuda", "-p", "no:cacheprovider", "-v", "--tb=line", "--continue-on-collection-errors"]
+    if importlib.util.find_spec("xdist") is not None:
+        processes = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
+        options += ["-n", str(processes), "--dist", "loadfile"]
+    command = [sys.executable, "-m", "pytest", *options, "tests", "packages"]
+    process = subprocess.Popen(
+        command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    assert process.stdout is not None
+    limit_s = setting.end_s - time.monotonic() - _SPARE_S
+    timer = threading.Timer(min(limit_s, threading.TIMEOUT_MAX), process.kill)
+    timer.start()
+    lines = [line.rstrip() for line in process.stdout]
+    status = process.wait()
+    timer.cancel()
+    _read(found, lines)
+    if status == -signal.SIGKILL:
+        found.wrong.insert(0, f"not all tests ran in {limit_s:.0f} s")
+    elif status not in (0, 1, 5) and not found.wrong:
+        found.wrong.append(f"pytest ended with status {status}: {lines[-1] if lines else ''}"[:300])
+    return found
+
+
+def _read(found: Findings, lines: list[str]) -> None:
+    outcomes: dict[str, str] = {}
+    for line in lines:
+        outcome = _OUTCOME.search(line)
+        test = next((word for word in line.split() if "::" in word or word.endswith(".py")), None)
+        if outcome is not None and test is not None:
+            outcomes[test] = outcome[1].lower()
+    absent = sorted({name.partition(".")[0] for line in lines for name in _MISSING.findall(line)})
+    uncollected = [test for test, outcome in outcomes.items() if outcome == "error" and "::" not in test]
+    failed = [test for test, outcome in outcomes.items() if outcome in ("failed", "error")]
+    counts = Counter(outcomes.values())
+    found.figures = {"counts": dict(counts), "failed": failed, "not_installed": absent}
+    found.said = [
+        ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items())) or "no tests"
+    ]
+    if absent:  # files that need packages of the project's own environment
+        found.said.append(f"{len(uncollected)} files need {', '.join(absent)}")
+        failed = [test for test in failed if test not in uncollected]
+    found.wrong += [f"{test} {outcomes[test]}; goal: all pass" for test in failed]

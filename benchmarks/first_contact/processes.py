@@ -1,0 +1,128 @@
+"""Rows in a process of their own: one that aborts, or does not end, costs one row.
+
+The process prints a line when it begins a row and a line with the row, as JSON behind a mark; its other
+lines are kept to say what went wrong. If it ends inside of a row, that row is returned with a note and
+another process runs the rest.
+"""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+MARK = "@first-contact "
+_KEPT_LINES = 12
+
+
+def announce(**message: Any) -> None:
+    """Print one message of the process."""
+    print(f"\n{MARK}{json.dumps(message)}", flush=True)
+
+
+def rows_of(
+    command: Callable[[Sequence[str]], Sequence[str]],
+    names: Sequence[str],
+    *,
+    limit_s: float,
+    environment: Mapping[str, str] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Run rows in processes until all are done or the time is over.
+
+    Args:
+        command: what runs the rows of these names.
+        names: of the rows.
+        limit_s: seconds for all of them.
+        environment: of the processes; None for that of this one.
+        clock: gives seconds.
+
+    Yields:
+        The name of each row that was begun with what it gave, or with "wrong" if its process ended.
+    """
+    end_s = clock() + limit_s
+    left = list(names)
+    while left and clock() < end_s:
+        begun: str | None = None
+        log: deque[str] = deque(maxlen=_KEPT_LINES)
+        with _Process(command(left), environment) as process:
+            for line in process.lines(lambda: end_s - clock()):
+                if not line.startswith(MARK):
+                    log.append(line)
+                    continue
+                message = json.loads(line.removeprefix(MARK))
+                if "begin" in message:
+                    begun = message["begin"]
+                else:
+                    yield message["name"], message["row"]
+                    left.remove(message["name"])
+                    begun = None
+        if begun is None and left and process.status is not None:  # it could not begin
+            begun = left[0]
+        if begun is not None:
+            why = _why(process.status, limit_s)
+            yield begun, {"wrong": [f"{why}: {_last(log)}"]}
+            left.remove(begun)
+
+
+class _Process:
+    """A process, ended with all that it started."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None) -> None:
+        self.status: int | None = None
+        self._running = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> "_Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.status is None:
+            os.killpg(self._running.pid, signal.SIGKILL)
+            self._running.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self._running.stdout is not None
+        with self._running.stdout as lines:
+            for line in lines:
+                self._queue.put(line.rstrip("\n"))
+        self._queue.put(None)
+
+    def lines(self, left_s: Callable[[], float]) -> Iterator[str]:
+        """Its lines, until it ends or no time is left; `status` is None then."""
+        while True:
+            try:
+                line = self._queue.get(timeout=max(0.0, left_s()))
+            except queue.Empty:
+                return
+            if line is None:
+                self.status = self._running.wait()
+                return
+            if line:
+                yield line
+
+
+def _why(status: int | None, limit_s: float) -> str:
+    if status is None:
+        return f"not done when the {limit_s:.0f} s of its section were over"
+    return f"its process ended with status {status}"
+
+
+def _last(log: Sequence[str]) -> str:
+    return " | ".join(line.strip() for line in list(log)[-3:])[:400]

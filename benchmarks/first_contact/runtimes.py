@@ -1,0 +1,67 @@
+"""The runtimes that compile a plan or record it: bits, peak and time of one model each."""
+
+import copy
+import importlib.util
+import shutil
+
+import torch
+
+from device_steps import Side, interleaved_s
+from first_contact.exactness import trained
+from first_contact.models import task
+from first_contact.planning import planned
+from first_contact.rows import Findings, Setting
+from remat_graph import format_nbytes
+
+SECTION = "runtimes"
+_BUDGET = "60%"
+_MODELS = {"inductor": "llama", "cudagraph": "gpt"}
+_ROUNDING = 0.05  # of the largest element of a tensor, in bfloat16
+
+
+def names(*, small: bool) -> tuple[str, ...]:
+    """The rows."""
+    return tuple(_MODELS)
+
+
+def run(name: str, setting: Setting) -> Findings:
+    """One runtime."""
+    found, device = Findings(setting), setting.device
+    found.skipped = _unavailable(name, setting)
+    if found.skipped:
+        return found
+    chosen = task(_MODELS[name], small=setting.small)
+    eager, sample = chosen.model(device), chosen.batch(device)
+    model, third = copy.deepcopy(eager), copy.deepcopy(eager)
+    module, budget_nbytes = planned(model, sample, _BUDGET, found, name)
+    ours, theirs = trained(module, model, chosen, device), trained(eager, eager, chosen, device)
+    differing, distance = ours.differing(theirs), ours.distance(theirs)
+    varying = trained(third, third, chosen, device).differing(theirs)
+    found.figures = {"differing": differing[:20], "eager_varies": len(varying), "distance": distance}
+    line = f"{len(differing)} tensors differ from eager by up to {distance:.2g}"
+    found.said.append(line if differing else "bits of eager")
+    if name == "cudagraph" and {*differing} - {*varying}:
+        found.wrong.append(f"{line}; goal: equal bits")
+    if name == "inductor" and not distance <= _ROUNDING:
+        found.wrong.append(f"{line}; goal: at most {_ROUNDING}")
+    held_nbytes = max(module.rehearsed_nbytes or 0, ours.peak_nbytes)
+    found.figures |= {"held_nbytes": held_nbytes, "budget_nbytes": budget_nbytes}
+    found.said.append(f"peak {format_nbytes(held_nbytes)} of {format_nbytes(budget_nbytes)}")
+    if held_nbytes > budget_nbytes:
+        found.wrong.append(f"peak {held_nbytes} bytes above the budget of {budget_nbytes}; goal: never")
+    sides = (Side(module, model, sample), Side(eager, eager, sample))
+    step_s, eager_s = interleaved_s(sides, device, setting.steps)
+    found.figures |= {"step_s": step_s, "eager_s": eager_s, "predicted_s": module.plan.time_s}
+    found.said.append(f"step {1e3 * step_s:.2f} ms, {step_s / eager_s:.3f} of eager's at full memory")
+    return found
+
+
+def _unavailable(name: str, setting: Setting) -> str:
+    """Why a runtime cannot run here."""
+    device = setting.device
+    if name == "cudagraph":
+        # The build counts: a device that stands in for CUDA has no graphs.
+        return "" if device.type == "cuda" and torch.version.cuda else "CUDA graphs need CUDA"
+    if device.type == "cpu":
+        return "" if shutil.which("g++") else "Inductor needs g++ on the CPU"
+    return "" if importlib.util.find_spec("triton") else "Inductor needs triton, which is not installed"

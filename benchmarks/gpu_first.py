@@ -1,0 +1,172 @@
+"""First contact with a device: in one command of minutes, what is wrong before anything else is measured.
+
+    python benchmarks/gpu_first.py [--time-limit 480] [--out FOLDER] [--sections NAME ...] [--small] [--again]
+
+For a fresh machine with torch 2.11 or newer: nothing is downloaded, models are in plain torch, and cvxpy,
+highspy, transformers and torchvision may be absent. The sections, in their order:
+
+* environment: versions, flags, and whether the allocator counts blocks as plans assume;
+* tests: those marked `cuda`, where pytest is installed;
+* exact: six models within 100, 60 and 40 % of their memory: losses, gradients and buffers of three steps have
+  the bits of eager, or are as close to it as eager is to itself where eager varies from run to run;
+* full budget: a plan that recomputes nothing beside eager, and where the host's time lies;
+* timing: predicted against measured steps, and by operator against the profiler;
+* runtimes: Inductor and CUDA graphs;
+* language model: a billion parameters beside eager, a checkpoint around each block, and torch's own budget;
+* offmate: a billion parameters within 40 % of all bytes of plain training.
+
+Goals: budgets hold in every row by `max_memory_allocated`; the peak is predicted within 1 %, a step within
+5 %; with nothing recomputed a step takes at most 1.015 of eager's; at 61 % the language model is faster than
+with a checkpoint around each block; bits are equal.
+
+`<out>/<device>-first.json` is written after every row, and what operators were measured to take into
+`platforms/<device>.json`. Rows that are there are skipped: run it again for the rest. Each section runs in a
+process of its own within its share of the time; a row that aborts, or does not end, costs no other row. The
+report lists what is wrong first; the exit status is 1 if anything is.
+
+`--small` runs all of it on tiny models, on the CPU too, to test the script; times and predicted peaks are
+not judged then.
+"""
+
+import argparse
+import functools
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import record
+import report
+from device_steps import current_device, device_name, first_line, release
+from first_contact.processes import announce, rows_of
+from first_contact.rows import Findings, Row, Setting
+from first_contact.sections import SECTIONS, Section
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def run_rows(section: Section, names: Sequence[str], setting: Setting) -> None:
+    """Run rows in this process and announce each."""
+    for name in names:
+        announce(begin=name)
+        began_s = time.perf_counter()
+        try:
+            found = section.module.run(name, setting)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other rows are run
+            found = Findings(setting, wrong=[first_line(error)])
+        row = Row(
+            section=section.name,
+            name=name,
+            said="; ".join(found.said),
+            figures=found.figures,
+            wrong=found.wrong,
+            skipped=found.skipped,
+            took_s=time.perf_counter() - began_s,
+        )
+        del found
+        announce(name=name, row=attrs.asdict(row))
+        gc.collect()
+        release(setting.device)
+
+
+def measure(options: argparse.Namespace, rows: list[Row], path: Path, device: torch.device) -> None:
+    """Add the rows that are not there; each section may take its share of the time that is left."""
+    end_s = time.monotonic() + options.time_limit
+    chosen = [section for section in SECTIONS if section.name in (options.sections or [section.name])]
+    with tempfile.TemporaryDirectory() as costs:  # measured afresh, and once for all rows
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "REMAT_CACHE_DIR": costs, "PYTHONPATH": os.pathsep.join(paths)}
+        for place, section in enumerate(chosen):
+            done = {row.key for row in rows}
+            names = [n for n in section.names(small=options.small) if (section.name, n) not in done]
+            share = section.share / sum(later.share for later in chosen[place:])
+
+            limit_s = share * (end_s - time.monotonic())
+            words = ["--out", str(options.out), *(["--small"] if options.small else [])]
+            words += ["--worker", section.name, "--time-limit", str(limit_s), "--rows"]
+            command = functools.partial(_command, words)
+            for name, given in rows_of(command, names, limit_s=limit_s, environment=environment):
+                rows.append(Row(**{"section": section.name, "name": name, **given}))
+                record.write(
+                    path, list(map(attrs.asdict, rows)), packages=["torch"], device=device_name(device)
+                )
+                print(line(rows[-1]), flush=True)
+
+
+def _command(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    return [sys.executable, __file__, *words, *names]
+
+
+def line(row: Row) -> str:
+    """One row for people."""
+    state = "WRONG" if row.wrong else "skipped" if row.skipped else "ok"
+    said = "; ".join(filter(None, (*row.wrong, row.skipped, row.said)))
+    return f"{row.section:15} {row.name:14} {state:7} {row.took_s:5.1f} s  {said}"
+
+
+def print_report(rows: Sequence[Row], missing: Sequence[tuple[str, str]]) -> None:
+    """What is wrong first."""
+    wrong = [row for row in rows if row.wrong]
+    print(f"\n{len(wrong) or 'none'} of {len(rows)} rows wrong")
+    for row in wrong:
+        for goal in row.wrong:
+            print(f"  {row.section}, {row.name}: {goal}")
+    for row in rows:
+        if row.skipped:
+            print(f"  skipped: {row.section}, {row.name}: {row.skipped}")
+    if missing:
+        print("not run; run it again: " + "; ".join(f"{section}, {name}" for section, name in missing))
+
+
+def main() -> int:
+    """Measure what is not there yet, write after each row, report; 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--time-limit", type=float, default=480.0, help="seconds (default: 480)")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--sections", nargs="+", metavar="NAME", choices=[each.name for each in SECTIONS])
+    parser.add_argument("--small", action="store_true", help="tiny models, to test the script")
+    parser.add_argument("--again", action="store_true", help="measure also what is there")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--rows", nargs="*", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    device = current_device()
+    platforms = (options.out if options.small else ROOT) / "platforms"
+    if options.worker is not None:
+        (section,) = (each for each in SECTIONS if each.name == options.worker)
+        setting = Setting(
+            device=device,
+            small=options.small,
+            platforms=platforms,
+            end_s=time.monotonic() + options.time_limit,
+        )
+        run_rows(section, options.rows, setting)
+        return 0
+    if device.type == "cpu" and not options.small:
+        parser.error("there is no accelerator; --small tests the script without one")
+    path = options.out / f"{device_name(device)}-first{'-small' if options.small else ''}.json"
+    rows: list[Row] = []
+    if path.exists() and not options.again:
+        rows = [Row(**row) for row in json.loads(path.read_text())["rows"]]
+    measure(options, rows, path, device)
+    every = [(each.name, name) for each in SECTIONS for name in each.names(small=options.small)]
+    missing = [key for key in every if key not in {row.key for row in rows}]
+    if options.sections:
+        missing = [key for key in missing if key[0] in options.sections]
+    if options.out == RESULTS:
+        report.main()
+    print_report(rows, missing)
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

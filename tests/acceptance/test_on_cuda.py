@@ -1,0 +1,139 @@
+"""Ten models at three budgets on CUDA: bits of eager, within the budget; flags, the second device, DDP."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from remat_executor import allocator_peak
+from remat_facade import Hiremate
+from remat_solvers import InfeasibleBudget
+from tests.helpers.acceptance import Trace, train, whole_step
+from tests.helpers.models import ModelCase, get_case
+from tests.helpers.on_device import dropout_distance, moved
+
+pytestmark = pytest.mark.cuda
+NAMES = (
+    "gpt2",
+    "llama",
+    "t5",
+    "vit",
+    "resnet18",
+    "mobilenet_v2",
+    "unet_dropout",
+    "tied_weights",
+    "mixed_dtype",
+    "stock_transformer",
+)
+QUICK_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cost cache for the module: ops are measured once."""
+    return tmp_path_factory.mktemp("costs")
+
+
+@pytest.fixture(autouse=True)
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager's own bits vary from run to run with other convolutions."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+
+def on(device: str, case: ModelCase) -> tuple[nn.Module, Any, Any]:
+    """A case's step and batches on a device, and how to get its loss."""
+    model, loss = whole_step(case)
+    return model.to(device), loss, lambda step: moved(case.sample(step), device)
+
+
+def trained(module: nn.Module, sample: Any, loss: Any) -> tuple[Trace, Tensor]:
+    """Two steps, and what the device draws after them."""
+    trace = train(module, sample, loss, steps=2)
+    return trace, torch.rand(8, device=next(module.parameters()).device)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bits_of_eager_within_each_budget(name: str, cache: Path) -> None:
+    """The smallest budget, 70 % and 100 %, by the device's own count of bytes."""
+    model, loss, sample = on("cuda", get_case(name))
+    expected, drawn = trained(copy.deepcopy(model), sample, loss)
+    args, kwargs = sample(0)
+    with pytest.raises(InfeasibleBudget) as caught:
+        Hiremate(copy.deepcopy(model), args, 1, sample_kwargs=kwargs, cache_dir=cache, time_limit_s=QUICK_S)
+    for budget in (int(1.02 * caught.value.smallest_nbytes), "70%", "100%"):
+        planned = Hiremate(
+            copy.deepcopy(model),
+            args,
+            budget,
+            sample_kwargs=kwargs,
+            cache_dir=cache,
+            time_limit_s=QUICK_S,
+            zoo=False,
+        )
+        found, after = trained(planned, sample, loss)
+        assert list(expected.differences(found)) == []
+        assert torch.equal(drawn, after)
+        planned.zero_grad()
+        peak = allocator_peak(lambda planned=planned: loss(planned(*args, **kwargs)).backward(), "cuda")
+        assert peak.peak_nbytes <= planned.plan.budget_nbytes
+        assert planned.runs["planned"] == sum(planned.runs.values())
+
+
+def test_another_precision_is_planned_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag of CUDA's products is part of what a plan depends on."""
+    model, loss, sample = on("cuda", get_case("tied_weights"))
+    args, kwargs = sample(0)
+    planned = Hiremate(
+        model, args, "100%", sample_kwargs=kwargs, cache_dir=cache, time_limit_s=QUICK_S, zoo=False
+    )
+    loss(planned(*args, **kwargs)).backward()
+    before = planned.graph
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    with pytest.warns(match="planning again"):
+        loss(planned(*args, **kwargs)).backward()
+    assert planned.graph is not before
+
+
+def test_the_second_device(tmp_path: Path) -> None:
+    """While the first one is current."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two devices")
+    assert dropout_distance(tmp_path, "cuda:1") == 0.0
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A group of one rank, whose collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_parts_of_a_step_under_ddp(one_rank: None, cache: Path) -> None:
+    """Gradients arrive in parts, and DDP's buckets take them as they arrive."""
+    model, loss, sample = on("cuda", get_case("tied_weights"))
+    reference = DistributedDataParallel(copy.deepcopy(model))
+    args, kwargs = sample(0)
+    planned = Hiremate(
+        model,
+        args,
+        "80%",
+        sample_kwargs=kwargs,
+        cache_dir=cache,
+        time_limit_s=QUICK_S,
+        zoo=False,
+        part_nbytes=0,
+    )
+    expected, _ = trained(reference, sample, loss)
+    found, _ = trained(DistributedDataParallel(planned), sample, loss)
+    assert list(expected.differences(found)) == []

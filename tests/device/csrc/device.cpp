@@ -1,0 +1,11 @@
+// All of the device, as one unit of compilation: the headers of torch take most of the time.
+#include "streams.cpp"
+#include "races.cpp"
+#include "pinned.cpp"
+#include "allocator.cpp"
+#include "generators.cpp"
+#include "graphs.cpp"
+#include "hooks.cpp"
+#include "kernels.cpp"
+#include "libraries.cpp"
+#include "module.cpp"
