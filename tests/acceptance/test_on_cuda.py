@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from remat_executor import OverCompiled, allocator_peak
+from remat_executor import StepOverBudget, allocator_peak
 from remat_facade import Hiremate
 from remat_solvers import InfeasibleBudget
 from tests.helpers.acceptance import Trace, train, whole_step
@@ -69,7 +69,7 @@ def plan(model: nn.Module, sample: Any, budget: int | str, cache: Path, **option
     for _ in range(3):  # the search ends by the clock, so the next plan may need a little more
         try:
             return Hiremate(copy.deepcopy(model), args, budget, **given)
-        except OverCompiled as error:
+        except StepOverBudget as error:
             budget = error.advised
     raise AssertionError(f"{budget} were advised, and are not enough")
 
