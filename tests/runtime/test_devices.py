@@ -141,7 +141,7 @@ def test_a_small_model_is_launch_bound(device: str, runtime: str, tmp_path: Path
     """Its plan says so and predicts the time of issuing; recorded graphs are issued at once."""
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))).to(device)
     x = torch.randn(4, 8, device=device)
-    module = Hiremate(model, x, "200%", runtime=runtime, platform=SlowHost(), cache_dir=tmp_path)
+    module = Hiremate(model, x, "64KiB", runtime=runtime, platform=SlowHost(), cache_dir=tmp_path)
     plan = module.plan
     assert ("launch-bound" in plan.summary()) == (runtime == "eager")
     assert (plan.issue_s > 0.0) == (runtime == "eager")
