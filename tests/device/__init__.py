@@ -6,6 +6,7 @@ branches for CUDA run unchanged. Work runs as late as its stream allows, fresh m
 that no event orders are reported: a missing wait is found at each run. Times are counted, not measured.
 
     python -m pytest -p tests.device.plugin -m cuda tests packages
+    python -m tests.device SCRIPT [ARGUMENT...]
 
 The library must be loaded before torch, so it is for processes of its own. It is built with g++ on first use.
 

@@ -92,6 +92,19 @@ def round_trip_distance(steps: int = 5) -> float:
     return worst
 
 
+def straight_back_distance() -> float:
+    """How far a value is that is copied back at once, without any compute in between that waits."""
+    with HostPool(2**20, device="cuda") as pool, CudaMachine() as machine:
+        x = torch.full((64, 1024), 3.0, device="cuda")
+        y, host = torch.empty_like(x), pool.allocate((64, 1024), torch.float32).fill_(0)
+        saved = machine.copy(Lane.TO_HOST, host, x)
+        back = machine.copy(Lane.TO_DEVICE, y, host, after=[saved])
+        machine.wait_on_compute(back)
+        pool.release(host, after=back)
+        machine.wait_on_compute(saved)
+        return distance(x, y)
+
+
 def reused_block_distance() -> float:
     """How far a value is whose host block was released with its copy pending, and written by the next."""
     with HostPool(2**14, device="cuda") as pool, CudaMachine() as machine:

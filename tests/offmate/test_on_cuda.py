@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.helpers.on_device import offmate_distance, reused_block_distance, round_trip_distance
+from tests.helpers.on_device import (
+    offmate_distance,
+    reused_block_distance,
+    round_trip_distance,
+    straight_back_distance,
+)
 
 pytestmark = pytest.mark.cuda
 CLOSE = 1e-4  # host and device add in other orders; a missing wait changes the first digits
@@ -32,4 +37,5 @@ def test_the_second_device() -> None:
 def test_to_the_host_and_back() -> None:
     """While the memory that the values left is written, and the host block is used again."""
     assert round_trip_distance() == 0.0
+    assert straight_back_distance() == 0.0
     assert reused_block_distance() == 0.0
