@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+from pathlib import Path
 
 from tests.device.build import library
 from tests.device.torch_cuda import load
@@ -11,4 +12,5 @@ if __name__ == "__main__":
         sys.exit("no script was given; expected `python -m tests.device SCRIPT [ARGUMENT...]`")
     load(library())
     sys.argv = sys.argv[1:]
+    sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))  # as if Python ran it
     runpy.run_path(sys.argv[0], run_name="__main__")

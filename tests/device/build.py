@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,7 +65,7 @@ def _build(path: Path) -> None:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise CannotBuild("there is no C++ compiler: install g++, or set CXX")
-    torch, begin_s = torch_folder(), time.monotonic()
+    torch = torch_folder()
     unfinished = path.with_suffix(f".{os.getpid()}")
     include = (torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
     done = subprocess.run(
@@ -84,5 +83,4 @@ def _build(path: Path) -> None:
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if "error" in line]
         raise CannotBuild(f"{compiler} failed for torch at {torch}: " + "\n".join(errors[:10]))
-    path.with_suffix(".seconds").write_text(f"{time.monotonic() - begin_s:.1f}\n")
     unfinished.rename(path)

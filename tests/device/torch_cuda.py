@@ -146,6 +146,7 @@ def _memory(library: Any) -> dict[str, Any]:
         "_cuda_getMemoryFraction": lambda device: library.memory_limit(device) / library.device_nbytes(),
         "_cuda_memorySnapshot": lambda pool=None, *rest: {"segments": _of_pool(library.segments(), pool)},
         "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_CUDAAllocator_AllocatorState": object,  # a compiler imports the name
     }
 
 
