@@ -131,7 +131,7 @@ def test_the_planned_batch_norm_has_the_bits_of_eager(
     eager = Twice().cuda()
     original = copy.deepcopy(eager)
     x = torch.randn(8, 8, 24, 24, device="cuda")
-    planned = Hiremate(original, x, "45%", cache_dir=tmp_path, zoo=False)
+    planned = Hiremate(original, x, "45%", cache_dir=tmp_path, zoo=False, time_limit_s=2.0)
     assert "cudnn_batch_norm" in {op.target for op in planned.graph.ops}
     assert_trains_alike(eager, original, planned, x)
 

@@ -68,12 +68,17 @@ def test_kinds_of_operators_reach_shares_of_their_own() -> None:
             "aten.addmm.default",
             "aten.convolution.default",
             "aten._scaled_dot_product_cudnn_attention.default",
-            "aten._scaled_dot_product_flash_attention_backward.default",
+            "aten._scaled_dot_product_cudnn_attention_backward.default",
+            "aten._scaled_dot_product_flash_attention.default",
         )
     }
     shares = [data_sheets.PRODUCT_SHARE, data_sheets.CONVOLUTION_SHARE]
-    shares += [data_sheets.ATTENTION_SHARE, data_sheets.ATTENTION_GRADIENT_SHARE]
-    assert list(found.values()) == pytest.approx(shares)
+    shares += [data_sheets.ATTENTION_SHARE, data_sheets.ATTENTION_SHARE * data_sheets.GRADIENT_SHARE]
+    assert list(found.values()) == pytest.approx([*shares, data_sheets.FLASH_ON_HOPPER_SHARE])
+    flash = OpCost(
+        key="aten._scaled_dot_product_flash_attention.default()", arithmetic="float16", flops=312e12
+    )
+    assert a100(launch_s=0).time_s(flash) == pytest.approx(1 / data_sheets.ATTENTION_SHARE)
 
 
 def test_bytes_move_at_a_share_of_the_bandwidth() -> None:

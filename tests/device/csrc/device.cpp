@@ -5,6 +5,7 @@
 #include "allocator.cpp"
 #include "generators.cpp"
 #include "graphs.cpp"
+#include "ddp_timer.cpp"
 #include "hooks.cpp"
 #include "kernels.cpp"
 #include "libraries.cpp"

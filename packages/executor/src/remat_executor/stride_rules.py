@@ -97,10 +97,8 @@ def _as_on_cuda(func: Any, given: list[Tensor], result: Any) -> Any:
     name = func.overloadpacket.__name__
     if "batch_norm" in name:
         given = given[1:2] if "backward" in name else given[:1]
-    elif name == "convolution":
-        given = given[:2]
-    elif name == "convolution_backward":
-        given = given[1:3]
+    elif "convolution" in name and torch.backends.cudnn.enabled:
+        given = given[1:3] if "backward" in name else given[:2]
     else:
         return result
     if not any(map(_channels_are_last, given)):

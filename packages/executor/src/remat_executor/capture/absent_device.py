@@ -46,6 +46,11 @@ class SeenDevice(TorchFunctionMode):
             return _QUESTIONS[func](self.device)
         if func is Tensor.cuda:
             return args[0].to(_META)
+        if func is torch.tensor and self._on_meta(kwargs.get("device"), True) is _META:
+            # Torch makes it on the host and copies it, which a trace on meta would leave out.
+            return func(*args, **{**kwargs, "device": "cpu"}).to(_META)
+        if func is Tensor.__setitem__ and args[0].is_meta and isinstance(args[2], int | float | complex):
+            args = (*args[:2], torch.tensor(args[2], dtype=args[0].dtype))  # on the host, as on CUDA
         leaves, spec = flatten((args, kwargs))
         names = func is Tensor.to or "device" in kwargs
         args, kwargs = unflatten([self._on_meta(leaf, names) for leaf in leaves], spec)
@@ -58,7 +63,7 @@ class SeenDevice(TorchFunctionMode):
 
 
 _QUESTIONS: dict[Any, Callable[[torch.device], Any]] = {
-    Tensor.device.__get__: lambda device: device,  # type: ignore[attr-defined]
+    Tensor.device.__get__: lambda device: device,
     Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
     Tensor.is_meta.__get__: lambda device: False,  # type: ignore[attr-defined]
     Tensor.get_device: lambda device: device.index,

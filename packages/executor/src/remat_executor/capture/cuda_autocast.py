@@ -1,7 +1,7 @@
 """Cast the arguments of operators as autocast does on CUDA, for traces on a machine without it.
 
 The lists are those of torch's documentation of automatic mixed precision; which operators are cast at all is
-asked of the dispatcher. Tensors in float64 stay as they are.
+asked of the dispatcher. Tensors in float64 are not cast.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,8 +45,8 @@ _WIDEST = (
     *("index_put", "scatter_add", "tensordot", "vdot"),
 )
 """These compute in the widest dtype among their arguments."""
-_REFUSED = ("binary_cross_entropy",)
-"""Eager raises an error for these; they are not cast."""
+_LEFT = ("binary_cross_entropy", "convolution", "_convolution")
+"""Eager refuses the first; the others get their arguments from ``conv2d`` and its like, which are cast."""
 
 
 def with_autocast(kernels: Mapping[Any, Kernel]) -> Mapping[Any, Kernel]:
@@ -55,8 +55,8 @@ def with_autocast(kernels: Mapping[Any, Kernel]) -> Mapping[Any, Kernel]:
     Args:
         kernels: by overload; each gets the overload's own kernel first.
     """
-    casting = {operator: _casting(operator, kernels.get(operator, _own)) for operator in autocast_operators()}
-    return {**kernels, **casting}
+    cast = [operator for operator in autocast_operators() if operator.overloadpacket.__name__ not in _LEFT]
+    return {**kernels, **{operator: _casting(operator, kernels.get(operator, _own)) for operator in cast}}
 
 
 def _own(run: Kernel, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ def _casting(operator: Any, kernel: Kernel) -> Kernel:
             named = kwargs.get("dtype", args[place] if len(args) > place else None)
             if named is None and _eligible(args[0]):
                 args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
-        elif name not in _REFUSED:
+        else:
             args, kwargs = _cast(name, args, kwargs)
         with torch.autocast("cuda", enabled=False):  # an operator that it calls is not cast
             return kernel(run, *args, **kwargs)
@@ -88,7 +88,9 @@ def _cast(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[
     wide = any(_eligible(leaf) and leaf.dtype is torch.float32 for leaf in leaves)
     if name in _FLOAT32 or name == "norm" or (name in _WIDEST and wide):
         dtype = torch.float32
-    args, kwargs = unflatten([leaf.to(dtype) if _eligible(leaf) else leaf for leaf in leaves], spec)
+    # From the last to the first, in the order of torch's own casts.
+    cast = [leaf.to(dtype) if _eligible(leaf) else leaf for leaf in reversed(leaves)]
+    args, kwargs = unflatten(cast[::-1], spec)
     return args, kwargs
 
 

@@ -96,7 +96,7 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A mask to add to the scores."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
-    return torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=dtype, device=mask.device))
+    return torch.where(mask, 0.0, aten.scalar_tensor(-torch.inf, dtype=dtype, device=mask.device))
 
 
 def _padded(tensor: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def with_autocast_for_cuda() -> Generator[None, None, None]:
     common = torch.cuda.amp.common
     before = common.amp_definitely_not_available, torch.cuda.is_bf16_supported
     common.amp_definitely_not_available = lambda: False
-    torch.cuda.is_bf16_supported = lambda *_, **__: True  # type: ignore[assignment]
+    torch.cuda.is_bf16_supported = lambda *_, **__: True
     try:
         yield
     finally:

@@ -111,9 +111,14 @@ class _Translator:
     # -- values and ops
 
     @property
+    def planned_device(self) -> torch.device:
+        """The device of the step, where another one stands for it too."""
+        return self.absent or self.device
+
+    @property
     def rounding_nbytes(self) -> int:
         """To what the device's allocator rounds."""
-        return 512 if (self.absent or self.device).type == "cuda" else 1
+        return 512 if self.planned_device.type == "cuda" else 1
 
     def rounded(self, nbytes: int) -> int:
         """Bytes of a block of the allocator."""
@@ -179,7 +184,7 @@ class _Translator:
         reuses = tuple((outputs[0], source) for source in forms)
         first = Implementation(inputs=inputs, outputs=outputs, reuses=reuses)
         key = call_key(node, self.device)
-        once = may_vary(node, self.device)
+        once = may_vary(node, self.planned_device)
         op = Op(
             name=node.name,
             target=target_name(node),

@@ -8,9 +8,9 @@ NVIDIA's, without sparsity, and each share below has a source of its own and is 
   0.56 to 0.88 in ``platforms/nvidia-h100-80gb-hbm3.json``. In a step, the power limit lowers the clock.
 * Convolutions reach 0.5. Those of 256 and more channels, which computing limits, reach 0.35 to 0.62 in that
   file.
-* Attention reaches 0.5, its gradient 0.4, of the operations that a causal mask leaves. FlashAttention-2 (Dao
-  2023) reports 0.50 to 0.73 on an A100, FlashAttention-3 (Shah et al. 2024) up to 0.75 on an H100, where the
-  former reaches 0.35; gradients are a quarter slower in both.
+* Attention reaches 0.5, counting what a causal mask leaves: FlashAttention-2 (Dao 2023) reports 0.50 to 0.73
+  on an A100, FlashAttention-3 (Shah et al. 2024) up to 0.75 on an H100, cuDNN close to that. Torch's flash
+  attention is FlashAttention-2, which by that paper reaches 0.35 on an H100. Gradients reach 0.8 of it.
 * Bytes move at 0.9 of the memory bandwidth. Hugging Face's "Ultra-Scale Playbook" measured 3 TB/s of an
   H100's 3.35, as elementwise operators in that file do.
 * A launch takes 2.5 microseconds, as the smallest operators in that file do behind a busy queue.
@@ -30,7 +30,8 @@ from remat_graph.platforms.base import OpCost
 PRODUCT_SHARE = 0.65
 CONVOLUTION_SHARE = 0.5
 ATTENTION_SHARE = 0.5
-ATTENTION_GRADIENT_SHARE = 0.4
+FLASH_ON_HOPPER_SHARE = 0.35
+GRADIENT_SHARE = 0.8
 BANDWIDTH_SHARE = 0.9
 LAUNCH_S = 2.5e-6
 
@@ -84,6 +85,7 @@ class DataSheet:
             `OpCost.arithmetic` names. Products in an arithmetic that is not there, or that is not known,
             are computed in float32.
         nbytes_per_s: bandwidth of its memory.
+        flash_share: of the rate of products that torch's flash attention reaches.
         launch_s: seconds of an operator that does nothing.
         links: bandwidths between the device and its host, and of the host's memory.
     """
@@ -91,6 +93,7 @@ class DataSheet:
     device: str
     tflops: Mapping[str, float] = attrs.field(validator=_positive_rates, hash=False)
     nbytes_per_s: float = attrs.field(converter=float, validator=_POSITIVE)
+    flash_share: float = attrs.field(default=ATTENTION_SHARE, converter=float, validator=_POSITIVE)
     launch_s: float = attrs.field(
         default=LAUNCH_S,
         converter=float,
@@ -116,15 +119,15 @@ class DataSheet:
         moved_s = _PASSES.get(operator, 1.0) * nbytes / (BANDWIDTH_SHARE * self.nbytes_per_s)
         copied_s = moved_s * _COPY if _is_copied(operator, cost) else 0.0
         tflops = self.tflops.get(cost.arithmetic, self.tflops["float32"])
-        computed_s = cost.flops / (_product_share(operator) * tflops * 1e12)
+        computed_s = cost.flops / (self._product_share(operator) * tflops * 1e12)
         return self.launch_s + copied_s + max(computed_s, moved_s)
 
-
-def _product_share(operator: str) -> float:
-    """The share of the data sheet's rate that the products of an operator reach."""
-    if "attention" in operator:
-        return ATTENTION_GRADIENT_SHARE if operator.endswith("backward") else ATTENTION_SHARE
-    return CONVOLUTION_SHARE if "convolution" in operator else PRODUCT_SHARE
+    def _product_share(self, operator: str) -> float:
+        """The share of the data sheet's rate that the products of an operator reach."""
+        if "attention" in operator:
+            share = self.flash_share if "flash" in operator else ATTENTION_SHARE
+            return share * (GRADIENT_SHARE if operator.endswith("backward") else 1.0)
+        return CONVOLUTION_SHARE if "convolution" in operator else PRODUCT_SHARE
 
 
 def _is_copied(operator: str, cost: OpCost) -> bool:
@@ -175,6 +178,7 @@ h200 = partial(
     device="h200-spec",
     tflops=_rates(half=989.5, tf32=494.7, float32=67.0, float64=67.0, eight_bit=1979.0),
     nbytes_per_s=4.8e12,
+    flash_share=FLASH_ON_HOPPER_SHARE,
     links=_links(_PCIE_5, _SERVER),
 )
 
@@ -184,6 +188,7 @@ h100 = partial(
     device="h100-spec",
     tflops=_rates(half=989.5, tf32=494.7, float32=67.0, float64=67.0, eight_bit=1979.0),
     nbytes_per_s=3.35e12,
+    flash_share=FLASH_ON_HOPPER_SHARE,
     links=_links(_PCIE_5, _SERVER),
 )
 
