@@ -140,7 +140,7 @@ def distributed(case: ModelCase) -> Callable[[torch.nn.Module], torch.nn.Module]
     loss(model(*args, **kwargs)).backward()
     trained = [p for p in model.parameters() if p.requires_grad]
     nbytes = sum(p.nbytes for p in trained)
-    # Only where it has to look for them: it then clones all outputs, which the module cannot count.
+    # Only where it has to look for them: it then clones all outputs, which no plan can count.
     unused = any(p.grad is None for p in trained)
 
     def around(module: torch.nn.Module) -> torch.nn.Module:

@@ -16,6 +16,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "csrc"
 CACHE = Path(__file__).resolve().parents[2] / "build" / "test_device"
 NAME = "remat_test_device"
+LIMIT_S = 900.0  # of the compiler, for which other processes wait
 
 
 class CannotBuild(RuntimeError):
@@ -79,6 +80,7 @@ def _build(path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=LIMIT_S,
     )
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if "error" in line]

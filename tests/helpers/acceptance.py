@@ -15,10 +15,14 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from remat_executor import MemoryMeter, PlannedModule, RematWarning, allocator_peak
 from tests.helpers.models import ModelCase
+
+# The factor by which DistributedDataParallel scales a gradient: a float64, and a float32 while it multiplies.
+_FACTOR_NBYTES = 12
 
 Build = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], PlannedModule]
 
@@ -143,6 +147,9 @@ def peaks(
 ) -> Peaks:
     """Measure a step four times: by the meter and by the allocator, for both states of ``.grad``."""
     args, kwargs = sample(0)
+    if isinstance(module, DistributedDataParallel):
+        # Gloo's threads free the copies of the buffers later, perhaps at our peak, and no record shows that.
+        module.broadcast_buffers = False
 
     def step() -> None:
         output = module(*args, **kwargs)
@@ -171,6 +178,17 @@ def peaks(
     )
 
 
+def wrapper_nbytes(module: nn.Module, outputs: tuple[Tensor, ...]) -> int:
+    """The most bytes that `DistributedDataParallel`, if it is that, adds to a step's peak by itself.
+
+    If it looks for unused parameters, it returns copies of the outputs, while the backward reads the outputs.
+    """
+    if not isinstance(module, DistributedDataParallel):
+        return 0
+    copied = outputs if module.find_unused_parameters else ()
+    return _FACTOR_NBYTES + sum(output.nbytes for output in copied)
+
+
 @attrs.frozen(kw_only=True)
 class Comparison:
     """A planned run beside the original's.
@@ -182,6 +200,7 @@ class Comparison:
         peaks: of the planned module.
         original: peaks of the original.
         module: the planned module, with its plan.
+        wrapper_nbytes: what goes around the module adds at most to its peak.
     """
 
     differences: tuple[str, ...]
@@ -191,6 +210,7 @@ class Comparison:
     peaks: Peaks
     original: Peaks
     module: PlannedModule
+    wrapper_nbytes: int
 
     @property
     def repeats(self) -> int:
@@ -253,6 +273,7 @@ def compare(
         peaks=measured,
         original=original,
         module=module,
+        wrapper_nbytes=wrapper_nbytes(trained, actual.outputs[0]),
     )
 
 
@@ -273,10 +294,10 @@ def broken_rules(found: Comparison) -> Iterator[tuple[str, str]]:
         "metered_accumulating_nbytes",
         "allocated_accumulating_nbytes",
     ):
-        if getattr(peaks, name) > plan.budget_nbytes:
+        if getattr(peaks, name) > plan.budget_nbytes + found.wrapper_nbytes:
             yield "budget", f"{name} {getattr(peaks, name)} above {plan.budget_nbytes}"
     error = plan.live_peak_nbytes - peaks.metered_nbytes
-    if not 0 <= error <= max(0.01 * peaks.metered_nbytes, 64 << 10):
+    if not -found.wrapper_nbytes <= error <= max(0.01 * peaks.metered_nbytes, 64 << 10):
         yield "live", f"predicted {plan.live_peak_nbytes}, metered {peaks.metered_nbytes}"
     if abs(plan.peak_nbytes - peaks.allocated_nbytes) > 0.02 * peaks.allocated_nbytes:
         yield "allocator", f"predicted {plan.peak_nbytes}, recorded {peaks.allocated_nbytes}"

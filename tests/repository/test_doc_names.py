@@ -31,6 +31,7 @@ MADE_LATER = re.compile(r"^\.(venv|hatch)|\.(added|changed|fixed|removed)\.md$")
 # Names of other programs, and of what a user writes.
 OTHERS = {
     *("activation_memory_budget", "save_pretrained", "torchrun", "Trainer", "lint", "venv", "weights32"),
+    *("find_unused_parameters", "static_graph"),
 }
 
 

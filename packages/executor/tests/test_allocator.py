@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -81,6 +82,22 @@ def test_blocks_of_earlier_sessions() -> None:
 
     record = allocator_peak(work)
     assert (record.peak_nbytes, record.end_nbytes) == (5 * NBYTES, 5 * NBYTES)
+
+
+def test_blocks_freed_by_another_thread() -> None:
+    """Their frees are not recorded; they count no longer than until their addresses are allocated again."""
+    addresses: list[int] = []
+
+    def work() -> None:
+        while len(set(addresses)) == len(addresses):
+            box = [torch.empty(N)]
+            addresses.append(box[0].data_ptr())
+            thread = threading.Thread(target=box.clear)
+            thread.start()
+            thread.join()
+
+    record = allocator_peak(work)
+    assert record.peak_nbytes == record.end_nbytes == NBYTES * len(set(addresses))
 
 
 def test_refuses_to_end_a_running_profile() -> None:

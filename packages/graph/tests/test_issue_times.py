@@ -9,6 +9,7 @@ import pytest
 
 from remat_graph import (
     Graph,
+    Measured,
     OpCost,
     Plan,
     Schedule,
@@ -22,7 +23,7 @@ from remat_graph import (
     with_platform,
 )
 from remat_graph.platforms.base import Flops
-from remat_graph.platforms.measured import Measured, Measurement
+from remat_graph.platforms.measured import Measurement
 from remat_graph.serialization.graphs import graph_to_data
 from remat_graph.serialization.plans import plan_to_data
 from remat_graph.testing.random_graphs import random_graph

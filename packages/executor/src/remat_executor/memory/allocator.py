@@ -6,9 +6,10 @@ at entry. The CPU's allocator keeps none, so there the profiler's memory records
 each allocation and each free, with its address.
 
 The CPU's records do not contain memory that a library takes from the system by itself (MKL's packing
-buffers), allocations of other Python threads, and frees of blocks allocated before entry. Blocks are matched
-by address, because the profiler reports the free of a block from an earlier session with that session's size,
-although the address may belong to another block by now.
+buffers), allocations of other Python threads, frees of blocks allocated before entry, and frees by another
+thread, such as gloo's of a collective's tensor: that block counts until its address is allocated again, or to
+the end. Blocks are matched by address, because the profiler reports the free of a block from an earlier
+session with that session's size, although the address may belong to another block by now.
 """
 
 import os
@@ -88,8 +89,9 @@ def _from_profiler(function: Callable[[], T]) -> AllocatorRecord[T]:
     level = peak = 0
     for address, nbytes in _records(session):
         if nbytes > 0:
+            # A block that was at this address has been freed by another thread, of which there is no record.
+            level += nbytes - live.get(address, 0)
             live[address] = nbytes
-            level += nbytes
             peak = max(peak, level)
         else:
             level -= live.pop(address, 0)
