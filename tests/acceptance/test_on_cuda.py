@@ -131,11 +131,7 @@ def test_parts_of_a_step_under_ddp(one_rank: None, cache: Path) -> None:
     model, loss, sample = on("cuda", get_case("tied_weights"))
     taken: list[int] = []
 
-    # DDP compares the annotation with its class, which mypy does not see.
-    def alone(
-        state: object,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]
-    ) -> torch.futures.Future[Tensor]:
+    def alone(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         taken.append(bucket.index())
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())

@@ -57,8 +57,9 @@ def test_children_of_what_moves(tmp_path: Path) -> None:
 
 WAITING = {  # what may wait, and where: whatever is new here must be shown not to wait for what is dead
     "Event": {
-        "remat_offload/copy_lanes/threaded.py"
-    },  # the waiter checks that the thread of the job is alive
+        "remat_offload/copy_lanes/threaded.py",  # the waiter checks that the thread of the job is alive
+        "remat_offload/engine/accumulation.py",  # has a limit
+    },
     "Thread": {"remat_offload/copy_lanes/threaded.py"},
     "SimpleQueue": {"remat_offload/copy_lanes/threaded.py"},  # its lane's thread alone waits for it
     "RLock": {"remat_executor/fork_lock.py", "remat_offload/copy_lanes/threaded.py"},
@@ -118,6 +119,7 @@ def test_whatever_can_wait_is_known() -> None:
         ("remat_executor/fork_lock.py", "self._lock.acquire", 1),
         ("remat_solvers/subprocess_json.py", "subprocess.run", 1),
         ("remat_graph/serialization/pipes.py", "select.select", 1),
+        ("remat_offload/engine/accumulation.py", "added.wait", 1),
     ],
 )
 def test_every_wait_has_a_limit(path: str, method: str, places: int) -> None:
