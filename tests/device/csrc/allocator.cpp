@@ -6,21 +6,12 @@
 
 namespace testdevice {
 
-constexpr size_t kGranuleSmall = 2 * kMiB, kGranuleLarge = 20 * kMiB;
-
 static bool expandable() { return c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments(); }
-static size_t rounded_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
-static char* map_pages(size_t nbytes) {
+char* map_pages(size_t nbytes) {
   void* p = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TORCH_CHECK(p != MAP_FAILED, "the test device cannot map ", nbytes, " bytes");
   return static_cast<char*>(p);
 }
-template <typename F>
-static void both(Stats& stats, const BlockPool& pool, F change) {  // the sum over pools, and this pool's
-  change(stats, 0);
-  change(stats, pool.type());
-}
-
 bool DeviceMemory::should_split(const Block& block, size_t size) const {
   size_t left = block.size - size;
   return left >= (block.pool->small || block.segment ? 512 : kMiB + 1);
@@ -58,109 +49,6 @@ Block* DeviceMemory::new_segment(BlockPool& pool, Stream& s, size_t size) {
   stats.num_device_alloc++;
   both(stats, pool, [&](Stats& t, size_t i) { t.segment[i].increase(1); t.reserved_bytes[i].increase(nbytes); });
   return made;
-}
-
-// ---- expandable segments
-
-Block* DeviceMemory::candidate_to_map(BlockPool& pool, Stream& s, size_t size) {
-  auto usable = [](Block* b) { return b && !b->allocated && !b->pending && b->used_by.empty(); };
-  Block key{device_, &s, &pool, nullptr, 0};
-  for (auto it = pool.unmapped.lower_bound(&key); it != pool.unmapped.end() && (*it)->stream == &s; ++it) {
-    Block* first = *it;
-    if (usable(first->prev)) first = first->prev;
-    size_t nbytes = 0;
-    for (Block* b = first; nbytes < size && usable(b); b = b->next) nbytes += b->size;
-    if (nbytes >= size) return first;
-  }
-  size_t range = kDeviceBytes + kDeviceBytes / 8;
-  auto* segment = new ExpandableSegment{map_pages(range), range, pool.small ? kGranuleSmall : kGranuleLarge};
-  auto* made = new Block{device_, &s, &pool, segment->start, range};
-  made->mapped = false;
-  made->segment = segment;
-  pool.unmapped.insert(made);
-  return made;
-}
-
-bool DeviceMemory::map(Block* block, size_t size) {
-  size_t nbytes = std::min(rounded_up(size, block->segment->granule), block->size);
-  if (reserved + nbytes > limit) return false;
-  BlockPool& pool = *block->pool;
-  pool.unmapped.erase(block);
-  block->mapped = true;
-  if (nbytes < block->size) {
-    auto* rest = new Block{device_, block->stream, &pool, block->ptr + nbytes, block->size - nbytes};
-    rest->mapped = false;
-    rest->segment = block->segment;
-    rest->prev = block;
-    rest->next = block->next;
-    if (rest->next) rest->next->prev = rest;
-    block->next = rest;
-    block->size = nbytes;
-    pool.unmapped.insert(rest);
-  }
-  merge(block, block->prev);
-  merge(block, block->next);
-  pool.blocks.insert(block);
-  reserved += nbytes;
-  if (pool.owner) pool.owner->segments++;
-  stats.num_device_alloc++;
-  both(stats, pool, [&](Stats& t, size_t i) { t.reserved_bytes[i].increase(nbytes); });
-  return true;
-}
-
-Block* DeviceMemory::grow(BlockPool& pool, Stream& s, size_t size) {
-  Block* block = candidate_to_map(pool, s, size);
-  if (!block->mapped && !map(block, std::min(block->size, size))) return nullptr;
-  while (block->size < size) {
-    Block* next = block->next;
-    if (!map(next, std::min(size - block->size, next->size))) return nullptr;
-    block = next;  // merged with what was before it
-  }
-  pool.blocks.erase(block);
-  return block;
-}
-
-void DeviceMemory::unmap(Block* block) {
-  auto* segment = block->segment;
-  size_t offset = block->ptr - segment->start;
-  size_t from = rounded_up(offset, segment->granule);
-  size_t until = (offset + block->size) / segment->granule * segment->granule;
-  if (until <= from) return;
-  BlockPool& pool = *block->pool;
-  pool.blocks.erase(block);
-  auto part = [&](size_t start, size_t end) {  // mapped bytes that stay
-    auto* made = new Block{device_, block->stream, &pool, segment->start + start, end - start};
-    made->segment = segment;
-    pool.blocks.insert(made);
-    return made;
-  };
-  if (from > offset) {
-    Block* before = part(offset, from);
-    before->prev = block->prev;
-    if (before->prev) before->prev->next = before;
-    before->next = block;
-    block->prev = before;
-  }
-  if (until < offset + block->size) {
-    Block* after = part(until, offset + block->size);
-    after->next = block->next;
-    if (after->next) after->next->prev = after;
-    after->prev = block;
-    block->next = after;
-  }
-  block->ptr = segment->start + from;
-  block->size = until - from;
-  block->mapped = false;
-  reserved -= block->size;
-  forget(block->ptr, block->size);
-  madvise(block->ptr, block->size, MADV_DONTNEED);
-  stats.num_device_free++;
-  size_t nbytes = block->size;
-  if (pool.owner) pool.owner->segments--;
-  both(stats, pool, [&](Stats& t, size_t i) { t.reserved_bytes[i].decrease(nbytes); });
-  merge(block, block->prev);
-  merge(block, block->next);
-  pool.unmapped.insert(block);
 }
 
 // ---- blocks
@@ -458,67 +346,6 @@ int device_of(const void* address) {
     for (Block* block : memory.live)
       if (block->ptr <= p && p < block->ptr + block->size) return block->device;
   return -1;
-}
-
-// ---- known contents
-
-struct Fill { size_t nbytes; int byte; };
-static std::map<const char*, Fill> fills;  // of large blocks only
-constexpr size_t kLargeFill = 8 * kMiB;
-
-bool known_fill(const void* address, size_t nbytes, int byte) {
-  auto found = fills.find(static_cast<const char*>(address));
-  return found != fills.end() && found->second.nbytes == nbytes && found->second.byte == byte;
-}
-void set_known_fill(const void* address, size_t nbytes, int byte) {
-  unset_known_fill(address, nbytes);
-  if (nbytes >= kLargeFill) fills[static_cast<const char*>(address)] = Fill{nbytes, byte};
-}
-void unset_known_fill(const void* address, size_t nbytes) {
-  auto* start = static_cast<const char*>(address);
-  for (auto it = fills.begin(); it != fills.end();) {
-    bool apart = start + nbytes <= it->first || it->first + it->second.nbytes <= start;
-    it = apart ? std::next(it) : fills.erase(it);
-  }
-}
-
-// ---- workspaces
-
-static std::vector<int> idle_handles;
-static int handles = 0;
-struct Handle {  // of a thread; when that ends, another thread gets it
-  int number = -1;
-  ~Handle() {
-    Lock lock(mutex);
-    if (number >= 0) idle_handles.push_back(number);
-  }
-};
-static std::map<std::pair<int, Stream*>, c10::DataPtr> workspaces;
-
-static size_t workspace_nbytes() {  // ":SIZE:COUNT" pairs in KiB; cuBLAS's choice on Hopper is 32 MiB
-  const char* config = getenv("CUBLAS_WORKSPACE_CONFIG");
-  size_t nbytes = 0;
-  unsigned long size, count;
-  for (const char* at = config; at && sscanf(at, ":%lu:%lu", &size, &count) == 2;) {
-    nbytes += (size << 10) * count;
-    at = strchr(at + 1, ':');
-    at = at ? strchr(at + 1, ':') : nullptr;
-  }
-  return config ? nbytes : 32 * kMiB;
-}
-void take_workspace(Stream& s) {
-  static thread_local Handle handle;
-  if (handle.number < 0) {
-    if (idle_handles.empty()) handle.number = handles++;
-    else { handle.number = idle_handles.back(); idle_handles.pop_back(); }
-  }
-  size_t nbytes = workspace_nbytes();
-  auto& held = workspaces[{handle.number, &s}];
-  if (!held.get() && nbytes) held = allocator().allocate(nbytes);
-}
-void clear_workspaces() {
-  Lock lock(mutex);
-  workspaces.clear();
 }
 
 }  // namespace testdevice

@@ -64,6 +64,14 @@ struct PrivatePool {  // of CUDA graphs
 };
 
 using Stats = c10::CachingDeviceAllocator::DeviceStats;
+template <typename F>
+void both(Stats& stats, const BlockPool& pool, F change) {  // the sum over pools, and this pool's
+  change(stats, 0);
+  change(stats, pool.type());
+}
+inline size_t rounded_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+char* map_pages(size_t nbytes);
+
 struct Segment {
   size_t address, total, allocated, active;
   int64_t stream;
