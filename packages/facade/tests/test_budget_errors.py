@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import remat_facade
+from remat_executor import PlannedModule, estimated_graph, step_graph
 from remat_facade import (
     BadConfig,
+    BadInput,
     BadModel,
     BadSample,
     BudgetAboveDevice,
@@ -23,7 +25,7 @@ from remat_facade import (
     save_config,
 )
 from remat_facade.entrypoints.inputs import as_call
-from remat_graph import BadBudget, BadFile, ForeignPlan, OverBudget, RematError, save_plan
+from remat_graph import BadBudget, BadFile, ForeignPlan, OverBudget, RematError, Roofline, save_plan
 from remat_solvers import InfeasibleBudget, UnknownSolver
 
 
@@ -230,3 +232,21 @@ def test_samples_of_every_kind_mean_the_same_call(
         losses.add(planned(*args, **kwargs).item())
         assert planned.runs["planned"] == 1
     assert len(losses) == 1
+
+
+@pytest.mark.parametrize("platform", ["h200-spec", Roofline, 3.0])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        lambda model, x, platform: Hiremate(model, x, "40%", platform=platform),
+        lambda model, x, platform: Offmate(model, x, "40%", platform=platform),
+        lambda model, x, platform: step_graph(model, (x,), platform=platform),
+        lambda model, x, platform: estimated_graph(model, (x,), {}, platform),
+        lambda model, x, platform: PlannedModule(model, (x,), {}, lambda graph: None, platform=platform),
+    ],
+)
+def test_a_platform_is_an_object(
+    entry: Callable[..., object], platform: object, model: nn.Module, sample: Tensor
+) -> None:
+    """Not its name, which `get_platform` takes, and not its class."""
+    assert "get_platform" in fails(BadInput, lambda: entry(model, sample, platform))

@@ -14,6 +14,7 @@ from torch import nn
 
 from remat_executor.capture.joint_graph import capture
 from remat_executor.costs.annotate import op_cost
+from remat_executor.costs.check_platform import check_platform
 from remat_executor.errors import BadInput
 from remat_executor.inspection.devices import check_device
 from remat_executor.inspection.fake_module import with_fake_tensors
@@ -46,6 +47,7 @@ def estimated_graph(
     """
     if not isinstance(model, nn.Module):
         raise BadInput(problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it")
+    check_platform(platform)
     device = torch.device(device)
     absent = device if device.type == "cuda" and not _has_cuda() else None
     if absent is None:

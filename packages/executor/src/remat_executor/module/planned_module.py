@@ -13,6 +13,7 @@ from torch import nn
 
 from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
+from remat_executor.costs.check_platform import check_platform
 from remat_executor.errors import CaptureError, UnplannedUse
 from remat_executor.guards.objections import reason_for_original, reason_in_force
 from remat_executor.guards.signature import Signature
@@ -100,11 +101,12 @@ class PlannedModule(nn.Module):
             costs: gives graphs their times and workspaces; None: measured ones, or those of `platform`.
 
         Raises:
-            BadInput: the model or the sample cannot be planned, or max_plans, buckets or part_nbytes are
-                invalid.
+            BadInput: the model or the sample cannot be planned, or platform, max_plans, buckets or
+                part_nbytes are invalid.
             CaptureError: the step is not one graph.
             StepOverBudget: the runtime needs more than the budget with every plan that was tried.
         """
+        check_platform(platform)
         steps: LRUCache[Signature, PlannedStep] = LRUCache(max_plans)
         if buckets is not None and isinstance(model, nn.Module):
             args, kwargs, _ = buckets.padded(model, args, kwargs)

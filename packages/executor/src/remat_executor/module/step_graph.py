@@ -9,6 +9,7 @@ from torch import nn
 
 from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
+from remat_executor.costs.check_platform import check_platform
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.module.input_checks import check_input, output_indices
 from remat_executor.module.pipeline import CallToPlan, PipelineStages, Progress
@@ -35,7 +36,11 @@ def step_graph(
         cache_dir: folder of the cost cache; None for the user's.
         differentiate: indices among the output tensors that get gradients; None: a scalar in front, else all.
         on_progress: called with (what, done, total).
+
+    Raises:
+        BadInput: the model, an input or the platform is not what is expected.
     """
+    check_platform(platform)
     tensors = check_input(model, args, kwargs or {})
     cache = CostCache(tensors.device, cache_dir)
     stages = PipelineStages(

@@ -9,6 +9,7 @@ import torch
 
 from remat_executor import Buckets
 from remat_executor.costs.cache import CostCache
+from remat_executor.costs.check_platform import check_platform
 from remat_executor.module.plan_cache import MOST_PLANS
 from remat_facade.entrypoints.inputs import Arguments
 from remat_facade.planning.memory_fit import Optimizer
@@ -35,6 +36,9 @@ class CostOptions:
     platform: Platform | None = None
     cache_dir: AnyPath | None = None
     on_progress: Progress | None = None
+
+    def __attrs_post_init__(self) -> None:
+        check_platform(self.platform)
 
     @property
     def folder(self) -> Path | None:
