@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-import record
+from benchmarks import record
 from remat_executor import MemoryMeter
 from remat_facade import Hiremate, Offmate
 from remat_graph import Graph, load_graph, noremat_peak_nbytes

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # documented, not in its `__all__`
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from remat_executor import allocator_peak

@@ -39,7 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import record
+from benchmarks import record
 from remat_facade import Hiremate
 from tests.helpers.models import Block
 from tests.helpers.ranks import Ranks, gathered
@@ -146,7 +146,11 @@ class Trained:
         self.fractions: list[list[float]] = []
         self.steps_s: list[float] = []
 
-    def _reduce(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _reduce(
+        self,
+        _: None,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]  # checked by DDP; torch's stubs lack it
+    ) -> torch.futures.Future[Tensor]:
         self.ready_s.append(time.perf_counter())
         self.nbytes.append(bucket.buffer().nbytes)
         return allreduce_hook(None, bucket)

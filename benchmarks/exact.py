@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import attrs
 from torch.nn.parallel import DistributedDataParallel
 
-import record
+from benchmarks import record
 from remat_executor import step_graph
 from remat_facade import Hiremate
 from remat_graph import noremat_peak_nbytes

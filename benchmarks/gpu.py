@@ -44,9 +44,8 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import record
-import report
-from device_steps import (
+from benchmarks import record, report
+from benchmarks.device_steps import (
     Side,
     current_device,
     device_name,

@@ -44,12 +44,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import record
-import report
-from device_steps import current_device, device_name, first_line, release
-from first_contact.processes import announce, rows_of
-from first_contact.rows import Findings, Row, Setting
-from first_contact.sections import SECTIONS, Section
+from benchmarks import record, report
+from benchmarks.device_steps import current_device, device_name, first_line, release
+from benchmarks.first_contact.processes import announce, rows_of
+from benchmarks.first_contact.rows import Findings, Row, Setting
+from benchmarks.first_contact.sections import SECTIONS, Section
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -39,10 +39,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import record
-import report
-from device_steps import current_device, device_name, first_line, release
-from offload_ways import Shape, Way, cpu_step, eager, finish, new_machine, offmate, save_on_cpu
+from benchmarks import record, report
+from benchmarks.device_steps import current_device, device_name, first_line, release
+from benchmarks.offload_ways import Shape, Way, cpu_step, eager, finish, new_machine, offmate, save_on_cpu
 from remat_executor import MemoryMeter
 from remat_facade.planning.memory_fit import free_on
 from remat_graph import Lane, Links, RematError

@@ -15,7 +15,9 @@ import attrs
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-import record
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import record
 from remat_graph import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Progress, get_solver
 from remat_solvers.bounds import lower_bound

@@ -28,7 +28,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import record
+from benchmarks import record
 from remat_facade import Offmate
 from remat_graph import Lane, Links, simulate
 from remat_offload import SimulatedMachine

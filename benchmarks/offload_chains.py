@@ -19,7 +19,9 @@ from pathlib import Path
 
 import attrs
 
-import record
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import record
 from remat_graph import Graph, Links, noremat_peak_nbytes
 from remat_graph.testing.random_graphs import random_chain
 from remat_solvers import Deadline, Problem, Solution, get_solver

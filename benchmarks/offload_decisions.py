@@ -28,7 +28,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import record
+from benchmarks import record
 from remat_executor import estimated_graph
 from remat_graph import Grads, Graph, Role, Roofline, Timeline, simulate
 from remat_graph.platforms.data_sheets import h200

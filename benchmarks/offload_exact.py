@@ -22,7 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import record
+from benchmarks import record
 from remat_executor import MemoryMeter
 from remat_facade import NoRoom
 from remat_graph import format_nbytes
@@ -117,6 +117,7 @@ def row(name: str, kind: str, in_backward: bool, budget: int, steps: int, plain:
     readings += metered(ours, steps - steps // 2)
     again = metered(other, steps - steps // 2)
     plan = ours.model.plan
+    host: list[int] = [run.model.host.peak_nbytes for run in (ours, other)]
     return {
         "model": name,
         "optimizer": kind,
@@ -126,7 +127,7 @@ def row(name: str, kind: str, in_backward: bool, budget: int, steps: int, plain:
         "predicted_nbytes": plan.peak_nbytes,
         "metered_nbytes": max(*readings, *again),
         "host_predicted_nbytes": plan.host_peak_nbytes,
-        "host_metered_nbytes": max(ours.model.host.peak_nbytes, other.model.host.peak_nbytes),
+        "host_metered_nbytes": max(host),
         "recomputed": plan.overhead,
         "on_host": len(plan.on_host),
         "differences": differences(plain, ours)[:5],

@@ -53,8 +53,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import record
-from peer_models import MODELS, Model, Step
+from benchmarks import record
+from benchmarks.peer_models import MODELS, Model, Step
 from remat_executor import MemoryMeter, PlannedModule, StepOverBudget, allocator_peak
 from remat_facade import Hiremate
 from remat_facade.planning.planner import PLANNING_S
@@ -284,7 +284,8 @@ class Row:
     @property
     def metered_nbytes(self) -> int | None:
         """The larger peak of the two states of `.grad`, if the meter could see it."""
-        return None if self.peak_nbytes is None else max(self.peak_nbytes, self.accumulating_peak_nbytes)
+        peaks = [n for n in (self.peak_nbytes, self.accumulating_peak_nbytes) if n is not None]
+        return max(peaks, default=None)
 
     @property
     def trains_exactly(self) -> bool:
@@ -636,7 +637,8 @@ def broken_in(model: Model, rows: list[Row]) -> Iterator[str]:
                 yield f"{row.method}: {place(row)} is dominated by {peer.method}, {place(peer)}"
     blocks = next(row for row in rows if row.method == PER_BLOCK)
     for promised, most in model.promises.items():
-        budget = promised << 20 or min(blocks.peak_nbytes, blocks.accumulating_peak_nbytes)
+        peaks = (blocks.peak_nbytes, blocks.accumulating_peak_nbytes)
+        budget = promised << 20 or min(nbytes for nbytes in peaks if nbytes is not None)
         found = next((row for row in ours if row.budget_nbytes == budget), None)
         if found is None:
             yield f"nothing at {budget / MIB:.2f} MiB"

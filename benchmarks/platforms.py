@@ -10,7 +10,7 @@ these rows.
 
 Published figures are ranges over reports, in units a second and GPU; the predictions of rows that are `held`
 lie within 20 % of the range. Reports whose runs recomputed activations or were not compiled are at its lower
-end. The other rows of llm-foundry's report, which miss by 18 to 29 %, are printed and not held.
+end. The other rows of llm-foundry's report, which are 18 to 29 % off, are printed and not held.
 
 * Llama 3 8B, 8,192 tokens, bf16, H100: 5,762 eager and 6,667 compiled (torchtitan, 8 GPUs at 500 W, selective
   checkpoints), 7,890 (torchtitan's graph trainer), 8,678 (lightning-thunder, issue 2116).
@@ -20,7 +20,8 @@ end. The other rows of llm-foundry's report, which miss by 18 to 29 %, are print
 * ResNet-50 under AMP, channels last, batch 512, A100: 2,500 to 2,600 images (timm, issue 1491).
 
 Our own rows are the eager steps in `results/nvidia-h100-80gb-hbm3.json`, of the models of `gpu.py`; `ratio`
-is predicted over measured. The exit status is not zero if a published figure is missed.
+is predicted over measured. Each row that is more than 20 % off says so; the exit status is not zero if one
+of them is held.
 """
 
 import argparse
@@ -38,8 +39,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import gpu
-import record
+from benchmarks import gpu, record
 from remat_executor import estimated_graph
 from remat_graph import Platform
 from remat_graph.platforms.data_sheets import a100, h100
@@ -242,8 +242,8 @@ class Row:
 
     @property
     def missed(self) -> bool:
-        """Whether the prediction is too far from a figure that it is held against."""
-        return self.held and abs(self.off) > WITHIN
+        """Whether the prediction is more than 20 % outside of the range, held or not."""
+        return abs(self.off) > WITHIN
 
     def line(self) -> str:
         """The row for people."""
@@ -320,7 +320,7 @@ def main() -> int:
         record.write(
             arguments.json, list(map(attrs.asdict, rows)), packages=["torch", "torchvision", "transformers"]
         )
-    return 1 if any(row.missed for row in rows) else 0
+    return 1 if any(row.held and row.missed for row in rows) else 0
 
 
 if __name__ == "__main__":

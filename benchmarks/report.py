@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import report_offload
-from report_parts import filled, made_with, mib, percent, table
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import report_offload
+from benchmarks.report_parts import filled, made_with, mib, percent, table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from report_parts import filled, made_with, percent, table
+from benchmarks.report_parts import filled, made_with, percent, table
 
 
 def kib(nbytes: int) -> str:

@@ -41,8 +41,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import record
-from device_steps import Side, traced
+from benchmarks import record
+from benchmarks.device_steps import Side, traced
 from remat_executor.guards.snapshot import Snapshot
 from remat_facade import Hiremate
 from remat_facade.planning.planner import PLANNING_S
@@ -221,7 +221,9 @@ def _ratios(
     adding: bool,
 ) -> tuple[list[float], list[float], list[float], list[float]]:
     """Steps in turns: seconds of eager and planned; ratios of planned to its neighbours, of the control."""
-    eager_s, planned_s, control_s = [], [], []
+    eager_s: list[float] = []
+    planned_s: list[float] = []
+    control_s: list[float] = []
     for i in range(-3, repeats):
         first, last = (eager_s, eager), (control_s, control)
         if i % 2:

@@ -24,8 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import record
-from child import run_child
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import record
+from benchmarks.child import run_child
 
 HERE = Path(__file__).resolve().parent
 MODELS = ("resnet18", "unet_dropout", "lstm", "gpt2")

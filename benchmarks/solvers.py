@@ -16,7 +16,9 @@ from pathlib import Path
 
 import attrs
 
-import record
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import record
 from remat_graph import Graph, load_graph, noremat_peak_nbytes, simulate
 from remat_solvers import Deadline, Problem, Progress, Status, get_solver
 from remat_solvers.bounds import lower_bound, tight_bound
@@ -92,7 +94,7 @@ class Row:
 
     def slow(self) -> list[str]:
         """The promises about time that this row breaks."""
-        found = []
+        found: list[str] = []
         generous = self.budget_fraction > 0.395
         if self.ops > TIMED_OPS:
             return found

@@ -16,8 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import record
-from child import run_child
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import record
+from benchmarks.child import run_child
 
 THREADS = 2
 VARIABLES = {"OMP_NUM_THREADS": str(THREADS)}

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from first_contact.rows import Findings, Setting
+from benchmarks.first_contact.rows import Findings, Setting
 
 SECTION = "tests"
 _ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import subprocess
 import torch
 from torch import Tensor
 
-from first_contact.rows import Findings, Setting
+from benchmarks.first_contact.rows import Findings, Setting
 from remat_executor.memory.block_slack import largest_slack_nbytes
 from remat_graph import format_nbytes
 
@@ -112,7 +112,8 @@ def _blocks(setting: Setting) -> Findings:
     for nbytes in _SIZES:
         torch.accelerator.empty_cache()
         _, counted[nbytes] = _allocated(nbytes, device)
-    draws, held, largest_nbytes, unsplit = random.Random(0), [], 0, 0
+    held: list[Tensor] = []
+    draws, largest_nbytes, unsplit = random.Random(0), 0, 0
     for _ in range(_RANDOM_BLOCKS):
         if held and draws.random() < 0.5:
             held.pop(draws.randrange(len(held)))

@@ -12,10 +12,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from device_steps import Side, first_line
-from first_contact.models import SMALL_TASKS, TASKS, Task, task
-from first_contact.planning import planned
-from first_contact.rows import Findings, Setting
+from benchmarks.device_steps import Side, first_line
+from benchmarks.first_contact.models import SMALL_TASKS, TASKS, Task, task
+from benchmarks.first_contact.planning import planned
+from benchmarks.first_contact.rows import Findings, Setting
 from remat_executor import allocator_peak
 
 SECTION = "exact"

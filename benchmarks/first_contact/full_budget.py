@@ -4,10 +4,10 @@ import copy
 import statistics
 import time
 
-from device_steps import IN_A_ROW, Side, Trace, interleaved_s, traced
-from first_contact.models import task
-from first_contact.planning import planned
-from first_contact.rows import FULL_BUDGET_RATIO, Findings, Setting
+from benchmarks.device_steps import IN_A_ROW, Side, Trace, interleaved_s, traced
+from benchmarks.first_contact.models import task
+from benchmarks.first_contact.planning import planned
+from benchmarks.first_contact.rows import FULL_BUDGET_RATIO, Findings, Setting
 from remat_executor.guards.snapshot import Snapshot
 
 SECTION = "full budget"

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from device_steps import Side, interleaved_s, peak_nbytes
-from first_contact.models import ONE_BILLION, SMALL_TASKS
-from first_contact.planning import planned
-from first_contact.rows import Findings, Setting
+from benchmarks.device_steps import Side, interleaved_s, peak_nbytes
+from benchmarks.first_contact.models import ONE_BILLION, SMALL_TASKS
+from benchmarks.first_contact.planning import planned
+from benchmarks.first_contact.rows import Findings, Setting
 from remat_graph import format_nbytes
 
 SECTION = "language model"

@@ -1,17 +1,13 @@
 """Models in plain torch, each of another kind: `forward` takes one tensor and returns the loss."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import attrs
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from gpu import UNet
+from benchmarks.gpu import UNet
 
 
 def _next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
@@ -283,8 +279,7 @@ class Task:
 
 def channels_last_convnext(depths: tuple[int, ...], width: int) -> nn.Module:
     """A ConvNeXt whose weights are channels-last too."""
-    model: nn.Module = ConvNeXt(depths, width).to(memory_format=torch.channels_last)
-    return model
+    return ConvNeXt(depths, width).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 TASKS = {

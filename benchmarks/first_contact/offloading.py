@@ -4,12 +4,12 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from device_steps import release
-from first_contact.models import Llama
-from first_contact.rows import Findings, Setting
-from gpu_offload import Row as Trained
-from gpu_offload import measure
-from offload_ways import Shape, Way, eager, new_machine, offmate
+from benchmarks.device_steps import release
+from benchmarks.first_contact.models import Llama
+from benchmarks.first_contact.rows import Findings, Setting
+from benchmarks.gpu_offload import Row as Trained
+from benchmarks.gpu_offload import measure
+from benchmarks.offload_ways import Shape, Way, eager, new_machine, offmate
 from remat_facade.planning.memory_fit import free_on
 from remat_graph import format_nbytes
 from remat_offload import HostPool, measure_links

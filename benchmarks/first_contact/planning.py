@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from device_steps import keep
-from first_contact.rows import Findings
+from benchmarks.device_steps import keep
+from benchmarks.first_contact.rows import Findings
 from remat_facade import Hiremate, InfeasibleBudget
 from remat_graph import format_nbytes, resolve_budget
 

@@ -6,11 +6,11 @@ import shutil
 
 import torch
 
-from device_steps import Side, interleaved_s
-from first_contact.exactness import trained
-from first_contact.models import task
-from first_contact.planning import planned
-from first_contact.rows import Findings, Setting
+from benchmarks.device_steps import Side, interleaved_s
+from benchmarks.first_contact.exactness import trained
+from benchmarks.first_contact.models import task
+from benchmarks.first_contact.planning import planned
+from benchmarks.first_contact.rows import Findings, Setting
 from remat_graph import format_nbytes
 
 SECTION = "runtimes"

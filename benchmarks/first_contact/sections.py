@@ -4,7 +4,7 @@ from types import ModuleType
 
 import attrs
 
-from first_contact import (
+from benchmarks.first_contact import (
     cuda_tests,
     environment,
     exactness,

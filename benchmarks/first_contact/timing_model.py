@@ -3,10 +3,10 @@
 import copy
 from collections import defaultdict
 
-from device_steps import Side, first_line, interleaved_s, operator_name, traced
-from first_contact.models import task
-from first_contact.planning import planned
-from first_contact.rows import Findings, Setting
+from benchmarks.device_steps import Side, first_line, interleaved_s, operator_name, traced
+from benchmarks.first_contact.models import task
+from benchmarks.first_contact.planning import planned
+from benchmarks.first_contact.rows import Findings, Setting
 from remat_facade import Hiremate
 from remat_graph import Compute
 

@@ -1,6 +1,5 @@
 """The benchmarks start, explain themselves, and write what the report reads: nothing else runs them in CI."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -12,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import gpu_first, picture
+from benchmarks.first_contact import processes
+from benchmarks.first_contact.rows import Findings, Row, Setting
 from remat_graph.testing.random_graphs import random_graph
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -96,8 +98,7 @@ def test_no_picture_of_a_busy_machine(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It is drawn where the ops together take about as long as the step, and else the old one stays."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    picture, graph = importlib.import_module("picture"), random_graph(1)
+    graph = random_graph(1)
     monkeypatch.setattr(picture, "get_task", lambda name: None)
     monkeypatch.setattr(picture, "BUDGET", "100%")
     monkeypatch.setattr(picture, "measured", lambda task, rounds: (graph, graph.time_s * ratio))
@@ -135,7 +136,7 @@ class TestRowsInProcesses:
 
     SCRIPT = """
 import os, sys, threading
-from first_contact.processes import announce
+from benchmarks.first_contact.processes import announce
 for name in sys.argv[1:]:
     announce(begin=name)
     if name == "aborts":
@@ -146,31 +147,27 @@ for name in sys.argv[1:]:
     announce(name=name, row={"said": name})
 """
 
-    def rows(
-        self, names: list[str], monkeypatch: pytest.MonkeyPatch, **options: Any
-    ) -> list[tuple[str, dict[str, Any]]]:
+    def rows(self, names: list[str], **options: Any) -> list[tuple[str, dict[str, Any]]]:
         """The rows of a script that aborts or hangs at those names."""
-        monkeypatch.syspath_prepend(str(BENCHMARKS))
-        processes = importlib.import_module("first_contact.processes")
-        environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+        environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)}
         options = {"limit_s": 600.0, "environment": environment, **options}
         return list(
-            processes.rows_of(lambda left: [sys.executable, "-c", self.SCRIPT, *left], names, **options)
+            processes.rows_of(lambda left: [sys.executable, "-P", "-c", self.SCRIPT, *left], names, **options)
         )
 
-    def test_an_abort(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        rows = self.rows(["one", "aborts", "two"], monkeypatch)
+    def test_an_abort(self) -> None:
+        rows = self.rows(["one", "aborts", "two"])
         assert [name for name, _ in rows] == ["one", "aborts", "two"]
         (wrong,) = rows[1][1]["wrong"]
         assert "status -6" in wrong
         assert "a kernel failed" in wrong
         assert rows[2][1] == {"said": "two"}
 
-    def test_a_process_that_cannot_begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_process_that_cannot_begin(self) -> None:
         """Each row is tried, since each may be the cause."""
-        rows = self.rows(["one", "two"], monkeypatch, environment={**os.environ, "PYTHONPATH": ""})
+        rows = self.rows(["one", "two"], environment={**os.environ, "PYTHONPATH": ""})
         assert [name for name, _ in rows] == ["one", "two"]
-        assert all("first_contact" in row["wrong"][0] for _, row in rows)
+        assert all("No module named 'benchmarks'" in row["wrong"][0] for _, row in rows)
 
     def test_no_time_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The row that is running is reported, and those after it are left for another run."""
@@ -179,7 +176,6 @@ for name in sys.argv[1:]:
         def clock() -> float:
             return 1e6 if began else 0.0
 
-        processes = importlib.import_module("first_contact.processes")
         real = json.loads
 
         def loads(text: str) -> Any:
@@ -189,25 +185,21 @@ for name in sys.argv[1:]:
             return message
 
         monkeypatch.setattr(processes, "json", SimpleNamespace(loads=loads, dumps=json.dumps))
-        rows = self.rows(["one", "hangs", "two"], monkeypatch, clock=clock)
+        rows = self.rows(["one", "hangs", "two"], clock=clock)
         assert [name for name, _ in rows] == ["one", "hangs"]
         assert "not done when the 600 s" in rows[1][1]["wrong"][0]
 
 
-def test_first_contact_reports_what_is_wrong_first(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_first_contact_reports_what_is_wrong_first(capsys: pytest.CaptureFixture[str]) -> None:
     """With the goal and the figure of each."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script, rows = importlib.import_module("gpu_first"), importlib.import_module("first_contact.rows")
-    found = rows.Findings(rows.Setting(device=torch.device("cpu"), small=False, platforms=Path()))
+    found = Findings(Setting(device=torch.device("cpu"), small=False, platforms=Path()))
     found.judge_peak(1001, 1000, 1000)
     found.judge_step(1.06, 1.0)
     assert len(found.wrong) == 2
-    good = rows.Row(section="exact", name="good", said="bits of eager")
-    bad = rows.Row(section="exact", name="bad", wrong=found.wrong)
-    skipped = rows.Row(section="tests", name="cuda", skipped="there is no CUDA device")
-    script.print_report([good, skipped, bad], [("offmate", "40%")])
+    good = Row(section="exact", name="good", said="bits of eager")
+    bad = Row(section="exact", name="bad", wrong=found.wrong)
+    skipped = Row(section="tests", name="cuda", skipped="there is no CUDA device")
+    gpu_first.print_report([good, skipped, bad], [("offmate", "40%")])
     lines = capsys.readouterr().out.split("\n")[1:]
     assert lines[0] == "1 of 3 rows wrong"
     assert lines[1:3] == [f"  exact, bad: {goal}" for goal in found.wrong]

@@ -120,7 +120,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def run_by(
-    runtime: RuntimeFactory, model: nn.Module, batch: Tensor, budget: str, options: dict[str, Any]
+    runtime: RuntimeFactory, model: nn.Module, batch: Tensor, budget: int | str, options: dict[str, Any]
 ) -> PlannedModule:
     """`Hiremate` with a runtime that is handed in."""
     method = Method(time_limit_s=options["time_limit_s"])
@@ -243,14 +243,20 @@ def test_a_runtime_that_takes_more_is_planned_tighter(options: dict[str, Any]) -
 
 
 def test_a_runtime_that_takes_far_too_much(options: dict[str, Any]) -> None:
-    """One line that names its peak and what to do; a planner that cannot plan with a margin gets it too."""
+    """One line that names its peak and an advised budget, which is enough; also without a margin planner."""
     batch = sample(Blocks)
 
     def hungry() -> _Hungry:
         return _Hungry(1 << 20)
 
-    with pytest.raises(StepOverBudget, match=r'needs .* of a budget of .*runtime="eager"'):
+    with pytest.raises(StepOverBudget, match=r'needs .* of a budget of .*runtime="eager"') as caught:
         run_by(hungry, built(Blocks), batch, "60%", options)
+    assert caught.value.peak_nbytes > caught.value.budget_nbytes
+    advised_nbytes = caught.value.advised_nbytes
+    assert f"({advised_nbytes} bytes)" in str(caught.value)
+    advised = run_by(hungry, built(Blocks), batch, advised_nbytes, options)
+    step(advised, batch)
+    assert within(advised, advised_nbytes)
 
     def exactly(graph: Graph) -> Plan:
         plan = save_all(graph)

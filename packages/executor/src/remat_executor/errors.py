@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from remat_graph import RematError
+from remat_graph import RematError, format_nbytes
 from remat_graph.errors import ProblemError, cut
 
 _PREFIX = "remat: "
@@ -120,15 +120,15 @@ class StepOverBudget(RematError):
 
     Attributes:
         runtime: its name.
-        peak: the measured peak; where nothing can be measured before training, a bound of it.
-        budget: the budget.
-        advised: a budget with enough headroom.
+        peak_nbytes: the measured peak; where nothing can be measured before training, a bound of it.
+        budget_nbytes: the budget.
+        advised_nbytes: a budget that leaves enough headroom for plans like the last one.
     """
 
     runtime: str
-    peak: str
-    budget: str
-    advised: str
+    peak_nbytes: int
+    budget_nbytes: int
+    advised_nbytes: int
 
     def __str__(self) -> str:
         otherwise = (
@@ -137,6 +137,7 @@ class StepOverBudget(RematError):
             else 'use runtime="eager"'
         )
         return (
-            f"runtime {self.runtime!r} needs {self.peak} of a budget of {self.budget}, and no plan was found "
-            f"that leaves enough headroom: give about {self.advised}, or {otherwise}"
+            f"runtime {self.runtime!r} needs {format_nbytes(self.peak_nbytes)} of a budget of "
+            f"{format_nbytes(self.budget_nbytes)}, and no plan was found that leaves enough headroom: give "
+            f"{format_nbytes(self.advised_nbytes)} ({self.advised_nbytes} bytes), or {otherwise}"
         )

@@ -32,7 +32,7 @@ from remat_executor.memory.block_slack import (
 )
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.torch_private.autograd import apply_plainly
-from remat_graph import Graph, Plan, RematError, Schedule, format_nbytes
+from remat_graph import Graph, Plan, RematError, Schedule
 from remat_graph.training import with_placement
 
 T = TypeVar("T")
@@ -220,9 +220,10 @@ def _until_within_budget(
         margin_nbytes = _larger_margin(margin_nbytes, beyond_nbytes, peak_nbytes - budget_nbytes)
         over = StepOverBudget(
             runtime=runtime,
-            peak=format_nbytes(peak_nbytes),
-            budget=format_nbytes(budget_nbytes),
-            advised=format_nbytes(budget_nbytes + margin_nbytes),
+            peak_nbytes=peak_nbytes,
+            budget_nbytes=budget_nbytes,
+            # A plan at that budget gets a margin of its own: an eighth more than this one.
+            advised_nbytes=budget_nbytes + margin_nbytes + margin_nbytes // 8,
         )
         if attempt == _MOST_ATTEMPTS or not isinstance(planner, MarginPlanner):
             raise over
