@@ -100,7 +100,8 @@ class Llama(nn.Module):
         self.half_head = width // heads // 2
         self.tokens = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(LlamaBlock(width, heads, inner) for _ in range(layers))
-        self.norm, self.head = RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.norm = nn.RMSNorm(width, eps=1e-6)  # one kernel on CUDA, where those above are several
+        self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         place = torch.arange(ids.shape[1], device=ids.device, dtype=torch.float32)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from remat_executor import estimated_graph
+from remat_executor.capture.cuda_kernels import FUSED
 from remat_executor.capture.joint_graph import capture
 from remat_executor.inspection.tensors import collect
 from remat_executor.torch_private.dispatch import autocast_operators
@@ -54,6 +55,14 @@ class Called(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The loss."""
         return self.function(self.layer(x)).float().square().mean()
+
+
+class FusedOnCuda(nn.Sequential):
+    """Layers whose forward or backward is one kernel on CUDA, and several operators where there is none."""
+
+    def __init__(self) -> None:
+        without_weight = nn.RMSNorm((8, 32), elementwise_affine=False)
+        super().__init__(nn.Mish(), nn.RMSNorm(32, eps=1e-5), nn.Linear(32, 32), without_weight)
 
 
 def heads(x: Tensor) -> Tensor:
@@ -127,6 +136,21 @@ def test_autocast_and_devices_are_those_of_cuda() -> None:
     assert softmax.key.endswith("-1, True) on meta")
     assert not torch.is_autocast_enabled("cuda")
     assert not any(torch._C.DispatchKey.AutogradMeta in op.py_kernels for op in autocast_operators())
+
+
+@pytest.mark.usefixtures("no_cuda")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_cuda_has_a_kernel_for_is_one_operator(dtype: torch.dtype) -> None:
+    """Its other outputs have their shapes and dtypes; afterwards, torch takes it apart on meta as before."""
+    graph = estimate(Called(FusedOnCuda()).to(dtype), torch.randn(8, 32, dtype=dtype))
+    found = targets(graph)
+    assert found.count("_fused_rms_norm") == found.count("_fused_rms_norm_backward") == 2
+    assert found.count("mish_backward") == 1
+    assert not {"rsqrt", "tanh"} & {*found}
+    inverses = [graph.values[op.first.outputs[1]].nbytes for op in graph.ops if "rms_norm.d" in op.target]
+    assert inverses == [8 * 4, 4]
+    for operator in FUSED:
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "Meta")
 
 
 @pytest.mark.usefixtures("no_cuda")
@@ -231,12 +255,19 @@ def compared(graph: Graph) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.cuda
 @pytest.mark.usefixtures("cudnn_of_the_device")
-@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "vit", "unet_dropout", "mobilenet_v2", "amp"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "bert", "t5", "vit", "unet_dropout", "mobilenet_v2", "amp", "fused", "fused_half"]
+)
 def test_the_estimate_is_the_capture_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators, arguments and bytes, on a machine that seems to have no GPU."""
-    case = get_case("resnet18" if name == "amp" else name)
-    module = (Classifier() if name == "amp" else case.make()).train()
-    args, kwargs = case.sample(0)
+    if name.startswith("fused"):
+        dtype = torch.bfloat16 if name == "fused_half" else torch.float32
+        module: nn.Module = Called(FusedOnCuda()).to(dtype)
+        args, kwargs = (torch.randn(8, 32, dtype=dtype),), dict[str, Any]()
+    else:
+        case = get_case("resnet18" if name == "amp" else name)
+        module = (Classifier() if name == "amp" else case.make()).train()
+        args, kwargs = case.sample(0)
     with kernels_of_the_device():
         with monkeypatch.context() as patch:
             patch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)

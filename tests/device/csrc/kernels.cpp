@@ -332,6 +332,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Storage", set_whole);
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("record_stream", record_stream);
+  // Kernels of CUDA that autograd would otherwise compose of others.
+  for (auto* one : {"_fused_rms_norm", "mish_backward"}) m.impl(one, torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 static int registered_allocator = [] {

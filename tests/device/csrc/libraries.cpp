@@ -87,6 +87,30 @@ static Tensor3 batch_norm_backward(const Tensor& x, const Tensor& grad, const Te
                                         true, eps, {true, true, true});
 }
 
+// ---- RMS norms, which are one kernel on CUDA and several operators on the CPU; rounded once, as one kernel does
+
+static std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, IntArrayRef shape, const MaybeTensor& weight, std::optional<double> eps) {
+  std::vector<int64_t> dims;
+  for (size_t i = 0; i < shape.size(); i++) dims.push_back(x.dim() - 1 - static_cast<int64_t>(i));
+  Tensor wide = x.to(kDouble), sums = wide.square().mean(dims, true);
+  Tensor inverse = (sums + eps.value_or(std::numeric_limits<float>::epsilon())).rsqrt();
+  Tensor y = wide * inverse;
+  if (weight && weight->defined()) y = y * *weight;
+  return {y.to(x.scalar_type()).contiguous(), inverse.to(x.scalar_type() == kDouble ? kDouble : kFloat)};
+}
+static std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& x, IntArrayRef shape, const Tensor& inverse,
+                                                    const MaybeTensor& weight, std::array<bool, 2> mask) {
+  std::vector<int64_t> dims, rows;
+  for (int64_t i = 0; i < x.dim(); i++)
+    (i < x.dim() - static_cast<int64_t>(shape.size()) ? rows : dims).push_back(i);
+  Tensor g = grad.to(kDouble), r = inverse.to(kDouble), normed = x.to(kDouble) * r, dx, dw;
+  const bool scaled = weight && weight->defined();
+  Tensor through = scaled ? g * *weight : g;
+  if (mask[0]) dx = ((through - normed * (through * normed).mean(dims, true)) * r).to(x.scalar_type());
+  if (mask[1] && scaled) dw = (rows.empty() ? g * normed : (g * normed).sum(rows)).to(weight->scalar_type());
+  return {dx, dw};
+}
+
 // ---- attention
 
 struct Attention {  // in float32: probabilities, and the factors of dropout
@@ -240,6 +264,8 @@ TORCH_LIBRARY_IMPL(aten, CPU, m) {
   m.impl("_conv_depthwise2d", depthwise);
   m.impl("cudnn_batch_norm", batch_norm);
   m.impl("cudnn_batch_norm_backward", batch_norm_backward);
+  m.impl("_fused_rms_norm", rms_norm);
+  m.impl("_fused_rms_norm_backward", rms_norm_backward);
   m.impl("_scaled_dot_product_flash_attention", flash);
   m.impl("_scaled_dot_product_flash_attention_backward", flash_backward);
   m.impl("_scaled_dot_product_cudnn_attention", cudnn);

@@ -5,8 +5,8 @@ build without CUDA ends the process. So tensors on the meta device stand for tho
 are inferred by the same rules; what depends on the device is decided as torch decides it on CUDA:
 
 * what the forward reads of devices, and the devices that it names;
-* the kernel of attention and of batch norms, and softmax of half precision to float32, which is one operator
-  (`cuda_kernels`);
+* the kernel of attention and of batch norms, and what is one operator there: softmax of half precision to
+  float32, RMS norms, the gradient of mish (`cuda_kernels`);
 * the dtypes of autocast (`cuda_autocast`);
 * which tensors have their channels last (`stride_rules`).
 
@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from remat_executor.capture.cuda_autocast import with_autocast
-from remat_executor.capture.cuda_kernels import CHOSEN
-from remat_executor.torch_private.dispatch import not_as_on_meta, with_meta_kernels
+from remat_executor.capture.cuda_kernels import CHOSEN, FUSED
+from remat_executor.torch_private.dispatch import not_as_on_meta, registered_on_meta, with_meta_kernels
 from remat_executor.torch_private.precision import with_autocast_for_cuda
 from remat_executor.torch_private.pytrees import flatten, unflatten
 from remat_graph.contexts import context
@@ -73,8 +73,9 @@ _QUESTIONS: dict[Any, Callable[[torch.device], Any]] = {
 @context
 def kernels_of_cuda() -> Generator[None, None, None]:
     """While active, a trace on the meta device gets the operators that eager runs on CUDA."""
-    kernels = {**dict.fromkeys(not_as_on_meta(), _own), **CHOSEN}
-    with with_autocast_for_cuda(), with_meta_kernels(with_autocast(kernels)):
+    own = [operator for operator in not_as_on_meta() if operator not in FUSED]
+    kernels = {**dict.fromkeys(own, _own), **CHOSEN}
+    with with_autocast_for_cuda(), registered_on_meta(FUSED), with_meta_kernels(with_autocast(kernels)):
         yield
 
 

@@ -5,7 +5,7 @@ torch's order of preference: on Hopper with a recent cuDNN, cuDNN comes first, a
 ``sdpa_kernel([...], set_priority=True)``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -133,6 +133,21 @@ def selects_cudnn(
         and x.numel() < 2**31 - 1
     )
 
+
+def _rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """The output, and the inverse root mean square of each row in the dtype that sums have."""
+    rows = [*x.shape[: x.ndim - len(normalized_shape)], *(1 for _ in normalized_shape)]
+    wide = torch.float32 if x.dtype in _HALVES else x.dtype
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(rows, dtype=wide)
+
+
+FUSED: Mapping[Any, Callable[..., Any]] = {
+    aten._fused_rms_norm.default: _rms_norm,
+    aten.mish_backward.default: lambda gradient, x: torch.empty_like(x),
+}
+"""Meta kernels of the operators that are composed of others where a device has no kernel, as CUDA has."""
 
 CHOSEN: Mapping[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: _attention,

@@ -120,6 +120,25 @@ def with_meta_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Generator[No
             operator._dispatch_cache.clear()
 
 
+@context
+def registered_on_meta(kernels: Mapping[Any, Callable[..., Any]]) -> Generator[None, None, None]:
+    """Give operators kernels on the meta device, so that a trace there does not take them apart.
+
+    Autograd takes an operator apart that can be composed of others where a device has no kernel of its own.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for operator, kernel in kernels.items():
+            # `library.impl` refuses operators that can be composed.
+            library.m.impl(operator.name(), "Meta", kernel, False)  # type: ignore[union-attr]
+            operator._dispatch_cache.clear()
+        yield
+    finally:
+        library._destroy()
+        for operator in kernels:
+            operator._dispatch_cache.clear()
+
+
 def _own_kernel(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the kernel that an operator has for autograd on devices with kernels."""
     key = private_name("torch._ops", "resolve_key")(operator, _AUTOGRAD_CPU)

@@ -49,6 +49,7 @@ _PASSES = {
     "native_batch_norm_backward": 5 / 3,
     "native_group_norm_backward": 5 / 3,
     "native_layer_norm_backward": 5 / 3,  # one kernel for the input, one for the parameters
+    "_fused_rms_norm_backward": 5 / 3,
     # A row of a vocabulary fits no register file: its maximum, its sum and the result are a read each.
     "_log_softmax": 2,
     "_softmax": 2,
