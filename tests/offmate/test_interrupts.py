@@ -1,6 +1,7 @@
 """Ctrl-C in a step leaves each parameter updated or as it was, and in a wait leaves what is waited for."""
 
 import copy
+import gc
 import signal
 import sys
 import threading
@@ -11,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from remat_graph import Lane, OptimizerStep
+from remat_graph import Lane, OptimizerStep, Start
 from remat_offload import MachineMisuse, OffloadMisuse
 from remat_offload.copy_lanes import threaded
 from remat_offload.copy_lanes.threaded import Job
 from remat_offload.deferred_signals import uninterrupted
+from remat_offload.engine import transfer_steps
+from remat_offload.host_memory import pool as pool_module
 from remat_offload.optimizer.step_cost import UpdateCost
 from tests.helpers.offmates import offmate
 
@@ -46,12 +49,14 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 class Interrupt:
-    """Raises SIGINT at the k-th line of Python that a step runs in this thread."""
+    """Raises SIGINT at the k-th line of Python that a step runs in this thread, of these files if given."""
 
-    def __init__(self, line: int) -> None:
-        self.left = line
+    def __init__(self, line: int, files: tuple[str, ...] = ("",)) -> None:
+        self.left, self.files = line, files
 
     def __call__(self, frame: Any, event: str, _: Any) -> Any:
+        if event == "call" and not frame.f_code.co_filename.endswith(self.files):
+            return None
         if event == "line":
             self.left -= 1
             if self.left == 0:
@@ -102,6 +107,35 @@ def test_updates_are_whole() -> None:
         if interrupt.left > 0:
             break
         line += 149
+    assert interrupted > 20
+
+
+def test_a_forward_that_ends_early_leaves_nothing_in_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever in its copies it comes: what it had taken for activations is returned when it is dropped."""
+    model, _, x = made()
+    lanes = [s.transfer.lane for s in model._remat.latest.program.forward.items if isinstance(s, Start)]
+    assert {*lanes} == {Lane.TO_HOST, Lane.TO_DEVICE}
+    pool = model._remat_training.engine.residency.pool
+    failures: list[object] = []
+
+    def note(raised: Any) -> None:
+        if raised.exc_type is not KeyboardInterrupt:  # Python prints it where it comes in a finalizer
+            failures.append(raised.exc_value)
+
+    monkeypatch.setattr(sys, "unraisablehook", note)
+    model(x)
+    gc.collect()
+    before = pool._lent_nbytes
+    interrupted, line = 0, 1
+    while line < 2000:
+        interrupt = Interrupt(line, (transfer_steps.__file__, pool_module.__file__))
+        interrupted += interrupt.during(lambda: model(x))
+        gc.collect()
+        assert pool._lent_nbytes == before, line
+        assert not failures, line
+        if interrupt.left > 0:
+            break
+        line += 11
     assert interrupted > 20
 
 

@@ -89,11 +89,9 @@ class Transfers:
         match step:
             case Start() | Wait() | Free() if self.skips(step, live):
                 pass
-            case Start(transfer) if transfer.lane is Lane.TO_HOST:
-                self.unwaited[transfer] = live[transfer.value]
-                self.swap_out(transfer, live[transfer.value])
             case Start(transfer):
-                live[transfer.value] = self.unwaited[transfer] = self.swap_in(transfer)
+                with uninterrupted():  # a copy without its ticket could not be waited for
+                    self.start(transfer, live)
             case Wait(transfer):
                 self.machine.wait_on_compute(self.tickets[transfer])
                 self.unwaited.pop(transfer, None)
@@ -102,7 +100,8 @@ class Transfers:
             case FreeHost(value):
                 if value in self.readers:  # the plan counts its bytes until then, and no longer
                     self.readers.pop(value).wait()
-                _free_host_copy(self.residency.pool, self.graph, self.host_copies, self.tickets, value)
+                with uninterrupted():  # the pool's bytes have one owner at any time
+                    _free_host_copy(self.residency.pool, self.graph, self.host_copies, self.tickets, value)
             case Deliver(value):
                 return [self.deliver(value)]
             case OptimizerStep():
@@ -154,6 +153,14 @@ class Transfers:
     def resident(self, value: int) -> Resident | None:
         """Return a value's `Resident`, if it is placed on the host."""
         return self.residency.residents.get(self.graph.values[value].name)
+
+    def start(self, transfer: Transfer, live: dict[int, Tensor]) -> None:
+        """Start a copy between device and host."""
+        if transfer.lane is Lane.TO_HOST:
+            self.unwaited[transfer] = live[transfer.value]
+            self.swap_out(transfer, live[transfer.value])
+        else:
+            live[transfer.value] = self.unwaited[transfer] = self.swap_in(transfer)
 
     def swap_out(self, transfer: Transfer, tensor: Tensor) -> None:
         """Copy a value to the host."""
@@ -326,7 +333,7 @@ def _free_host_copy(
     whole = host_copies.pop(value)
     if graph.values[value].role is not Role.GRAD:
         out, back = Transfer(value, Lane.TO_HOST), Transfer(value, Lane.TO_DEVICE)
-        pool.release(whole, after=tickets.get(back, tickets[out]))
+        pool.release(whole, after=tickets.get(back, tickets.get(out)))  # none if the copy could not start
 
 
 def _abandon(
@@ -338,7 +345,8 @@ def _abandon(
     unwaited: Mapping[Transfer, Tensor],
 ) -> None:
     """Free what a call has left behind whose backward never ran."""
-    for tensor in unwaited.values():
-        machine.release_after_copies(tensor)
-    for value in list(host_copies):
-        _free_host_copy(pool, graph, host_copies, tickets, value)
+    with uninterrupted():
+        for tensor in unwaited.values():
+            machine.release_after_copies(tensor)
+        for value in list(host_copies):
+            _free_host_copy(pool, graph, host_copies, tickets, value)

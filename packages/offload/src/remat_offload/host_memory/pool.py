@@ -21,6 +21,7 @@ import torch
 
 from remat_executor.fork_lock import ForkAwareLock
 from remat_graph import RematError
+from remat_offload.deferred_signals import uninterrupted
 from remat_offload.errors import HostPoolExhausted, HostPoolMisuse
 from remat_offload.host_memory.pinned import HostMemory, memory_for
 
@@ -217,8 +218,9 @@ class HostPool:
 
     def _return(self, block: torch.Tensor, copies: Sequence[Event]) -> None:
         """Take back a leased block, unless ``give_up`` has released all."""
-        if id(block) in self._lent:
-            self.release(block, after=copies[-1] if copies else None)
+        with uninterrupted():  # a finalizer is not called again
+            if id(block) in self._lent:
+                self.release(block, after=copies[-1] if copies else None)
 
     def _idle_block(self, nbytes: int) -> _Block | None:
         """Return an idle block of this size: one without pending copy or, if a new one does not fit, any."""
