@@ -46,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import record, report
 from benchmarks.device_steps import current_device, device_name, first_line, release
-from benchmarks.first_contact.processes import announce, rows_of
+from benchmarks.first_contact.processes import announce, interpreter, rows_of
 from benchmarks.first_contact.rows import Findings, Row, Setting
 from benchmarks.first_contact.sections import SECTIONS, Section
 
@@ -103,7 +103,7 @@ def measure(options: argparse.Namespace, rows: list[Row], path: Path, device: to
 
 
 def _command(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    return [sys.executable, __file__, *words, *names]
+    return [*interpreter(), __file__, *words, *names]
 
 
 def line(row: Row) -> str:

@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.first_contact.processes import on_the_test_device
 from benchmarks.first_contact.rows import Findings, Setting
 
 SECTION = "tests"
 _ROOT = Path(__file__).resolve().parents[2]
 _SPARE_S = 3.0  # of the section's time, to count what ran
-_MOST_PROCESSES = 4  # each holds libraries on the device
+_MOST_PROCESSES = 6  # each holds libraries on the device
 _OUTCOME = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 _MISSING = re.compile(r"No module named '([\w.]+)'")
 
@@ -36,10 +37,19 @@ def run(name: str, setting: Setting) -> Findings:
     options = ["-m", "cuda", "-p", "no:cacheprovider", "-v", "--tb=line", "--continue-on-collection-errors"]
     if importlib.util.find_spec("xdist") is not None:
         processes = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
-        options += ["-n", str(processes), "--dist", "loadfile"]
+        options += ["-n", str(processes), "--dist", "load"]
+    if on_the_test_device():
+        options += ["-p", "tests.device.plugin"]
     command = [sys.executable, "-m", "pytest", *options, "tests", "packages"]
+    environment = {**os.environ, "COLUMNS": "400"}  # else pytest shortens the reasons of failures
     process = subprocess.Popen(
-        command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        cwd=_ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     assert process.stdout is not None
     limit_s = setting.end_s - time.monotonic() - _SPARE_S
@@ -64,7 +74,8 @@ def _read(found: Findings, lines: list[str]) -> None:
         if outcome is not None and test is not None:
             outcomes[test] = outcome[1].lower()
     absent = sorted({name.partition(".")[0] for line in lines for name in _MISSING.findall(line)})
-    uncollected = [test for test, outcome in outcomes.items() if outcome == "error" and "::" not in test]
+    unable = {test for test, outcome in outcomes.items() if outcome == "error" and "::" not in test}
+    unable |= {line.split()[1] for line in lines if line.startswith("FAILED ") and _MISSING.search(line)}
     failed = [test for test, outcome in outcomes.items() if outcome in ("failed", "error")]
     counts = Counter(outcomes.values())
     found.figures = {"counts": dict(counts), "failed": failed, "not_installed": absent}
@@ -72,6 +83,6 @@ def _read(found: Findings, lines: list[str]) -> None:
         ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items())) or "no tests"
     ]
     if absent:  # files that need packages of the project's own environment
-        found.said.append(f"{len(uncollected)} files need {', '.join(absent)}")
-        failed = [test for test in failed if test not in uncollected]
+        found.said.append(f"{len(unable)} files or tests need {', '.join(absent)}")
+        failed = [test for test in failed if test not in unable]
     found.wrong += [f"{test} {outcomes[test]}; goal: all pass" for test in failed]

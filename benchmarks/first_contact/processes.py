@@ -10,6 +10,7 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -23,6 +24,16 @@ _KEPT_LINES = 12
 def announce(**message: Any) -> None:
     """Print one message of the process."""
     print(f"\n{MARK}{json.dumps(message)}", flush=True)
+
+
+def on_the_test_device() -> bool:
+    """Whether the project's test device stands in for CUDA in this process."""
+    return "tests.device.torch_cuda" in sys.modules
+
+
+def interpreter() -> list[str]:
+    """What runs a script as this process does: Python, or Python on the test device."""
+    return [sys.executable, *(["-m", "tests.device"] if on_the_test_device() else [])]
 
 
 def rows_of(

@@ -37,11 +37,11 @@ class Section:
 
 SECTIONS = (
     Section(environment, 15),
-    Section(cuda_tests, 90),
-    Section(exactness, 130),
+    Section(cuda_tests, 150),
+    Section(exactness, 105),
     Section(full_budget, 35),
     Section(timing_model, 35),
-    Section(runtimes, 60),
-    Section(language_model, 60),
-    Section(offloading, 55),
+    Section(runtimes, 45),
+    Section(language_model, 50),
+    Section(offloading, 45),
 )

@@ -23,6 +23,10 @@ class CannotBuild(RuntimeError):
     """The library cannot be built here; the message says why."""
 
 
+class NoCompiler(CannotBuild):
+    """There is no compiler: the only reason to go without the device."""
+
+
 def torch_folder() -> Path:
     """Where torch is installed. It is not imported: the library comes first."""
     found = importlib.util.find_spec("torch")
@@ -65,7 +69,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _build(path: Path) -> None:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise CannotBuild("there is no C++ compiler: install g++, or set CXX")
+        raise NoCompiler("there is no C++ compiler: install g++, or set CXX")
     torch = torch_folder()
     unfinished = path.with_suffix(f".{os.getpid()}")
     include = (torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])

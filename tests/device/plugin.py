@@ -1,7 +1,7 @@
 """A pytest plugin for sessions on the test device: ``python -m pytest -p tests.device.plugin -m cuda``.
 
 It is imported before torch. Every test fails that leaves a race behind. Without a compiler all tests of the
-session are skipped, and the reason says so.
+session are skipped, and the reason says so. If the library does not compile, it ends with the errors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 
-from tests.device.build import CannotBuild, library
+from tests.device.build import NoCompiler, library
 from tests.device.torch_cuda import load
 
 
@@ -60,7 +60,7 @@ class Device:
 def _load() -> tuple[Device | None, str]:
     try:
         return Device(load(library())), ""
-    except CannotBuild as error:
+    except NoCompiler as error:
         return None, str(error)
 
 

@@ -44,6 +44,21 @@ def test_both_budgets_are_kept(name: str, budget: str, in_backward: bool, accumu
     assert module.host.peak_nbytes <= module.plan.host_peak_nbytes <= host_nbytes
 
 
+def test_a_shortage_in_a_copy_says_what_the_plan_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one in an operator does; the next step is right."""
+    run = moving_run("llama", "60%", machine=SimulatedMachine(), in_backward=True, accumulation=1, steps=3)
+    machine = run.model._remat_training.engine.residency.machine
+
+    def full(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "allocate", full)
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            run.train(1)
+    assert "the plan needs" in caught.value.__notes__[0]
+
+
 class Mean(nn.Module):
     """A step that takes little beside its inputs."""
 

@@ -5,6 +5,7 @@ On the CPU a stand-in adds to the measured peak what the blocks would.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from remat_executor import AllocatorRecord, PlannedModule, StepOverBudget, allocator_peak
 from remat_executor.inspection.tensors import collect
-from remat_executor.memory.block_slack import worst_case_nbytes
+from remat_executor.memory.block_slack import largest_slack_nbytes, worst_case_nbytes
 from remat_executor.module import peak_check
 from remat_executor.module.pipeline import PipelineStages
 from remat_executor.translation import translate
@@ -75,6 +76,39 @@ def test_the_budget_holds_with_the_slack_of_blocks(peaks: list[int], options: di
     budget_nbytes = resolve_budget("100%", planned.graph)
     assert peaks[0] > budget_nbytes >= peaks[-1] == planned.rehearsed_nbytes
     assert planned.plan.peak_nbytes < peaks[-1]
+
+
+@pytest.mark.parametrize(("beyond_nbytes", "setting"), [(1 << 30, ""), (1 << 20, ""), (1 << 30, "True")])
+def test_fragments_are_reported_once(
+    beyond_nbytes: int,
+    setting: str,
+    peaks: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+) -> None:
+    """With what expandable segments would save, where that is much and they are not set."""
+    monkeypatch.setattr(peak_check, "fragments_nbytes", lambda device: beyond_nbytes)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", f"expandable_segments:{setting}" if setting else "")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        planned = Hiremate(Layers(), sample(), "100%", **options)
+        planned(sample(batch=BATCH + 1))  # planned again
+    found = [str(warning.message) for warning in caught if "expandable_segments" in str(warning.message)]
+    assert len(found) == (beyond_nbytes == 1 << 30 and not setting)
+    assert all("holds 1.00 GiB more than tensors take" in message for message in found)
+    assert planned.fragments_nbytes == (None if setting else beyond_nbytes)
+
+
+def test_segments_are_asked_whether_they_expand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting has no effect after the first use of a device."""
+    expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert largest_slack_nbytes(expandable) == 0
+    assert largest_slack_nbytes({}) == 1 << 20
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for segments, slack_nbytes in (([], 0), ([True], 0), ([True, False], 1 << 20)):
+        found = [{"is_expandable": each} for each in segments]
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda found=found: found)
+        assert largest_slack_nbytes(expandable) == slack_nbytes
 
 
 def test_a_plan_whose_bound_fits_is_not_measured(peaks: list[int], options: dict[str, Any]) -> None:

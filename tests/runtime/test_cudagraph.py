@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable, Sequence
 from operator import getitem
@@ -139,10 +140,10 @@ def tape() -> list[Tape]:
 
 
 class AnyPeak:
-    """Plans at half the memory and accepts any measured peak: tapes keep all memory."""
+    """Accepts any measured peak: tapes keep all memory."""
 
-    def __init__(self) -> None:
-        self.planner = RecomputePlanner(budget="50%", method=Method(time_limit_s=1.0))
+    def __init__(self, budget: str = "50%") -> None:
+        self.planner = RecomputePlanner(budget=budget, method=Method(time_limit_s=1.0))
 
     def budget_for(self, graph: Graph) -> int:
         return AMPLE_NBYTES
@@ -308,8 +309,39 @@ def test_what_a_recorded_step_is_said_to_need(tape: list[Tape], tmp_path: Any) -
 def test_workspaces_are_taken_before_anything_is_recorded(
     pair: tuple[PlannedModule, Network], tape: list[Tape]
 ) -> None:
-    """Once for each graph, since each may run in a thread of its own."""
-    assert tape[0].warmed == [0] * tape[0].recorded
+    """Once for each graph, and again before it is recorded, since each may run in a thread of its own."""
+    first, later = tape[0].warmed[: tape[0].recorded], tape[0].warmed[tape[0].recorded :]
+    assert first == [0] * tape[0].recorded
+    assert later == [*range(tape[0].recorded)]
+
+
+class Strided(nn.Module):
+    """Reads the memory of its input by strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.as_strided((4, 8), (12, 1))).square().sum() + x.sum()
+
+
+@pytest.mark.parametrize("kind", ["gaps", "repeated"])
+def test_copies_of_inputs_have_their_strides(kind: str, tmp_path: Any) -> None:
+    """Recorded views read what eager's read, also between the elements of the input."""
+    model = Strided()
+    original = copy.deepcopy(model)
+
+    def given(seed: int) -> Tensor:
+        whole = torch.randn(4, 16, generator=torch.Generator().manual_seed(seed))
+        return whole[:, ::2] if kind == "gaps" else whole.view(64).as_strided((2, 60), (0, 1))
+
+    planned = PlannedModule(
+        model, (given(0),), {}, AnyPeak(budget="400%"), runtime=lambda: CudaGraphs(Tape), cache_dir=tmp_path
+    )
+    for seed in (0, 1, 2):
+        assert torch.equal(planned(given(seed)), original(given(seed)))
+    assert planned.runs["planned"] == 3
 
 
 @pytest.mark.cuda

@@ -12,6 +12,7 @@ from remat_facade import Hiremate, NothingLeft, UnknownOptimizer
 from remat_facade.cli.app import main
 from remat_facade.planning.memory_fit import (
     FRAGMENTED_RESERVE,
+    FRAGMENTS,
     RESERVE,
     auto_budget,
     fit_of,
@@ -263,3 +264,21 @@ def test_what_the_command_cannot_do(
     err = capsys.readouterr().err
     assert err.count("\n") == 1, err
     assert said in err
+
+
+def test_fragments_are_named_where_they_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA without expandable segments, if less is left than they may take."""
+    device = torch.device("cuda")
+    tensors_nbytes = fit_of(Net(), 1 << 30, "adamw", device=device, device_nbytes=0).total_nbytes
+    for setting, device_nbytes, named in (
+        ("", tensors_nbytes * 13 // 10, False),
+        ("", tensors_nbytes * 12 // 10, True),
+        ("expandable_segments:True", tensors_nbytes * 12 // 10, False),
+    ):
+        monkeypatch.setenv("PYTORCH_ALLOC_CONF", setting)
+        fit = fit_of(Net(), 1 << 30, "adamw", device=device, device_nbytes=device_nbytes)
+        assert fit.fits
+        assert fit.summary().startswith("fits: ")
+        assert ("fragments may take 287 MiB without" in fit.summary()) == named
+    assert fit_of(Net(), 1 << 30, device=CPU, device_nbytes=1 << 31).fragments_nbytes == 0
+    assert (1 - FRAGMENTED_RESERVE) * (1 + FRAGMENTS) < 1

@@ -1,8 +1,10 @@
 """The pool allocates exact sizes, never holds more than its cap, and reuses blocks."""
 
+import contextlib
 import gc
 import mmap
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -65,6 +67,33 @@ class Copy:
 
     def synchronize(self) -> None:
         self.waited = self.done = True
+
+
+def test_pages_are_pinned_on_the_device_of_the_copies() -> None:
+    """On another device, the runtime would make a context, which takes memory there."""
+    current: list[str] = []
+
+    class Watched(FakeRuntime):
+        def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802
+            current.append(torch_device[-1])
+            return super().cudaHostRegister(address, nbytes, flags)
+
+        def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+            current.append(torch_device[-1])
+            return super().cudaHostUnregister(address)
+
+    torch_device = ["cuda:0"]
+
+    @contextlib.contextmanager
+    def second() -> Iterator[None]:
+        torch_device.append("cuda:1")
+        yield
+        torch_device.pop()
+
+    memory = RegisteredMemory(Watched(), current=second)
+    memory.give_back(memory.take(100))
+    assert current == ["cuda:1", "cuda:1"]
+    assert torch_device == ["cuda:0"]
 
 
 def test_tensors_are_as_asked() -> None:

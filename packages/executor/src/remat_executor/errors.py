@@ -132,7 +132,7 @@ class StepOverBudget(RematError):
 
     def __str__(self) -> str:
         otherwise = (
-            "set PYTORCH_ALLOC_CONF=expandable_segments:True, which lets the allocator waste nothing"
+            "set PYTORCH_ALLOC_CONF=expandable_segments:True, with which a block is as large as asked for"
             if self.runtime == "eager"
             else 'use runtime="eager"'
         )

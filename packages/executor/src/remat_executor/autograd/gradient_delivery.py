@@ -125,24 +125,26 @@ class PlannedCall:
     def run_segment(self, segment: Segment, live: dict[int, Tensor]) -> list[Tensor | None]:
         """Run a segment and return its results; `live` holds the values before and after."""
         results: list[Tensor | None] = []
-        for item in segment.items:
-            if not isinstance(item, LoweredGraph):
-                assert self.handler is not None
-                results += self.handler.carry_out(item, live)
-                continue
-            tensors = [self.externals[i] for i in item.reads]
-            tensors.extend(live[value] for value in item.takes)
-            for value in item.drops:
-                del live[value]
-            try:
-                made = item.run(tensors)
-            except torch.OutOfMemoryError as error:
-                add_note(error, _SHORTAGE.format(format_nbytes(self.wiring.peak_nbytes)))
-                raise
-            live.update(zip(item.gives, made[item.results :], strict=True))
-            results += made[: item.results]
-            del made
+        try:
+            for item in segment.items:
+                if isinstance(item, LoweredGraph):
+                    results += self._run_graph(item, live)
+                else:
+                    assert self.handler is not None
+                    results += self.handler.carry_out(item, live)
+        except torch.OutOfMemoryError as error:
+            add_note(error, _SHORTAGE.format(format_nbytes(self.wiring.peak_nbytes)))
+            raise
         return results
+
+    def _run_graph(self, item: LoweredGraph, live: dict[int, Tensor]) -> Sequence[Tensor | None]:
+        tensors = [self.externals[i] for i in item.reads]
+        tensors.extend(live[value] for value in item.takes)
+        for value in item.drops:
+            del live[value]
+        made = item.run(tensors)
+        live.update(zip(item.gives, made[item.results :], strict=True))
+        return made[: item.results]
 
     def run_forward(self) -> tuple[Tensor, ...]:
         """Run the forward, save what the backward needs, and return the differentiable outputs."""

@@ -62,6 +62,17 @@ def allocator_peak(function: Callable[[], T], device: torch.device | str = "cpu"
     return _from_profiler(function) if device.type == "cpu" else _from_statistics(function, device)
 
 
+def fragments_nbytes(device: torch.device) -> int | None:
+    """What the allocator has held beyond the bytes of tensors since its peaks were reset; None on the CPU.
+
+    The peaks of both are compared, which need not be at the same time.
+    """
+    if device.type == "cpu":
+        return None
+    memory = torch.accelerator.memory
+    return memory.max_memory_reserved(device) - memory.max_memory_allocated(device)
+
+
 def _from_statistics(function: Callable[[], T], device: torch.device) -> AllocatorRecord[T]:
     memory = torch.accelerator.memory
     torch.accelerator.synchronize(device)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 
 import attrs
+import torch
 
 from remat_graph import Graph, Schedule, simulate
 
@@ -21,11 +22,21 @@ _OTHER_RULES = ("max_split_size_mb", "roundup_power2_divisions", "backend:cudama
 
 
 def largest_slack_nbytes(environment: Mapping[str, str] = os.environ) -> int | None:
-    """The most slack of one block by the allocator's settings; None if they change the rules."""
+    """The most slack of one block by the allocator's settings; None if they change the rules.
+
+    Expandable segments are believed if the allocator has no others: the setting has no effect where the
+    platform lacks them, and after the first use of a device.
+    """
     settings = ",".join(environment.get(name, "") for name in _SETTINGS).replace(" ", "").lower()
     if any(rule in settings for rule in _OTHER_RULES):
         return None
-    return 0 if "expandable_segments:true" in settings else _MIB
+    return 0 if "expandable_segments:true" in settings and not _has_fixed_segments() else _MIB
+
+
+def _has_fixed_segments() -> bool:
+    if not torch.cuda.is_initialized():
+        return False
+    return any(not segment.get("is_expandable", True) for segment in torch.cuda.memory_snapshot())
 
 
 def worst_case_nbytes(graph: Graph, schedule: Schedule, slack_nbytes: int = _MIB) -> int:

@@ -24,7 +24,7 @@ from remat_executor.errors import StepOverBudget
 from remat_executor.generator_state import preserved_generators
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.runtime_protocol import HoldingRuntime
-from remat_executor.memory.allocator import allocator_peak
+from remat_executor.memory.allocator import allocator_peak, fragments_nbytes
 from remat_executor.memory.block_slack import (
     largest_slack_nbytes,
     slack_variation_nbytes,
@@ -170,7 +170,9 @@ def replan_until_it_fits(
 
     def judge(step: PlannedStep) -> tuple[PlannedStep, int]:
         measured_nbytes = measure_peak(step, tensors)
-        return attrs.evolve(step, rehearsed_nbytes=measured_nbytes), measured_nbytes + headroom(step)
+        beyond_nbytes = fragments_nbytes(step.translation.device)
+        measured = attrs.evolve(step, rehearsed_nbytes=measured_nbytes, fragments_nbytes=beyond_nbytes)
+        return measured, measured_nbytes + headroom(step)
 
     return _until_within_budget(step, lambda step: step.plan, step.graph, planner, judge, rebuild, runtime)
 

@@ -188,6 +188,12 @@ class PlannedModule(nn.Module):
         nbytes: int | None = self._remat.latest.rehearsed_nbytes
         return nbytes
 
+    @property
+    def fragments_nbytes(self) -> int | None:
+        """What CUDA's allocator held beyond tensors in that step, in bytes; None if it was not measured."""
+        nbytes: int | None = self._remat.latest.fragments_nbytes
+        return nbytes
+
     def measurements(self) -> list[Measurement]:
         """The measured costs of that plan's operators on this device, to be saved as a `Measured` platform.
 

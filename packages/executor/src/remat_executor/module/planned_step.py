@@ -46,6 +46,7 @@ class PlannedStep:
     runtime: Runtime  # runs the lowered graphs
     backend: OffloadBackend | None  # carries out what the schedule does in addition to computing
     rehearsed_nbytes: int | None = None  # the measured peak by the allocator; None if not measured
+    fragments_nbytes: int | None = None  # what the allocator held beyond tensors; None if not measured
 
     @classmethod
     def build(

@@ -20,6 +20,7 @@ from remat_executor.guards.signature import Signature
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.step_handler import OffloadBackend
+from remat_executor.memory.block_slack import largest_slack_nbytes
 from remat_executor.module.buckets import Buckets
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import ForwardTarget
@@ -28,7 +29,10 @@ from remat_executor.module.pipeline import CallToPlan, PipelineStages, PlanFunct
 from remat_executor.module.plan_cache import LRUCache
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.torch_private.dynamo import under_dynamo
-from remat_graph import Graph, Plan, Platform, format_seconds
+from remat_graph import Graph, Plan, Platform, format_nbytes, format_seconds
+
+# Fragments are mentioned from these on: below, they decide nothing.
+_FRAGMENTS_NBYTES, _FRAGMENTS_SHARE = 64 << 20, 0.05
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -179,6 +183,7 @@ class PlanManager:
             on_measured=on_measured,
         )
         step = planned_step(self.stages, call, self._reuse_or_plan)
+        self._warn_of_fragments(step)
         if self.backend is not None:
             # The backend may have moved some of the module's tensors.
             signature = self.signature(self.current_snapshot(target), tensors, target)
@@ -276,6 +281,18 @@ class PlanManager:
                 "dropped",
                 f"called in more than {self.steps.most} ways: each new plan replaces the least recently used "
                 "one; pad lengths with buckets=, or raise max_plans=",
+            )
+
+    def _warn_of_fragments(self, step: PlannedStep) -> None:
+        """Recommend expandable segments where they save memory of the device."""
+        beyond_nbytes, peak_nbytes = step.fragments_nbytes or 0, step.rehearsed_nbytes or 0
+        if beyond_nbytes > max(_FRAGMENTS_NBYTES, _FRAGMENTS_SHARE * peak_nbytes) and largest_slack_nbytes():
+            self._warn_once(
+                "fragments",
+                f"in a step of {format_nbytes(peak_nbytes)}, CUDA's allocator holds "
+                f"{format_nbytes(beyond_nbytes)} more than tensors take: "
+                "PYTORCH_ALLOC_CONF=expandable_segments:True, set before the first use of the device, saves "
+                "nearly all of that",
             )
 
     def _warn_once(self, kind: str, message: str) -> None:

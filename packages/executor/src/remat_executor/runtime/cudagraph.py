@@ -176,10 +176,14 @@ class _RecordedGraph:
         on_device = all(pool.holds(tensors[i]) for i in passed)
         if not on_device or not work.recordable or any(i >= stable_inputs for i in written(self.module)):
             return self.run_unrecorded(tensors)
+        runtime.warm_up()  # this thread may not be the one of the first run
         stay = [i for i in passed if i < stable_inputs or _address(tensors[i]) in runtime.addresses]
-        copies = {i: tensors[i].clone() for i in passed if i not in stay}
+        copies = {i: _extent(tensors[i]).clone() for i in passed if i not in stay}
         addresses = {i: tensors[i].data_ptr() for i in stay}
-        inputs = [copies.get(i, tensor) for i, tensor in enumerate(tensors)]
+        inputs = [
+            copies[i].as_strided(tensor.size(), tensor.stride(), 0) if i in copies else tensor
+            for i, tensor in enumerate(tensors)
+        ]
         self.set_generators(work.redraws, tensors)
         tensors.clear()
         generators = [generator for several in work.redraws.values() for generator in several]
@@ -201,7 +205,7 @@ class _RecordedGraph:
         assert recorded is not None
         assert pool is not None
         for i, copy in recorded.copies.items():
-            copy.copy_(tensors[i])
+            copy.copy_(_extent(tensors[i]))
         self.set_generators(recorded.redraws, tensors)
         tensors.clear()
         return self.done({i: pool.at(place) for i, place in recorded.outputs.items()})
@@ -283,6 +287,14 @@ def drawing_generator(module: GraphModule) -> torch.Generator | None:
     for node in module.graph.find_nodes(op="call_function", target=read_state):
         return default_generator(torch.device(str(args_of(node)[0])))
     return None
+
+
+def _extent(tensor: Tensor) -> Tensor:
+    """The memory from a tensor's first element to its last, in one dimension."""
+    if tensor.numel() == 0:
+        return tensor.as_strided((0,), (1,))
+    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.as_strided((last + 1,), (1,))
 
 
 def _offset(state: Tensor) -> int:

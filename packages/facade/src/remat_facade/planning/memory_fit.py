@@ -21,11 +21,16 @@ from remat_executor.memory.block_slack import largest_slack_nbytes
 from remat_facade.errors import NothingLeft, UnknownOptimizer
 from remat_graph import format_nbytes
 
-RESERVE, FRAGMENTED_RESERVE = 0.05, 0.2
+FRAGMENTS = 0.28
+"""What CUDA's allocator without expandable segments holds beyond tensors, as a share of their bytes.
+
+This is the most in a simulation of its rules; the least is 0.2.
+"""
+
+RESERVE, FRAGMENTED_RESERVE = 0.05, 0.22
 """Shares of the free memory that ``budget="auto"`` does not use: other libraries, small tensors, fragments.
 
-The larger one is for CUDA's allocator without expandable segments, which reserves more than tensors use: 20
-to 28 % more in a simulation of its rules.
+The larger one, which leaves room for `FRAGMENTS`, is for CUDA's allocator without expandable segments.
 """
 
 Optimizer = str | torch.optim.Optimizer
@@ -44,6 +49,7 @@ class Fit:
         device_nbytes: total memory of the device; None if unknown.
         optimizer: name of the optimizer.
         device: name of the device.
+        fragments_nbytes: what the device's allocator may reserve beyond these.
     """
 
     parameters_nbytes: int
@@ -54,6 +60,7 @@ class Fit:
     device_nbytes: int | None
     optimizer: str
     device: str
+    fragments_nbytes: int = 0
 
     @property
     def total_nbytes(self) -> int:
@@ -93,7 +100,13 @@ class Fit:
             return f"needs {total}; the memory of {self.device} is unknown"
         has = f"{format_nbytes(self.device_nbytes)} of {self.device}"
         if self.left_nbytes >= 0:
-            return f"fits: {total}, {format_nbytes(self.left_nbytes)} left of the {has}"
+            fits = f"fits: {total}, {format_nbytes(self.left_nbytes)} left of the {has}"
+            if self.left_nbytes >= self.fragments_nbytes:
+                return fits
+            return (
+                f"{fits}, where fragments may take {format_nbytes(self.fragments_nbytes)} without "
+                "PYTORCH_ALLOC_CONF=expandable_segments:True"
+            )
         return f"does not fit: {total}, {format_nbytes(-self.left_nbytes)} more than the {has}"
 
 
@@ -118,7 +131,7 @@ def fit_of(
         UnknownOptimizer: the size of the optimizer's states is unknown.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
-    return Fit(
+    fit = Fit(
         parameters_nbytes=nbytes_of(model.parameters()),
         buffers_nbytes=nbytes_of(model.buffers()),
         gradients_nbytes=nbytes_of(trainable),
@@ -128,6 +141,8 @@ def fit_of(
         optimizer=_name(optimizer),
         device=str(device),
     )
+    share = FRAGMENTS if _fragments(device) else 0.0
+    return attrs.evolve(fit, fragments_nbytes=int(share * fit.total_nbytes))
 
 
 def auto_budget(
@@ -175,8 +190,11 @@ def auto_budget(
 
 def reserved_share(device: torch.device, environment: Mapping[str, str] = os.environ) -> float:
     """The share of a device's free memory that ``budget="auto"`` does not use; see `RESERVE`."""
-    fragmented = device.type == "cuda" and largest_slack_nbytes(environment) != 0
-    return FRAGMENTED_RESERVE if fragmented else RESERVE
+    return FRAGMENTED_RESERVE if _fragments(device, environment) else RESERVE
+
+
+def _fragments(device: torch.device, environment: Mapping[str, str] = os.environ) -> bool:
+    return device.type == "cuda" and largest_slack_nbytes(environment) != 0
 
 
 def states_nbytes(parameters: Iterable[Tensor], optimizer: Optimizer) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from remat_executor.torch_private.tensors import past_torch_function, storage_holders
 from remat_graph import Graph, Lane, Placement
 from remat_offload.copy_lanes.machine import Machine, Ticket
+from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine.weight_loading import WeightReader
 from remat_offload.errors import OffloadMisuse
 from remat_offload.host_memory.pool import HostPool
@@ -242,8 +243,9 @@ class Residency:
     def fetch(self, param: nn.Parameter) -> Tensor:
         """Return a copy on the device; see `WeightFetcher`."""
         name = self._on_host[param]
-        whole, ticket = self.copy_to_device(name)
-        self.machine.wait_on_compute(ticket)
+        with uninterrupted():  # a copy that nothing waits for would be written into memory of others
+            whole, ticket = self.copy_to_device(name)
+            self.machine.wait_on_compute(ticket)
         return self.residents[name].layout.on(whole)
 
     def write_back(self, param: nn.Parameter, fetched: Tensor) -> None:

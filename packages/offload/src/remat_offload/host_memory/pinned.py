@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from remat_executor.current_device import as_current
 from remat_offload.errors import CannotPin
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
@@ -58,11 +59,19 @@ class RegisteredMemory:
     Args:
         cudart: the CUDA runtime, as ``torch.cuda.cudart()`` returns it.
         clear_error: makes the runtime forget the error that it returned last.
+        current: a context in which the device of the copies is the current one; on another one, the runtime
+            would take memory for a context of its own.
     """
 
-    def __init__(self, cudart: Any, clear_error: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        cudart: Any,
+        clear_error: Callable[[], None] = lambda: None,
+        current: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
         self._cudart = cudart
         self._clear_error = clear_error
+        self._current = current
 
     def charge(self, nbytes: int) -> int:
         """Return the requested bytes, rounded up to whole pages."""
@@ -83,7 +92,8 @@ class RegisteredMemory:
                 advice="lower the capacity",
             ) from error
         block = torch.frombuffer(pages, dtype=torch.uint8)
-        code = int(self._cudart.cudaHostRegister(block.data_ptr(), size, _PORTABLE))
+        with self._current():
+            code = int(self._cudart.cudaHostRegister(block.data_ptr(), size, _PORTABLE))
         if code != 0:
             self._clear_error()
             raise CannotPin(
@@ -94,7 +104,8 @@ class RegisteredMemory:
 
     def give_back(self, block: torch.Tensor) -> None:
         """Unpin the pages."""
-        code = int(self._cudart.cudaHostUnregister(block.data_ptr()))
+        with self._current():
+            code = int(self._cudart.cudaHostUnregister(block.data_ptr()))
         if code != 0:
             self._clear_error()
             raise CannotPin(
@@ -119,7 +130,11 @@ def memory_for(device: torch.device, pin: bool | None) -> HostMemory:
         raise CannotPin(problem=f"{device} is not a CUDA device", advice="use pin=None or pin=False")
     if not torch.cuda.is_available():
         raise CannotPin(problem="no CUDA device is available", advice="use pin=False")
-    return RegisteredMemory(torch.cuda.cudart(), functools.partial(clear_cuda_error, device))
+    return RegisteredMemory(
+        torch.cuda.cudart(),
+        functools.partial(clear_cuda_error, device),
+        functools.partial(as_current, device),
+    )
 
 
 def clear_cuda_error(device: torch.device) -> None:
