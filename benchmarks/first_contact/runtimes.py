@@ -35,7 +35,7 @@ def run(name: str, setting: Setting) -> Findings:
     ours, theirs = trained(module, model, chosen, device), trained(eager, eager, chosen, device)
     differing, distance = ours.differing(theirs), ours.distance(theirs)
     varying = trained(third, third, chosen, device).differing(theirs)
-    found.figures = {"differing": differing[:20], "eager_varies": len(varying), "distance": distance}
+    found.figures |= {"differing": differing[:20], "eager_varies": len(varying), "distance": distance}
     line = f"{len(differing)} tensors differ from eager by up to {distance:.2g}"
     found.said.append(line if differing else "bits of eager")
     if name == "cudagraph" and {*differing} - {*varying}:

@@ -91,6 +91,42 @@ def test_bits_of_eager_within_each_budget(name: str, cache: Path) -> None:
         assert planned.runs["planned"] == sum(planned.runs.values())
 
 
+class Recurrent(nn.Module):
+    """An LSTM between linear layers, whose output is viewed as eager's can be; returns its loss."""
+
+    def __init__(self, *, batch_first: bool, bidirectional: bool) -> None:
+        super().__init__()
+        self.first, self.batch_first = nn.Linear(8, 12), batch_first
+        self.layer = nn.LSTM(12, 16, 2, batch_first=batch_first, bidirectional=bidirectional)
+        self.last = nn.Linear(32 if bidirectional else 16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(self.first(x))[0]
+        y = y.transpose(0, 1) if self.batch_first else y
+        return self.last(y.flatten(0, 1).tanh()).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:cuDNN/MIOpen library not found:UserWarning")
+@pytest.mark.parametrize(("batch_first", "bidirectional"), [(False, True), (True, False)])
+def test_recurrent_layers_are_cudnns(batch_first: bool, bidirectional: bool, cache: Path) -> None:
+    """With the workspaces that their backward needs, and the strides of their results."""
+    model = Recurrent(batch_first=batch_first, bidirectional=bidirectional).cuda()
+    x = torch.randn(5, 7, 8, device="cuda")
+
+    def loss(output: Tensor) -> Tensor:
+        return output
+
+    expected = train(copy.deepcopy(model), lambda step: ((x + step,), {}), loss, steps=2)
+    planned = plan(model, lambda step: ((x + step,), {}), "100%", cache)
+    found = train(planned, lambda step: ((x + step,), {}), loss, steps=2)
+    assert list(expected.differences(found)) == []
+    assert sum("cudnn_rnn" in op.target for op in planned.graph.ops) == 2
+    assert planned.runs["planned"] == sum(planned.runs.values())
+    planned.zero_grad()
+    peak = allocator_peak(lambda: planned(x).backward(), "cuda")
+    assert peak.peak_nbytes <= planned.plan.budget_nbytes
+
+
 def test_another_precision_is_planned_again(cache: Path) -> None:
     """A flag of CUDA's products is part of what a plan depends on."""
     model, loss, sample = on("cuda", get_case("tied_weights"))

@@ -122,7 +122,7 @@ def _devices(core: Any, library: Any) -> dict[str, Any]:
         "_cuda_getDevice": library.device,
         "_cuda_setDevice": lambda index: (library.exchange_device(index), None)[1],
         "_cuda_exchangeDevice": library.exchange_device,
-        "_cuda_maybeExchangeDevice": library.exchange_device,
+        "_cuda_maybeExchangeDevice": library.maybe_exchange_device,
         "_cuda_hasPrimaryContext": lambda index: True,
         "_cuda_canDeviceAccessPeer": lambda one, other: True,
         "_cuda_getArchFlags": lambda: "sm_90",

@@ -153,7 +153,6 @@ class Launch {
   std::string name_;
   std::vector<IValue> args_;       // as the caller gave them
   std::vector<IValue> cpu_args_;   // what the kernel is called with
-  std::vector<IValue> raw_args_;   // with the places of all tensors, for a graph
   std::vector<IValue> results_;
   std::vector<Tensor> read_, written_;
   std::vector<std::pair<Tensor, Tensor>> inputs_;  // tensors of the device, and as the CPU sees them
@@ -185,15 +184,13 @@ void Launch::turn_arguments(bool recording) {
     auto* alias = op_.schema().arguments()[i].alias_info();
     const bool write = alias && alias->isWrite();
     auto& a = args_[i];
-    if (a.isDevice()) { cpu_args_.emplace_back(Device(kCPU)); raw_args_.emplace_back(Device(kCPU)); continue; }
+    if (a.isDevice()) { cpu_args_.emplace_back(Device(kCPU)); continue; }
     if (a.isGenerator()) {
       generator_ = a.toGenerator();
       cpu_args_.emplace_back();
-      raw_args_.emplace_back();
       continue;
     }
     cpu_args_.push_back(each_tensor(a, [&](const Tensor& t) { return turned(t, write, recording); }));
-    raw_args_.push_back(each_tensor(a, [&](const Tensor& t) { return on_device(t) ? as_cpu(t) : t; }));
   }
 }
 
@@ -258,6 +255,12 @@ void Launch::run(Stack* stack, Lock& lock) {
 }
 
 void Launch::record_node(Stream& s, const std::optional<Draw>& draw) {
+  std::vector<IValue> raw;  // with the places of all tensors, of the sizes that the operator has given them
+  for (auto& a : args_) {
+    if (a.isDevice()) raw.emplace_back(Device(kCPU));
+    else if (a.isGenerator()) raw.emplace_back();
+    else raw.push_back(each_tensor(a, [](const Tensor& t) { return on_device(t) ? as_cpu(t) : t; }));
+  }
   std::vector<Extent> reads, writes;
   std::vector<Tensor> places, outputs = written_;
   for (auto& t : read_) reads.push_back(extent_of(t));
@@ -268,7 +271,7 @@ void Launch::record_node(Stream& s, const std::optional<Draw>& draw) {
     for (auto& e : reads) touch(e, false, t, name);
     for (auto& e : writes) touch(e, true, t, name);
   };
-  auto work = [op = op_, args = raw_args_, places, writes, draw, name = name_](const Offsets& offsets) {
+  auto work = [op = op_, args = raw, places, writes, draw, name = name_](const Offsets& offsets) {
     Below below;
     std::optional<std::pair<uint64_t, uint64_t>> seeds;
     if (draw) {

@@ -1,12 +1,15 @@
-// Stand-ins for the kernels that torch takes from libraries on CUDA: cuDNN's convolutions and batch norms, and the three
-// fused attentions, which are selected as torch selects them on Hopper.
+// Stand-ins for the kernels that torch takes from libraries on CUDA: cuDNN's convolutions, batch norms and LSTMs, and the
+// three fused attentions, which are selected as torch selects them on Hopper.
 //
 // They are registered for the CPU, so that the fallback runs them like any other operator.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/native/ConvUtils.h>
+#include <ATen/native/RNN.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
 #include "kernels.h"
 #include "streams.h"
@@ -85,6 +88,51 @@ static Tensor3 batch_norm_backward(const Tensor& x, const Tensor& grad, const Te
                                    double eps, const Tensor&) {
   return at::native_batch_norm_backward(grad.contiguous(x.suggest_memory_format()), x, weight, mean, var, saved_mean, saved_invstd,
                                         true, eps, {true, true, true});
+}
+
+// ---- LSTMs
+
+using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+constexpr int64_t kLstm = 2;  // as cuDNN numbers the modes
+
+static Tensor steps_outside(const Tensor& t) { return t.transpose(0, 1).contiguous().transpose(0, 1); }
+static Five lstm(const Tensor& x, TensorList weights, int64_t weights_a_layer, const MaybeTensor&, const Tensor& hx,
+                 const MaybeTensor& cx, int64_t mode, c10::SymInt, c10::SymInt, int64_t layers, bool batch_first, double dropout,
+                 bool train, bool bidirectional, SymIntArrayRef batch_sizes, const MaybeTensor&) {
+  TORCH_CHECK(mode == kLstm && dropout == 0 && batch_sizes.empty(), "the test device has no recurrent layers but plain LSTMs");
+  at::NoGradGuard no_grad;  // the CPU's kernel rounds differently with gradients
+  auto [y, h, c] = at::lstm(x, {hx, *cx}, weights, weights_a_layer % 4 == 0, layers, 0.0, train, bidirectional, batch_first);
+  if (batch_first) y = steps_outside(y);
+  return {y, h, c, at::zeros({train ? y.numel() : 0}, x.options().dtype(kByte)), at::empty({0}, x.options())};
+}
+static std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> lstm_backward(
+    const Tensor& x, TensorList weights, int64_t weights_a_layer, const Tensor&, const Tensor& hx, const MaybeTensor& cx,
+    const Tensor&, const MaybeTensor& grad_y, const MaybeTensor& grad_h, const MaybeTensor& grad_c, int64_t, c10::SymInt,
+    c10::SymInt, int64_t layers, bool batch_first, double, bool train, bool bidirectional, SymIntArrayRef, const MaybeTensor&,
+    const Tensor&, std::array<bool, 4> mask) {
+  std::optional<pybind11::gil_scoped_release> free;  // autograd's engine is not called with it
+  if (PyGILState_Check()) free.emplace();
+  c10::impl::ForceDispatchKeyGuard with_autograd(c10::default_included_set, c10::default_excluded_set);
+  at::AutoGradMode on(true);
+  std::vector<Tensor> leaves{x, hx, *cx}, outputs, grads;
+  leaves.insert(leaves.end(), weights.begin(), weights.end());
+  for (auto& t : leaves) t = t.detach().requires_grad_();
+  auto [y, h, c] = at::lstm(leaves[0], {leaves[1], leaves[2]}, TensorList(leaves).slice(3), weights_a_layer % 4 == 0, layers, 0.0,
+                            train, bidirectional, batch_first);
+  for (auto& [output, grad] : {std::pair{y, grad_y}, {h, grad_h}, {c, grad_c}})
+    if (grad && grad->defined()) { outputs.push_back(output); grads.push_back(*grad); }
+  auto found = torch::autograd::grad(outputs, leaves, grads, std::nullopt, false, true);
+  for (size_t i = 0; i < found.size(); i++)
+    if (!mask[std::min<size_t>(i, 3)]) found[i] = Tensor();
+    else if (!found[i].defined()) found[i] = at::zeros_like(leaves[i]);
+  if (batch_first && found[0].defined()) found[0] = steps_outside(found[0]);
+  return {found[0], found[1], found[2], std::vector<Tensor>(found.begin() + 3, found.end())};
+}
+static void lstm_of_cudnn(Tensor& y, Tensor& h, Tensor& c, const Tensor& x, TensorList state, TensorList weights, bool biased,
+                          int64_t layers, double dropout, bool train, bool bidirectional, bool batch_first) {
+  auto made = at::_cudnn_rnn(x, weights, biased ? 4 : 2, at::empty({0}, x.options()), state[0], state[1], kLstm, state[0].size(2), 0, layers, batch_first,
+                             dropout, train, bidirectional, {}, {});
+  y = std::get<0>(made), h = std::get<1>(made), c = std::get<2>(made);
 }
 
 // ---- RMS norms, which are one kernel on CUDA and several operators on the CPU; rounded once, as one kernel does
@@ -264,6 +312,8 @@ TORCH_LIBRARY_IMPL(aten, CPU, m) {
   m.impl("_conv_depthwise2d", depthwise);
   m.impl("cudnn_batch_norm", batch_norm);
   m.impl("cudnn_batch_norm_backward", batch_norm_backward);
+  m.impl("_cudnn_rnn", lstm);
+  m.impl("_cudnn_rnn_backward", lstm_backward);
   m.impl("_fused_rms_norm", rms_norm);
   m.impl("_fused_rms_norm_backward", rms_norm_backward);
   m.impl("_scaled_dot_product_flash_attention", flash);
@@ -277,6 +327,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) { m.impl("_fused_sdp_choice", select); }
 
 static int stubs = [] {
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&select);
+  at::native::lstm_cudnn_stub.set_cuda_dispatch_ptr(&lstm_of_cudnn);
   at::native::cudnn_convolution_backward_stub.set_cuda_dispatch_ptr(&cudnn_backward);
   at::native::cudnn_convolution_transpose_backward_stub.set_cuda_dispatch_ptr(&cudnn_transpose_backward);
   at::native::conv_depthwise2d_backward_stub.set_cuda_dispatch_ptr(&depthwise_backward);

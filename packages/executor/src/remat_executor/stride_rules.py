@@ -5,7 +5,8 @@ an input is not contiguous or inputs differ in precision, as under autocast (tor
 batch norm of a transposed input has other strides, and the means of a half-precision layer norm with float32
 weights are float32. Later ops of such a trace could not run. For these operators the kernel itself runs on
 zeros, once for each layout. Where no kernel may run, because the device is not there or the model is too
-large for it, convolutions and batch norms follow the rule of their kernels on CUDA.
+large for it, convolutions and batch norms follow the rule of their kernels on CUDA; so do recurrent layers of
+cuDNN anywhere.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,6 +52,8 @@ class KernelLayouts:
     def corrected(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
         """The fake result of an operator with the strides and dtypes of its kernel."""
         given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        if func is aten._cudnn_rnn.default:
+            return _with_steps_outside(args, result)
         if self._real_mode is None:
             on_cuda = given and given[0].device.type in ("meta", "cuda")
             return _as_on_cuda(func, given, result) if on_cuda else result
@@ -106,6 +109,18 @@ def _as_on_cuda(func: Any, given: list[Tensor], result: Any) -> Any:
     if isinstance(result, Tensor):
         return _with_channels_last(result)
     return tuple(_with_channels_last(made) if isinstance(made, Tensor) else made for made in result)
+
+
+def _with_steps_outside(args: tuple[Any, ...], result: Any) -> Any:
+    """The results of a recurrent layer of cuDNN, which writes one step after the other."""
+    batch_first, batch_sizes = args[10], args[14]
+    output, *others = result
+    return (steps_outside(output) if batch_first and not batch_sizes else output, *others)
+
+
+def steps_outside(like: Tensor) -> Tensor:
+    """A new tensor of a shape [batch, steps, ...] with the steps outside in memory."""
+    return like.new_empty((like.shape[1], like.shape[0], *like.shape[2:])).transpose(0, 1)
 
 
 def _channels_are_last(tensor: Tensor) -> bool:

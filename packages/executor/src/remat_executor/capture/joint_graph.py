@@ -17,12 +17,14 @@ from remat_executor.capture.absent_device import kernels_of_cuda
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.explain import explained, where
 from remat_executor.capture.read_joint import read_joint
+from remat_executor.capture.recurrent import SHAPES
 from remat_executor.capture.side_effects import only_torch_randomness
 from remat_executor.capture.traced_step import TracedStep
 from remat_executor.capture.user_errors import run_original
 from remat_executor.errors import CaptureError, add_note, warn
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.capture import Joint, export_joint
+from remat_executor.torch_private.dispatch import registered_on_meta
 
 
 def capture(
@@ -55,7 +57,8 @@ def capture(
     inputs = tuple(t if t.is_leaf else t.detach().requires_grad_(t.requires_grad) for t in tensors.inputs)
     stopped: Exception | None = None
     try:
-        with only_torch_randomness(tensors), nullcontext() if absent is None else kernels_of_cuda():
+        kernels = nullcontext() if absent is None else kernels_of_cuda()
+        with only_torch_randomness(tensors), registered_on_meta(SHAPES), kernels:
             joint = _as_eager_branches(step, inputs)
     except CaptureError as refused:
         place = where(refused, module)

@@ -12,7 +12,7 @@ from remat_executor.capture.cuda_kernels import selects_cudnn
 from remat_executor.capture.cudnn_batch_norms import use_cudnn_batch_norms
 from remat_executor.capture.dropout_rounding import use_eager_rounding
 from remat_executor.capture.explain import foreign_generator
-from remat_executor.capture.recurrent import keep_workspaces
+from remat_executor.capture.recurrent import flatten_gradients, keep_workspaces, separate_flat_weights
 from remat_executor.capture.traced_step import TraceResult
 from remat_executor.errors import CaptureError
 from remat_executor.inspection.tensors import Tensors
@@ -41,6 +41,8 @@ def read_joint(
     else:
         use_cudnn_batch_norms(graph, selects_cudnn)
     keep_workspaces(graph)
+    separate_flat_weights(graph)
+    flatten_gradients(graph)
     inputs = joint_inputs(graph)
     given = [i for i in inputs if i.tangent_of is None]
     tangents = {i.tangent_of: i.node for i in inputs if i.tangent_of is not None}

@@ -1,29 +1,101 @@
-"""Make oneDNN's LSTM layer keep the workspace that its backward needs.
+"""Capture recurrent layers with the workspaces that their backward needs.
 
-The kernel fills its workspace only while grad mode is on, and a planned module runs with grad mode off.
+OneDNN's LSTM fills its workspace only while grad mode is on, and a planned module runs with grad mode off.
+
+CuDNN's layers return their flat weights: the argument itself, which the schema does not say, or a new tensor.
+Torch has no shapes for their backward.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from remat_executor.fx_nodes import args_of, is_item
+from remat_executor.stride_rules import steps_outside
+
+aten = torch.ops.aten
+_FLAT_WEIGHTS = 4  # among the results of cuDNN's layers
+_ARGUMENT = 3  # of the layers and of their backward: the flat weights
+_OUTPUT = 6  # of the backward: the layer's first result
+_BATCH_FIRST, _BATCH_SIZES = 8, 12  # of the backward, behind its tensors of states
 
 
 def recording_lstm_layer(*args: Any) -> tuple[Tensor, ...]:
     """``aten.mkldnn_rnn_layer`` as eager runs it in training, with the operator's arguments."""
     detached = (a.detach() if isinstance(a, Tensor) else a for a in args)
     with torch.enable_grad():
-        result: tuple[Tensor, ...] = torch.ops.aten.mkldnn_rnn_layer.default(*detached)
+        result: tuple[Tensor, ...] = aten.mkldnn_rnn_layer.default(*detached)
     return result
 
 
 def keep_workspaces(graph: torch.fx.Graph) -> None:
     """Make captured LSTM layers keep their workspaces, in place."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mkldnn_rnn_layer.default):
+    for node in graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default):
         node.target = recording_lstm_layer
+
+
+def cudnn_rnn_backward(*args: Any) -> tuple[Tensor, ...]:
+    """``aten._cudnn_rnn_backward``, with the gradients of all weights behind the others."""
+    *gradients, weights = aten._cudnn_rnn_backward.default(*args)
+    return (*gradients, *weights)
+
+
+def flatten_gradients(graph: torch.fx.Graph) -> None:
+    """Make the backward of cuDNN's layers return no list, in place."""
+    for node in graph.find_nodes(op="call_function", target=aten._cudnn_rnn_backward.default):
+        node.target = cudnn_rnn_backward
+        *gradients, weights = node.meta["val"]
+        node.meta["val"] = (*gradients, *weights)
+        for item in [user for user in node.users if is_item(user) and args_of(user)[1] == len(gradients)]:
+            for inner in list(item.users):
+                inner.args = (node, len(gradients) + args_of(inner)[1])
+            graph.erase_node(item)
+
+
+def separate_flat_weights(graph: torch.fx.Graph) -> None:
+    """Let the backward of cuDNN's layers read the flat weights that were given or made, in place."""
+    for node in graph.find_nodes(op="call_function", target=aten._cudnn_rnn.default):
+        output, *states, reserve, _ = node.meta["val"]
+        # Only cuDNN knows how long these are; they are measured with the costs.
+        made = output.new_empty(0)
+        node.meta["val"] = (output, *states, reserve, made)
+        items = {args_of(user)[1]: user for user in node.users if is_item(user)}
+        weights = args_of(node)[_ARGUMENT]
+        if weights is None:
+            with graph.inserting_after(node):
+                weights = graph.call_function(getitem, (node, _FLAT_WEIGHTS))
+            weights.meta = {**node.meta, "val": made}
+        if _FLAT_WEIGHTS in items:
+            items[_FLAT_WEIGHTS].replace_all_uses_with(weights)
+            graph.erase_node(items[_FLAT_WEIGHTS])
+        for backward in graph.find_nodes(op="call_function", target=aten._cudnn_rnn_backward.default):
+            if args_of(backward)[_OUTPUT] is items.get(0):
+                backward.update_arg(_ARGUMENT, weights)
+
+
+def _backward_on_meta(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    stride: int,
+    flat: Tensor | None,
+    hx: Tensor,
+    cx: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor | list[Tensor] | None, ...]:
+    """The gradients of a layer of cuDNN."""
+    states = (torch.empty_like(state) if state is not None else None for state in (hx, cx))
+    batch_first, batch_sizes, mask = rest[_BATCH_FIRST], rest[_BATCH_SIZES], rest[-1]
+    input_gradient = steps_outside(x) if batch_first and not batch_sizes else torch.empty_like(x)
+    return (input_gradient, *states, [torch.empty_like(weight) for weight in weights if mask[-1]])
+
+
+SHAPES: Mapping[Any, Callable[..., Any]] = {aten._cudnn_rnn_backward.default: _backward_on_meta}
+"""Meta kernels of operators for which torch has none."""
 
 
 def reads_opaque_bytes(target: Any) -> bool:
     """Whether an operator follows addresses in a workspace that only its own forward can write."""
-    aten = torch.ops.aten
-    return target in (aten.mkldnn_rnn_layer_backward.default, aten._cudnn_rnn_backward.default)
+    return target in (aten.mkldnn_rnn_layer_backward.default, cudnn_rnn_backward)

@@ -122,13 +122,16 @@ def with_meta_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Generator[No
 
 @context
 def registered_on_meta(kernels: Mapping[Any, Callable[..., Any]]) -> Generator[None, None, None]:
-    """Give operators kernels on the meta device, so that a trace there does not take them apart.
+    """Give operators kernels on the meta device, if torch has none there.
 
-    Autograd takes an operator apart that can be composed of others where a device has no kernel of its own.
+    Without one, autograd takes an operator apart that can be composed of others.
     """
     library = torch.library.Library("aten", "IMPL")
+    known: Any = private_name("torch._C", "_dispatch_has_kernel_for_dispatch_key")
     try:
         for operator, kernel in kernels.items():
+            if known(operator.name(), "Meta"):
+                continue
             # `library.impl` refuses operators that can be composed.
             library.m.impl(operator.name(), "Meta", kernel, False)  # type: ignore[union-attr]
             operator._dispatch_cache.clear()

@@ -30,7 +30,7 @@ This is the most in a simulation of its rules; the least is 0.2.
 RESERVE, FRAGMENTED_RESERVE = 0.05, 0.22
 """Shares of the free memory that ``budget="auto"`` does not use: other libraries, small tensors, fragments.
 
-The larger one, which leaves room for `FRAGMENTS`, is for CUDA's allocator without expandable segments.
+The larger one, which covers `FRAGMENTS`, is for CUDA's allocator without expandable segments.
 """
 
 Optimizer = str | torch.optim.Optimizer

@@ -59,8 +59,8 @@ class RegisteredMemory:
     Args:
         cudart: the CUDA runtime, as ``torch.cuda.cudart()`` returns it.
         clear_error: makes the runtime forget the error that it returned last.
-        current: a context in which the device of the copies is the current one; on another one, the runtime
-            would take memory for a context of its own.
+        current: a context in which the device of the copies is the current one; on another device, the CUDA
+            would allocate a context.
     """
 
     def __init__(
