@@ -84,9 +84,10 @@ def test_the_planted_copy_is_the_projects(test_device: Device, monkeypatch: Patc
 
 @pytest.mark.parametrize("early", [False, True])
 def test_nothing_is_found_without_a_mistake(test_device: Device, early: bool) -> None:
+    after = partial(offmate_distance, "llama", "35%", in_backward=False, steps=2)
     with test_device.early_copies() if early else contextlib.nullcontext():
-        for check in (round_trip_distance, straight_back_distance, reused_block_distance, moving):
-            assert check() == 0.0
+        for check in (round_trip_distance, straight_back_distance, reused_block_distance, moving, after):
+            assert check() <= (1e-5 if check is after else 0.0)  # its updates are rounded in another order
             assert test_device.take_races() == []
 
 

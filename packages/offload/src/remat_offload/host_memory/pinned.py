@@ -59,7 +59,7 @@ class RegisteredMemory:
     Args:
         cudart: the CUDA runtime, as ``torch.cuda.cudart()`` returns it.
         clear_error: makes the runtime forget the error that it returned last.
-        current: a context in which the device of the copies is the current one; on another device, the CUDA
+        current: a context in which the device of the copies is the current one; on another device, CUDA
             would allocate a context.
     """
 
