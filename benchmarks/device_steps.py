@@ -31,7 +31,7 @@ _PREPARING = {"aten::empty", "aten::empty_strided", "aten::detach"}  # no work o
 
 def current_device() -> torch.device:
     """The accelerator of this machine, or the CPU."""
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)  # none may be visible
     return torch.device("cpu") if accelerator is None else torch.device(accelerator.type, 0)
 
 

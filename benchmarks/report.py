@@ -370,7 +370,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
     ),
     "benchmarks": (
         "# Benchmarks\n\nEvery figure on this page was printed by the command named above its table.\n\n"
-        "On a machine with a new GPU, run `hatch run gpu-first` before the others: in at most eight minutes "
+        "On a machine with a new GPU, run `hatch run gpu-first` before the others: within eight minutes "
         "it checks the allocator, the tests marked `cuda`, bits and budgets of six models, times, runtimes, "
         "a language model and Offmate, and lists what is wrong first.\n",
         {
