@@ -52,7 +52,8 @@ class TrainingSession:
 
     Attributes:
         on_host: names of the values placed on the host; None before the first plan.
-        external_nbytes: bytes of buffers and of inputs on the device, in the latest captured call.
+        external_nbytes: bytes on the device of buffers, of inputs there, and of states without dimensions, in
+            the latest captured call, as the allocator rounds them.
 
     Raises:
         RefusedOptimizer: steps in parts would not give the results of one plain step.
@@ -95,7 +96,7 @@ class TrainingSession:
 
     def extend_graph(self, graph: Graph, tensors: Tensors) -> Graph:
         """Add parameters, states and updates to the captured graph; see `OffloadBackend`."""
-        self.external_nbytes = _external_nbytes(tensors, self.machine.device)
+        self.external_nbytes = _external_nbytes(tensors, self.machine.device, graph.rounding_nbytes)
         if self.on_host is None and (pair := overlapping([param for _, param in tensors.parameters])):
             first, second = (tensors.parameters[place][0][0] for place in pair)
             raise OffloadMisuse(
@@ -112,6 +113,8 @@ class TrainingSession:
                         advice="give the optimizer all parameters that train, or freeze this one",
                     )
                 continue
+            if self.machine.device.type != "cpu":
+                self.external_nbytes += self.states.scalars(param) * graph.rounding_nbytes
             here, on_cpu = (
                 self.states.cost(param, place) for place in (self.machine.device, torch.device("cpu"))
             )
@@ -372,11 +375,11 @@ class TrainingSession:
             setattr(optimizer, function.__name__, MethodType(function, optimizer))
 
 
-def _external_nbytes(tensors: Tensors, device: torch.device) -> int:
+def _external_nbytes(tensors: Tensors, device: torch.device, rounding_nbytes: int) -> int:
     """Return the bytes of buffers, which are moved to the device, and of inputs there, each storage once."""
     inputs = (tensor for tensor in tensors.inputs if tensor.device == device)
     found = {
         storage_id(tensor): tensor.untyped_storage().nbytes()
         for tensor in (*(buffer for _, buffer in tensors.buffers), *inputs)
     }
-    return sum(found.values())
+    return sum(-(-nbytes // rounding_nbytes) * rounding_nbytes for nbytes in found.values())

@@ -60,6 +60,10 @@ class OptimizerStates:
             return kept
         return (*kept, StateTensor(name=MASTER, shape=tuple(param.shape), dtype=_WIDE))
 
+    def scalars(self, param: nn.Parameter) -> int:
+        """Return the number of a parameter's states without dimensions, which are on either side."""
+        return sum(not state.shape for state in self._stepper.layout(param, self._stepped(param)))
+
     def cost(self, param: nn.Parameter, device: torch.device) -> UpdateCost:
         """Return the cost of a step on a device, per element of a parameter."""
         group = next(g for g in self.optimizer.param_groups if any(p is param for p in g["params"]))
