@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from remat_offload import (
     SimulatedMachine,
 )
 from remat_offload.copy_lanes.threaded import Job
+from remat_offload.engine import accumulation
 from remat_offload.host_memory.pinned import RegisteredMemory
 from tests.helpers.offmates import MODELS, OPTIMIZERS, Run, differences, offmate
 
@@ -167,11 +169,32 @@ def test_data_from_elsewhere_is_brought_home() -> None:
     assert [] == differences(plain, ours)
 
 
-def test_several_calls_in_flight() -> None:
-    """Two forwards before one backward: two budgets, which is said, and the numbers of plain training."""
+class SlowCopies(SimulatedMachine):
+    """Copies to the host arrive late."""
+
+    delayed = 0
+
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Any = (), name: str = "") -> Job:
+        """Copy after work that takes a while."""
+        if lane is Lane.TO_HOST:
+            self.delayed += 1
+            after = [*after, self.work(lambda: time.sleep(0.02), (), name="a delay")]
+        return super().copy(lane, destination, source, after, name)
+
+
+@pytest.mark.parametrize("part_nbytes", [None, 0])
+def test_several_calls_in_flight(part_nbytes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two forwards before one backward: two budgets, which is said, and the numbers of plain training.
+
+    Autograd adds the gradients of both before a parameter gets them, so no part waits until they are added,
+    and the bytes of both have arrived.
+    """
+    monkeypatch.setattr(accumulation, "LIMIT_S", 3600.0)  # a wait would not end
     models = [MAKE(), MAKE()]
     optimizer = OPTIMIZERS["adamw"](models[1].parameters())
-    ours = offmate(models[1], BATCHES(0), "60%", optimizer=optimizer)
+    machine = SlowCopies()
+    options = {} if part_nbytes is None else {"part_nbytes": part_nbytes}
+    ours = offmate(models[1], BATCHES(0), "60%", optimizer=optimizer, machine=machine, **options)
     torch.manual_seed(0)
     (models[0](**BATCHES(1)) + models[0](**BATCHES(2))).backward()
     torch.manual_seed(0)
@@ -179,6 +202,7 @@ def test_several_calls_in_flight() -> None:
         (ours(**BATCHES(1)) + ours(**BATCHES(2))).backward()
     pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
     assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
+    assert machine.delayed
 
 
 def test_forwards_without_a_backward_give_back_what_they_sent() -> None:

@@ -58,7 +58,8 @@ def capture(
     stopped: Exception | None = None
     try:
         kernels = nullcontext() if absent is None else kernels_of_cuda()
-        with only_torch_randomness(tensors), registered_on_meta(SHAPES), kernels:
+        shapes = registered_on_meta(SHAPES) if tensors.device.type == "cuda" else nullcontext()
+        with only_torch_randomness(tensors), shapes, kernels:
             joint = _as_eager_branches(step, inputs)
     except CaptureError as refused:
         place = where(refused, module)

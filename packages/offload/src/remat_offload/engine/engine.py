@@ -4,6 +4,7 @@ The engine begins calls, steps the optimizer, and waits for pending updates on t
 where values are placed; `Transfers` carries out the steps of one call.
 """
 
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from typing import cast
@@ -36,13 +37,19 @@ class Engine:
         self.accumulating = False  # whether a backward adds to the gradients instead of updating
         self.accumulated: set[nn.Parameter] = set()  # whose gradients await the next backward that updates
         self._latest: PlannedStep | None = None
+        self._calls: weakref.WeakSet[Transfers] = weakref.WeakSet()
         self.owner: Callable[[], object] = lambda: None  # returns the module, which must live during a call
 
     def begin(self, step: PlannedStep) -> Transfers:
         """Return the handler of one call."""
         self.residency.write_back_newer()
         self._latest = step
-        return Transfers(self, step)
+        call = Transfers(self, step)
+        for other in self._calls:
+            if other.undelivered:  # one backward may run both
+                other.overlaps = call.overlaps = True
+        self._calls.add(call)
+        return call
 
     def restore_placement(self) -> None:
         """Restore values that were given other memory, by ``.data = ...`` for example, to their placement.

@@ -68,6 +68,9 @@ class Transfers:
         self.machine = self.residency.machine
         self.accumulation = Accumulation()
         self.reads_gradients = False  # whether the backward reads gradients on the host
+        items = (item for segment in step.program.backward for item in segment.items)
+        self.undelivered = sum(isinstance(item, Deliver) for item in items)
+        self.overlaps = False  # whether another call was pending: autograd may add the gradients of both
         self.owner = engine.owner()
         self.tickets: dict[Transfer, Ticket] = {}
         self.host_copies: dict[int, Tensor] = {}  # bytes on the host of values not placed there
@@ -209,6 +212,10 @@ class Transfers:
         assert owner is not None
         param, copy = self.residency.params[owner], self.tickets[Transfer(value, Lane.TO_HOST)]
         self.engine.clipping.before_adding(param, copy)
+        self.undelivered -= 1
+        if self.overlaps:  # it adds them when it has both, which may be after this backward
+            copy.synchronize()
+            return self.gradient(value, self.host_copies.pop(value))
         is_added = self.accumulation.expect(param, copy)
         if is_added and not self.reads_gradients and takes_over_unread(param):
             self.engine.mark_pending(param, copy)
