@@ -16,6 +16,7 @@ from remat_executor.capture.recurrent import (
 )
 from remat_executor.fx_nodes import args_of
 from remat_executor.stride_rules import KernelLayouts
+from remat_executor.translation.varying_kernels import may_vary
 
 aten = torch.ops.aten
 LAYER: tuple[Any, ...] = (
@@ -82,6 +83,8 @@ def test_the_backward_reads_the_weights_that_the_forward_used(given: bool) -> No
     assert layer.meta["val"][4].numel() == 0
     assert backward.target is cudnn_rnn_backward
     assert reads_opaque_bytes(backward.target)
+    assert may_vary(backward, torch.device("cuda"))
+    assert not may_vary(backward, torch.device("cpu"))
     assert [result.args for result in results] == [(backward, 0), (backward, 3), (backward, 4)]
     assert [made.shape for made in backward.meta["val"] if made is not None][-2:] == [(24, 5), (24, 6)]
 

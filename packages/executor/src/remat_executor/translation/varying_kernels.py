@@ -9,6 +9,7 @@ these operators repeat their bits. Operators of other libraries are not known he
 import torch
 from torch.fx import Node
 
+from remat_executor.capture.recurrent import cudnn_rnn_backward
 from remat_executor.fx_nodes import meta_tensors, operator_of
 
 _CONVOLUTIONS = frozenset({"convolution_backward", "cudnn_convolution_transpose", "slow_conv_transpose2d"})
@@ -81,7 +82,8 @@ def may_vary(node: Node, device: torch.device) -> bool:
         return False
     if torch.get_deterministic_debug_mode() == 2:  # 1 only warns about operators that vary
         return False
-    operator = operator_of(node)
+    flattened = node.target is cudnn_rnn_backward
+    operator = torch.ops.aten._cudnn_rnn_backward.default if flattened else operator_of(node)
     if getattr(operator, "namespace", "") != "aten" or not _sums_are_rounded(node):
         return False
     name = operator.overloadpacket.__name__.strip("_")
