@@ -10,9 +10,9 @@ the referee's prediction, nothing was run. The exit status is not zero if a boun
 * resident: on 134 GiB nothing of the 8B's state moves, and the overhead is at most 3 %;
 * share: on 74 GiB the plan is as fast as every share of the model set by hand, and all of it (to 0.5 %);
 * split: the 14B fits 134 GiB and 112 GiB of host neither on the device nor on the host alone, but split;
-* tight: on 22 GiB a step takes at most 1.67, 1.25 and 1.11 times its roofline with 1, 2 and 4 micro-batches:
-  the longest of compute with its recomputation, each link's bytes, the optimizer's bytes. Weights, gradients
-  and states are 120 GiB, one op needs 13.7 beside them: gradients that add up do not fit 112 GiB of host;
+* tight: on 22 GiB a step takes at most 1.40, 1.16 and 1.09 times its least time with 1, 2 and 4 micro-batches
+  (`least_time_s`). Weights, gradients and states are 120 GiB, one op needs 13.7 beside them: gradients that
+  add up do not fit 112 GiB of host;
 * every plan within 60 s, capture included.
 """
 
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import record
 from remat_executor import estimated_graph
-from remat_graph import Grads, Graph, Role, Roofline, Timeline, simulate
+from remat_graph import Grads, Graph, Lane, OptimizerStep, Role, Roofline, Schedule, Timeline, simulate
 from remat_graph.platforms.data_sheets import h200
 from remat_graph.training import Optimized, accumulating, training_graph, with_placement
 from remat_solvers import Deadline, Problem, Solution
@@ -60,7 +60,7 @@ class Case:
     in_backward: bool = False
     micro_batches: int = 1
     overhead: float | None = None
-    roofline: float | None = None
+    least_ratio: float | None = None
     shares: bool = False
     split: bool = False
 
@@ -78,7 +78,7 @@ CASES = (
         in_backward=True,
         split=True,
     ),
-    Case(name="tight, 1", model="llama3_8b", device_gib=22, host_gib=112, in_backward=True, roofline=1.67),
+    Case(name="tight, 1", model="llama3_8b", device_gib=22, host_gib=112, in_backward=True, least_ratio=1.40),
     Case(
         name="tight, 2",
         model="llama3_8b",
@@ -86,7 +86,7 @@ CASES = (
         host_gib=124,
         in_backward=True,
         micro_batches=2,
-        roofline=1.25,
+        least_ratio=1.16,
     ),
     Case(
         name="tight, 4",
@@ -95,7 +95,7 @@ CASES = (
         host_gib=124,
         in_backward=True,
         micro_batches=4,
-        roofline=1.11,
+        least_ratio=1.09,
     ),
     Case(name="tight, 1, ordinary", model="llama3_8b", device_gib=22, host_gib=124),
     Case(name="tight, 4, ordinary", model="llama3_8b", device_gib=22, host_gib=124, micro_batches=4),
@@ -117,8 +117,8 @@ class Row:
     time_s: float | None
     overhead: float | None
     overhead_allowed: float | None
-    roofline: float | None
-    roofline_allowed: float | None
+    least_ratio: float | None
+    least_ratio_allowed: float | None
     fastest_by_hand_s: float | None
     planned_s: float
     why: tuple[str, ...]
@@ -218,6 +218,25 @@ def referee(case: Case, graph: Graph, solution: Solution) -> Timeline:
     return simulate(placed, solution.schedule, links=LINKS, periods=PERIODS)
 
 
+def least_time_s(case: Case, graph: Graph, schedule: Schedule, timeline: Timeline) -> float:
+    """A lower bound on a step with the plan's recomputation and placement, in seconds.
+
+    A lane cannot take less than its own work. A parameter that the CPU updates gets its last gradient in the
+    last backward and is read by the next forward: so these updates, with the last addition to their
+    gradients, run while the device computes one micro-batch, and the others come on top.
+    """
+    queued = {
+        s.value for s in schedule.steps if isinstance(s, OptimizerStep) and s.lane is Lane.CPU_OPTIMIZER
+    }
+    updates_s = sum(u.cpu_time_s for u in graph.updates if u.param in queued)
+    if case.micro_batches > 1:
+        assert LINKS.host_nbytes_per_s is not None
+        added = sum(graph.values[u.grad].nbytes for u in graph.updates if u.param in queued)
+        updates_s += 3 * added / LINKS.host_nbytes_per_s
+    others_s = timeline.lane_s[Lane.COMPUTE] * (1 - 1 / case.micro_batches)
+    return max(*timeline.lane_s.values(), others_s + updates_s)
+
+
 def by_hand(case: Case, graph: Graph, seconds: float | None) -> float | None:
     """The fastest of 0 to 100 % of the model placed on the host, its end first."""
     params = params_of(graph)[::-1]
@@ -249,15 +268,15 @@ def measure(case: Case, graph: Graph, captured_s: float, seconds: float | None) 
         broken.append("no plan")
     else:
         overhead = timeline.time_s / unplanned_s - 1.0
-        ratio = timeline.time_s / max(timeline.lane_s.values())
+        ratio = timeline.time_s / least_time_s(case, graph, solution.schedule, timeline)
         if timeline.peak_nbytes > case.device_gib * GIB:
             broken.append("above the device's budget")
         if case.host_gib is not None and timeline.host_peak_nbytes > case.host_gib * GIB:
             broken.append("above the host's budget")
         if case.overhead is not None and (overhead > case.overhead or solution.on_host):
             broken.append("slower than promised, or states moved")
-        if case.roofline is not None and ratio > case.roofline:
-            broken.append("further from its roofline than promised")
+        if case.least_ratio is not None and ratio > case.least_ratio:
+            broken.append("further from its least time than promised")
         if case.shares:
             hand_s = by_hand(case, graph, seconds)
             if hand_s is not None and timeline.time_s > AS_FAST * hand_s:
@@ -285,8 +304,8 @@ def measure(case: Case, graph: Graph, captured_s: float, seconds: float | None) 
         time_s=None if timeline is None else timeline.time_s,
         overhead=overhead,
         overhead_allowed=case.overhead,
-        roofline=ratio,
-        roofline_allowed=case.roofline,
+        least_ratio=ratio,
+        least_ratio_allowed=case.least_ratio,
         fastest_by_hand_s=hand_s,
         planned_s=planned_s,
         why=solution.explanation,
@@ -313,7 +332,7 @@ def main() -> int:
     print("bounds in brackets; GiB, seconds")
     print(
         columns.format(
-            *("case", "device", "host", "away", "streamed", "moved", "step s", "overhead", "roofline"),
+            *("case", "device", "host", "away", "streamed", "moved", "step s", "overhead", "/ least"),
             *("by hand", "plan s"),
         )
     )
@@ -339,7 +358,7 @@ def main() -> int:
                 f"{row.moved:.1f}",
                 _bounded(row.time_s, None, ".3f"),
                 _bounded(row.overhead, row.overhead_allowed, ".2%"),
-                _bounded(row.roofline, row.roofline_allowed, ".3f"),
+                _bounded(row.least_ratio, row.least_ratio_allowed, ".3f"),
                 _bounded(row.fastest_by_hand_s, None, ".3f"),
                 f"{row.planned_s:.0f}",
             ),

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import attrs
 import torch
@@ -15,10 +16,15 @@ from torch.optim import SGD, AdamW, Optimizer
 from remat_facade import Offmate
 from remat_graph import Links, Roofline
 from remat_offload import HostPool, Machine
+from remat_offload.optimizer import states
+from remat_offload.optimizer.step_cost import UpdateCost
 from tests.helpers.small_llama import WORDS, small_llama
 
 PLATFORM = Roofline(flops_per_s=1e11, nbytes_per_s=1e10)
-"""Times of operators that do not depend on the machine; those of the optimizer are measured."""
+"""Times of operators that do not depend on the machine."""
+
+UPDATE_S = 1e-8
+"""Seconds in which an optimizer steps an element, as about on a CPU, but the same on every machine."""
 
 LINKS = Links(to_host_nbytes_per_s=1e9, to_device_nbytes_per_s=1e9)
 
@@ -87,15 +93,23 @@ def kept_plans() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory()
 
 
-def offmate(model: nn.Module, sample: Any, budget: int | str, **options: Any) -> Offmate:
-    """Build one whose plan depends on its arguments, and on what the optimizer takes here."""
+def offmate(
+    model: nn.Module, sample: Any, budget: int | str, *, update_s: float = UPDATE_S, **options: Any
+) -> Offmate:
+    """Build one whose plan depends on its arguments alone."""
     defaults = {
         "platform": PLATFORM,
         "links": LINKS,
         "host_budget": "20MiB",
         "cache_dir": kept_plans().name,
     }
-    return Offmate(model, sample, budget, **(defaults | options))
+    measured = states.update_cost
+
+    def steady(*arguments: Any) -> UpdateCost:
+        return attrs.evolve(measured(*arguments), s_per_element=update_s)
+
+    with mock.patch.object(states, "update_cost", steady):
+        return Offmate(model, sample, budget, **(defaults | options))
 
 
 @attrs.define

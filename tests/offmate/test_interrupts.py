@@ -19,7 +19,6 @@ from remat_offload.copy_lanes.threaded import Job
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine import transfer_steps
 from remat_offload.host_memory import pool as pool_module
-from remat_offload.optimizer.step_cost import UpdateCost
 from tests.helpers.offmates import offmate
 
 Kept = list[list[Tensor]]
@@ -166,9 +165,7 @@ def test_loaded_states_are_at_home() -> None:
 def test_what_is_left_on_the_device_comes_home(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of updated states that could not be begun is made before anybody looks."""
     # A slow optimizer, wherever it steps: the device steps states that come from the host and go back.
-    slow = UpdateCost(s_per_element=1e-6, workspace_nbytes_per_element=4.0)
-    monkeypatch.setattr("remat_offload.optimizer.states.update_cost", lambda *_: slow)
-    plain, ours = plainly(), made(zoo=False)
+    plain, ours = plainly(), made(zoo=False, update_s=1e-6)
     for model, optimizer, x in (plain, ours):
         model(x).square().mean().backward()
         if model is plain[0]:
