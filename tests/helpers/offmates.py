@@ -16,8 +16,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from remat_facade import Offmate
 from remat_graph import Links, Roofline
 from remat_offload import HostPool, Machine
-from remat_offload.optimizer import states
-from remat_offload.optimizer.step_cost import UpdateCost
+from remat_offload.optimizer.step_cost import UpdateCost, update_cost
 from tests.helpers.small_llama import WORDS, small_llama
 
 PLATFORM = Roofline(flops_per_s=1e11, nbytes_per_s=1e10)
@@ -103,12 +102,11 @@ def offmate(
         "host_budget": "20MiB",
         "cache_dir": kept_plans().name,
     }
-    measured = states.update_cost
 
     def steady(*arguments: Any) -> UpdateCost:
-        return attrs.evolve(measured(*arguments), s_per_element=update_s)
+        return attrs.evolve(update_cost(*arguments), s_per_element=update_s)
 
-    with mock.patch.object(states, "update_cost", steady):
+    with mock.patch("remat_offload.optimizer.states.update_cost", steady):
         return Offmate(model, sample, budget, **(defaults | options))
 
 
