@@ -14,7 +14,7 @@ struct Hooks final : at::CUDAHooksInterface {
   void init() const override {}
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
-  bool hasCUDA() const override { return true; }
+  bool hasCUDA() const override { return visible_devices() > 0; }
   bool hasCUDART() const override { return true; }
   bool hasCuDNN() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
@@ -38,13 +38,13 @@ struct Hooks final : at::CUDAHooksInterface {
   bool isPinnedPtr(const void* p) const override { return is_pinned(p); }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
   at::Allocator* getCUDADeviceAllocator() const override { return &allocator(); }
-  c10::DeviceIndex deviceCount() const override { return kDevices; }
-  int getNumGPUs() const override { return kDevices; }
+  c10::DeviceIndex deviceCount() const override { return visible_devices(); }
+  int getNumGPUs() const override { return visible_devices(); }
   c10::DeviceIndex current_device() const override { return testdevice::current_device; }
   c10::DeviceIndex getCurrentDevice() const override { return testdevice::current_device; }
   void setCurrentDevice(c10::DeviceIndex d) const override { exchangeDevice(d); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex d) const override {
-    TORCH_CHECK(d < kDevices, "CUDA error: invalid device ordinal");
+    TORCH_CHECK(d < visible_devices(), "CUDA error: invalid device ordinal");
     auto before = testdevice::current_device;
     if (d >= 0) testdevice::current_device = d;
     return before;

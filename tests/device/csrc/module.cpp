@@ -86,7 +86,7 @@ static std::tuple<int64_t, int64_t, int64_t> stream_data(const Stream& s) {
   return {s.id, s.device, static_cast<int64_t>(c10::DeviceType::CUDA)};
 }
 static int exchange(int d) {
-  TORCH_CHECK(d < kDevices, "CUDA error: invalid device ordinal");
+  TORCH_CHECK(d < visible_devices(), "CUDA error: invalid device ordinal");
   int before = current_device;
   if (d >= 0) current_device = d;
   return before;
@@ -102,7 +102,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using Free = py::call_guard<py::gil_scoped_release>;
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
   // For torch.cuda.
-  m.def("device_count", [] { return kDevices; });
+  m.def("device_count", [] { return visible_devices(); });
   m.def("device_nbytes", [] { return kDeviceBytes; });
   m.def("device", [] { return current_device; });
   m.def("exchange_device", exchange);

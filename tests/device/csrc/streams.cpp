@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
+#include <cstdlib>
+#include <set>
+#include <sstream>
 #include "allocator.h"
 
 namespace testdevice {
@@ -130,6 +133,21 @@ void synchronize_device(int device, const std::string& name) {
   }
 }
 
+int visible_devices() {
+  static const int count = [] {
+    const char* listed = getenv("CUDA_VISIBLE_DEVICES");
+    if (!listed) return kDevices;
+    std::set<int> seen;
+    std::istringstream entries(listed);
+    for (std::string entry; std::getline(entries, entry, ',');) {
+      const bool known = entry.size() == 1 && entry[0] >= '0' && entry[0] < '0' + kDevices;
+      if (!known || !seen.insert(entry[0]).second) break;
+    }
+    return static_cast<int>(seen.size());
+  }();
+  return count;
+}
+
 void refuse_while_recording(const Stream& s, const std::string& what) {
   TORCH_CHECK(!s.recording, "CUDA error: operation not permitted when stream is capturing (", what, ")");
 }
@@ -143,7 +161,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
   c10::Device exchangeDevice(c10::Device d) const override {
     c10::Device before = getDevice();
-    TORCH_CHECK(!d.has_index() || d.index() < kDevices, "CUDA error: invalid device ordinal");
+    TORCH_CHECK(!d.has_index() || d.index() < visible_devices(), "CUDA error: invalid device ordinal");
     uncheckedSetDevice(d);
     return before;
   }
@@ -162,7 +180,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current_stream_ids[s.device_index()] = s.id();
     return before;
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  c10::DeviceIndex deviceCount() const noexcept override { return visible_devices(); }
 
   void destroyEvent(void* e, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(e); }
   void record(void** e, const c10::Stream& s, const c10::DeviceIndex, const c10::EventFlag) const override {

@@ -21,6 +21,7 @@
 namespace testdevice {
 
 constexpr int kDevices = 2;
+int visible_devices();  // as CUDA counts CUDA_VISIBLE_DEVICES: up to its first entry that is no device
 constexpr double kLaunchSeconds = 5e-6;  // what the host needs to launch a kernel
 constexpr double kQuerySeconds = 1e-6;   // what the host needs to ask for an event
 constexpr double kKernelSeconds = 2e-6;  // what the shortest kernel runs
