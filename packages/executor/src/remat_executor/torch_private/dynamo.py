@@ -1,10 +1,11 @@
-"""Private names of Dynamo: functions that `torch.compile` does not trace."""
+"""Private names of Dynamo: functions that `torch.compile` does not trace, and calls of those that it does."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from remat_executor.torch_private.lookup import private_name
+from remat_graph.contexts import context
 
 
 def unseen_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -22,3 +23,23 @@ def under_dynamo() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+@context
+def compiled_calls() -> Generator[list[Any], None, None]:
+    """A context that returns a list, to which each call of a compiled function adds an item."""
+    name, found = "_callback_from_stance", list[Any]()
+    chosen = private_name("torch._dynamo.eval_frame", name)
+    module = sys.modules["torch._dynamo.eval_frame"]
+
+    def choose(callback: Any) -> Any:
+        callback = chosen(callback)
+        if callback is not None:  # None: Dynamo is disabled for a function
+            found.append(callback)
+        return callback
+
+    setattr(module, name, choose)
+    try:
+        yield found
+    finally:
+        setattr(module, name, chosen)
