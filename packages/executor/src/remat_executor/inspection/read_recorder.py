@@ -16,19 +16,21 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
 
-from remat_executor.inspection.attribute_keys import attribute_keys
-from remat_executor.inspection.object_contents import TraversalLimit
+from remat_executor.inspection.attribute_keys import attribute_keys, exact_key
+from remat_executor.inspection.object_contents import PLAIN, TraversalLimit
 from remat_executor.inspection.reads import EVERYTHING, Reads
-from remat_executor.torch_private.dynamo import compiled_calls
+from remat_executor.torch_private.dynamo import before_compiled_calls
 from remat_graph.contexts import context
 
 _METHOD = "__getattribute__"
 _WHOLE = frozenset({"__dict__", "__reduce__", "__reduce_ex__", "__getstate__", "__dir__"})
+_OF_EVERY_OBJECT = frozenset(dir(object)) | {"__dict__", "__weakref__", "__annotations__"}
+_ABSENT = object()
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -51,6 +53,8 @@ class ReadRecorder:
         self.reads = EVERYTHING
         self._names: set[str] = set()
         self._whole: set[int] = set()  # ids of dicts
+        self._changed: dict[type, Any] = {}  # classes, with the methods that were replaced
+        self._stopped = False
 
     @context
     def recording(self, module: nn.Module) -> Generator[None, None, None]:
@@ -58,39 +62,51 @@ class ReadRecorder:
         if not _ONE_AT_A_TIME.acquire(blocking=False):
             yield
             return
-        changed: list[type] = []
+        held = _held(module)
         try:
-            with compiled_calls() as compiled:
-                held = _held(module)
-                kinds = self._observe(dict.fromkeys(map(type, held)), changed)
-                try:
-                    yield
-                finally:
-                    if not compiled:
-                        whole = {type(thing) for thing in held if id(_fields(thing)) in self._whole}
-                        self.reads = Reads(frozenset(self._names), frozenset(kinds) - whole)
+            kinds = self._observe(dict.fromkeys(map(type, held)))
+            with before_compiled_calls(self._give_up):
+                yield
         finally:
-            for kind in changed:
-                type.__delattr__(kind, _METHOD)
+            self._restore()
             _ONE_AT_A_TIME.release()
+            if not self._stopped:
+                whole = {type(thing) for thing in held if id(_fields(thing)) in self._whole}
+                self.reads = Reads(frozenset(self._names), frozenset(kinds) - whole)
 
-    def _observe(self, kinds: Iterable[type], changed: list[type]) -> list[type]:
+    def _give_up(self) -> None:
+        """Stop before a compiled function runs: Dynamo must find the classes unchanged."""
+        self._stopped = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for kind, before in self._changed.items():
+            if before is None:
+                type.__delattr__(kind, _METHOD)
+            else:
+                type.__setattr__(kind, _METHOD, before)
+        self._changed.clear()
+
+    def _observe(self, kinds: Iterable[type]) -> list[type]:
         """Replace the method of these classes or of a base; return those of which all reads are seen."""
         found = []
         for kind in kinds:
             place = _place(kind)
             if place is None:
                 continue
-            if place not in changed:
+            if place not in self._changed:
+                before = vars(place).get(_METHOD)
+                method = self._recording(place) if before is None else self._checking(before)
                 try:
-                    type.__setattr__(place, _METHOD, self._recording_method(place))
+                    type.__setattr__(place, _METHOD, method)
                 except TypeError:  # an immutable class
                     continue
-                changed.append(place)
+                self._changed[place] = before
             found.append(kind)
         return found
 
-    def _recording_method(self, kind: type) -> Callable[[Any, str], Any]:
+    def _recording(self, kind: type) -> Callable[[Any, str], Any]:
+        """A method for a class without one, which records and goes on."""
         names, note_whole = self._names, self._note_whole
 
         def __getattribute__(self: Any, name: str) -> Any:  # noqa: N807 - its name in tracebacks
@@ -101,9 +117,34 @@ class ReadRecorder:
 
         return __getattribute__
 
+    def _checking(self, method: FunctionType) -> Callable[[Any, str], Any]:
+        """A class's own method, which no other follows; what it names or does not pass on counts as read."""
+        named = method.__code__.co_names
+        values = (*method.__code__.co_consts, *(method.__globals__.get(name) for name in named))
+        self._names.update(named, (value for value in values if isinstance(value, str)))
+
+        def __getattribute__(thing: Any, name: str) -> Any:  # noqa: N807 - its name in tracebacks
+            self._names.add(name)
+            if name in _WHOLE:
+                self._note_whole(thing, sys._getframe(1))
+            try:
+                value = method(thing, name)
+            except AttributeError:
+                if name in _fields(thing) or hasattr(type(thing), name):
+                    self._all_of(thing)
+                raise
+            if not _passes(thing, name, value):
+                self._all_of(thing)
+            return value
+
+        return __getattribute__
+
     def _note_whole(self, thing: Any, frame: Any) -> None:
         if frame.f_code in _ONE_NAME or frame.f_globals.get("__name__", "").startswith("remat_executor."):
             return
+        self._all_of(thing)
+
+    def _all_of(self, thing: Any) -> None:
         fields = _fields(thing)
         self._whole.add(id(fields))  # two objects may share one dict, as a planned module and its original do
         self._names.update(key for key in fields if isinstance(key, str))
@@ -127,19 +168,46 @@ def _held(module: nn.Module) -> list[Any]:
 
 
 def _place(kind: type) -> type | None:
-    """The class at which all reads of a class's objects pass; None if there is none.
+    """The class whose method all reads of a class's objects pass; None if there is none.
 
     A class with a `__getattribute__` of its own may map names, as configs of transformers do: the method that
     it calls in its bases is asked for the right one.
     """
     bases = kind.__mro__[:-1]
-    place = bases.index(nn.Module) if issubclass(kind, nn.Module) else 0
-    for i, base in enumerate(bases):
-        own = vars(base).get(_METHOD)
-        if own is None or getattr(own, "__module__", None) == __name__:
-            continue
-        names = own.__code__.co_names if isinstance(own, FunctionType) else ()
-        if "super" not in names or "object" in names or (issubclass(kind, nn.Module) and i >= place):
-            return None
-        place = max(place, i + 1)
-    return bases[place] if place < len(bases) else None
+    first = bases.index(nn.Module) if issubclass(kind, nn.Module) else 0
+    own = [i for i, base in enumerate(bases) if _METHOD in vars(base) and not _is_ours(vars(base)[_METHOD])]
+    if not all(map(_calls_bases, (vars(bases[i])[_METHOD] for i in own))):
+        return None
+    last = max(own, default=-1)
+    if first:
+        return bases[first] if last < first else None
+    return bases[min(last + 1, len(bases) - 1)]
+
+
+def _is_ours(method: Any) -> bool:
+    return getattr(method, "__module__", None) == __name__
+
+
+def _calls_bases(method: Any) -> bool:
+    names = method.__code__.co_names if isinstance(method, FunctionType) else ()
+    return "super" in names and "object" not in names
+
+
+def _passes(thing: Any, name: str, value: Any) -> bool:
+    """Whether a class's own `__getattribute__` gave what its bases give for this name."""
+    fields = _fields(thing)
+    found = next((vars(base)[name] for base in type(thing).__mro__ if name in vars(base)), _ABSENT)
+    if isinstance(found, property) and found.fget is not None:
+        again = found.fget(thing)
+        if isinstance(value, PLAIN):
+            return exact_key(again) == exact_key(value)
+        return again is value or (type(again) is type(value) and all(value is not held for held in fields.values()))
+    if name in fields:
+        return fields[name] is value
+    if isinstance(found, FunctionType):
+        return isinstance(value, MethodType) and value.__func__ is found
+    if isinstance(found, classmethod):
+        return isinstance(value, MethodType) and value.__func__ is found.__func__
+    if isinstance(found, staticmethod):
+        return value is found.__func__
+    return found is value or name in _OF_EVERY_OBJECT

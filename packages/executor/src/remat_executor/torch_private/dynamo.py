@@ -26,20 +26,20 @@ def under_dynamo() -> bool:
 
 
 @context
-def compiled_calls() -> Generator[list[Any], None, None]:
-    """A context that returns a list, to which each call of a compiled function adds an item."""
-    name, found = "_callback_from_stance", list[Any]()
+def before_compiled_calls(call: Callable[[], object]) -> Generator[None, None, None]:
+    """A context in which `call` is called before each call of a compiled function."""
+    name = "_callback_from_stance"
     chosen = private_name("torch._dynamo.eval_frame", name)
     module = sys.modules["torch._dynamo.eval_frame"]
 
     def choose(callback: Any) -> Any:
         callback = chosen(callback)
         if callback is not None:  # None: Dynamo is disabled for a function
-            found.append(callback)
+            call()
         return callback
 
     setattr(module, name, choose)
     try:
-        yield found
+        yield
     finally:
         setattr(module, name, chosen)
