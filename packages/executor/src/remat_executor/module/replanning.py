@@ -16,6 +16,7 @@ from remat_executor.autograd.gradient_delivery import PlannedCall
 from remat_executor.capture.captured import Captured
 from remat_executor.errors import NothingToDifferentiate, warn
 from remat_executor.fork_lock import ForkAwareLock
+from remat_executor.guards.differences import Difference, differences, way_out
 from remat_executor.guards.external_state import state_key
 from remat_executor.guards.signature import Signature
 from remat_executor.guards.snapshot import Snapshot
@@ -33,6 +34,11 @@ from remat_executor.module.plan_cache import LRUCache
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.torch_private.dynamo import under_dynamo
 from remat_graph import Graph, Plan, Platform, format_nbytes, format_seconds
+
+COMPILED = (
+    "torch.compile changes nothing in a planned module, whose plan runs unchanged: give "
+    'runtime="inductor" to compile the plan'
+)
 
 # Fragments are mentioned from these on: below, they decide nothing.
 _FRAGMENTS_NBYTES, _FRAGMENTS_SHARE = 64 << 20, 0.05
@@ -175,21 +181,11 @@ class PlanManager:
             step: PlannedStep | None = self.steps.get(signature)
             if step is not None:  # another thread has planned it meanwhile
                 return step
-            changes = signature.changes(self.latest_signature)
-            began_s = self.clock()
+            before, began_s = self.latest_signature, self.clock()
             step = self.plan(tensors, signature, target)
-            took = format_seconds(self.clock() - began_s)
-            self._warn_once(
-                "replanned", f"called in another way ({changes} changed): planning again took {took}"
-            )
             self.runs["replanned"] += 1
+            self._warn_replanned(differences(before, signature, tensors.labels), self.clock() - began_s)
             self._warn_dropped()
-            if self.unneeded_captures == self.MOST_UNNEEDED_CAPTURES:
-                self._warn_once(
-                    "unneeded captures",
-                    f"every call is recaptured because {changes} changes although no op reads it; "
-                    "store it outside the module",
-                )
             return step
 
     @raised_gc_threshold()
@@ -316,13 +312,24 @@ class PlanManager:
                 "module does not do that",
             )
 
+    def _warn_replanned(self, found: list[Difference], took_s: float) -> None:
+        """Report what made a call new, once for each kind, with the cost and what to do."""
+        changes, advice = ", ".join(map(str, found)), way_out(found)
+        self._warn_once(
+            f"replanned for {', '.join(each.kind for each in found)}",
+            f"called in another way ({changes} changed): planning again took {format_seconds(took_s)}"
+            + (f"; {advice}" if advice else ""),
+        )
+        if self.unneeded_captures == self.MOST_UNNEEDED_CAPTURES:
+            self._warn_once(
+                "unneeded captures",
+                f"every call is recaptured because {changes} changes although no op reads it; "
+                "store it outside the module",
+            )
+
     def warn_compiled(self) -> None:
         """Warn that compiling the planned module has no effect."""
-        self._warn_once(
-            "compiled",
-            "torch.compile changes nothing in a planned module, whose plan runs unchanged: give "
-            'runtime="inductor" to compile the plan',
-        )
+        self._warn_once("compiled", COMPILED)
 
     def _warn_dropped(self) -> None:
         if self.steps.dropped > self.runs["dropped"]:
