@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from collections.abc import Iterator
@@ -121,12 +122,16 @@ def test_a_loop_of_accelerate(precision: str, tmp_path: Path) -> None:
 
     module = planned(small_llama(), tmp_path)
     expected, _ = loop(small_llama())
-    with pytest.warns(RematWarning, match="planning again"):  # accelerate marks the model
+    # Accelerate marks the model, which nothing reads; mixed precision is another forward.
+    told = (
+        contextlib.nullcontext() if precision == "no" else pytest.warns(RematWarning, match="planning again")
+    )
+    with told:
         actual, unwrapped = loop(module)
     for one, other in zip(expected, actual, strict=True):
         assert torch.equal(one, other)
     assert unwrapped is module
-    assert module.runs == {"planned": 4, "replanned": 1}
+    assert module.runs == {"planned": 4} | ({} if precision == "no" else {"replanned": 1})
     steps(copy.deepcopy(module))
 
 
@@ -171,7 +176,7 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
     with pytest.warns(RematWarning, match="planning again"):
         assert train(again, tmp_path / "planned", resume=True) == expected
     # Accelerate marks the model, and saving writes into its config, as it does in every model.
-    assert [2, 1] == [model.runs["replanned"] for model in (module, again)]
+    assert [1, 1] == [model.runs["replanned"] for model in (module, again)]
     for model in (module, again):
         for name, tensor in original.state_dict().items():
             assert torch.equal(model.state_dict()[name], tensor)

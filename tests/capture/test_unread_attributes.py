@@ -182,7 +182,10 @@ def _by_function(m: Any, y: Tensor) -> Tensor:
 WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "directly": (lambda m, y: y * m.direct, "direct"),
     "by a constant name": (lambda m, y: y * getattr(m, "constant"), "constant"),  # noqa: B009
-    "by a computed name": (lambda m, y: y * getattr(m, "-".join(["comp", "uted"]).replace("-", "")), "computed"),
+    "by a computed name": (
+        lambda m, y: y * getattr(m, "-".join(["comp", "uted"]).replace("-", "")),
+        "computed",
+    ),
     "by a getter": (lambda m, y: y * operator.attrgetter("by_getter")(m), "by_getter"),
     "by super": (lambda m, y: y * m.scale_of_base(), "by_super"),
     "by a property": (lambda m, y: y * m.by_property, "behind_property"),
@@ -340,7 +343,9 @@ def test_a_class_is_left_as_it_was(cache: Path) -> None:
     broken.layer = nn.Linear(4, 4)
     with pytest.raises(RuntimeError):
         PlannedModule(broken, (x,), {}, save_all, cache_dir=cache)
-    own = {kind for kind in (nn.Module, Model, Config, Plain, Mapped, Other) if "__getattribute__" in vars(kind)}
+    own = {
+        kind for kind in (nn.Module, Model, Config, Plain, Mapped, Other) if "__getattribute__" in vars(kind)
+    }
     assert own == {Mapped}
     assert vars(Mapped)["__getattribute__"].__module__ == __name__
 

@@ -65,7 +65,7 @@ def way_out(found: Iterable[Difference]) -> str:
             advice.append("if they change often, pass tensors")
         elif difference.kind in ("attributes", "external state"):
             advice.append("if they change often, hold them in tensors")
-    return "; ".join(advice)
+    return "; ".join(dict.fromkeys(advice))
 
 
 def _of_modules(old: Signature, new: Signature) -> Difference:
@@ -73,7 +73,9 @@ def _of_modules(old: Signature, new: Signature) -> Difference:
     structure = [[(name, kind, children) for name, kind, _, children in each] for each in (before, after)]
     if structure[0] != structure[1]:
         return Difference(kind="modules")
-    changed = [(one[2], other[2], one[0]) for one, other in zip(before, after, strict=True) if one[2] != other[2]]
+    changed = [
+        (one[2], other[2], one[0]) for one, other in zip(before, after, strict=True) if one[2] != other[2]
+    ]
     was, now, name = changed[0]
     where = f"{name}: " if name else ""
     return Difference(kind="mode", entries=(f"{where}{_MODE[was]} -> {_MODE[now]}",))
