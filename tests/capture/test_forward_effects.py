@@ -267,7 +267,7 @@ def test_a_setting_that_nothing_reads_keeps_the_plan(cache: Path) -> None:
 
 
 def test_a_setting_that_changes_no_op_keeps_the_plan(cache: Path) -> None:
-    """The forward reads it and decides nothing by it: captured again, with the values said, and not solved."""
+    """The forward reads it and it changes no op: captured again, with the values said; not solved."""
     x = torch.randn(8, 16)
 
     def forward(m: Small, x: Tensor) -> Tensor:
