@@ -9,7 +9,7 @@ from texts import Sentences, model
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from remat_facade.integrations.lightning import RematCallback
+from remat_facade.integrations.lightning import MemoryLimit
 
 
 class Language(LightningModule):
@@ -43,7 +43,7 @@ def main() -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         default_root_dir=tempfile.gettempdir(),
-        callbacks=[RematCallback(arguments.budget)] if arguments.budget else [],  # the one line
+        callbacks=[MemoryLimit(arguments.budget)] if arguments.budget else [],  # the one line
     )
     trainer.fit(Language(), DataLoader(Sentences(), batch_size=8))
 
