@@ -201,7 +201,9 @@ def _passes(thing: Any, name: str, value: Any) -> bool:
         again = found.fget(thing)
         if isinstance(value, PLAIN):
             return exact_key(again) == exact_key(value)
-        return again is value or (type(again) is type(value) and all(value is not held for held in fields.values()))
+        return again is value or (
+            type(again) is type(value) and all(value is not held for held in fields.values())
+        )
     if name in fields:
         return fields[name] is value
     if isinstance(found, FunctionType):
