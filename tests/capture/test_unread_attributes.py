@@ -379,3 +379,16 @@ def test_a_compiled_function_makes_all_count_as_read(cache: Path) -> None:
     compiled = PlannedModule(model, (x,), {}, save_all, cache_dir=cache)
     assert compiled._remat.reads.kinds == frozenset()
     assert planned._remat.reads.kinds
+
+
+def test_a_forward_in_the_dict_is_always_guarded(cache: Path) -> None:
+    """Also where nothing looks it up during a capture."""
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+
+    def times(factor: float) -> Callable[[Tensor], Tensor]:
+        return lambda x: x @ model.weight * factor
+
+    model.__dict__["forward"] = times(2.0)
+    planned = PlannedModule(model, (x,), {}, save_all, cache_dir=cache)
+    model.__dict__["forward"] = times(3.0)
+    assert torch.equal(planned(x), x @ model.weight * 3.0)

@@ -113,7 +113,7 @@ class ReadRecorder:
             names.add(name)
             if name in _WHOLE:
                 note_whole(self, sys._getframe(1))
-            return super(kind, self).__getattribute__(name)
+            return super(kind, self).__getattribute__(name)  # type: ignore[arg-type]
 
         return __getattribute__
 
