@@ -1,0 +1,77 @@
+"""Meter every planned step of a training run from outside: its forward, the caller's loss, its backward.
+
+The window of a step opens when its plan begins to run and closes when `torch.autograd.backward` returns, or
+when the next planned call begins. A storage that was there before costs nothing, so what counts is what the
+budget is for: activations, gradients that are new, and the loss of a trainer that computes it by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import torch
+
+from remat_executor import MemoryMeter
+from remat_executor.module.planned_step import PlannedStep
+
+
+@attrs.define
+class BudgetWatch:
+    """What planned steps took.
+
+    Attributes:
+        peaks: (bytes, budget) of each step.
+        spare_nbytes: what a wrapper such as DDP holds in a step beyond the budget.
+    """
+
+    peaks: list[tuple[int, int]] = attrs.field(factory=list)
+    spare_nbytes: int = 0
+    _meter: MemoryMeter | None = None
+    _budget_nbytes: int = 0
+
+    def _open(self, budget_nbytes: int) -> None:
+        self._close()
+        self._meter, self._budget_nbytes = MemoryMeter(), budget_nbytes
+        self._meter.__enter__()
+
+    def _close(self) -> None:
+        if self._meter is not None:
+            meter, self._meter = self._meter, None
+            meter.__exit__(None, None, None)
+            self.peaks.append((meter.peak_nbytes, self._budget_nbytes))
+
+    @property
+    def worst(self) -> float | None:
+        """The largest peak as a share of its budget; None without a planned step."""
+        return max((peak / budget for peak, budget in self.peaks), default=None)
+
+    @property
+    def above(self) -> str:
+        """The first step that exceeded its budget, in words."""
+        for step, (peak, budget) in enumerate(self.peaks):
+            if peak > budget + self.spare_nbytes:
+                return f"planned step {step} took {peak} bytes of {budget}"
+        return ""
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[BudgetWatch]:
+        """Meter what runs within."""
+        run, backward = PlannedStep.run, torch.autograd.backward
+
+        def metered_run(step: PlannedStep, *args: Any, **kwargs: Any) -> Any:
+            self._open(step.plan.budget_nbytes)
+            return run(step, *args, **kwargs)
+
+        def metered_backward(*args: Any, **kwargs: Any) -> None:
+            backward(*args, **kwargs)
+            self._close()
+
+        PlannedStep.run, torch.autograd.backward = metered_run, metered_backward
+        try:
+            yield self
+        finally:
+            PlannedStep.run, torch.autograd.backward = run, backward
+            self._close()
