@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from remat_facade.config.types import Config, generate_config
     from remat_facade.config.yaml_io import load_config, save_config
     from remat_facade.entrypoints.factory import from_config
+    from remat_facade.entrypoints.limit_memory import limit_memory, planned, release
     from remat_facade.entrypoints.offmate import Offmate
     from remat_facade.entrypoints.rockmate import (
         Hiremate,
@@ -110,7 +111,10 @@ __all__ = [
     "UnsupportedTorch",
     "from_config",
     "generate_config",
+    "limit_memory",
     "load_config",
+    "planned",
+    "release",
     "save_config",
 ]
 
@@ -120,7 +124,10 @@ _MODULES = {
     "Offmate": "remat_facade.entrypoints.offmate",
     "from_config": "remat_facade.entrypoints.factory",
     "generate_config": "remat_facade.config.types",
+    "limit_memory": "remat_facade.entrypoints.limit_memory",
     "load_config": "remat_facade.config.yaml_io",
+    "planned": "remat_facade.entrypoints.limit_memory",
+    "release": "remat_facade.entrypoints.limit_memory",
     "save_config": "remat_facade.config.yaml_io",
 }
 # Names outside of `_MODULES`, searched in this order: the modules that import torch come last.

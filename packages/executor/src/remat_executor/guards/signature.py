@@ -12,7 +12,7 @@ from remat_executor.guards.global_flags import global_flags
 from remat_executor.inspection.attribute_keys import attribute_keys, exact_key
 from remat_executor.inspection.object_contents import TraversalLimit
 from remat_executor.inspection.tensors import Owned, Tensors
-from remat_executor.torch_private.tensors import storage_id
+from remat_executor.torch_private.tensors import memory_id
 
 
 @attrs.frozen(kw_only=True, cache_hash=True)
@@ -90,18 +90,26 @@ def own_signature(
         modules=_structure(owned.modules),
         attributes=attribute_keys((m for _, m in owned.modules), limit),
         external_state=external_state.keys(limit),
-        sharing=tuple(first[storage_id(t)] for t in owned.tensors),
+        sharing=_sharing(owned.tensors, first),
         parameters=tuple((names, _layout(p), p.requires_grad) for names, p in owned.parameters),
         buffers=tuple((names, _layout(b), b.requires_grad) for names, b in owned.buffers),
     )
 
 
 def storages(owned: Owned) -> dict[int, int]:
-    """The place of the first tensor with each storage."""
+    """The place of the first tensor with each storage; one without memory shares nothing."""
     first: dict[int, int] = {}
     for place, tensor in enumerate(owned.tensors):
-        first.setdefault(storage_id(tensor), place)
+        memory = memory_id(tensor)
+        if memory is not None:
+            first.setdefault(memory, place)
     return first
+
+
+def _sharing(tensors: Sequence[Tensor], first: Mapping[int, int]) -> tuple[int, ...]:
+    """For each tensor of a module the first one that shares its storage."""
+    ids = map(memory_id, tensors)
+    return tuple(place if memory is None else first[memory] for place, memory in enumerate(ids))
 
 
 def signature(
@@ -109,11 +117,14 @@ def signature(
 ) -> Signature:
     """Read the signature of a call that runs on `device`; None: where the module is."""
     inputs = tensors.inputs
-    ids = list(map(storage_id, inputs))
-    first = {ids[i]: -1 - i for i in reversed(range(len(ids)))}
+    ids = list(map(memory_id, inputs))
+    first = {memory: -1 - i for i, memory in reversed([*enumerate(ids)]) if memory is not None}
     return Signature(
         own=own,
-        sharing=tuple(owned_storages.get(i, first[i]) for i in ids),
+        sharing=tuple(
+            -1 - i if memory is None else owned_storages.get(memory, first[memory])
+            for i, memory in enumerate(ids)
+        ),
         inputs=(
             tensors.leaves,
             tuple((slot.name, slot.place) for slot in tensors.slots),

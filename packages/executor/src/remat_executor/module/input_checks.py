@@ -60,7 +60,8 @@ def check_input(
         if is_planned(submodule):
             raise BadInput(
                 problem=f"submodule {name!r} is planned already" if name else "the model is planned already",
-                advice="plan the whole model, or its parts, from the originals at `.module`",
+                advice="plan the whole model, or its parts, from the originals: `.module` of a wrapper, or "
+                "`release(model)` of one with a memory limit",
             )
     tensors = collect(model, args, kwargs)
     strange = unsupported(tensors.arguments, "the sample holds") or unsupported(

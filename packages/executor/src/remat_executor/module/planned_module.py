@@ -47,7 +47,7 @@ class PlannedModule(nn.Module):
     """
 
     # Names that are not for users begin with `_remat`: methods of the original's class look theirs up here.
-    __slots__ = ("_remat",)
+    __slots__ = ("_remat", "_remat_binding")
 
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> "PlannedModule":
         """An object of a class that derives from the model's class."""
@@ -117,7 +117,7 @@ class PlannedModule(nn.Module):
         new_runtime = runtime_factory(runtime, device)
         check_part_nbytes(part_nbytes)
         manager = PlanManager(
-            binding=ForwardBinding(original=model),
+            binding=getattr(self, "_remat_binding", None) or ForwardBinding(original=model),
             planner=planner,
             stages=PipelineStages(
                 costs=costs or partial(with_costs, cache=CostCache(device, cache_dir), platform=platform),
@@ -138,9 +138,18 @@ class PlannedModule(nn.Module):
         with torch.enable_grad():
             signature = manager.signature(manager.current_snapshot(target), tensors, target)
             manager.plan(tensors, signature, target)
-        manager.binding.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
-        manager.binding.runner = unseen_by_dynamo(PlannedModule._remat_run)
+        if manager.binding.runner is None:
+            manager.binding.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
+            manager.binding.runner = unseen_by_dynamo(PlannedModule._remat_run)
         self._remat_attach(manager)
+
+    @classmethod
+    def _remat_bound(cls, binding: ForwardBinding, *args: Any, **kwargs: Any) -> "PlannedModule":
+        """Plan `binding.original` with these arguments; the forwards of `binding` are what the plans run."""
+        made = cls.__new__(cls, binding.original)
+        object.__setattr__(made, "_remat_binding", binding)
+        cls.__init__(made, binding.original, *args, **kwargs)
+        return made
 
     def _remat_attach(self, manager: PlanManager) -> None:
         """Share the original's attributes."""
@@ -270,7 +279,7 @@ class PlannedModule(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         """Look a missing attribute up on the original."""
-        if name == "_remat":  # not attached yet
+        if name in PlannedModule.__slots__:  # not attached yet
             raise AttributeError(name)
         return attribute_of(self._remat, name)
 
@@ -290,11 +299,25 @@ class PlannedModule(nn.Module):
         copied._remat_attach(manager.copied(copy.deepcopy(manager.original, memo)))
         if manager.binding.assigned is not NOTHING:
             copied._remat.binding.assigned = copy.deepcopy(manager.binding.assigned, memo)
+        self._remat_copy_slots(copied, memo)
+        return copied
+
+    def _remat_copy(
+        self, original: nn.Module, binding: ForwardBinding, memo: dict[int, Any]
+    ) -> "PlannedModule":
+        """The planned module of a copied original, with the copy's forwards; it shares the plans."""
+        copied: PlannedModule = object.__new__(type(self))
+        manager: PlanManager = self._remat.copied(original)
+        manager.binding = binding
+        copied._remat_attach(manager)
+        self._remat_copy_slots(copied, memo)
+        return copied
+
+    def _remat_copy_slots(self, copied: "PlannedModule", memo: dict[int, Any]) -> None:
         for kind in type(self).__mro__:
             for name in vars(kind).get("__slots__", ()):
-                if name != "_remat":
+                if name not in PlannedModule.__slots__:
                     object.__setattr__(copied, name, copy.deepcopy(getattr(self, name), memo))
-        return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse to be pickled, since captured graphs cannot be."""

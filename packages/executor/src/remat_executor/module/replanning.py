@@ -31,6 +31,11 @@ from remat_executor.module.planned_step import PlannedStep
 from remat_executor.torch_private.dynamo import under_dynamo
 from remat_graph import Graph, Plan, Platform, format_nbytes, format_seconds
 
+COMPILED = (
+    "torch.compile changes nothing in a planned module, whose plan runs unchanged: give "
+    'runtime="inductor" to compile the plan'
+)
+
 # Fragments are mentioned from these on: below, they decide nothing.
 _FRAGMENTS_NBYTES, _FRAGMENTS_SHARE = 64 << 20, 0.05
 
@@ -268,11 +273,7 @@ class PlanManager:
 
     def warn_compiled(self) -> None:
         """Warn that compiling the planned module has no effect."""
-        self._warn_once(
-            "compiled",
-            "torch.compile changes nothing in a planned module, whose plan runs unchanged: give "
-            'runtime="inductor" to compile the plan',
-        )
+        self._warn_once("compiled", COMPILED)
 
     def _warn_dropped(self) -> None:
         if self.steps.dropped > self.runs["dropped"]:

@@ -23,6 +23,22 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def memory_id(tensor: torch.Tensor) -> int | None:
+    """The identity of a tensor's memory, valid as long as its address is the same; None without memory.
+
+    The object of a storage may go and its address be given to the next one, while a tensor without bytes
+    shows no change of address.
+    """
+    storage = tensor.untyped_storage()
+    if not storage.nbytes():
+        return None
+    try:
+        address = storage.data_ptr()
+    except RuntimeError:  # a wrapper around other tensors
+        address = 0
+    return address or -storage_id(tensor)
+
+
 def tensor_versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """How often each tensor has been written in place."""
     try:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from remat_executor import Buckets
 from remat_executor.module.shared_plan import Ranks
+from remat_facade.config.types import Config
 from remat_facade.planning.memory_fit import Optimizer
 from remat_facade.planning.planner import Progress
 from remat_graph import Plan, Platform
@@ -17,10 +18,9 @@ if TYPE_CHECKING:  # a `Rockmate` needs no offloading engine
     from remat_offload import HostPool, Machine, Weights
 
 
-class SharedKeywords(TypedDict, total=False):
+class CommonKeywords(TypedDict, total=False):
     """Keywords of every entry point, in addition to model, sample, budget and config."""
 
-    sample_kwargs: Mapping[str, Any] | None
     reserve_nbytes: int
     cache_dir: AnyPath | None
     platform: Platform | None
@@ -32,13 +32,30 @@ class SharedKeywords(TypedDict, total=False):
     part_nbytes: int | None
 
 
-class RockmateKeywords(SharedKeywords, total=False):
-    """Keywords of `Rockmate`."""
+class SharedKeywords(CommonKeywords, total=False):
+    """The same with keyword inputs."""
 
+    sample_kwargs: Mapping[str, Any] | None
+
+
+class _PlanKeywords(CommonKeywords, total=False):
     plan: Plan | AnyPath | None
     ranks: Ranks | None
     optimizer: Optimizer
     runtime: str
+
+
+class RockmateKeywords(_PlanKeywords, SharedKeywords, total=False):
+    """Keywords of `Rockmate`."""
+
+
+class LimitKeywords(_PlanKeywords, total=False):
+    """Keywords of `limit_memory`, in addition to the model, its budget and a sample."""
+
+    config: Config | AnyPath | None
+    solver: str | None
+    seed: int
+    time_limit_s: float | None
 
 
 class OffmateKeywords(SharedKeywords, total=False):

@@ -1,4 +1,6 @@
-"""``torch.compile(model, backend="remat", options={"budget": "2GiB"})``.
+"""``torch.compile(model, backend="remat", options={"budget": "2GiB"})``, or ``mode="2GiB"``.
+
+Programs that let their users choose a backend and its mode, but no options, reach it by the second form.
 
 Dynamo passes each captured graph to the backend. The first call of a graph plans its training step for the
 tensors of that call, and the graph then runs as a `Rockmate`. So a graph with symbolic sizes is planned once
@@ -9,6 +11,7 @@ them are pending at once, and a warning is given.
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +21,10 @@ from torch.fx import GraphModule
 
 from remat_executor.autograd.pending_calls import planned_calls_behind
 from remat_executor.errors import NothingToDifferentiate, warn
+from remat_facade.entrypoints.limit_memory import BUDGET
 from remat_facade.entrypoints.rockmate import Rockmate
 from remat_facade.errors import BadOption
+from remat_graph import BadBudget, Budget
 
 _NOT_OPTIONS = frozenset({"model", "sample", "sample_kwargs", "plan"})
 
@@ -36,8 +41,9 @@ def remat(
     Args:
         graph: the graph that Dynamo captured.
         example_inputs: ignored; the inputs of the first call are used.
-        options: ``budget``, which is required, and any argument of `Rockmate` except model and sample.
-        mode: an error if given.
+        options: ``budget`` and any argument of `Rockmate` except model and sample.
+        mode: the budget, if the options have none. Without either, the environment variable
+            ``REMAT_BUDGET`` has it.
 
     Returns:
         A function of the graph's inputs. It raises errors of the options at its first call, because Dynamo
@@ -122,15 +128,22 @@ def _checked(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, A
     """The options, checked to be arguments of `Rockmate`.
 
     Raises:
-        BadOption: an option is unknown, or the budget is missing.
+        BadOption: an option is unknown, or the budget is missing, given twice, or no budget.
     """
     known = inspect.signature(Rockmate).parameters.keys() - _NOT_OPTIONS
     given = dict(options or {})
-    if mode is not None:
-        raise BadOption(option="mode", problem='is not known; give options={"budget": "2GiB"} instead')
     for name in given:
         if name not in known:
             raise BadOption(option=name, problem=f"is not known; known are {', '.join(sorted(known))}")
-    if "budget" not in given:
-        raise BadOption(option="budget", problem='is missing; give options={"budget": "2GiB"}')
-    return given
+    if mode is not None:
+        if "budget" in given:
+            raise BadOption(option="mode", problem="is a budget, and the options have one: give either")
+        try:
+            Budget.parse(mode)
+        except BadBudget as error:
+            raise BadOption(option="mode", problem=f'is the budget, as in mode="2GiB": {error}') from error
+    budget = given.pop("budget", mode) or os.environ.get(BUDGET)
+    if budget is None:
+        problem = f'is missing; give options={{"budget": "2GiB"}} or mode="2GiB", or set {BUDGET}'
+        raise BadOption(option="budget", problem=problem)
+    return given | {"budget": budget}
