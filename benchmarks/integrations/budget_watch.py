@@ -25,10 +25,13 @@ class BudgetWatch:
     Attributes:
         peaks: (bytes, budget) of each step.
         spare_nbytes: what a wrapper such as DDP holds in a step beyond the budget.
+        plans: how many plans ran.
     """
 
     peaks: list[tuple[int, int]] = attrs.field(factory=list)
     spare_nbytes: int = 0
+    plans: int = 0
+    _seen: list[PlannedStep] = attrs.field(factory=list)
     _meter: MemoryMeter | None = None
     _budget_nbytes: int = 0
 
@@ -62,6 +65,9 @@ class BudgetWatch:
         run, backward = PlannedStep.run, torch.autograd.backward
 
         def metered_run(step: PlannedStep, *args: Any, **kwargs: Any) -> Any:
+            if not any(step is seen for seen in self._seen):
+                self._seen.append(step)
+                self.plans += 1
             self._open(step.plan.budget_nbytes)
             return run(step, *args, **kwargs)
 
@@ -75,3 +81,4 @@ class BudgetWatch:
         finally:
             PlannedStep.run, torch.autograd.backward = run, backward
             self._close()
+            self._seen.clear()

@@ -61,22 +61,22 @@ def _judged(scenario: Scenario, cache: Path) -> dict[str, Any]:
     repeatable = not list(plain.run.differences(again.run))
     differences = list(plain.run.differences(ours.run))
     counts = {name: sum(runs.get(name, 0) for runs in ours.run.runs) for name in ("planned", "original")}
-    plans = sum(1 + runs.get("replanned", 0) for runs in ours.run.runs)
+    steps, plans = len(ours.watch.peaks), ours.watch.plans
     return {
         "repeatable": repeatable,
         "bitwise": not differences,
-        "steps": counts["planned"],
+        "steps": steps,
         "calls": plain.run.calls,
         "peak_share": ours.watch.worst,
         "plans": plans,
         "warned": list(ours.warned),
         "notes": ours.run.notes,
-        "wrong": list(_wrong(scenario, plain, ours, differences if repeatable else [], counts, plans)),
+        "wrong": list(_wrong(scenario, plain, ours, differences if repeatable else [], counts)),
     }
 
 
 def _wrong(
-    scenario: Scenario, plain: Outcome, ours: Outcome, differences: list[str], counts: dict[str, int], plans: int
+    scenario: Scenario, plain: Outcome, ours: Outcome, differences: list[str], counts: dict[str, int]
 ) -> Iterator[str]:
     if not plain.run.losses:
         yield "no loss was recorded"
@@ -85,8 +85,13 @@ def _wrong(
     if scenario.unplanned:
         if not ours.warned:
             yield f"{scenario.unplanned}, and no warning said so"
-    elif counts["planned"] != plain.run.calls or counts["original"]:
-        yield f"planned {counts['planned']} of {plain.run.calls} calls, {counts['original']} unplanned"
+    else:
+        steps, original = len(ours.watch.peaks), counts["original"]
+        if steps != plain.run.calls or original > plain.run.others:
+            yield f"planned {steps} of {plain.run.calls} calls, {max(0, original - plain.run.others)} unplanned"
+        if ours.run.runs and counts["planned"] != steps:
+            yield f"runs counts {counts['planned']} planned calls of {steps}"
+    plans = ours.watch.plans
     if plans > scenario.plans:
         yield f"{plans} plans instead of {scenario.plans}"
     if ours.watch.above:

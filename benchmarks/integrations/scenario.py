@@ -29,7 +29,8 @@ class Run:
         budget: of the one line.
         options: of the one line, which the scenario adds.
         models: those that the one line is for.
-        calls: how often these were called in training, counted without a plan only.
+        calls: how often these were called with gradients, counted without a plan only.
+        others: how often without gradients, counted likewise.
         losses: as the tool reports them.
         tensors: what must be equal in every bit, by name.
         checks: what was checked in this run alone, with its answer.
@@ -44,6 +45,7 @@ class Run:
     options: dict[str, Any] = attrs.field(factory=dict)
     models: list[nn.Module] = attrs.field(factory=list)
     calls: int = 0
+    others: int = 0
     losses: list[float] = attrs.field(factory=list)
     tensors: dict[str, Tensor] = attrs.field(factory=dict)
     checks: dict[str, bool] = attrs.field(factory=dict)
@@ -80,6 +82,7 @@ class Run:
 
     def _count(self, model: nn.Module, _: Any) -> None:
         self.calls += torch.is_grad_enabled()
+        self.others += not torch.is_grad_enabled()
 
     def keep(self, model: nn.Module, name: str = "") -> None:
         """Parameters and buffers of a trained model must be equal."""
