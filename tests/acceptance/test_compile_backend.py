@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from remat_executor import BadInput, RematWarning, allocator_peak
 from remat_facade import BadOption
-from remat_graph import RematError
+from remat_facade.integrations.dynamo import remat
 from remat_solvers import InfeasibleBudget
 from tests.helpers.models import Block
 
@@ -230,11 +230,30 @@ def test_options_that_mean_nothing(options: dict[str, Any] | None, text: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_mode_means_nothing() -> None:
-    """The modes are Inductor's."""
-    call = torch.compile(network(), backend="remat", mode="reduce-overhead")
-    with pytest.raises(RematError, match="'mode' is not known"):
+def test_the_mode_is_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For programs that take a backend and a mode from their users; or the environment has it."""
+    call = torch.compile(network(), backend="remat", mode="1000")
+    with pytest.raises(InfeasibleBudget) as caught:
         call(batch())
+    monkeypatch.setenv("REMAT_BUDGET", "1000")
+    call = torch.compile(network(), backend="remat")
+    with pytest.raises(InfeasibleBudget) as again:
+        call(batch())
+    assert again.value.smallest_nbytes == caught.value.smallest_nbytes
+    model = network()
+    call = torch.compile(model, backend="remat", mode=str(caught.value.smallest_nbytes))
+    assert same(model, network(), call, batch())
+
+
+def test_a_mode_that_is_no_budget() -> None:
+    """The other modes are Inductor's. Torch refuses a mode beside options, and so does the backend."""
+    call = torch.compile(network(), backend="remat", mode="reduce-overhead")
+    with pytest.raises(BadOption, match="'mode' is the budget, as in mode=\"2GiB\": "):
+        call(batch())
+    graph = torch.fx.symbolic_trace(nn.Linear(2, 2))
+    both = remat(graph, [], mode="1GiB", options={"budget": "1GiB"})
+    with pytest.raises(BadOption, match="'mode' is a budget, and the options have one: give either"):
+        both(torch.ones(2, 2))
 
 
 def test_what_it_compiles_stays_the_users(compiled: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from remat_executor.errors import BadInput, CaptureError, NothingToDifferentiate, UnplannedUse, warn
 from remat_executor.fork_lock import ForkAwareLock
@@ -23,7 +24,7 @@ from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget
 from remat_executor.module.planned_module import PlannedModule
 from remat_executor.module.replanning import COMPILED
-from remat_executor.torch_private.dynamo import unseen_by_dynamo
+from remat_executor.torch_private.dynamo import compiled_module, unseen_by_dynamo
 from remat_graph.errors import text_of
 
 
@@ -151,9 +152,18 @@ class _Unplanned:
         self.reason, self.assigned = reason, assigned
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that is trained, inside of `DistributedDataParallel` and `torch.compile`."""
+    while True:
+        inner = model.module if isinstance(model, DistributedDataParallel) else compiled_module(model)
+        if inner is None:
+            return model
+        model = inner
+
+
 def state_of(model: nn.Module) -> InPlaceState | None:
-    """The state of a module that is planned in place; None of another one."""
-    found = getattr(type(model), "_remat", None)
+    """The state of a module that is planned in place, or of one inside of wrappers; None of another one."""
+    found = getattr(type(unwrapped(model)), "_remat", None)
     return found if isinstance(found, InPlaceState) else None
 
 
@@ -186,10 +196,16 @@ def release(model: nn.Module) -> None:
     Raises:
         BadInput: it was not planned in place.
     """
+    model = unwrapped(model)
     state = state_of(model)
     if state is None:
         raise BadInput(
             problem=f"the {type(model).__name__} has no memory limit", advice="call limit_memory first"
+        )
+    if vars(type(model)).get("_remat") is not state:
+        raise BadInput(
+            problem=f"the {state.kind.__name__} with a memory limit became a {type(model).__name__} since",
+            advice="undo that first, or make another model",
         )
     model.__class__ = state.kind
     state.released = True

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from remat_executor.torch_private.lookup import private_name
 
 
@@ -11,6 +13,15 @@ def unseen_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, hidden from an enclosing `torch.compile`."""
     unseen: Callable[..., Any] = private_name("torch._dynamo", "disable")(function)
     return unseen
+
+
+def compiled_module(module: torch.nn.Module) -> torch.nn.Module | None:
+    """What `torch.compile` made this module of; None if it did not."""
+    if "torch._dynamo" not in sys.modules:
+        return None
+    kind = private_name("torch._dynamo.eval_frame", "OptimizedModule")
+    original: torch.nn.Module | None = module._orig_mod if isinstance(module, kind) else None
+    return original
 
 
 def under_dynamo() -> bool:

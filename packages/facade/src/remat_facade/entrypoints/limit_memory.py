@@ -42,7 +42,8 @@ def limit_memory(
     `Rockmate`. What is assigned to its ``forward`` is planned as well. Calls without gradients run as before.
 
     Args:
-        model: the module. If its memory is limited already, the new limit replaces the old one.
+        model: the module, or what `DistributedDataParallel` or `torch.compile` made of it. If its memory is
+            limited already, the new limit replaces the old one.
         budget: as for `Rockmate`; None for the environment variable ``REMAT_BUDGET``, or else ``"auto"``.
         sample: plans at once, for this sample, as for `Rockmate`.
         sample_kwargs: keyword inputs in addition to positional ones.
@@ -62,7 +63,7 @@ def limit_memory(
     """
     if not isinstance(model, nn.Module):
         raise BadModel(problem=f"is of type {type(model).__name__}; expected an nn.Module")
-    if isinstance(model, PlannedModule):
+    if isinstance(in_place.unwrapped(model), PlannedModule):
         raise BadModel(problem="is planned already: give the original, which is its `module`")
     for name in options:
         if name not in LimitKeywords.__annotations__:
@@ -86,7 +87,7 @@ def limit_memory(
     def make(binding: ForwardBinding, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedModule:
         return Rockmate._remat_bound(binding, args, chosen, sample_kwargs=kwargs, **options)
 
-    state = in_place.plan_in_place(model, make)
+    state = in_place.plan_in_place(in_place.unwrapped(model), make)
     if call is not None:
         try:
             state.plan(*call)

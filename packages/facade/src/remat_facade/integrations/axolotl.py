@@ -1,0 +1,37 @@
+"""A plugin for axolotl, named in its YAML.
+
+plugins:
+  - remat_facade.integrations.axolotl.RematPlugin
+remat_budget: 20GiB
+"""
+
+from typing import Any
+
+from axolotl.integrations.base import BasePlugin
+from pydantic import BaseModel
+
+from remat_facade.integrations.transformers import RematCallback
+
+
+class RematArgs(BaseModel):
+    """The keys that the plugin adds to the YAML.
+
+    Attributes:
+        remat_budget: as for `limit_memory`.
+        remat_time_limit_s: wall-clock seconds for the solver.
+    """
+
+    remat_budget: str | int | None = None
+    remat_time_limit_s: float | None = None
+
+
+class RematPlugin(BasePlugin):  # type: ignore[misc]
+    """Limit the memory of the model that axolotl trains."""
+
+    def get_input_args(self) -> str:
+        """Where the keys of the YAML are declared."""
+        return f"{__name__}.RematArgs"
+
+    def add_callbacks_pre_trainer(self, cfg: Any, model: Any) -> list[Any]:
+        """The callback of transformers' trainer, from which axolotl's derive."""
+        return [RematCallback(cfg.remat_budget, time_limit_s=cfg.remat_time_limit_s)]

@@ -1,0 +1,78 @@
+"""A callback for Lightning.
+
+    Trainer(callbacks=[RematCallback("20GiB")])
+
+What is limited is the module that a `LightningModule` trains, not the `LightningModule` itself, whose
+`training_step` also logs. Where the environment variable ``REMAT_BUDGET`` is set, every trainer has this
+callback, since Lightning asks installed packages for callbacks.
+"""
+
+import os
+from typing import Any, Unpack
+
+from lightning.pytorch import Callback
+from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
+
+from remat_facade.entrypoints.keywords import LimitKeywords
+from remat_facade.entrypoints.limit_memory import BUDGET, limit_memory, planned
+from remat_facade.errors import BadModel
+from remat_facade.integrations.plan_report import plan_figures, plan_text
+
+
+class RematCallback(Callback):  # type: ignore[misc]
+    """Limit the memory of the module that a `LightningModule` trains.
+
+    Args:
+        budget: as for `limit_memory`.
+        module: the name of the module, such as ``"model"`` or ``"net.encoder"``; None for the only child with
+            parameters to train.
+        **options: as for `limit_memory`.
+    """
+
+    def __init__(
+        self, budget: int | str | None = None, *, module: str | None = None, **options: Unpack[LimitKeywords]
+    ) -> None:
+        self.budget, self.module, self.options = budget, module, options
+        self.limited: nn.Module | None = None
+        self.reported = False
+
+    def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Limit the module, unless that is done since an earlier fit."""
+        chosen = pl_module.get_submodule(self.module or _only_trained(pl_module))
+        if self.limited is not chosen:
+            self.limited = limit_memory(chosen, self.budget, **self.options)
+            self.reported = False
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Report the plan after the first batch."""
+        if self.reported or self.limited is None or planned(self.limited) is None:
+            return
+        self.reported = True
+        rank_zero_info(plan_text(self.limited))
+        for logger in trainer.loggers:
+            logger.log_metrics(plan_figures(self.limited), step=trainer.global_step)
+
+
+def callbacks_of_environment() -> list[Callback]:
+    """What Lightning adds to every trainer: the callback, if the environment has a budget."""
+    return [RematCallback()] if os.environ.get(BUDGET) else []
+
+
+def _only_trained(module: nn.Module) -> str:
+    """The name of the only child with parameters to train.
+
+    Raises:
+        BadModel: there are others, or the module has such parameters itself.
+    """
+    names = [
+        name for name, child in module.named_children() if any(p.requires_grad for p in child.parameters())
+    ]
+    own = any(p.requires_grad for p in module.parameters(recurse=False))
+    if own or len(names) != 1:
+        kind, found = type(module).__name__, ", ".join(names) or "none"
+        raise BadModel(
+            problem=f"{kind} trains parameters of its own or of several children ({found}): name the module "
+            'to limit, as in RematCallback("20GiB", module="model"), or limit each with limit_memory'
+        )
+    return names[0]

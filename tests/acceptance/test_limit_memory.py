@@ -1,0 +1,385 @@
+"""A memory limit in place: the user's object, class and programs, the same numbers, within the budget."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel
+
+from remat_executor import BadInput, PlannedModule, RematWarning, UnplannedUse, allocator_peak
+from remat_facade import Hiremate, limit_memory, planned, release
+from remat_facade.errors import BadModel
+from remat_graph import BadBudget
+from remat_solvers import InfeasibleBudget
+from tests.helpers.offmates import PLATFORM
+
+WIDTH = 48
+
+
+class Network(nn.Module):
+    """Dropout, a batch norm, keyword inputs, a method that calls the model."""
+
+    def __init__(self, depth: int = 5) -> None:
+        super().__init__()
+        blocks = [
+            layer for _ in range(depth) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1))
+        ]
+        self.body = nn.Sequential(*blocks)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.out = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        return scale * self.out(self.norm(self.body(x))).square().mean()
+
+    def loss_of(self, x: Tensor) -> Tensor:
+        loss: Tensor = self(x)
+        return loss
+
+
+def network(**options: Any) -> Network:
+    """The same weights every time."""
+    torch.manual_seed(0)
+    return Network(**options)
+
+
+def batch(seed: int = 0, rows: int = 128) -> Tensor:
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def trained(model: nn.Module, steps: int = 3) -> list[Any]:
+    """Losses, evaluations and gradients of some steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    seen: list[Any] = []
+    for step in range(steps):
+        torch.manual_seed(step)
+        loss = model(batch(step))
+        loss.backward()
+        seen += [loss.item(), *(p.grad.sum().item() for p in model.parameters())]
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            seen.append(model.eval()(batch(step)).item())
+        model.train()
+    return seen
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    return {"time_limit_s": 1.0, "zoo": False, "cache_dir": tmp_path, "platform": PLATFORM}
+
+
+def test_the_same_object_and_numbers(options: dict[str, Any]) -> None:
+    model, expected = network(), trained(network())
+    parameters = list(model.parameters())
+    assert limit_memory(model, "50%", **options) is model
+    assert planned(model) is None
+    assert trained(model) == expected
+    found = planned(model)
+    assert found is not None
+    assert (found.runs["planned"], found.runs["replanned"], found.plan.overhead > 0) == (3, 0, True)
+    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+    assert release(model) is model
+    assert type(model) is Network
+    assert planned(model) is None
+    assert model(batch()).item() != 0.0
+
+
+def test_within_the_budget(options: dict[str, Any]) -> None:
+    """Planned at the first call; the second is measured."""
+    model = limit_memory(network(), "40%", **options)
+    model(batch()).backward()
+    found = planned(model)
+    assert found is not None
+
+    def step() -> None:
+        model.zero_grad()
+        model(batch()).backward()
+
+    step()
+    x = batch()
+    model.zero_grad()
+    peak = allocator_peak(lambda: model(x).backward(), "cpu")
+    assert 0 < peak.peak_nbytes <= found.plan.budget_nbytes < found.plan.noremat_peak_nbytes
+
+
+def test_it_is_what_it_was_to_others(options: dict[str, Any]) -> None:
+    plain, model = network(), limit_memory(network(), "50%", **options)
+    assert isinstance(model, Network)
+    assert not isinstance(model, PlannedModule)
+    assert (type(model).__name__, type(model).__module__) == ("Network", Network.__module__)
+    assert repr(model) == repr(plain)
+    assert inspect.signature(model.forward) == inspect.signature(plain.forward)
+    assert inspect.signature(type(model).forward) == inspect.signature(Network.forward)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert model.__dict__.keys() == plain.__dict__.keys()
+    assert type(type(model)()) is Network
+    many = limit_memory(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "50%", **options)
+    assert (len(many), type(many[:1])) == (2, nn.Sequential)
+    model.loss_of(batch()).backward()
+    found = planned(model)
+    assert found is not None
+    assert found.runs["planned"] == 1
+
+
+def test_saved_as_the_original(options: dict[str, Any]) -> None:
+    model = limit_memory(network(), "50%", **options)
+    model(batch()).backward()
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert type(loaded) is Network
+    assert type(copy.copy(model)) is Network
+    pairs = zip(loaded.state_dict().values(), model.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_copy_has_the_limit_and_shares_the_plan(options: dict[str, Any]) -> None:
+    before = copy.deepcopy(limit_memory(network(), "50%", **options))
+    assert planned(before) is None
+    model = limit_memory(network(), "50%", **options)
+    model(batch()).backward()
+    model.itself = [model]
+    copied = copy.deepcopy(model)
+    assert copied.itself[0] is copied
+    del model.itself, copied.itself
+    copied.zero_grad()
+    plain = network()
+    plain.load_state_dict(model.state_dict())
+    assert trained(copied) == trained(plain)
+    found = planned(copied)
+    assert found is not None
+    assert found is not planned(model)
+    assert found.runs["planned"] == 3
+    release(copied)
+    assert planned(model) is not None
+
+
+def test_what_is_assigned_to_forward_is_planned(options: dict[str, Any]) -> None:
+    """By a library, before the limit, after it, and after the first plan; deleting restores the class's."""
+    for when in ("before", "after", "planned"):
+        model, plain = network(), network()
+        if when != "before":
+            limit_memory(model, "50%", **options)
+        if when == "planned":
+            for each in (model, plain):
+                torch.manual_seed(9)
+                each(batch()).backward()
+        for each in (model, plain):
+            inner = each.forward
+            each.forward = lambda x, inner=inner: 2.0 * inner(x, scale=0.25)
+        if when == "before":
+            limit_memory(model, "50%", **options)
+        with pytest.warns(RematWarning, match="called in another way") if when == "planned" else nothing():
+            assert trained(model) == trained(plain)
+        found = planned(model)
+        assert found is not None
+        assert found.runs["original"] == 3  # of the evaluations
+        assert (found.runs["planned"], found.runs["replanned"]) == ((4, 1) if when == "planned" else (3, 0))
+        del model.forward, plain.forward
+        with torch.no_grad():
+            assert model.eval()(batch()).item() == plain.eval()(batch()).item()
+            release(model)
+            assert "forward" not in model.__dict__
+            assert model.eval()(batch()).item() == plain.eval()(batch()).item()
+
+
+class nothing:  # noqa: N801 - a context
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_an_assigned_forward_that_cannot_be_captured(options: dict[str, Any]) -> None:
+    """It runs as it is, the forward that it calls is planned, and a warning says so."""
+    model = limit_memory(network(), "50%", **options)
+    inner = model.forward
+
+    def forward(x: Tensor) -> Tensor:
+        loss: Tensor = inner(x)
+        return loss if loss.item() > -1.0 else -loss  # an input of Python's
+
+    model.forward = forward
+    plain = network()
+    with pytest.warns(RematWarning, match="outside of the plan and the budget"):
+        assert trained(model) == trained(plain)
+    found = planned(model)
+    assert found is not None
+    assert found.runs["planned"] == 3
+
+
+def test_hooks_of_the_model_see_the_model(options: dict[str, Any]) -> None:
+    model = limit_memory(network(), "50%", **options)
+    seen: list[nn.Module] = []
+    model.register_forward_pre_hook(lambda module, _: seen.append(module))
+    model.register_forward_hook(lambda module, *_: seen.append(module))
+    model(batch()).backward()
+    assert [each is model for each in seen] == [True, True]
+    assert planned(model) is not None
+
+
+def test_calls_that_need_no_plan(options: dict[str, Any]) -> None:
+    """Without gradients, frozen, with nothing to differentiate, in a transform: as before."""
+    model = limit_memory(network(), "50%", **options)
+    with torch.no_grad():
+        model(batch())
+    with torch.inference_mode():
+        model(batch())
+    model.requires_grad_(requires_grad=False)
+    model(batch())
+    model.requires_grad_()
+    assert planned(model) is None
+    with pytest.warns(RematWarning, match=r"a Network with a memory limit runs without a plan: .*transform"):
+        torch.func.grad(model.eval())(batch())
+    assert planned(model) is None
+
+
+class Chosen(nn.Linear):
+    """Its class overrides `__call__`."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = super().__call__(x)
+        return 2.0 * result
+
+
+def test_a_class_with_a_call_of_its_own(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = Chosen(WIDTH, WIDTH)
+    plain = copy.deepcopy(model)
+    limit_memory(model, "100%", **options)
+    results = [each(batch()) for each in (model, plain)]
+    for each in results:
+        each.sum().backward()
+    assert torch.equal(*results)
+    assert torch.equal(model.weight.grad, plain.weight.grad)
+    assert planned(model) is not None
+
+
+def test_a_sample_plans_at_once(options: dict[str, Any]) -> None:
+    model = limit_memory(network(), "50%", sample=batch(), sample_kwargs={"scale": 2.0}, **options)
+    found = planned(model)
+    assert found is not None
+    model(batch(), scale=2.0).backward()
+    assert (found.runs["planned"], found.runs["replanned"]) == (1, 0)
+    other = network()
+    with pytest.raises(InfeasibleBudget):
+        limit_memory(other, 1000, sample=batch(), **options)
+    assert type(other) is Network
+
+
+def test_another_limit_replaces_the_first(options: dict[str, Any]) -> None:
+    model = limit_memory(network(), "90%", sample=batch(), **options)
+    first = planned(model)
+    limit_memory(model, "50%", sample=batch(), **options)
+    second = planned(model)
+    assert first is not None
+    assert second is not None
+    assert second.plan.budget_nbytes < first.plan.budget_nbytes
+    release(model)
+    assert type(model) is Network
+
+
+def test_the_environment_has_the_default(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMAT_BUDGET", "3MiB")
+    found = planned(limit_memory(network(), sample=batch(), **options))
+    assert found is not None
+    assert found.plan.budget_nbytes == 3 << 20
+    monkeypatch.delenv("REMAT_BUDGET")
+    found = planned(limit_memory(network(), sample=batch(), **options))
+    assert found is not None
+    assert found.plan.budget_nbytes > 1 << 28  # of what is free
+
+
+def test_a_compiled_model_warns_and_follows_its_plan(options: dict[str, Any]) -> None:
+    model = limit_memory(network(), "50%", **options)
+    compiled: Any = torch.compile(model, backend="eager")
+    with pytest.warns(RematWarning, match="torch.compile changes nothing"):
+        assert trained(compiled) == trained(network())
+    assert planned(compiled) is planned(model) is not None
+    with pytest.warns(RematWarning, match="is not compiled"):
+        model.compile()
+    later: Any = torch.compile(network(), backend="eager")
+    assert limit_memory(later, "50%", **options) is later
+    with pytest.warns(RematWarning, match="torch.compile changes nothing"):
+        assert trained(later) == trained(network())
+    assert planned(later) is not None
+    release(later)
+    assert planned(later) is None
+
+
+def test_a_part_of_a_model(options: dict[str, Any]) -> None:
+    model, plain = network(), network()
+    limit_memory(model.body, "50%", **options)
+    assert trained(model) == trained(plain)
+    assert planned(model.body) is not None
+    with pytest.raises(BadInput, match="submodule 'body' is planned already"):
+        limit_memory(model, "50%", sample=batch(), **options)
+    assert type(model) is Network
+
+
+@pytest.mark.filterwarnings("ignore:called again before the backward")
+def test_threads_plan_once(options: dict[str, Any]) -> None:
+    model = limit_memory(network(), "50%", **options)
+    losses: list[Tensor] = []
+    threads = [threading.Thread(target=lambda: losses.append(model(batch()))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = planned(model)
+    assert found is not None
+    assert (len(losses), found.runs["planned"], found.runs["replanned"]) == (3, 3, 0)
+
+
+def test_a_dropped_model_gives_its_memory_back(options: dict[str, Any]) -> None:
+    model = limit_memory(network(), "50%", **options)
+    model(batch()).backward()
+    weight = weakref.ref(model.out.weight)
+    del model
+    assert weight() is None
+
+
+class Slotted(nn.Module):
+    __slots__ = ("secret",)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("model", "error", "text"),
+    [
+        (lambda: 3, BadModel, "is of type int; expected an nn.Module"),
+        (Slotted, BadInput, r"keeps state in slots \(secret\).*Hiremate"),
+        (lambda: torch.jit.script(nn.Linear(2, 2)), BadInput, "keeps state in TorchScript"),
+    ],
+)
+def test_what_cannot_be_limited(model: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        limit_memory(model(), "50%")
+
+
+def test_wrong_arguments(options: dict[str, Any]) -> None:
+    """At once, and the model is as it was."""
+    model = network()
+    with pytest.raises(BadBudget):
+        limit_memory(model, "many", **options)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bugdet'"):
+        limit_memory(model, "50%", bugdet=3)  # type: ignore[call-arg]
+    with pytest.raises(BadInput, match="the Network has no memory limit; call limit_memory first"):
+        release(model)
+    with pytest.raises(BadModel, match="planned already"):
+        limit_memory(Hiremate(model, batch(), "50%", **options), "50%")
+    assert type(model) is Network
+    limit_memory(model, "50%", **options)
+    with pytest.raises(BadInput, match=r"planned already; .*release\(model\)"):
+        Hiremate(model, batch(), "50%", **options)
+    with pytest.raises(UnplannedUse, match="DistributedDataParallel"):
+        DataParallel(model)._modules["module"]._replicate_for_data_parallel()
