@@ -74,6 +74,8 @@ class Sentences(Dataset[dict[str, Any]]):
 
     def __getitem__(self, place: int) -> dict[str, Any]:
         """One, without a batch dimension."""
+        if not 0 <= place < self.count:
+            raise IndexError(place)  # what iterates over it ends here
         generator = torch.Generator().manual_seed(place)
         length = 9 + (5 * place) % 16 if self.varying else LENGTH
         ids = torch.randint(3, WORDS, (length,), generator=generator)
