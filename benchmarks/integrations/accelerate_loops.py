@@ -107,7 +107,7 @@ def saved(run: Run) -> None:
     run.check_equal("weights of the checkpoint", loaded.state_dict(), kept)
 
 
-@scenario("Accelerate", "torch_compile, limited before prepare")
+@scenario("Accelerate", "torch_compile flag", warns=("torch.compile changes nothing",))
 def compiled(run: Run) -> None:
     plugin = tool("accelerate.utils").TorchDynamoPlugin(backend="eager")
     with accelerator(dynamo_plugin=plugin) as speed:

@@ -15,6 +15,7 @@ TOOL = "fastai"
 
 def learn(run: Run, model: nn.Module, **options: Any) -> Any:
     """One epoch of four steps with `fit`, and its validation."""
+    tool("fastai.callback.progress")  # adds `no_bar`
     learner_of, data_of = tool("fastai.learner"), tool("fastai.data.core")
     loaders = data_of.DataLoaders(pictures(4), pictures(2), device=torch.device("cpu"))
     learner = learner_of.Learner(
@@ -38,5 +39,5 @@ def saved(run: Run) -> None:
     learner = learn(run, run.limited(Blocks(), reserve_nbytes=4096))
     learner.save("last")
     loaded = Blocks()
-    loaded.load_state_dict(torch.load(run.folder / "models" / "last.pth")["model"])
+    loaded.load_state_dict(torch.load(run.folder / "models" / "last.pth", weights_only=False)["model"])
     run.check_equal("weights of the checkpoint", loaded.state_dict(), learner.model.state_dict())

@@ -110,7 +110,7 @@ def bf16(run: Run) -> None:
     fit(run, language_model(run.limited(llama())), precision="bf16-mixed")
 
 
-@scenario(TOOL, "save_checkpoint, resumed by ckpt_path")
+@scenario(TOOL, "save_checkpoint, resumed by ckpt_path", plans=2)
 def resumed(run: Run) -> None:
     first = language_model(run.limited(llama()))
     trainer = fit(run, first)
@@ -125,14 +125,14 @@ def resumed(run: Run) -> None:
 @scenario(TOOL, "the LightningModule itself limited")
 def whole(run: Run) -> None:
     module = run.limited(classifier(Blocks()), reserve_nbytes=4096)
-    fit(run, module, data=pictures(4))
+    fit(run, module, data=DataLoader(pictures(4), batch_size=None))
 
 
 @scenario(TOOL, "a LightningModule with forward, RematCallback")
 def whole_by_callback(run: Run) -> None:
     run.options["reserve_nbytes"] = 4096
     module = classifier(Blocks())
-    fit(run, module, data=pictures(4), callbacks=run.callbacks("lightning", module.inside))
+    fit(run, module, data=DataLoader(pictures(4), batch_size=None), callbacks=run.callbacks("lightning", module.inside))
 
 
 @scenario(TOOL, "EMA by WeightAveraging")

@@ -1,4 +1,8 @@
-"""TRL's trainers on token ids and on a tokenizer made in code."""
+"""TRL's trainers on token ids and on a tokenizer made in code.
+
+TRL computes its loss in tiles of 32768 words, however few words a model has. Here they are as small as the
+vocabulary, or they would be most of a tiny step.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,13 @@ from benchmarks.integrations.tiny import WORDS, Sentences, llama, tokenizer, too
 from tests.helpers.trainers import QUIET
 
 STEPS = 4
+TILE = 128
+
+
+def small_tiles() -> Any:
+    """TRL with tiles for a small vocabulary."""
+    tool("trl.trainer.utils")._CHUNKED_LOGPROB_CHUNK_SIZE = TILE
+    return tool("trl")
 
 
 def sentences(*, varying: bool = False) -> Any:
@@ -40,7 +51,7 @@ def preferences() -> Any:
 
 def sft(run: Run, model: nn.Module, *, data: Any = None, **options: Any) -> Any:
     """An `SFTTrainer` of four steps."""
-    trl = tool("trl")
+    trl = small_tiles()
     of_trainer: dict[str, Any] = options.pop("trainer", {})
     settings = {**QUIET, "max_steps": STEPS, "learning_rate": 1e-2, "save_strategy": "no", "bf16": False}
     settings |= {"gradient_checkpointing": False, "output_dir": str(run.folder / "out"), **options}
@@ -57,7 +68,7 @@ def sft(run: Run, model: nn.Module, *, data: Any = None, **options: Any) -> Any:
 
 def dpo(run: Run, model: nn.Module, **options: Any) -> Any:
     """A `DPOTrainer` of four steps."""
-    trl = tool("trl")
+    trl = small_tiles()
     of_trainer: dict[str, Any] = options.pop("trainer", {})
     settings = {**QUIET, "max_steps": STEPS, "learning_rate": 1e-2, "save_strategy": "no", "bf16": False}
     settings |= {"gradient_checkpointing": False, "output_dir": str(run.folder / "out"), **options}
