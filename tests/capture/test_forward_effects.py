@@ -256,18 +256,34 @@ def test_a_submodule_of_another_class(cache: Path) -> None:
 
 
 def test_a_setting_that_nothing_reads_keeps_the_plan(cache: Path) -> None:
-    """A counter that the training loop sets: captured anew, with its name said, and not solved anew."""
+    """A counter that the training loop sets is not guarded: a warning would be an error."""
     x = torch.randn(8, 16)
     module = planned(Small(lambda m, x: m.middle(x).sum()), cache, x)
+    for epoch in range(3):
+        module.epoch = epoch
+        module(x)
+    assert module.runs == {"planned": 3}
+
+
+def test_a_setting_that_changes_no_op_keeps_the_plan(cache: Path) -> None:
+    """The forward reads it and decides nothing by it: captured again, with the values said, and not solved."""
+    x = torch.randn(8, 16)
+
+    def forward(m: Small, x: Tensor) -> Tensor:
+        return (m.middle(x) if m.epoch >= 0 else x).sum()
+
+    model = Small(forward)
+    model.epoch = 0
+    module = planned(model, cache, x)
     first = module.plan
     module.epoch = 1
-    with pytest.warns(RematWarning, match=r"attributes \(epoch\) changed"):
+    with pytest.warns(RematWarning, match=r"attributes \(epoch: 0 -> 1\) changed.*hold them in tensors"):
         module(x)
     assert module.plan is first
     module.epoch = 2
     module(x)
     module.epoch = 3
-    with pytest.warns(RematWarning, match=r"every call is recaptured because attributes \(epoch\)"):
+    with pytest.warns(RematWarning, match=r"every call is recaptured because attributes \(epoch: 2 -> 3\)"):
         module(x)
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from remat_executor.inspection.attribute_keys import key_of
 from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Identity, TraversalLimit
+from remat_executor.inspection.reads import Reads
 from remat_executor.inspection.tensors import REGISTRIES
 
 MOST = 500
@@ -72,6 +73,7 @@ class StateLocation:
     label: str  # its name for messages
     holder: Holder  # the globals of a module, the dict of a class or of an object, or a cell of a closure
     name: str  # the key in that dict
+    owner: type | None = None  # for the dict of an object, its class
 
     def key(self, limit: TraversalLimit) -> Any:
         """A hashable key of the value now."""
@@ -97,6 +99,11 @@ class ExternalState:
         for thing in held:
             reader.meet(thing, frozenset(reader.names))
         return cls(tuple(reader.places.values()), tuple(sorted(reader.clocks)))
+
+    def restricted(self, reads: Reads) -> "ExternalState":
+        """Without the fields of objects that a capture did not read."""
+        places = (p for p in self.places if p.owner is None or reads.include(p.owner, p.name))
+        return attrs.evolve(self, places=tuple(places))
 
     def keys(self, limit: TraversalLimit) -> tuple[tuple[str, Any], ...]:
         """(label, key) of each value now; hashable. `limit` limits and records what is read."""
@@ -144,12 +151,18 @@ class _Reader:
                 self._member(kind, name, names)
 
     def place(
-        self, holder: Holder, name: str, label: str, names: frozenset[str], levels: int = DEEPEST
+        self,
+        holder: Holder,
+        name: str,
+        label: str,
+        names: frozenset[str],
+        levels: int = DEEPEST,
+        owner: type | None = None,
     ) -> None:
         """Guard a location and follow its value to the members in `names`, at most `levels` deep."""
         value = holder.cell_contents if isinstance(holder, CellType) else holder[name]
         if not name.startswith("__") and not isinstance(value, ModuleType):
-            self.places.setdefault((id(holder), name), StateLocation(label, holder, name))
+            self.places.setdefault((id(holder), name), StateLocation(label, holder, name, owner))
         self.meet(value, names, label, levels)
 
     def meet(self, value: Any, names: frozenset[str] = _NONE, label: str = "", levels: int = DEEPEST) -> None:
@@ -201,7 +214,7 @@ class _Reader:
             return
         fields = getattr(thing, "__dict__", {})
         for name in sorted(names & fields.keys()):
-            self.place(fields, name, f"{label}.{name}".lstrip("."), names, levels - 1)
+            self.place(fields, name, f"{label}.{name}".lstrip("."), names, levels - 1, type(thing))
         for name in (*sorted(names), *_ALWAYS):
             self._member(type(thing), name, names)
 

@@ -11,6 +11,7 @@ from remat_executor.guards.external_state import ExternalState
 from remat_executor.guards.global_flags import global_flags
 from remat_executor.inspection.attribute_keys import attribute_keys, exact_key
 from remat_executor.inspection.object_contents import TraversalLimit
+from remat_executor.inspection.reads import Reads
 from remat_executor.inspection.tensors import Owned, Tensors
 from remat_executor.torch_private.tensors import memory_id
 
@@ -26,6 +27,7 @@ class OwnSignature:
         sharing: for each tensor the first one that shares its storage.
         parameters: names, layout and requires_grad of each parameter.
         buffers: the same for each buffer.
+        reads: which attributes are in the signature.
     """
 
     modules: tuple[tuple[str, type, bool, tuple[Any, ...]], ...]
@@ -34,6 +36,7 @@ class OwnSignature:
     sharing: tuple[int, ...]
     parameters: tuple[Any, ...]
     buffers: tuple[Any, ...]
+    reads: Reads
 
 
 @attrs.frozen(kw_only=True, cache_hash=True)
@@ -59,20 +62,6 @@ class Signature:
     flags: tuple[tuple[str, str], ...]
     forward: Any = None
 
-    def changes(self, other: "Signature") -> str:
-        """Names of what differs between two calls, for messages."""
-        changed: dict[str, str] = {}
-        for mine, theirs in ((self.own, other.own), (self, other)):
-            names = [field.name for field in attrs.fields(type(mine)) if field.name != "own"]
-            changed |= {name: name for name in names if getattr(mine, name) != getattr(theirs, name)}
-        for name in ("attributes", "external_state"):
-            if name in changed:
-                entries = {*getattr(self.own, name)} ^ {*getattr(other.own, name)}
-                differing = ", ".join(sorted({entry[0] for entry in entries}))
-                label = name.replace("_", " ")  # of the field alone: the entries are the user's names
-                changed[name] = f"{label} ({differing})" if differing else label
-        return ", ".join(changed.values())
-
     def conditions(self) -> tuple[tuple[str, str], ...]:
         """What a plan's fingerprint covers in addition to the ops."""
         modes = {training for _, _, training, _ in self.own.modules}
@@ -85,14 +74,22 @@ class Signature:
 def own_signature(
     owned: Owned, first: Mapping[int, int], limit: TraversalLimit, external_state: ExternalState
 ) -> OwnSignature:
-    """Read the module's part of a signature; `first` is `storages(owned)`, `limit` records what is read."""
+    """Read the module's part of a signature.
+
+    Args:
+        owned: the module's tensors.
+        first: `storages(owned)`.
+        limit: says which attributes are read, and records what is read.
+        external_state: what else its forwards can read.
+    """
     return OwnSignature(
         modules=_structure(owned.modules),
         attributes=attribute_keys((m for _, m in owned.modules), limit),
-        external_state=external_state.keys(limit),
+        external_state=external_state.restricted(limit.reads).keys(limit),
         sharing=_sharing(owned.tensors, first),
         parameters=tuple((names, _layout(p), p.requires_grad) for names, p in owned.parameters),
         buffers=tuple((names, _layout(b), b.requires_grad) for names, b in owned.buffers),
+        reads=limit.reads,
     )
 
 

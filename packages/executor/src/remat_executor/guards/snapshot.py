@@ -5,7 +5,8 @@ training steps usually nothing changes, so a call only checks that all objects a
 places, in loops that run in C. If anything differs, the module is read again.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, call, is_, itemgetter
 from types import CellType
@@ -18,11 +19,14 @@ from torch import Tensor, nn
 from remat_executor.guards.external_state import ExternalState
 from remat_executor.guards.objections import objection
 from remat_executor.guards.signature import OwnSignature, Signature, own_signature, signature, storages
-from remat_executor.inspection.object_contents import Contents, TraversalLimit, contents_of
+from remat_executor.inspection.attribute_keys import is_guarded
+from remat_executor.inspection.object_contents import Contents, TraversalLimit, contents_of, slots_of
+from remat_executor.inspection.reads import EVERYTHING, Reads
 from remat_executor.inspection.tensors import REGISTRIES, Owned, Tensors, owned_by
 from remat_executor.torch_private.module_hooks import READ_REGISTRIES, hook_registries
 from remat_executor.torch_private.tensors import layout_guard
 
+_Taker = Callable[[dict[str, Any]], tuple[Any, ...]]
 _ENCLOSED = attrgetter("cell_contents")
 _NEEDED = frozenset(("training", *READ_REGISTRIES))
 
@@ -34,15 +38,23 @@ class Snapshot:
     target: Any  # the function that runs instead of its forward; None for the forward
     owned: Owned  # its tensors
     own: OwnSignature  # its part of the signature of a call
+    others: dict[Reads, OwnSignature]  # the same for fewer attributes, read when asked for
+    external: ExternalState  # what its forwards can read outside of it
+    complete: bool  # whether `own` has all that these attributes hold
     storages: dict[int, int]  # the place of its first tensor with each storage
     objection: str | None  # why it must run without a plan; None if a plan can serve
-    clocks: tuple[str, ...]  # names of the clocks that its forwards read
-    is_current: Callable[[], bool]  # whether nothing has changed since
+    is_current: Callable[[], bool]  # whether nothing of `own` has changed since
 
     @classmethod
-    def take(cls, module: nn.Module, target: Any = None) -> "Snapshot":
-        """Read a module; `target` is the function that runs instead of its forward."""
-        owned, limit = owned_by(module), TraversalLimit()
+    def take(cls, module: nn.Module, target: Any = None, reads: Reads = EVERYTHING) -> "Snapshot":
+        """Read a module.
+
+        Args:
+            module: the module.
+            target: the function that runs instead of its forward.
+            reads: which attributes count.
+        """
+        owned, limit = owned_by(module), TraversalLimit(reads)
         first = storages(owned)
         # A scripted module keeps its state outside of its dict: it is read again at each call.
         readable = all(m.__dict__.keys() >= _NEEDED for _, m in owned.modules)
@@ -52,21 +64,45 @@ class Snapshot:
             target=target,
             owned=owned,
             own=own,
+            others={},
+            complete=not limit.exhausted,
+            external=external,
             storages=first,
             objection=objection(owned),
-            clocks=external.clocks,
             is_current=_ChangeDetector(owned, limit, external).unchanged if readable else bool,
         )
 
-    def signature(self, tensors: Tensors, device: torch.device | None = None) -> Signature:
-        """The signature of a call with these tensors; `device` is where it runs, if not where they are."""
-        return signature(tensors, self.own, self.storages, device)
+    def own_for(self, reads: Reads) -> OwnSignature:
+        """The module's part of the signature with these attributes, which are among those of `own`."""
+        if reads == self.own.reads:
+            return self.own
+        own = self.others.get(reads)
+        if own is None:
+            limit = TraversalLimit(reads)
+            own = own_signature(self.owned, self.storages, limit, self.external)
+            if self.complete:  # otherwise this may have read what `is_current` does not see
+                self.others[reads] = own
+        return own
+
+    def signature(
+        self, tensors: Tensors, device: torch.device | None = None, reads: Reads | None = None
+    ) -> Signature:
+        """The signature of a call.
+
+        Args:
+            tensors: the module's and the call's.
+            device: where the call runs, if not where its tensors are.
+            reads: which attributes count; None: those of `own`.
+        """
+        own = self.own if reads is None else self.own_for(reads)
+        return signature(tensors, own, self.storages, device)
 
 
 class _ChangeDetector:
     """Everything that was read, in flat lists, so that a comparison takes a few loops in C."""
 
     def __init__(self, owned: Owned, limit: TraversalLimit, external: ExternalState) -> None:
+        external = external.restricted(limit.reads)
         self.cells = [place.holder for place in external.places if isinstance(place.holder, CellType)]
         self.enclosed = [cell.cell_contents for cell in self.cells]
         named: dict[int, tuple[Any, list[str]]] = {}
@@ -74,15 +110,18 @@ class _ChangeDetector:
             if not isinstance(place.holder, CellType):
                 named.setdefault(id(place.holder), (place.holder, []))[1].append(place.name)
         self.holders = [holder for holder, _ in named.values()]
-        # With a single name, `itemgetter` would not return a tuple.
-        self.takers = [itemgetter(*names, names[0]) for _, names in named.values()]
+        self.takers = [_taker(names) for _, names in named.values()]
         self.external = list(chain.from_iterable(map(call, self.takers, self.holders)))
         modules = [module for _, module in owned.modules]
-        self.attributes = [module.__dict__ for module in modules]
-        self.counts = list(map(len, self.attributes))
-        self.readers = [_reader(attributes) for attributes in self.attributes]
-        self.read = list(chain.from_iterable(map(call, self.readers, self.attributes)))
-        registries = [m[name] for m in self.attributes for name in ("_parameters", "_buffers", "_modules")]
+        self.reads = limit.reads
+        held = {(id(holder), key) for _, holder, key, _ in owned.plain}
+        self.attributes = _Fields()
+        for module in modules:
+            fields = module.__dict__
+            own = [name for name in fields if name not in REGISTRIES]
+            read = [name for name in own if (id(fields), name) in held or is_guarded(module, name, self.reads)]
+            self.attributes.add(fields, ["training", *READ_REGISTRIES, *read], {*own} - {*read})
+        registries = [m.__dict__[name] for m in modules for name in ("_parameters", "_buffers", "_modules")]
         registries += [registry for m in modules for registry in hook_registries(m)]
         self.empty = [registry for registry in registries if not registry]
         self.dicts: list[dict[Any, Any]] = [registry for registry in registries if registry]
@@ -94,7 +133,7 @@ class _ChangeDetector:
         for _, holder, _, _ in owned.plain:
             if isinstance(holder, list):
                 self.lists.append(holder)
-            elif not any(holder is known for known in self.attributes):
+            elif not any(holder is known for known in self.attributes.dicts):
                 self.dicts.append(holder)
         self.typed: list[Any] = [*modules, *(thing for thing, _ in limit.found)]
         self.types = list(map(type, self.typed))
@@ -118,17 +157,19 @@ class _ChangeDetector:
             self.lists.append(thing)
         elif issubclass(kind, dict) and all(type(key) is str for key in thing):
             self.dicts.append(thing)
-        elif found.kind == "fields" and _only_fields(thing, found):
+        elif found.kind != "fields" or not _only_fields(thing, found):
+            self.others.append((thing, found))
+        elif kind not in self.reads.kinds:
             self.dicts.append(thing.__dict__)
         else:
-            self.others.append((thing, found))
+            read = [name for name, _ in found.parts]
+            self.attributes.add(thing.__dict__, read, thing.__dict__.keys() - {*read})
 
     def unchanged(self) -> bool:
         """Whether everything is the same as before."""
         try:
             return (
-                list(map(len, self.attributes)) == self.counts
-                and _same(chain.from_iterable(map(call, self.readers, self.attributes)), self.read)
+                self.attributes.unchanged()
                 and list(chain.from_iterable(self.dicts)) == self.keys
                 and _same(chain.from_iterable(map(dict.values, self.dicts)), self.values)
                 and list(map(len, self.lists)) == self.lengths
@@ -140,20 +181,55 @@ class _ChangeDetector:
                 and self.laid_out()
                 and list(map(Tensor.data_ptr, self.tensors)) == self.addresses
                 and all(len(thing) == length for thing, length in self.counted)
-                and all(_unchanged(thing, found) for thing, found in self.others)
+                and all(_unchanged(thing, found, self.reads) for thing, found in self.others)
             )
         except (KeyError, ValueError, RuntimeError):  # something is gone or changed by another thread
             return False
 
 
-def _reader(attributes: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-    """A function that reads from a module's dict what a step depends on.
+class _Fields:
+    """The dicts of modules and objects, of which a step depends on some values.
 
-    If all these keys exist and their number is unchanged, no attribute was renamed: the others are registries
-    that every module has.
+    If all keys of a dict exist and their number is unchanged, none was added. A module's other registries are
+    not looked up: every module has them.
     """
-    own = (name for name in attributes if name not in REGISTRIES)
-    return itemgetter("training", *READ_REGISTRIES, *own)
+
+    def __init__(self) -> None:
+        self.dicts: list[dict[str, Any]] = []
+        self.counts: list[int] = []
+        self.readers: list[_Taker] = []
+        self.read: list[Any] = []
+        self.partly_read: list[dict[str, Any]] = []
+        self.finders: list[_Taker] = []
+
+    def add(self, fields: dict[str, Any], read: Sequence[str], unread: Collection[str]) -> None:
+        """Add a dict with the keys whose values count and those whose existence counts."""
+        self.dicts.append(fields)
+        self.counts.append(len(fields))
+        self.readers.append(_taker(read))
+        self.read.extend(self.readers[-1](fields))
+        if unread:
+            self.partly_read.append(fields)
+            self.finders.append(_taker(list(unread)))
+
+    def unchanged(self) -> bool:
+        """Whether the dicts have the same keys and the same values that count.
+
+        Raises:
+            KeyError: one that does not count is gone.
+        """
+        return (
+            list(map(len, self.dicts)) == self.counts
+            and _same(chain.from_iterable(map(call, self.readers, self.dicts)), self.read)
+            and not deque(map(call, self.finders, self.partly_read), maxlen=0)
+        )
+
+
+def _taker(names: Sequence[str]) -> _Taker:
+    """A function that takes the values of these keys from a dict."""
+    if not names:
+        return lambda _: ()
+    return itemgetter(*names, names[0])  # with a single name, it would not return a tuple
 
 
 def _same(now: Iterable[Any], before: list[Any]) -> bool:
@@ -163,11 +239,13 @@ def _same(now: Iterable[Any], before: list[Any]) -> bool:
 def _only_fields(thing: Any, found: Contents) -> bool:
     """Whether an object's dict is its whole state."""
     fields = getattr(thing, "__dict__", None)
-    return type(fields) is dict and len(fields) == len(found.parts)
+    if type(fields) is not dict or any(map(slots_of, type(thing).__mro__)):
+        return False
+    return all(name in fields for name, _ in found.parts)
 
 
-def _unchanged(thing: Any, before: Contents) -> bool:
-    now = contents_of(thing, TraversalLimit())
+def _unchanged(thing: Any, before: Contents, reads: Reads) -> bool:
+    now = contents_of(thing, TraversalLimit(reads))
     if now is None or len(now.parts) != len(before.parts):
         return False
     if before.kind == "numbers":

@@ -108,7 +108,7 @@ def _container(name: str, thing: Any, kind: str) -> Iterator[_Container]:
 def _nested(named: Iterable[tuple[str, Any]], levels: int, limit: TraversalLimit) -> Iterator[_Container]:
     """The objects among these values that can be read, and those inside them."""
     for name, value in named:
-        found = contents_of(value, limit) if limit.enter(value) else None
+        found = contents_of(value, limit) if limit.enter(value, levels) else None
         if found is None:
             continue
         yield _Container(name, value, found.kind, found)

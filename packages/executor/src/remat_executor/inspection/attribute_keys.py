@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from remat_executor.inspection.object_contents import DEEPEST, PLAIN, Identity, TraversalLimit, contents_of
+from remat_executor.inspection.reads import Reads
 from remat_executor.inspection.tensors import REGISTRIES
 
 MARKS = frozenset(
@@ -35,15 +36,24 @@ def exact_key(value: Any) -> tuple[Any, ...]:
 
 
 def attribute_keys(modules: Iterable[nn.Module], limit: TraversalLimit | None = None) -> tuple[Any, ...]:
-    """(attribute, key) of every plain attribute of these modules; hashable. `limit` records what is read."""
+    """(attribute, key) of the plain attributes of these modules; hashable.
+
+    `limit` says which attributes are read, and records what is read.
+    """
     limit = limit or TraversalLimit()
     return tuple(
         (name, key_of(value, limit))
         for module in modules
         for name, value in module.__dict__.items()
-        if not (name in REGISTRIES or name in MARKS or name.startswith(MARK))
-        and not issubclass(type(value), Tensor)
+        if is_guarded(module, name, limit.reads) and not issubclass(type(value), Tensor)
     )
+
+
+def is_guarded(module: nn.Module, name: str, reads: Reads) -> bool:
+    """Whether a step depends on a plain attribute of a module."""
+    if name in REGISTRIES or name in MARKS or name.startswith(MARK):
+        return False
+    return reads.include(type(module), name)
 
 
 def key_of(value: Any, limit: TraversalLimit | None = None, levels: int = DEEPEST) -> Any:
@@ -60,7 +70,7 @@ def key_of(value: Any, limit: TraversalLimit | None = None, levels: int = DEEPES
         return Tensor  # an input of the graph, guarded as such
     if issubclass(kind, Enum):
         return Identity(value)
-    if not limit.enter(value):
+    if not limit.enter(value, levels):
         return kind  # its parts are in the key of its first occurrence
     found = contents_of(value, limit) if levels else None
     if found is None:

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from remat_executor.inspection.reads import EVERYTHING, Reads
+
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format)
 """Types that are compared by value."""
 
@@ -48,26 +50,30 @@ class Contents:
 
 
 class TraversalLimit:
-    """Limits how many entries are read, and records what was read.
+    """Limits what is read, and records what was read.
 
     Attributes:
+        reads: which fields of objects are read.
         left: entries that may still be read.
-        seen: ids of the objects met so far.
+        seen: by the ids of the objects met so far, the most levels at which they were read.
+        exhausted: whether a container was not read because of the limit.
         found: the objects that were read, with their contents.
         counted: containers of which only the length was read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reads: Reads = EVERYTHING) -> None:
+        self.reads = reads
         self.left = MOST
-        self.seen: set[int] = set()
+        self.seen: dict[int, int] = {}
+        self.exhausted = False
         self.found: list[tuple[Any, Contents]] = []
         self.counted: list[Any] = []
 
-    def enter(self, thing: Any) -> bool:
-        """Whether an object is met for the first time."""
-        if id(thing) in self.seen:
+    def enter(self, thing: Any, levels: int) -> bool:
+        """Whether an object is to be read: for the first time, or deeper than before."""
+        if self.seen.get(id(thing), -1) >= levels:
             return False
-        self.seen.add(id(thing))
+        self.seen[id(thing)] = levels
         return True
 
 
@@ -79,11 +85,15 @@ def contents_of(thing: Any, limit: TraversalLimit) -> Contents | None:
     try:
         sized = issubclass(kind, (dict, list, tuple, set, frozenset, deque))
         if (len(thing) if sized else 0) > limit.left:
+            limit.exhausted = True
             return None
         found = _read(thing, kind)
     except Exception:  # noqa: BLE001 - whatever a user's class raises when it is read
         return None
     if found is not None:
+        if kind in limit.reads.kinds:
+            parts = tuple(part for part in found.parts if limit.reads.include(kind, part[0]))
+            found = attrs.evolve(found, parts=parts)
         limit.left -= len(found.parts)
         limit.found.append((thing, found))
     return found
@@ -161,7 +171,7 @@ def _numbers(thing: Any, kind: type) -> Contents | None:
 
 
 def _fields(thing: Any, kind: type) -> Contents | None:
-    slots = [name for base in kind.__mro__ for name in _slots(base)]
+    slots = [name for base in kind.__mro__ for name in slots_of(base)]
     held = []
     for name in slots:
         try:
@@ -185,7 +195,8 @@ def _fields(thing: Any, kind: type) -> Contents | None:
     return Contents("fields", (*held, *copied.items()), restore)
 
 
-def _slots(kind: type) -> list[str]:
+def slots_of(kind: type) -> list[str]:
+    """The names of a class's own slots that hold values."""
     slots = kind.__dict__.get("__slots__", ())
     names = [slots] if isinstance(slots, str) else list(slots)
     mangled = f"_{kind.__name__.lstrip('_')}"

@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from remat_executor.torch_private.pytrees import flatten
+from remat_executor.torch_private.pytrees import flatten, unflatten
 
 REGISTRIES = frozenset(nn.Module().__dict__)
 """The attributes that every module has."""
@@ -92,6 +92,13 @@ class Tensors:
         """The leaves of the arguments, with these tensors as `arguments`."""
         pairs = zip(self.leaves, self.constants, strict=True)
         return [constant if place is None else tensors[place] for place, constant in pairs]
+
+    @property
+    def labels(self) -> list[str]:
+        """For each leaf of the arguments the keyword or place that it was given by."""
+        args, kwargs = unflatten(list(self.leaves), self.spec)
+        named = [*((f"argument {i}", value) for i, value in enumerate(args)), *kwargs.items()]
+        return [name for name, value in named for _ in flatten(value)[0]]
 
     @property
     def device(self) -> torch.device:

@@ -17,6 +17,7 @@ from remat_executor.costs.annotate import issued_at_once
 from remat_executor.costs.measure import MeasureError
 from remat_executor.errors import CaptureError, WrongPrediction, note_on
 from remat_executor.inspection.fake_module import with_fake_tensors
+from remat_executor.inspection.read_recorder import ReadRecorder
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.memory.library_workspaces import warm_up_libraries, warn_of_trials
@@ -74,6 +75,7 @@ class CallToPlan:
         forward: what is captured: the module's forward, or what is called instead.
         reference_spec: output structure of the module's own forward, if another function is captured.
         on_measured: called with the captured step once its costs are known.
+        recorder: records which attributes capture reads.
     """
 
     model: nn.Module
@@ -82,6 +84,7 @@ class CallToPlan:
     forward: Callable[..., Any]
     reference_spec: Any = None
     on_measured: Callable[[Captured], None] = lambda captured: None
+    recorder: ReadRecorder = attrs.field(factory=ReadRecorder)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -154,7 +157,7 @@ class PipelineStages:
     def capture(self, call: CallToPlan) -> Traced:
         """Trace the joint graph of the step."""
         self._report("capture", 0, 1)
-        with self._on_device(call) as tensors:
+        with self._on_device(call) as tensors, call.recorder.recording(call.model):
             captured = capture(
                 call.model,
                 tensors,

@@ -45,6 +45,13 @@ class LRUCache(Generic[K, S]):
     def __iter__(self) -> Iterator[S]:
         return iter(self._items.values())
 
+    def __contains__(self, key: K) -> bool:
+        return key in self._items
+
+    def keys(self) -> tuple[K, ...]:
+        """The keys, the least recently used first."""
+        return tuple(self._items)
+
     def get(self, key: K) -> S | None:
         """The item of a key, which becomes the most recently used one; None if there is none."""
         try:

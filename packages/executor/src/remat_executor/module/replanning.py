@@ -1,6 +1,7 @@
 """Plans for each way a module is called: made at the first such call, kept, and found again."""
 
 import contextlib
+import functools
 import time
 import weakref
 from collections import Counter
@@ -15,9 +16,12 @@ from remat_executor.autograd.gradient_delivery import PlannedCall
 from remat_executor.capture.captured import Captured
 from remat_executor.errors import NothingToDifferentiate, warn
 from remat_executor.fork_lock import ForkAwareLock
+from remat_executor.guards.differences import Difference, differences, way_out
 from remat_executor.guards.external_state import state_key
 from remat_executor.guards.signature import Signature
 from remat_executor.guards.snapshot import Snapshot
+from remat_executor.inspection.read_recorder import ReadRecorder
+from remat_executor.inspection.reads import EVERYTHING, Reads
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.memory.block_slack import largest_slack_nbytes
@@ -61,6 +65,7 @@ class PlanManager:
         unneeded_captures: consecutive captures that found an existing plan for the same work.
         uncapturable: why an assigned forward cannot be captured, by its key: it runs unplanned, and the
             forwards that it calls run planned.
+        reads: the attributes that any of the captures read; only these are guarded.
     """
 
     MOST_UNNEEDED_CAPTURES: ClassVar[int] = 3
@@ -83,6 +88,7 @@ class PlanManager:
     last_call: Any = None
     reference_spec: Any = None
     uncapturable: LRUCache[Any, str] = attrs.field(factory=LRUCache)
+    reads: Reads = EVERYTHING
 
     def copied(self, original: nn.Module) -> "PlanManager":
         """The manager of a copied module: the same plans, without a record of calls."""
@@ -114,52 +120,72 @@ class PlanManager:
     def current_snapshot(self, target: ForwardTarget) -> Snapshot:
         """The module's present state, and what a forward called in its place can read."""
         snapshot = self.snapshot
-        if snapshot is None or snapshot.target is not target or not snapshot.is_current():
+        known = snapshot is not None and snapshot.target is target and snapshot.own.reads is self.reads
+        if snapshot is None or not known or not snapshot.is_current():
             with self.lock:
-                snapshot = self.snapshot = Snapshot.take(self.original, target)
+                snapshot = self.snapshot = Snapshot.take(self.original, target, self.reads)
         return snapshot
 
-    def signature(self, snapshot: Snapshot, tensors: Tensors, target: ForwardTarget = None) -> Signature:
-        """The signature of a call; with offloading it runs on the plan's device, wherever its tensors are."""
-        found = snapshot.signature(tensors, None if self.backend is None else self.stages.device)
+    def signature(
+        self,
+        snapshot: Snapshot,
+        tensors: Tensors,
+        target: ForwardTarget = None,
+        reads: Reads | None = None,
+    ) -> Signature:
+        """The signature of a call; with offloading it runs on the plan's device, wherever its tensors are.
+
+        Args:
+            snapshot: the module's present state.
+            tensors: the module's and the call's.
+            target: what the call runs.
+            reads: which attributes count; None: those that the latest step depends on.
+        """
+        if reads is None and self.latest_signature is not None:
+            reads = self.latest_signature.own.reads
+        found = snapshot.signature(tensors, None if self.backend is None else self.stages.device, reads)
         if target is self.original.__dict__.get("forward"):  # an attribute like others
             return found
         return attrs.evolve(found, forward=(target is None, state_key(target)))
 
     def step_for(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep | None:
         """The step for a call, planned if it is new; None if the call returns nothing to differentiate."""
+        signature = self._known(signature, target)
         step: PlannedStep | None = self.steps.get(signature)
         if step is not None:
             self.unneeded_captures = 0
         elif not self.undifferentiable.get(signature):
-            try:
+            with contextlib.suppress(NothingToDifferentiate):
                 step = self._replan(tensors, signature, target)
-            except NothingToDifferentiate:
-                self.undifferentiable[signature] = True
         if step is not None:
             self.latest, self.latest_signature = step, signature
         return step
+
+    def _known(self, signature: Signature, target: ForwardTarget) -> Signature:
+        """The signature, or another one of the same call for which there is a step.
+
+        Steps depend on different attributes if their captures took different branches.
+        """
+        if signature in self.steps or signature in self.undifferentiable:
+            return signature
+        snapshot = self.current_snapshot(target)
+        known = (*self.steps.keys(), *self.undifferentiable.keys())
+        for reads in dict.fromkeys(each.own.reads for each in known):
+            other = attrs.evolve(signature, own=snapshot.own_for(reads))
+            if other in self.steps or other in self.undifferentiable:
+                return other
+        return signature
 
     def _replan(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep:
         with self.lock:
             step: PlannedStep | None = self.steps.get(signature)
             if step is not None:  # another thread has planned it meanwhile
                 return step
-            changes = signature.changes(self.latest_signature)
-            began_s = self.clock()
+            before, began_s = self.latest_signature, self.clock()
             step = self.plan(tensors, signature, target)
-            took = format_seconds(self.clock() - began_s)
-            self._warn_once(
-                "replanned", f"called in another way ({changes} changed): planning again took {took}"
-            )
             self.runs["replanned"] += 1
+            self._warn_replanned(differences(before, signature, tensors.labels), self.clock() - began_s)
             self._warn_dropped()
-            if self.unneeded_captures == self.MOST_UNNEEDED_CAPTURES:
-                self._warn_once(
-                    "unneeded captures",
-                    f"every call is recaptured because {changes} changes although no op reads it; "
-                    "store it outside the module",
-                )
             return step
 
     @raised_gc_threshold()
@@ -175,10 +201,9 @@ class PlanManager:
             nonlocal signature
             if self.reference_spec is None:
                 self.reference_spec = captured.out_spec
-            if self._warn_external_state(before):
-                # Otherwise each later call would find the state changed.
-                signature = attrs.evolve(signature, own=self.current_snapshot(target).own)
+            self._warn_external_state(before)
 
+        recorder = ReadRecorder()
         call = CallToPlan(
             model=self.original,
             tensors=tensors,
@@ -186,15 +211,31 @@ class PlanManager:
             forward=self.binding.traced(target),
             reference_spec=None if target == self.binding.first else self.reference_spec,
             on_measured=on_measured,
+            recorder=recorder,
         )
-        step = planned_step(self.stages, call, self._reuse_or_plan)
+        try:
+            step = planned_step(self.stages, call, self._reuse_or_plan)
+        except NothingToDifferentiate:
+            self.undifferentiable[self._guarded(signature, target, recorder.reads)] = True
+            raise
         self._warn_of_fragments(step)
         if self.backend is not None:
             # The backend may have moved some of the module's tensors.
             signature = self.signature(self.current_snapshot(target), tensors, target)
+        signature = self._guarded(signature, target, recorder.reads)
         self.latest = self.steps[signature] = step
         self.latest_signature = signature
         return step
+
+    def _guarded(self, signature: Signature, target: ForwardTarget, reads: Reads) -> Signature:
+        """The signature of a captured call, with the attributes that its capture read.
+
+        The module is read again: a forward may have changed its external state during the capture, and each
+        later call would find it changed.
+        """
+        known = [each.own.reads for each in (*self.steps.keys(), *self.undifferentiable.keys())]
+        self.reads = functools.reduce(Reads.merged, known, reads)
+        return attrs.evolve(signature, own=self.current_snapshot(target).own_for(reads))
 
     def _reuse_or_plan(self, graph: Graph) -> Plan:
         same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
@@ -253,12 +294,13 @@ class PlanManager:
 
     # -- warnings
 
-    def _warn_external_state(self, before: Snapshot) -> bool:
-        """Warn of external state that the forward reads or changes; return whether capture changed it."""
-        if before.clocks:
+    def _warn_external_state(self, before: Snapshot) -> None:
+        """Warn of external state that the forward reads or changes."""
+        clocks = before.external.clocks
+        if clocks:
             self._warn_once(
                 "clock",
-                f"the forward reads the clock ({', '.join(before.clocks)}): a planned module keeps the value "
+                f"the forward reads the clock ({', '.join(clocks)}): a planned module keeps the value "
                 "read during planning; pass the time as an argument",
             )
         now = self.current_snapshot(before.target).own.external_state
@@ -269,7 +311,21 @@ class PlanManager:
                 f"the forward changes {', '.join(sorted(changed)[:3])} outside of its module: a planned "
                 "module does not do that",
             )
-        return bool(changed)
+
+    def _warn_replanned(self, found: list[Difference], took_s: float) -> None:
+        """Report what made a call new, once for each kind, with the cost and what to do."""
+        changes, advice = ", ".join(map(str, found)), way_out(found)
+        self._warn_once(
+            f"replanned for {', '.join(each.kind for each in found)}",
+            f"called in another way ({changes} changed): planning again took {format_seconds(took_s)}"
+            + (f"; {advice}" if advice else ""),
+        )
+        if self.unneeded_captures == self.MOST_UNNEEDED_CAPTURES:
+            self._warn_once(
+                "unneeded captures",
+                f"every call is recaptured because {changes} changes although no op reads it; "
+                "store it outside the module",
+            )
 
     def warn_compiled(self) -> None:
         """Warn that compiling the planned module has no effect."""

@@ -1,12 +1,13 @@
-"""Private names of Dynamo: functions that `torch.compile` does not trace."""
+"""Private names of Dynamo: functions that `torch.compile` does not trace, and calls of those that it does."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 
 from remat_executor.torch_private.lookup import private_name
+from remat_graph.contexts import context
 
 
 def unseen_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,3 +34,23 @@ def under_dynamo() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+@context
+def before_compiled_calls(call: Callable[[], object]) -> Generator[None, None, None]:
+    """A context in which `call` is called before each call of a compiled function."""
+    name = "_callback_from_stance"
+    chosen = private_name("torch._dynamo.eval_frame", name)
+    module = sys.modules["torch._dynamo.eval_frame"]
+
+    def choose(callback: Any) -> Any:
+        callback = chosen(callback)
+        if callback is not None:  # None: Dynamo is disabled for a function
+            call()
+        return callback
+
+    setattr(module, name, choose)
+    try:
+        yield
+    finally:
+        setattr(module, name, chosen)
