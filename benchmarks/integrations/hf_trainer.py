@@ -122,12 +122,13 @@ def grouped(run: Run) -> None:
 @scenario(TOOL, "label smoothing")
 def smoothed(run: Run) -> None:
     # The loss is the trainer's own, outside of the model.
-    model = run.limited(llama(), reserve_nbytes=96 << 10)
+    model = run.limited(llama(), reserve_nbytes=160 << 10)
     finish(run, trainer_of(run, model, label_smoothing_factor=0.1))
 
 
-@scenario(TOOL, "a classifier, compute_metrics")
+@scenario(TOOL, "a classifier, compute_metrics", plans=2, warns=("config.problem_type",))
 def classifier(run: Run) -> None:
+    """The model itself sets its config's problem_type at its first evaluation."""
     def metrics(prediction: Any) -> dict[str, float]:
         right = prediction.predictions.argmax(-1) == prediction.label_ids
         return {"accuracy": float(right.mean())}

@@ -88,7 +88,7 @@ def inner(run: Run) -> None:
     fit(run, language_model(run.limited(llama())))
 
 
-@scenario(TOOL, "RematCallback")
+@scenario(TOOL, "MemoryLimit")
 def callback(run: Run) -> None:
     module = language_model(llama())
     fit(run, module, callbacks=run.callbacks("lightning", module.model))
@@ -128,7 +128,7 @@ def whole(run: Run) -> None:
     fit(run, module, data=DataLoader(pictures(4), batch_size=None))
 
 
-@scenario(TOOL, "a LightningModule with forward, RematCallback")
+@scenario(TOOL, "a LightningModule with forward, MemoryLimit")
 def whole_by_callback(run: Run) -> None:
     run.options["reserve_nbytes"] = 4096
     module = classifier(Blocks())

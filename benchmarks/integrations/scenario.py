@@ -67,12 +67,13 @@ class Run:
         return model
 
     def callbacks(self, tool: str, model: nn.Module) -> list[Any]:
-        """`RematCallback(budget)` of a tool; without a plan, no callback."""
+        """The callback of a tool; without a plan, none."""
         self.watched(model)
         if not self.planned:
             return []
         module = importlib.import_module(f"remat_facade.integrations.{tool}")
-        return [module.RematCallback(self.budget, **self.line)]
+        kind = {"transformers": "RematCallback", "lightning": "MemoryLimit"}[tool]
+        return [getattr(module, kind)(self.budget, **self.line)]
 
     def watched(self, model: nn.Module) -> None:
         """Count what calls a model in training; the one line is elsewhere."""

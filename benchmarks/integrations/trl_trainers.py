@@ -71,7 +71,8 @@ def dpo(run: Run, model: nn.Module, **options: Any) -> Any:
     trl = small_tiles()
     of_trainer: dict[str, Any] = options.pop("trainer", {})
     settings = {**QUIET, "max_steps": STEPS, "learning_rate": 1e-2, "save_strategy": "no", "bf16": False}
-    settings |= {"gradient_checkpointing": False, "output_dir": str(run.folder / "out"), **options}
+    settings |= {"gradient_checkpointing": False, "output_dir": str(run.folder / "out")}
+    settings |= {"pad_to_multiple_of": 32, **options}
     return trl.DPOTrainer(
         model=model,
         args=trl.DPOConfig(**settings),
@@ -129,24 +130,24 @@ def adapted_by_callback(run: Run) -> None:
     finish(run, trainer)
 
 
-@scenario("DPOTrainer", "limit_memory before the trainer", plans=4)
+@scenario("DPOTrainer", "limit_memory before the trainer")
 def preferred(run: Run) -> None:
     # Its loss is outside of the model.
-    model = run.limited(llama(), reserve_nbytes=96 << 10)
+    model = run.limited(llama(), reserve_nbytes=160 << 10)
     finish(run, dpo(run, model, trainer={"ref_model": llama()}))
 
 
-@scenario("DPOTrainer", "RematCallback", plans=4)
+@scenario("DPOTrainer", "RematCallback")
 def preferred_by_callback(run: Run) -> None:
     model = llama()
-    run.options["reserve_nbytes"] = 96 << 10
+    run.options["reserve_nbytes"] = 160 << 10
     callbacks = run.callbacks("transformers", model)
     finish(run, dpo(run, model, trainer={"ref_model": llama(), "callbacks": callbacks}))
 
 
-@scenario("DPOTrainer", "LoRA, adapters off as the reference", plans=4)
+@scenario("DPOTrainer", "LoRA, adapters off as the reference")
 def preferred_adapters(run: Run) -> None:
     peft = tool("peft")
     config = peft.LoraConfig(r=4, lora_dropout=0.1, task_type="CAUSAL_LM")
     model = peft.get_peft_model(llama(), config)
-    finish(run, dpo(run, run.limited(model, reserve_nbytes=96 << 10)))
+    finish(run, dpo(run, run.limited(model, reserve_nbytes=160 << 10)))
