@@ -89,7 +89,7 @@ def test_a_checkpoint_is_resumed_and_loads_plainly(tmp_path: Path) -> None:
     folder = tmp_path / "planned"
     trained(begun, folder, [callback(tmp_path)], max_steps=2, **options)
     trained(resumed, folder, [callback(tmp_path)], max_steps=4, resume=True, **options)
-    loaded = type(plain).from_pretrained(tmp_path / "planned" / "checkpoint-4")
+    loaded = hf.AutoModelForCausalLM.from_pretrained(folder / "checkpoint-4")
     release(resumed)
     assert type(loaded) is type(resumed) is type(plain)
     for other in (resumed, loaded):

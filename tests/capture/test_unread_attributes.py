@@ -182,7 +182,10 @@ def _by_function(m: Any, y: Tensor) -> Tensor:
 WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "directly": (lambda m, y: y * m.direct, "direct"),
     "by a constant name": (lambda m, y: y * getattr(m, "constant"), "constant"),  # noqa: B009
-    "by a computed name": (lambda m, y: y * getattr(m, "-".join(["comp", "uted"]).replace("-", "")), "computed"),
+    "by a computed name": (
+        lambda m, y: y * getattr(m, "-".join(["comp", "uted"]).replace("-", "")),
+        "computed",
+    ),
     "by a getter": (lambda m, y: y * operator.attrgetter("by_getter")(m), "by_getter"),
     "by super": (lambda m, y: y * m.scale_of_base(), "by_super"),
     "by a property": (lambda m, y: y * m.by_property, "behind_property"),
@@ -244,10 +247,12 @@ def test_what_is_read_in_any_way_replans(way: str, cache: Path) -> None:
     """And what nothing reads does not: the plan that was made stays."""
     original, planned, x = pair([way], cache)
     for path in IDLE:
-        change(original, path), change(planned, path)
+        for module in (original, planned):
+            change(module, path)
     assert_same(original, planned, x)
     assert planned.runs == {"planned": 2}
-    change(original, WAYS[way][1]), change(planned, WAYS[way][1])
+    for module in (original, planned):
+        change(module, WAYS[way][1])
     assert_same(original, planned, x)
     assert planned.runs == {"planned": 4, "replanned": 1}
 
@@ -269,7 +274,8 @@ def test_planned_and_unplanned_are_equal_after_any_change(
     for path, value in changes:
         value = value / 4 if path == "dropout.p" else value
         before = planned.runs["replanned"]
-        change(original, path, value), change(planned, path, value)
+        for module in (original, planned):
+            change(module, path, value)
         assert_same(original, planned, x)
         if path not in read and path.partition(".")[0] in ("config", "idle", "_hidden", "direct", "nested"):
             assert planned.runs["replanned"] == before
@@ -324,7 +330,8 @@ def test_a_counter_does_not_make_a_call_read_the_module(cache: Path) -> None:
     planned(x)
     snapshot = manager.snapshot
     for step in range(3):
-        change(planned, "idle", step), change(planned, "config.idle", step)
+        for path in ("idle", "config.idle"):
+            change(planned, path, step)
         planned(x)
         assert manager.snapshot is snapshot
     planned.marked = True
@@ -340,7 +347,9 @@ def test_a_class_is_left_as_it_was(cache: Path) -> None:
     broken.layer = nn.Linear(4, 4)
     with pytest.raises(RuntimeError):
         PlannedModule(broken, (x,), {}, save_all, cache_dir=cache)
-    own = {kind for kind in (nn.Module, Model, Config, Plain, Mapped, Other) if "__getattribute__" in vars(kind)}
+    own = {
+        kind for kind in (nn.Module, Model, Config, Plain, Mapped, Other) if "__getattribute__" in vars(kind)
+    }
     assert own == {Mapped}
     assert vars(Mapped)["__getattribute__"].__module__ == __name__
 
@@ -365,7 +374,21 @@ def test_a_second_recorder_records_nothing() -> None:
 def test_a_compiled_function_makes_all_count_as_read(cache: Path) -> None:
     """It reads attributes without asking the class."""
     _, planned, x = pair(["directly"], cache)
-    model = nn.Sequential(nn.Linear(3, 3), torch.compile(nn.Dropout(0.5), backend="eager"))
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    model[1].compile(backend="eager")
     compiled = PlannedModule(model, (x,), {}, save_all, cache_dir=cache)
     assert compiled._remat.reads.kinds == frozenset()
     assert planned._remat.reads.kinds
+
+
+def test_a_forward_in_the_dict_is_always_guarded(cache: Path) -> None:
+    """Also where nothing looks it up during a capture."""
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+
+    def times(factor: float) -> Callable[[Tensor], Tensor]:
+        return lambda x: x @ model.weight * factor
+
+    model.__dict__["forward"] = times(2.0)
+    planned = PlannedModule(model, (x,), {}, save_all, cache_dir=cache)
+    model.__dict__["forward"] = times(3.0)
+    assert torch.equal(planned(x), x @ model.weight * 3.0)

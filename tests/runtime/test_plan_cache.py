@@ -56,7 +56,10 @@ def test_dropping_is_said_once(tmp_path: Path) -> None:
 def test_planning_again_says_what_changed_and_how_long_it_took(tmp_path: Path) -> None:
     """One line, at the first time alone."""
     module = planned(tmp_path)
-    with pytest.warns(RematWarning, match=r"\(inputs \(argument 0 .x2 -> 2x2\) changed\): planning again took [\d.]+ m?s; buckets="):
+    with pytest.warns(
+        RematWarning,
+        match=r"\(inputs \(argument 0 .x2 -> 2x2\) changed\): planning again took [\d.]+ m?s; buckets=",
+    ):
         module(torch.randn(2, 2))
     module(torch.randn(3, 2))
 

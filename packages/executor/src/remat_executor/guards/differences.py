@@ -58,22 +58,26 @@ def differences(old: Signature, new: Signature, labels: Sequence[str] = ()) -> l
 def way_out(found: Iterable[Difference]) -> str:
     """What a user can do to avoid these differences; empty if nothing is known."""
     advice = []
+    found = [*found]
+    structure = any(each.kind == "structure of the arguments" for each in found)
     for difference in found:
         if difference.shapes:
             advice.append("buckets= pads lengths, so that few plans serve all")
-        elif difference.kind == "arguments":
+        elif difference.kind == "arguments" and not structure:
             advice.append("if they change often, pass tensors")
         elif difference.kind in ("attributes", "external state"):
             advice.append("if they change often, hold them in tensors")
-    return "; ".join(advice)
+    return "; ".join(dict.fromkeys(advice))
 
 
-def _of_modules(old: Signature, new: Signature) -> Difference:
-    before, after = old.own.modules, new.own.modules
+def _of_modules(first: Signature, second: Signature) -> Difference:
+    before, after = first.own.modules, second.own.modules
     structure = [[(name, kind, children) for name, kind, _, children in each] for each in (before, after)]
     if structure[0] != structure[1]:
         return Difference(kind="modules")
-    changed = [(one[2], other[2], one[0]) for one, other in zip(before, after, strict=True) if one[2] != other[2]]
+    changed = [
+        (one[2], other[2], one[0]) for one, other in zip(before, after, strict=True) if one[2] != other[2]
+    ]
     was, now, name = changed[0]
     where = f"{name}: " if name else ""
     return Difference(kind="mode", entries=(f"{where}{_MODE[was]} -> {_MODE[now]}",))
@@ -84,10 +88,10 @@ def _of_entries(before: Sequence[tuple[Any, Any]], after: Sequence[tuple[Any, An
     names = [name for name, _ in before] == [name for name, _ in after]
     if names:
         pairs = zip(before, after, strict=True)
-        texts = [_change(one[0], one[1], other[1]) for one, other in pairs if one != other]
+        entries = [_change(one[0], one[1], other[1]) for one, other in pairs if one != other]
     else:
-        texts = sorted({str(name) for name, _ in {*before} ^ {*after}})
-    return tuple(dict.fromkeys(texts))
+        entries = sorted({str(name) for name, _ in {*before} ^ {*after}})
+    return tuple(dict.fromkeys(entries))
 
 
 def _change(name: str, old: Any, new: Any) -> str:
@@ -135,18 +139,18 @@ def _of_inputs(old: Signature, new: Signature, labels: Sequence[str]) -> Differe
     if leaves != other_leaves or slots != other_slots:
         held = sorted({name for name, _ in {*slots} ^ {*other_slots}})
         return Difference(kind="inputs", entries=tuple(held))
-    texts, others = [], 0
+    entries, others = [], 0
     for place, ((was, needed), (now, needs)) in enumerate(zip(before, after, strict=True)):
         label = _label(place, leaves, slots, labels)
-        parts = [f"{_text(one)} -> {_text(other)}" for one, other in _layouts(was, now) if one != other]
+        parts = [f"{_shown(one)} -> {_shown(other)}" for one, other in _layouts(was, now) if one != other]
         others += was[:1] + was[3:] != now[:1] + now[3:] or needed != needs
         if needed != needs:
             parts.append(f"requires_grad {needed} -> {needs}")
         if was != now and not parts:
             parts.append("strides")
         if parts:
-            texts.append(f"{label} {', '.join(parts)}")
-    return Difference(kind="inputs", entries=tuple(texts), shapes=not others)
+            entries.append(f"{label} {', '.join(parts)}")
+    return Difference(kind="inputs", entries=tuple(entries), shapes=not others)
 
 
 def _layouts(was: tuple[Any, ...], now: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
@@ -154,7 +158,7 @@ def _layouts(was: tuple[Any, ...], now: tuple[Any, ...]) -> Iterator[tuple[Any, 
     return ((was[i], now[i]) for i in (1, 0, 3))
 
 
-def _text(part: Any) -> str:
+def _shown(part: Any) -> str:
     if isinstance(part, tuple):
         return "x".join(map(str, part)) or "scalar"
     return str(part).removeprefix("torch.")

@@ -119,7 +119,9 @@ class _ChangeDetector:
         for module in modules:
             fields = module.__dict__
             own = [name for name in fields if name not in REGISTRIES]
-            read = [name for name in own if (id(fields), name) in held or is_guarded(module, name, self.reads)]
+            read = [
+                name for name in own if (id(fields), name) in held or is_guarded(module, name, self.reads)
+            ]
             self.attributes.add(fields, ["training", *READ_REGISTRIES, *read], {*own} - {*read})
         registries = [m.__dict__[name] for m in modules for name in ("_parameters", "_buffers", "_modules")]
         registries += [registry for m in modules for registry in hook_registries(m)]

@@ -53,7 +53,8 @@ def is_guarded(module: nn.Module, name: str, reads: Reads) -> bool:
     """Whether a step depends on a plain attribute of a module."""
     if name in REGISTRIES or name in MARKS or name.startswith(MARK):
         return False
-    return reads.include(type(module), name)
+    # Capture may have been given the function that was in the module's dict, and not look it up.
+    return name == "forward" or reads.include(type(module), name)
 
 
 def key_of(value: Any, limit: TraversalLimit | None = None, levels: int = DEEPEST) -> Any:

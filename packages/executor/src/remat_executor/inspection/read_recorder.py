@@ -113,7 +113,7 @@ class ReadRecorder:
             names.add(name)
             if name in _WHOLE:
                 note_whole(self, sys._getframe(1))
-            return super(kind, self).__getattribute__(name)
+            return super(kind, self).__getattribute__(name)  # type: ignore[arg-type]
 
         return __getattribute__
 
@@ -201,7 +201,9 @@ def _passes(thing: Any, name: str, value: Any) -> bool:
         again = found.fget(thing)
         if isinstance(value, PLAIN):
             return exact_key(again) == exact_key(value)
-        return again is value or (type(again) is type(value) and all(value is not held for held in fields.values()))
+        return again is value or (
+            type(again) is type(value) and all(value is not held for held in fields.values())
+        )
     if name in fields:
         return fields[name] is value
     if isinstance(found, FunctionType):
