@@ -24,12 +24,12 @@ class BudgetWatch:
 
     Attributes:
         peaks: (bytes, budget) of each step.
-        spare_nbytes: what a wrapper such as DDP holds in a step beyond the budget.
+        reserve_nbytes: what was reserved for the trainer's own loss, which plans leave free of their budget.
         plans: how many plans ran.
     """
 
     peaks: list[tuple[int, int]] = attrs.field(factory=list)
-    spare_nbytes: int = 0
+    reserve_nbytes: int = 0
     plans: int = 0
     _seen: list[PlannedStep] = attrs.field(factory=list)
     _meter: MemoryMeter | None = None
@@ -49,15 +49,18 @@ class BudgetWatch:
     @property
     def worst(self) -> float | None:
         """The largest peak as a share of its budget; None without a planned step."""
-        return max((peak / budget for peak, budget in self.peaks), default=None)
+        return max((peak / self._of(budget) for peak, budget in self.peaks), default=None)
 
     @property
     def above(self) -> str:
         """The first step that exceeded its budget, in words."""
         for step, (peak, budget) in enumerate(self.peaks):
-            if peak > budget + self.spare_nbytes:
-                return f"planned step {step} took {peak} bytes of {budget}"
+            if peak > self._of(budget):
+                return f"planned step {step} took {peak} bytes of {self._of(budget)}"
         return ""
+
+    def _of(self, budget_nbytes: int) -> int:
+        return budget_nbytes + self.reserve_nbytes
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[BudgetWatch]:

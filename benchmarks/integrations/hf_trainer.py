@@ -122,7 +122,7 @@ def grouped(run: Run) -> None:
 @scenario(TOOL, "label smoothing")
 def smoothed(run: Run) -> None:
     # The loss is the trainer's own, outside of the model.
-    model = run.limited(llama(), reserve_nbytes=160 << 10)
+    model = run.limited(llama(), reserve_nbytes=96 << 10)
     finish(run, trainer_of(run, model, label_smoothing_factor=0.1))
 
 

@@ -101,8 +101,8 @@ def by_model_init(run: Run) -> None:
 
     def init() -> torch.nn.Module:
         model = run.limited(llama())
-        if len(made) in (0,):
-            run.models.pop()  # is only looked at
+        if not made:
+            run.models.pop()  # this one is only looked at
         made.append(model)
         return model
 

@@ -28,6 +28,7 @@ class Run:
         cache: for measured costs.
         budget: of the one line.
         options: of the one line, which the scenario adds.
+        reserve_nbytes: what the one line reserves for a loss outside of the model.
         models: those that the one line is for.
         calls: how often these were called with gradients, counted without a plan only.
         others: how often without gradients, counted likewise.
@@ -43,6 +44,7 @@ class Run:
     cache: Path
     budget: int | str = BUDGET
     options: dict[str, Any] = attrs.field(factory=dict)
+    reserve_nbytes: int = 0
     models: list[nn.Module] = attrs.field(factory=list)
     calls: int = 0
     others: int = 0
@@ -60,6 +62,7 @@ class Run:
     def limited(self, model: nn.Module, **options: Any) -> nn.Module:
         """`limit_memory(model, budget)`; without a plan, the model."""
         self.watched(model)
+        self.reserve_nbytes = options.get("reserve_nbytes", 0)
         if self.planned:
             from remat_facade import limit_memory
 
@@ -69,6 +72,7 @@ class Run:
     def callbacks(self, tool: str, model: nn.Module) -> list[Any]:
         """The callback of a tool; without a plan, none."""
         self.watched(model)
+        self.reserve_nbytes = self.options.get("reserve_nbytes", 0)
         if not self.planned:
             return []
         module = importlib.import_module(f"remat_facade.integrations.{tool}")

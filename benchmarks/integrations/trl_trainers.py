@@ -133,21 +133,21 @@ def adapted_by_callback(run: Run) -> None:
 @scenario("DPOTrainer", "limit_memory before the trainer")
 def preferred(run: Run) -> None:
     # Its loss is outside of the model.
-    model = run.limited(llama(), reserve_nbytes=160 << 10)
+    model = run.limited(llama(), reserve_nbytes=128 << 10)
     finish(run, dpo(run, model, trainer={"ref_model": llama()}))
 
 
 @scenario("DPOTrainer", "RematCallback")
 def preferred_by_callback(run: Run) -> None:
     model = llama()
-    run.options["reserve_nbytes"] = 160 << 10
+    run.options["reserve_nbytes"] = 128 << 10
     callbacks = run.callbacks("transformers", model)
     finish(run, dpo(run, model, trainer={"ref_model": llama(), "callbacks": callbacks}))
 
 
-@scenario("DPOTrainer", "LoRA, adapters off as the reference")
+@scenario("DPOTrainer", "LoRA, its first adapter as the reference", plans=2, warns=("active_adapter",))
 def preferred_adapters(run: Run) -> None:
     peft = tool("peft")
     config = peft.LoraConfig(r=4, lora_dropout=0.1, task_type="CAUSAL_LM")
     model = peft.get_peft_model(llama(), config)
-    finish(run, dpo(run, run.limited(model, reserve_nbytes=160 << 10)))
+    finish(run, dpo(run, run.limited(model, reserve_nbytes=128 << 10)))

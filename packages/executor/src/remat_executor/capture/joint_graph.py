@@ -113,7 +113,7 @@ def raise_as_original(module: nn.Module, tensors: Tensors, call: Callable[..., A
     """
 
     def forward(copies: Tensors) -> object:
-        return TracedStep(module, copies, None, call, None).train(module.training)(*copies.inputs)
+        return TracedStep(module, copies, None, call).train(module.training)(*copies.inputs)
 
     outcome = run_original(forward, tensors)
     if outcome.error is None:

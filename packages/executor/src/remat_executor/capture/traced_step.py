@@ -59,7 +59,7 @@ class TracedStep(nn.Module):
         tensors: Tensors,
         differentiate: Iterable[int] | None,
         call: Callable[..., Any],
-        is_standard: IsStandard,
+        is_standard: IsStandard = always_standard,
         absent: torch.device | None = None,
     ) -> None:
         super().__init__()
