@@ -8,7 +8,8 @@ import io
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
+from types import MethodType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -197,6 +198,39 @@ class nothing:  # noqa: N801 - a context
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+class Fused(NamedTuple):
+    """What a trainer's own forward returns: it makes the loss of the scores."""
+
+    loss: Tensor
+    scores: Tensor
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_all_outputs_of_a_trainers_own_kind_count(before: bool, options: dict[str, Any]) -> None:
+    """A scalar in front is the loss of a model, not of a forward that returns a type of its own package."""
+
+    def fused(self: nn.Module, x: Tensor) -> Fused:
+        scores = nn.functional.linear(x, self.weight).tanh()
+        return Fused(scores.square().mean(), scores)
+
+    def gradient(model: nn.Module) -> Tensor:
+        model(batch()).scores.exp().sum().backward()
+        assert model.weight.grad is not None
+        return model.weight.grad
+
+    torch.manual_seed(0)
+    expected, ours = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    ours.load_state_dict(expected.state_dict())
+    if not before:
+        limit_memory(ours, "100%", **options)
+    for model in (expected, ours):
+        model.forward = MethodType(fused, model)
+    if before:
+        limit_memory(ours, "100%", **options)
+    assert torch.equal(gradient(expected), gradient(ours))
+    assert planned(ours).runs == {"planned": 1}
 
 
 def test_an_assigned_forward_that_cannot_be_captured(options: dict[str, Any]) -> None:

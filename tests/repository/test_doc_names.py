@@ -1,5 +1,6 @@
 """Files, modules, names and commands that the docs mention exist."""
 
+import ast
 import importlib
 import os
 import pkgutil
@@ -31,7 +32,8 @@ MADE_LATER = re.compile(r"^\.(venv|hatch)|\.(added|changed|fixed|removed)\.md$")
 # Names of other programs, and of what a user writes.
 OTHERS = {
     *("activation_memory_budget", "save_pretrained", "torchrun", "Trainer", "lint", "venv", "weights32"),
-    *("find_unused_parameters", "static_graph"),
+    *("find_unused_parameters", "static_graph", "from_pretrained", "get_peft_model"),
+    *("SFTTrainer", "DPOTrainer"),
 }
 
 
@@ -65,6 +67,11 @@ def is_there(path: str) -> bool:
 
 def resolves(name: str) -> bool:
     """Whether a dotted name is a module, or something in one."""
+    if name.startswith("remat_facade.integrations."):  # they import what need not be installed
+        module, _, member = name.removeprefix("remat_facade.integrations.").partition(".")
+        source = ROOT / "packages/facade/src/remat_facade/integrations" / f"{module}.py"
+        names = [getattr(node, "name", "") for node in ast.parse(source.read_text()).body]
+        return not member or member in names
     try:
         pkgutil.resolve_name(name)
     except (ImportError, AttributeError):

@@ -19,7 +19,7 @@ from remat_executor.capture.explain import explained, where
 from remat_executor.capture.read_joint import read_joint
 from remat_executor.capture.recurrent import SHAPES
 from remat_executor.capture.side_effects import only_torch_randomness
-from remat_executor.capture.traced_step import TracedStep
+from remat_executor.capture.traced_step import IsStandard, TracedStep, always_standard
 from remat_executor.capture.user_errors import run_original
 from remat_executor.errors import CaptureError, add_note, warn
 from remat_executor.inspection.tensors import Tensors
@@ -33,7 +33,7 @@ def capture(
     *,
     differentiate: Iterable[int] | None = None,
     call: Callable[..., Any] | None = None,
-    reference_spec: Any = None,
+    is_standard: IsStandard = always_standard,
     absent: torch.device | None = None,
 ) -> Captured:
     """Trace one training step; the module, its buffers and all random generators stay unchanged.
@@ -43,7 +43,7 @@ def capture(
         tensors: the module's and the sample's.
         differentiate: indices among the output tensors that get gradients; None: see `default_choice`.
         call: the function to trace instead of the module's forward.
-        reference_spec: output structure of the module's own forward; None: that of the traced function.
+        is_standard: whether an output, given with its structure, is of the kind that the module returns.
         absent: a CUDA device that this machine lacks, for which the meta device of the tensors stands.
 
     Raises:
@@ -51,7 +51,7 @@ def capture(
         Exception: the error that the original raises for this call, with a note.
     """
     call = call or module.forward
-    step = TracedStep(module, tensors, differentiate, call, reference_spec, absent)
+    step = TracedStep(module, tensors, differentiate, call, is_standard, absent)
     step.train(module.training)
     # Results of other autograd graphs become leaves of this one; torch looks for the .grad of each.
     inputs = tuple(t if t.is_leaf else t.detach().requires_grad_(t.requires_grad) for t in tensors.inputs)
@@ -113,7 +113,7 @@ def raise_as_original(module: nn.Module, tensors: Tensors, call: Callable[..., A
     """
 
     def forward(copies: Tensors) -> object:
-        return TracedStep(module, copies, None, call, None).train(module.training)(*copies.inputs)
+        return TracedStep(module, copies, None, call).train(module.training)(*copies.inputs)
 
     outcome = run_original(forward, tensors)
     if outcome.error is None:

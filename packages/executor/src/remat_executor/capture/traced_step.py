@@ -41,6 +41,15 @@ class TraceResult:
     changes: Changes
 
 
+IsStandard = Callable[[Any, Any], bool]
+"""Whether an output, given with its structure, is of the kind that the module itself returns."""
+
+
+def always_standard(output: Any, spec: Any) -> bool:
+    """That it is."""
+    return True
+
+
 class TracedStep(nn.Module):
     """The module as a function of flat tensors; records the structure of its output in `result`."""
 
@@ -50,7 +59,7 @@ class TracedStep(nn.Module):
         tensors: Tensors,
         differentiate: Iterable[int] | None,
         call: Callable[..., Any],
-        reference_spec: Any,
+        is_standard: IsStandard = always_standard,
         absent: torch.device | None = None,
     ) -> None:
         super().__init__()
@@ -61,7 +70,7 @@ class TracedStep(nn.Module):
         for i, (_, buffer) in enumerate(tensors.buffers):
             self.buffers_.register_buffer(str(i), buffer)
         # In the instance's dict, hidden from nn.Module: its parameters are those above.
-        self.__dict__.update(_original=module, _tensors=tensors, _call=call, _reference_spec=reference_spec)
+        self.__dict__.update(_original=module, _tensors=tensors, _call=call, _is_standard=is_standard)
         self.__dict__["_absent"] = absent
         self.__dict__["_differentiate"] = None if differentiate is None else set(differentiate)
         self.result: TraceResult | None = None
@@ -101,7 +110,7 @@ class TracedStep(nn.Module):
         requires = [leaf.requires_grad for leaf in found]
         wanted: set[int] | None = self.__dict__["_differentiate"]
         _check_choice(wanted, requires, (leaf for leaf in leaves if not isinstance(leaf, Tensor)))
-        standard = self.__dict__["_reference_spec"] in (None, spec)
+        standard = self.__dict__["_is_standard"](output, spec)
         chosen = default_choice(found, standard) if wanted is None else wanted
         self.result = TraceResult(
             spec=spec,

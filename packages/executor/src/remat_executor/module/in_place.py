@@ -202,7 +202,7 @@ def release(model: nn.Module) -> None:
         raise BadInput(
             problem=f"the {type(model).__name__} has no memory limit", advice="call limit_memory first"
         )
-    if vars(type(model)).get("_remat") is not state:
+    if "_remat" not in vars(type(model)):
         raise BadInput(
             problem=f"the {state.kind.__name__} with a memory limit became a {type(model).__name__} since",
             advice="undo that first, or make another model",

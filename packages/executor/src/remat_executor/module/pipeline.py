@@ -13,6 +13,7 @@ from torch import nn
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.joint_graph import capture, raise_as_original
+from remat_executor.capture.traced_step import IsStandard, always_standard
 from remat_executor.costs.annotate import issued_at_once
 from remat_executor.costs.measure import MeasureError
 from remat_executor.errors import CaptureError, WrongPrediction, note_on
@@ -73,7 +74,7 @@ class CallToPlan:
         tensors: its tensors and the call's.
         conditions: what a plan depends on in addition to the ops.
         forward: what is captured: the module's forward, or what is called instead.
-        reference_spec: output structure of the module's own forward, if another function is captured.
+        is_standard: whether an output, given with its structure, is of the kind that the module returns.
         on_measured: called with the captured step once its costs are known.
         recorder: records which attributes capture reads.
     """
@@ -82,7 +83,7 @@ class CallToPlan:
     tensors: Tensors
     conditions: tuple[tuple[str, str], ...]
     forward: Callable[..., Any]
-    reference_spec: Any = None
+    is_standard: IsStandard = always_standard
     on_measured: Callable[[Captured], None] = lambda captured: None
     recorder: ReadRecorder = attrs.field(factory=ReadRecorder)
 
@@ -163,7 +164,7 @@ class PipelineStages:
                 tensors,
                 differentiate=self.differentiate,
                 call=call.forward,
-                reference_spec=call.reference_spec,
+                is_standard=call.is_standard,
             )
         self._report("capture", 1, 1)
         return Traced(captured=captured, tensors=tensors)

@@ -22,6 +22,7 @@ from remat_executor.guards.signature import Signature
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.inspection.read_recorder import ReadRecorder
 from remat_executor.inspection.reads import EVERYTHING, Reads
+from remat_executor.inspection.replaced_forwards import is_made_by, replacing_packages
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.memory.block_slack import largest_slack_nbytes
@@ -59,7 +60,7 @@ class PlanManager:
         lock: held during capture, when the module holds fake tensors.
         runs: see `PlannedModule`.
         warned: kinds of warnings that were given; each is given once.
-        reference_spec: output structure of the first captured step.
+        reference_spec: output structure of the first captured step whose output is the module's own.
         last_call: a weak reference to the call that began last.
         clock: gives the seconds that replanning took.
         unneeded_captures: consecutive captures that found an existing plan for the same work.
@@ -197,10 +198,18 @@ class PlanManager:
             self.backend.wait()
         before = self.current_snapshot(target)
 
+        standard_spec: Any = None
+
+        def is_standard(output: Any, spec: Any) -> bool:
+            nonlocal standard_spec
+            if is_made_by(output, replacing_packages(self.original, target)):
+                return False
+            standard_spec = spec
+            return target == self.binding.first or self.reference_spec in (None, spec)
+
         def on_measured(captured: Captured) -> None:
-            nonlocal signature
             if self.reference_spec is None:
-                self.reference_spec = captured.out_spec
+                self.reference_spec = standard_spec
             self._warn_external_state(before)
 
         recorder = ReadRecorder()
@@ -209,7 +218,7 @@ class PlanManager:
             tensors=tensors,
             conditions=signature.conditions(),
             forward=self.binding.traced(target),
-            reference_spec=None if target == self.binding.first else self.reference_spec,
+            is_standard=is_standard,
             on_measured=on_measured,
             recorder=recorder,
         )

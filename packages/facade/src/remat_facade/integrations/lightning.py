@@ -1,6 +1,6 @@
 """A callback for Lightning.
 
-    Trainer(callbacks=[RematCallback("20GiB")])
+    Trainer(callbacks=[MemoryLimit("20GiB")])
 
 What is limited is the module that a `LightningModule` trains, not the `LightningModule` itself, whose
 `training_step` also logs. Where the environment variable ``REMAT_BUDGET`` is set, every trainer has this
@@ -20,7 +20,7 @@ from remat_facade.errors import BadModel
 from remat_facade.integrations.plan_report import plan_figures, plan_text
 
 
-class RematCallback(Callback):  # type: ignore[misc]
+class MemoryLimit(Callback):  # type: ignore[misc]
     """Limit the memory of the module that a `LightningModule` trains.
 
     Args:
@@ -56,7 +56,7 @@ class RematCallback(Callback):  # type: ignore[misc]
 
 def callbacks_of_environment() -> list[Callback]:
     """What Lightning adds to every trainer: the callback, if the environment has a budget."""
-    return [RematCallback()] if os.environ.get(BUDGET) else []
+    return [MemoryLimit()] if os.environ.get(BUDGET) else []
 
 
 def _only_trained(module: nn.Module) -> str:
@@ -73,6 +73,6 @@ def _only_trained(module: nn.Module) -> str:
         kind, found = type(module).__name__, ", ".join(names) or "none"
         raise BadModel(
             problem=f"{kind} trains parameters of its own or of several children ({found}): name the module "
-            'to limit, as in RematCallback("20GiB", module="model"), or limit each with limit_memory'
+            'to limit, as in MemoryLimit("20GiB", module="model"), or limit each with limit_memory'
         )
     return names[0]

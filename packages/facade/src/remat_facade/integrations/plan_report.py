@@ -8,9 +8,7 @@ from remat_facade.entrypoints.limit_memory import planned
 def plan_text(model: nn.Module) -> str | None:
     """The plan that ran last and the memory of training, in lines; None if nothing is planned."""
     found = planned(model)
-    if found is None:
-        return None
-    return "\n".join((found.plan.summary(), f"training {found.will_it_fit().summary()}"))
+    return None if found is None else found.plan.summary()
 
 
 def plan_figures(model: nn.Module) -> dict[str, float]:

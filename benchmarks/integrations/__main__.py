@@ -1,0 +1,70 @@
+"""Trainers with one line changed, beside the same training without it.
+
+    python -m benchmarks.integrations [WORD ...] [--json FILE] [--markdown FILE] [--list]
+
+A scenario is one feature of one tool, trained for a few steps on a tiny model: twice without a plan, which
+shows whether the tool itself is repeatable, and once with the one line. Losses, parameters and evaluations
+must then be equal in every bit, each planned step must keep its budget by the meter, a checkpoint must load
+in the plain library, each call in training must run by a plan, and one plan must be made. Whatever else
+happens must be said by a warning. Words select the scenarios whose names hold one of them. The exit status
+is 1 if a row has something wrong.
+"""
+
+import argparse
+import datetime
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks import record
+from benchmarks.integrations.judge import row_of
+from benchmarks.integrations.table import absent_tools, all_scenarios, line, tool_versions, write_markdown
+from tests.helpers.models import import_torchvision
+
+LEAST = 45
+
+
+def main() -> int:
+    """Run the scenarios and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", help="parts of names; all scenarios by default")
+    parser.add_argument("--json", type=Path, help="write the rows here, after each")
+    parser.add_argument("--markdown", type=Path, help="write the table here")
+    parser.add_argument("--list", action="store_true", help="print the names and end")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import_torchvision()
+    scenarios = [s for s in all_scenarios() if not options.words or any(w in s.name for w in options.words)]
+    if options.list:
+        print("\n".join(scenario.name for scenario in scenarios))
+        return 0
+    versions, absent = tool_versions(), absent_tools()
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        for scenario in scenarios:
+            rows.append(row_of(scenario, Path(cache)))
+            print(line(rows[-1]), flush=True)
+            if options.json:
+                record.write(options.json, rows, packages=versions, absent=absent)
+    used = ", ".join(f"{name} {number}" for name, number in versions.items())
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    if options.markdown:
+        about = f"Made by `hatch run integrations` on {today}, on the CPU, with {used}."
+        write_markdown(options.markdown, rows, about + (f" Not installed: {', '.join(absent)}." if absent else ""))
+    bad = [row for row in rows if row["wrong"]]
+    print(f"\n{len(rows)} scenarios with {used}; {len(bad)} with something wrong")
+    if absent:
+        print(f"not installed: {', '.join(absent)}")
+    few = not options.words and not absent and len(rows) < LEAST
+    return int(bool(bad) or few)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

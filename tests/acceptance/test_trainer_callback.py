@@ -1,0 +1,112 @@
+"""The callback of transformers' Trainer: evaluation, the best model, resuming and saving as without it."""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remat_executor import RematWarning
+from remat_facade import planned, release
+from tests.helpers.models import import_transformers
+from tests.helpers.offmates import PLATFORM
+from tests.helpers.small_llama import WORDS, small_llama
+from tests.helpers.trainers import QUIET, history
+
+hf = import_transformers()
+
+
+@pytest.fixture(autouse=True)
+def only_our_warnings_count() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", RematWarning)
+        yield
+
+
+def sentences() -> list[dict[str, Tensor]]:
+    ids = torch.randint(0, WORDS, (8, 16), generator=torch.Generator().manual_seed(3))
+    return [{"input_ids": row, "labels": row.clone()} for row in ids]
+
+
+def callback(cache: Path, budget: str = "60%") -> Any:
+    from remat_facade.integrations.transformers import RematCallback
+
+    return RematCallback(budget, platform=PLATFORM, cache_dir=cache, time_limit_s=1.0, zoo=False)
+
+
+def trained(
+    model: nn.Module, folder: Path, callbacks: list[Any], *, resume: bool = False, **options: Any
+) -> Any:
+    settings = hf.TrainingArguments(str(folder), **(QUIET | options))
+    data = sentences()
+    trainer = hf.Trainer(model, settings, train_dataset=data, eval_dataset=data, callbacks=callbacks)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        EVALUATED | {"load_best_model_at_end": True},
+        {"label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2, "save_strategy": "no"},
+        {"bf16": True, "gradient_checkpointing": True, "save_strategy": "no"},
+    ],
+    ids=["evaluated", "accumulated", "16 bits, checkpointing"],
+)
+def test_the_same_training(options: dict[str, Any], tmp_path: Path) -> None:
+    plain, model = small_llama(), small_llama()
+    expected = trained(plain, tmp_path / "plain", [], num_train_epochs=2, **options)
+    trainer = trained(model, tmp_path / "planned", [callback(tmp_path)], num_train_epochs=2, **options)
+    kept = [entry for entry in history(trainer) if entry]
+    assert kept == [entry for entry in history(expected) if entry]
+    found = planned(model)
+    assert found is not None
+    assert found.runs["planned"] == 8
+    assert found.plan.overhead > 0
+    pairs = zip(plain.state_dict().values(), model.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    (figures,) = [entry for entry in trainer.state.log_history if "remat/peak_nbytes" in entry]
+    assert 0 < figures["remat/peak_nbytes"] <= figures["remat/budget_nbytes"]
+    assert figures["step"] <= 1
+
+
+def test_a_checkpoint_is_resumed_and_loads_plainly(tmp_path: Path) -> None:
+    """Also by a model that was never planned, and by transformers alone."""
+    options = {"save_steps": 2, "lr_scheduler_type": "constant"}
+    plain, begun, resumed = small_llama(), small_llama(), small_llama()
+    trained(plain, tmp_path / "plain", [], max_steps=4, **options)
+    folder = tmp_path / "planned"
+    trained(begun, folder, [callback(tmp_path)], max_steps=2, **options)
+    trained(resumed, folder, [callback(tmp_path)], max_steps=4, resume=True, **options)
+    loaded = hf.AutoModelForCausalLM.from_pretrained(folder / "checkpoint-4")
+    release(resumed)
+    assert type(loaded) is type(resumed) is type(plain)
+    for other in (resumed, loaded):
+        pairs = zip(plain.state_dict().values(), other.state_dict().values(), strict=True)
+        assert all(torch.equal(one, two) for one, two in pairs)
+
+
+def test_trackers_get_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights & Biases by its run, if one is active."""
+    given: dict[str, float] = {}
+    run = types.SimpleNamespace(summary=given)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(run=run))
+    ours = callback(tmp_path)
+    model = small_llama()
+    for _ in range(2):
+        trained(model, tmp_path / "planned", [ours], max_steps=1, save_strategy="no")
+    assert given["remat/calls_planned"] == 1.0
+    found = planned(model)
+    assert found is not None
+    assert found.runs["planned"] == 2  # the second training keeps the plan
