@@ -60,6 +60,7 @@ WAITING = {  # what may wait, and where: whatever is new here must be shown not 
         "remat_offload/copy_lanes/threaded.py",  # the waiter checks that the thread of the job is alive
         "remat_offload/engine/accumulation.py",  # has a limit
     },
+    "Lock": {"remat_executor/inspection/read_recorder.py"},  # nobody waits: who does not get it goes on
     "Thread": {"remat_offload/copy_lanes/threaded.py"},
     "SimpleQueue": {"remat_offload/copy_lanes/threaded.py"},  # its lane's thread alone waits for it
     "RLock": {"remat_executor/fork_lock.py", "remat_offload/copy_lanes/threaded.py"},
