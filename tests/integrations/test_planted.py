@@ -1,0 +1,210 @@
+"""What tools do to a model with a memory limit: the plan follows, or one warning says that it does not."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.integrations.accelerate_loops import accelerator
+from benchmarks.integrations.hf_trainer import trainer_of
+from benchmarks.integrations.peft_adapters import adapted
+from benchmarks.integrations.scenario import Run
+from benchmarks.integrations.tiny import batches, llama, tool
+from remat_executor import RematWarning
+from remat_facade import limit_memory, planned
+
+
+@pytest.fixture(autouse=True)
+def only_our_warnings_count() -> Iterator[None]:
+    """What these programs warn of among themselves is theirs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", RematWarning)
+        yield
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """What the scenarios' trainers need."""
+    return Run(planned=True, folder=tmp_path, cache=tmp_path)
+
+
+def pair(run: Run) -> tuple[Any, Any]:
+    """The same model twice, the second with a limit."""
+    torch.manual_seed(0)
+    model = llama(attention_dropout=0.0).train()
+    return model, limit_memory(copy.deepcopy(model), "60%", **run.line)
+
+
+def loss_of(call: Any, step: int = 0) -> Tensor:
+    """A forward and a backward."""
+    result = call(**batches(step + 1)[step])
+    loss: Tensor = result["loss"] if isinstance(result, dict) else result
+    loss.backward()
+    return loss.detach()
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    """Of all parameters."""
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def assert_equal_gradients(one: nn.Module, other: nn.Module) -> None:
+    """To the bit."""
+    pairs = list(zip(gradients(one), gradients(other), strict=True))
+    assert pairs
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+class Wrapper(nn.Module):
+    """As DDP and FSDP have it: the model at `module`, and its `forward` called by itself."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, **inputs: Tensor) -> Any:
+        """Past the hooks of the model."""
+        return self.module.forward(**inputs)
+
+
+def test_a_wrapper_calls_the_forward_alone(run: Run) -> None:
+    """The plan is in `forward`, not in `__call__`."""
+    plain, ours = pair(run)
+    assert torch.equal(loss_of(Wrapper(plain)), loss_of(Wrapper(ours)))
+    assert_equal_gradients(plain, ours)
+    assert planned(ours).runs == {"planned": 1}
+
+
+def test_forward_replaced_after_planning(run: Run) -> None:
+    """Twice: by a function around it, and back, as mixed precision does."""
+    plain, ours = pair(run)
+    loss_of(plain), loss_of(ours)
+    for model in (plain, ours):
+        before = model.forward
+        model.forward = lambda before=before, **inputs: 2 * before(**inputs).loss
+    with pytest.warns(RematWarning, match="planning again"):
+        loss = loss_of(ours)
+    assert torch.equal(loss, loss_of(plain))
+    for model in (plain, ours):
+        del model.forward
+        loss_of(model)
+    assert_equal_gradients(plain, ours)
+    assert planned(ours).runs == {"planned": 3, "replanned": 1}
+
+
+def test_a_copy_made_after_planning(run: Run) -> None:
+    """It runs by the plan of the model, on its own weights."""
+    plain, ours = pair(run)
+    loss_of(ours)
+    copied = copy.deepcopy(ours)
+    copied.zero_grad()
+    assert torch.equal(loss_of(plain), loss_of(copied))
+    assert_equal_gradients(plain, copied)
+    assert planned(copied).runs == {"planned": 1}
+    assert planned(ours).runs == {"planned": 1}
+
+
+def test_accelerate_gives_the_forward_back(run: Run) -> None:
+    """`unwrap_model` takes mixed precision away from a model that is planned."""
+    plain, ours = pair(run)
+    with accelerator(mixed_precision="bf16") as speed:
+        for model in (plain, ours):
+            prepared = speed.prepare_model(model)
+            loss_of(prepared)
+            model.zero_grad()
+            speed.unwrap_model(prepared, keep_fp32_wrapper=False)
+    loss = loss_of(plain)
+    with pytest.warns(RematWarning, match="planning again"):
+        assert torch.equal(loss, loss_of(ours))
+    assert_equal_gradients(plain, ours)
+    assert planned(ours).runs == {"planned": 2, "replanned": 1}
+
+
+def test_adapters_put_into_a_model_that_is_planned(run: Run) -> None:
+    """PEFT replaces its layers."""
+    plain, ours = pair(run)
+    loss_of(plain), loss_of(ours)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*planning again", RematWarning)
+        found = []
+        for model in (plain, ours):
+            torch.manual_seed(1)
+            found.append(adapted(model).train())
+            torch.manual_seed(2)
+            loss_of(found[-1])
+    assert_equal_gradients(*found)
+    assert planned(ours).runs == {"planned": 2, "replanned": 1}
+
+
+def test_a_compiled_model_warns(run: Run) -> None:
+    """A plan runs as it is, whatever the compiler."""
+    plain, ours = pair(run)
+    with pytest.warns(RematWarning, match="torch.compile changes nothing"):
+        loss = loss_of(torch.compile(ours, backend="eager"))
+    assert torch.equal(loss, loss_of(plain))
+    assert planned(ours).runs["planned"] == 1
+
+
+def parts_only(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    """A loss from the parts of a model, past the model."""
+    inputs = dict(inputs)
+    labels = inputs.pop("labels")
+    logits = model.lm_head(model.model(**inputs).last_hidden_state)
+    loss: Tensor = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    return loss
+
+
+def test_a_trainer_that_calls_the_parts_alone_warns(run: Run) -> None:
+    """Of transformers: nothing can be planned, and the callback says so after the first step, once."""
+    transformers = tool("transformers")
+    callbacks = run.callbacks("transformers", llama())
+
+    class Parts(transformers.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Tensor:
+            return parts_only(model, inputs)
+
+    base = trainer_of(run, llama(), max_steps=2)
+    trainer = Parts(model=llama(), args=base.args, train_dataset=base.train_dataset, callbacks=callbacks)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RematWarning)
+        trainer.train()
+    ours = [str(each.message) for each in caught if issubclass(each.category, RematWarning)]
+    assert len(ours) == 1
+    assert "was not called" in ours[0]
+
+
+def test_a_lightning_module_that_calls_the_parts_alone_warns(run: Run) -> None:
+    """Of Lightning: the same."""
+    lightning = pytest.importorskip("lightning", reason="lightning is in the environment `integrations` only")
+    model = llama()
+
+    class Parts(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            return parts_only(self.model, batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=2, logger=False, enable_progress_bar=False, enable_checkpointing=False,
+        enable_model_summary=False, callbacks=run.callbacks("lightning", model),
+    )  # fmt: skip
+    loader = torch.utils.data.DataLoader(batches(2), batch_size=None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RematWarning)
+        trainer.fit(Parts(), loader)
+    ours = [str(each.message) for each in caught if issubclass(each.category, RematWarning)]
+    assert len(ours) == 1
+    assert "was not called" in ours[0]

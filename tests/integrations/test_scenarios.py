@@ -1,0 +1,53 @@
+"""A cut of `benchmarks/integrations`: real trainers with one line changed, judged as the table judges them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.integrations.judge import row_of
+from benchmarks.integrations.table import TOOLS, absent_tools, all_scenarios
+from tests.helpers.models import import_torchvision
+
+# One or two of each tool; `hatch run integrations` runs all.
+CUT = [
+    "plain loop: deepcopied before training",
+    "Trainer: RematCallback",
+    "Trainer: load_best_model_at_end",
+    "SFTTrainer: LoRA by peft_config, RematCallback",
+    "DPOTrainer: limit_memory before the trainer",
+    "PEFT: LoRA on a model limited before get_peft_model",
+    "Accelerate: bf16, limited after prepare",
+    "Lightning: MemoryLimit",
+    "Lightning: the LightningModule itself limited",
+    "timm: --torchcompile remat --torchcompile-mode 70%",
+    "diffusers: EMAModel, gradient accumulation",
+    "ignite: create_supervised_trainer, evaluator, EMAHandler",
+    "fastai: Learner.fit with validation",
+]
+# Those that the default environment lacks; the others are never skipped.
+EXTRA = {"Lightning": "lightning", "timm": "timm", "diffusers": "diffusers"} | {
+    "ignite": "pytorch-ignite",
+    "fastai": "fastai",
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # what these programs warn of among themselves is theirs
+@pytest.mark.parametrize("name", CUT)
+def test_one_line_changes_no_number(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits, budget, checkpoint, number of plans and warnings."""
+    absent = EXTRA.get(name.split(":")[0])
+    if absent in absent_tools():
+        pytest.skip(f"{absent} is in the environment `integrations` only")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import_torchvision()
+    (scenario,) = (each for each in all_scenarios() if each.name == name)
+    row = row_of(scenario, tmp_path)
+    assert row["wrong"] == []
+    assert row["steps"] > 0
+
+
+def test_only_extra_tools_may_be_absent() -> None:
+    """The default environment has the others, so their rows run in each CI."""
+    assert set(absent_tools()) <= set(EXTRA.values()) <= {name for name, _ in TOOLS.values()}
