@@ -1,4 +1,4 @@
-"""A cut of `benchmarks/integrations`: real trainers with one line changed, judged as the table judges them."""
+"""A cut of `benchmarks/integrations`: real trainers with one line changed, judged as in the table."""
 
 from __future__ import annotations
 
