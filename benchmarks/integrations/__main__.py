@@ -57,7 +57,9 @@ def main() -> int:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     if options.markdown:
         about = f"Made by `hatch run integrations` on {today}, on the CPU, with {used}."
-        write_markdown(options.markdown, rows, about + (f" Not installed: {', '.join(absent)}." if absent else ""))
+        write_markdown(
+            options.markdown, rows, about + (f" Not installed: {', '.join(absent)}." if absent else "")
+        )
     bad = [row for row in rows if row["wrong"]]
     print(f"\n{len(rows)} scenarios with {used}; {len(bad)} with something wrong")
     if absent:

@@ -26,7 +26,13 @@ def unet(**options: Any) -> nn.Module:
 
 
 def train(
-    run: Run, model: nn.Module, *, limit_after: bool = False, ema: bool = False, steps: int = 4, **options: Any
+    run: Run,
+    model: nn.Module,
+    *,
+    limit_after: bool = False,
+    ema: bool = False,
+    steps: int = 4,
+    **options: Any,
 ) -> nn.Module:
     """Four steps as in `train_unconditional.py`."""
     diffusers = tool("diffusers")

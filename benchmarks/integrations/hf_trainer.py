@@ -17,7 +17,7 @@ TOOL = "Trainer"
 
 
 def trainer_of(run: Run, model: nn.Module, *, data: Any = None, **options: Any) -> Any:
-    """A trainer of six steps that repeats; `options` are those of `TrainingArguments`, or `trainer=` of it."""
+    """A repeatable trainer of six steps; `options` are those of `TrainingArguments`, or `trainer=` of it."""
     transformers = import_transformers()
     of_trainer: dict[str, Any] = options.pop("trainer", {})
     settings: dict[str, Any] = {"max_steps": 6, "learning_rate": 1e-2, "save_strategy": "no"}
@@ -129,6 +129,7 @@ def smoothed(run: Run) -> None:
 @scenario(TOOL, "a classifier, compute_metrics", plans=2, warns=("config.problem_type",))
 def classifier(run: Run) -> None:
     """The model itself sets its config's problem_type at its first evaluation."""
+
     def metrics(prediction: Any) -> dict[str, float]:
         right = prediction.predictions.argmax(-1) == prediction.label_ids
         return {"accuracy": float(right.mean())}

@@ -43,7 +43,7 @@ def averaged(run: Run) -> None:
     model = run.limited(llama())
     average = torch.optim.swa_utils.AveragedModel(model)
 
-    class Average(transformers.TrainerCallback):
+    class Average(transformers.TrainerCallback):  # type: ignore[name-defined]
         def on_step_end(self, *_: Any, **__: Any) -> None:
             average.update_parameters(model)
 
@@ -64,7 +64,7 @@ def tied(run: Run) -> None:
 def generation(run: Run) -> None:
     transformers = import_transformers()
 
-    class Generate(transformers.TrainerCallback):
+    class Generate(transformers.TrainerCallback):  # type: ignore[name-defined]
         def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
             model.eval()
             prompt = torch.tensor([[1, 5, 9]])
@@ -81,7 +81,7 @@ def generation(run: Run) -> None:
 def unfrozen(run: Run) -> None:
     transformers = import_transformers()
 
-    class Unfreeze(transformers.TrainerCallback):
+    class Unfreeze(transformers.TrainerCallback):  # type: ignore[name-defined]
         def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
             if state.global_step == 3:
                 model.requires_grad_(True)

@@ -88,7 +88,8 @@ def _wrong(
     else:
         steps, original = len(ours.watch.peaks), counts["original"]
         if steps != plain.run.calls or original > plain.run.others:
-            yield f"planned {steps} of {plain.run.calls} calls, {max(0, original - plain.run.others)} unplanned"
+            unplanned = max(0, original - plain.run.others)
+            yield f"planned {steps} of {plain.run.calls} calls, {unplanned} unplanned"
         if ours.run.runs and counts["planned"] != steps:
             yield f"runs counts {counts['planned']} planned calls of {steps}"
     plans = ours.watch.plans

@@ -18,7 +18,7 @@ def language_model(inside: nn.Module) -> Any:
     """A `LightningModule` around a model that returns its loss."""
     lightning = tool("lightning")
 
-    class Language(lightning.LightningModule):
+    class Language(lightning.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.model = inside
@@ -44,7 +44,7 @@ def classifier(inside: nn.Module) -> Any:
     """A `LightningModule` that computes its loss from what `self(x)` returns, its own forward."""
     lightning = tool("lightning")
 
-    class Classifier(lightning.LightningModule):
+    class Classifier(lightning.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.inside = inside
@@ -96,7 +96,9 @@ def callback(run: Run) -> None:
 
 @scenario(TOOL, "validation during training")
 def validated(run: Run) -> None:
-    fit(run, language_model(run.limited(llama())), validate=True, val_check_interval=2, num_sanity_val_steps=1)
+    fit(
+        run, language_model(run.limited(llama())), validate=True, val_check_interval=2, num_sanity_val_steps=1
+    )
 
 
 @scenario(TOOL, "accumulate_grad_batches, gradient_clip_val")
@@ -132,7 +134,12 @@ def whole(run: Run) -> None:
 def whole_by_callback(run: Run) -> None:
     run.options["reserve_nbytes"] = 4096
     module = classifier(Blocks())
-    fit(run, module, data=DataLoader(pictures(4), batch_size=None), callbacks=run.callbacks("lightning", module.inside))
+    fit(
+        run,
+        module,
+        data=DataLoader(pictures(4), batch_size=None),
+        callbacks=run.callbacks("lightning", module.inside),
+    )
 
 
 @scenario(TOOL, "EMA by WeightAveraging")

@@ -94,7 +94,9 @@ def varying_lengths_in_buckets(run: Run) -> None:
     """The reference pads its batches itself."""
     pads = {"input_ids": 0, "attention_mask": 0, "labels": -100}
     data = Sentences(varying=True)
-    rows = [padded([data[4 * step + i] for i in range(4)], None if run.planned else 32) for step in range(STEPS)]
+    rows = [
+        padded([data[4 * step + i] for i in range(4)], None if run.planned else 32) for step in range(STEPS)
+    ]
     model = run.limited(llama(attention_dropout=0.0).train(), buckets=Buckets(sizes=(32,), pad=pads))
     steps_of(run, model, rows)
 

@@ -35,7 +35,6 @@ def absent_tools() -> list[str]:
 def all_scenarios() -> list[Scenario]:
     """Those of the tools that are installed."""
     for file, (_, module) in TOOLS.items():
-
         if importlib.util.find_spec(module) is not None:
             importlib.import_module(f"benchmarks.integrations.{file}")
     return SCENARIOS

@@ -110,7 +110,7 @@ def tokenizer() -> Any:
     transformers = import_transformers()
     tokenizers = tool("tokenizers")
     vocabulary = {str(number): number for number in range(WORDS)}
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="3"))  # noqa: S106
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="3"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=model, pad_token="0", bos_token="1", eos_token="2"

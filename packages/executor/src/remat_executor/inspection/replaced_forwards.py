@@ -9,8 +9,8 @@ from torch import nn
 def replacing_packages(module: nn.Module, target: Callable[..., Any] | None = None) -> frozenset[str]:
     """Top-level packages of the functions in place of forwards, without those that the classes come from.
 
-    Mixed precision wraps a forward, and a trainer may install one of its own. Both have the name of the method
-    that they replace, so the namespaces in which the functions run are read, along the chain of `__wrapped__`.
+    Mixed precision wraps a forward, and a trainer may install one of its own. Both have the name of the
+    method that they replace, so the namespaces in which the functions run are read, along `__wrapped__`.
 
     Args:
         module: the module; the forwards of its submodules count too.
