@@ -17,7 +17,7 @@ from torch import nn
 from remat_facade.entrypoints.keywords import LimitKeywords
 from remat_facade.entrypoints.limit_memory import BUDGET, limit_memory, planned
 from remat_facade.errors import BadModel
-from remat_facade.integrations.plan_report import plan_figures, plan_text
+from remat_facade.integrations.plan_report import plan_figures, plan_text, warn_uncalled
 
 
 class MemoryLimit(Callback):  # type: ignore[misc]
@@ -35,7 +35,7 @@ class MemoryLimit(Callback):  # type: ignore[misc]
     ) -> None:
         self.budget, self.module, self.options = budget, module, options
         self.limited: nn.Module | None = None
-        self.reported = False
+        self.reported = self.warned = False
 
     def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Limit the module, unless that is done since an earlier fit."""
@@ -45,8 +45,11 @@ class MemoryLimit(Callback):  # type: ignore[misc]
             self.reported = False
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Report the plan after the first batch."""
-        if self.reported or self.limited is None or planned(self.limited) is None:
+        """Report the plan after the first batch, or that there is none."""
+        if self.reported or self.limited is None:
+            return
+        if planned(self.limited) is None:
+            self.warned = self.warned or warn_uncalled(self.limited)
             return
         self.reported = True
         rank_zero_info(plan_text(self.limited))

@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from remat_executor.errors import warn
+from remat_executor.module.in_place import state_of
 from remat_facade.entrypoints.limit_memory import planned
 
 
@@ -9,6 +11,18 @@ def plan_text(model: nn.Module) -> str | None:
     """The plan that ran last and the memory of training, in lines; None if nothing is planned."""
     found = planned(model)
     return None if found is None else found.plan.summary()
+
+
+def warn_uncalled(model: nn.Module) -> bool:
+    """Warn if nothing is planned after a step of training, and no warning said why; whether it warned."""
+    state = state_of(model)
+    if state is None or state.planned is not None or state.warned:
+        return False
+    warn(
+        f"a {state.kind.__name__} with a memory limit was not called in a step of training, which ran without "
+        "a plan: the trainer calls its parts or a copy of it; limit the module that the trainer calls"
+    )
+    return True
 
 
 def plan_figures(model: nn.Module) -> dict[str, float]:

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from remat_facade.entrypoints.keywords import LimitKeywords
 from remat_facade.entrypoints.limit_memory import limit_memory, planned
-from remat_facade.integrations.plan_report import plan_figures, plan_text
+from remat_facade.integrations.plan_report import plan_figures, plan_text, warn_uncalled
 
 
 class RematCallback(TrainerCallback):  # type: ignore[misc]
@@ -24,7 +24,7 @@ class RematCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, budget: int | str | None = None, **options: Unpack[LimitKeywords]) -> None:
         self.budget, self.options = budget, options
         self.limited: nn.Module | None = None
-        self.reported = False
+        self.reported = self.warned = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any) -> None:
         """Limit the model, unless that is done since an earlier training."""
@@ -37,8 +37,10 @@ class RematCallback(TrainerCallback):  # type: ignore[misc]
         self._report(args, state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report the plan after the first batch."""
+        """Report the plan after the first batch, or that there is none."""
         self._report(args, state)
+        if self.limited is not None and not self.warned:
+            self.warned = warn_uncalled(self.limited)
 
     def _report(self, args: Any, state: Any) -> None:
         if self.reported or self.limited is None or planned(self.limited) is None:
