@@ -19,8 +19,8 @@ def warn_uncalled(model: nn.Module) -> bool:
     if state is None or state.planned is not None or state.warned:
         return False
     warn(
-        f"a {state.kind.__name__} with a memory limit was not called in a step of training, which ran without "
-        "a plan: the trainer calls its parts or a copy of it; limit the module that the trainer calls"
+        f"a {state.kind.__name__} with a memory limit was not called in a step of training, which ran "
+        "without a plan: the trainer calls its parts or a copy of it; limit the module that the trainer calls"
     )
     return True
 
