@@ -34,8 +34,7 @@ def main() -> None:
         use_cpu=True,
         bf16=False,
     )
-    # The one line. SFTTrainer makes its loss of the second output, the log-probabilities.
-    limit = [RematCallback(arguments.budget, differentiate=[1])] if arguments.budget else []
+    limit = [RematCallback(arguments.budget)] if arguments.budget else []  # the one line
     trainer = SFTTrainer(
         model(),
         settings,

@@ -164,10 +164,10 @@ def parts_only(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
 
 def test_a_trainer_that_calls_the_parts_alone_warns(run: Run) -> None:
     """Of transformers: nothing can be planned, and the callback says so after the first step, once."""
-    transformers = tool("transformers")
+    base_class: Any = tool("transformers").Trainer
     callbacks = run.callbacks("transformers", llama())
 
-    class Parts(transformers.Trainer):  # type: ignore[name-defined]
+    class Parts(base_class):
         def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Tensor:
             return parts_only(model, inputs)
 
@@ -185,8 +185,9 @@ def test_a_lightning_module_that_calls_the_parts_alone_warns(run: Run) -> None:
     """Of Lightning: the same."""
     lightning = pytest.importorskip("lightning", reason="lightning is in the environment `integrations` only")
     model = llama()
+    base_class: Any = lightning.LightningModule
 
-    class Parts(lightning.LightningModule):  # type: ignore[name-defined]
+    class Parts(base_class):
         def __init__(self) -> None:
             super().__init__()
             self.model = model

@@ -1,4 +1,4 @@
-"""A cut of `benchmarks/integrations`: real trainers with one line changed, judged as in the table."""
+"""A cut of `benchmarks/integrations`: trainers with one line changed, judged as in the table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXTRA = {"Lightning": "lightning", "timm": "timm", "diffusers": "diffusers"} | {
 @pytest.mark.parametrize("name", CUT)
 def test_one_line_changes_no_number(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bits, budget, checkpoint, number of plans and warnings."""
-    absent = EXTRA.get(name.split(":", maxsplit=1)[0])
+    absent = EXTRA.get(name.partition(":")[0])
     if absent in absent_tools():
         pytest.skip(f"{absent} is in the environment `integrations` only")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
