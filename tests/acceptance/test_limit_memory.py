@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
 from remat_executor import BadInput, PlannedModule, RematWarning, UnplannedUse, allocator_peak
-from remat_facade import Hiremate, limit_memory, planned, release
-from remat_facade.errors import BadModel
+from remat_facade import BadModel, Hiremate, limit_memory, planned, release
 from remat_graph import BadBudget
 from remat_solvers import InfeasibleBudget
 from tests.helpers.offmates import PLATFORM
