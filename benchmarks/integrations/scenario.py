@@ -56,8 +56,8 @@ class Run:
 
     @property
     def line(self) -> dict[str, Any]:
-        """The options of the one line, the budget apart."""
-        return {"time_limit_s": 1.0, "zoo": False, "cache_dir": self.cache, **self.options}
+        """The options of the one line, the budget apart; the solvers end long before their time limit."""
+        return {"time_limit_s": 60.0, "zoo": False, "cache_dir": self.cache, **self.options}
 
     def limited(self, model: nn.Module, **options: Any) -> nn.Module:
         """`limit_memory(model, budget)`; without a plan, the model."""
