@@ -5,11 +5,10 @@ is another model to them, this one is not. A second object of the model's own cl
 attributes with it, serves as the original. The plan is made at the first call that needs gradients, for it.
 """
 
-import contextlib
 import copy
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +24,7 @@ from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTa
 from remat_executor.module.planned_module import PlannedModule
 from remat_executor.module.replanning import COMPILED
 from remat_executor.torch_private.dynamo import compiled_module, unseen_by_dynamo
+from remat_graph.contexts import context
 from remat_graph.errors import text_of
 
 
@@ -106,8 +106,8 @@ class InPlaceState:
                 return _Unplanned(error.problem, assigned=True)
         return None
 
-    @contextlib.contextmanager
-    def _called(self, target: ForwardTarget) -> Iterator[None]:
+    @context
+    def _called(self, target: ForwardTarget) -> Generator[None, None, None]:
         """A context in which this target is the module's forward, as a plan for it reads it."""
         assigned = self.binding.assigned
         self.binding.assigned = NOTHING if target is self.binding.first else target
