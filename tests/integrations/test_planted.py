@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -209,3 +210,17 @@ def test_a_lightning_module_that_calls_the_parts_alone_warns(run: Run) -> None:
     ours = [str(each.message) for each in caught if issubclass(each.category, RematWarning)]
     assert len(ours) == 1
     assert "was not called" in ours[0]
+
+
+def test_lightning_asks_for_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every trainer has it where the environment has a budget, and no other trainer."""
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("lightning is in the environment `integrations` only")
+    tool("lightning")
+    from remat_facade.integrations.lightning import MemoryLimit, callbacks_of_environment
+
+    monkeypatch.delenv("REMAT_BUDGET", raising=False)
+    assert callbacks_of_environment() == []
+    monkeypatch.setenv("REMAT_BUDGET", "2GiB")
+    (callback,) = callbacks_of_environment()
+    assert isinstance(callback, MemoryLimit)
