@@ -7,6 +7,7 @@ import inspect
 import io
 import threading
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from types import MethodType
 from typing import Any, NamedTuple
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel
 
 from remat_executor import BadInput, PlannedModule, RematWarning, UnplannedUse, allocator_peak
 from remat_facade import BadModel, Hiremate, limit_memory, planned, release
@@ -179,7 +179,9 @@ def test_what_is_assigned_to_forward_is_planned(options: dict[str, Any]) -> None
             each.forward = lambda x, inner=inner: 2.0 * inner(x, scale=0.25)
         if when == "before":
             limit_memory(model, "50%", **options)
-        with pytest.warns(RematWarning, match="called in another way") if when == "planned" else nothing():
+        with (
+            pytest.warns(RematWarning, match="called in another way") if when == "planned" else nullcontext()
+        ):
             assert trained(model) == trained(plain)
         found = planned(model)
         assert found is not None
@@ -191,12 +193,6 @@ def test_what_is_assigned_to_forward_is_planned(options: dict[str, Any]) -> None
             release(model)
             assert "forward" not in model.__dict__
             assert model.eval()(batch()).item() == plain.eval()(batch()).item()
-
-
-class nothing:  # noqa: N801 - a context
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class Fused(NamedTuple):
@@ -415,4 +411,4 @@ def test_wrong_arguments(options: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=r"planned already; .*release\(model\)"):
         Hiremate(model, batch(), "50%", **options)
     with pytest.raises(UnplannedUse, match="DistributedDataParallel"):
-        DataParallel(model)._modules["module"]._replicate_for_data_parallel()
+        model._replicate_for_data_parallel()  # as DataParallel does

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_executor import RematWarning
 from remat_facade import planned, release
 from tests.helpers.models import import_transformers
 from tests.helpers.offmates import PLATFORM
@@ -23,12 +20,7 @@ from tests.helpers.trainers import QUIET, history
 hf = import_transformers()
 
 
-@pytest.fixture(autouse=True)
-def only_our_warnings_count() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", RematWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("only_our_warnings_count")
 
 
 def sentences() -> list[dict[str, Tensor]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,13 +25,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def only_our_warnings_count() -> Iterator[None]:
-    """What these programs warn of among themselves is theirs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", RematWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("only_our_warnings_count")
 
 
 def batch(seed: int = 0) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,7 @@ from benchmarks.integrations.tiny import batches, llama, tool
 from remat_executor import RematWarning
 from remat_facade import limit_memory, planned
 
-
-@pytest.fixture(autouse=True)
-def only_our_warnings_count() -> Iterator[None]:
-    """What these programs warn of among themselves is theirs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", RematWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("only_our_warnings_count")
 
 
 @pytest.fixture

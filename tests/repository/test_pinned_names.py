@@ -309,7 +309,7 @@ PUBLIC = {
     "Rockmate": ROCKMATE,
     "from_config": {"model", "sample", "budget", "config", "options"},
     "generate_config": {"type"},
-    "limit_memory": {"model", "budget", "sample", "sample_kwargs", "options"},
+    "limit_memory": {"model", "budget", "sample", "options"},
     "load_config": {"path"},
     "planned": {"model"},
     "release": {"model"},

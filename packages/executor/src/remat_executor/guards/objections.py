@@ -11,6 +11,9 @@ from remat_executor.inspection.tensors import Owned, Tensors
 from remat_executor.torch_private.autograd import active_transform
 from remat_executor.torch_private.module_hooks import global_module_hooks, hook_registries
 
+NO_GRADIENT = "nothing requires a gradient"
+"""The reason that surprises nobody."""
+
 _SHARD_LATER = "plan the parts first and shard them then, as in fully_shard(Hiremate(block, ...))"
 
 
@@ -63,7 +66,7 @@ def reason_in_force() -> str | None:
 def reason_for_original(tensors: Tensors) -> str | None:
     """Why a call must run the original because of its tensors; None if a plan can serve."""
     if not any(t.requires_grad for t in tensors.flat):
-        return "nothing requires a gradient"
+        return NO_GRADIENT
     strange = unseen_change(tensors)
     if strange is not None:
         return f"it was given a {strange}, which could change without being noticed"

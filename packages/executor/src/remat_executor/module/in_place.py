@@ -11,13 +11,15 @@ import weakref
 from collections.abc import Generator, Mapping
 from typing import Any, Protocol
 
+import attrs
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from remat_executor.errors import BadInput, CaptureError, NothingToDifferentiate, UnplannedUse, warn
 from remat_executor.fork_lock import ForkAwareLock
-from remat_executor.guards.objections import calls_itself, reason_for_original, reason_in_force
+from remat_executor.guards.objections import NO_GRADIENT, calls_itself, reason_for_original, reason_in_force
+from remat_executor.inspection.object_contents import slots_of
 from remat_executor.inspection.tensors import called_with, owned_by
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget
@@ -29,7 +31,7 @@ from remat_graph.errors import text_of
 
 
 class MakePlanned(Protocol):
-    """Plans a module for a call: `PlannedModule.bound`, or the same with options."""
+    """Plans a module for a call: `PlannedModule._remat_bound`, or the same with options."""
 
     def __call__(
         self, binding: ForwardBinding, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -73,9 +75,9 @@ class InPlaceState:
         if self.released or self.binding.inside:
             return self.binding.resolved(target)(*args, **kwargs)
         if self.planned is None:
-            reason = self._plan(target, args, kwargs)
-            if reason is not None:
-                return self._run_original(target, args, kwargs, reason)
+            why = self._plan(target, args, kwargs)
+            if why is not None:
+                return self._run_original(target, args, kwargs, why)
         assert self.planned is not None
         return PlannedModule._remat_run(self.planned, target, *args, **kwargs)
 
@@ -127,7 +129,7 @@ class InPlaceState:
                     f"runs without a plan: what was assigned to its forward cannot be captured ({why.reason})"
                 )
             return result
-        if torch.is_grad_enabled() and why.reason != "nothing requires a gradient":
+        if torch.is_grad_enabled() and why.reason != NO_GRADIENT:
             self.warn_once(f"runs without a plan: {why.reason}")
         with self.binding.running():
             return function(*args, **kwargs)
@@ -145,11 +147,12 @@ class InPlaceState:
         self.original = self.binding.original = nn.Module()
 
 
+@attrs.frozen
 class _Unplanned:
     """Why a call runs without a plan; `assigned`: only because of what was assigned to the forward."""
 
-    def __init__(self, reason: str, *, assigned: bool = False) -> None:
-        self.reason, self.assigned = reason, assigned
+    reason: str
+    assigned: bool = False
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -219,7 +222,7 @@ def release(model: nn.Module) -> None:
 def _twin(model: nn.Module) -> nn.Module:
     """Another object of the model's class with the same attributes."""
     kind = type(model)
-    slots = [name for base in kind.__mro__ for name in _slots(base)]
+    slots = [name for base in kind.__mro__ for name in slots_of(base)]
     if slots or isinstance(model, torch.jit.ScriptModule):
         what = f"slots ({', '.join(slots)})" if slots else "TorchScript"
         raise BadInput(
@@ -229,12 +232,6 @@ def _twin(model: nn.Module) -> nn.Module:
     twin: nn.Module = object.__new__(kind)
     object.__setattr__(twin, "__dict__", model.__dict__)
     return twin
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    named = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in named if name not in ("__dict__", "__weakref__"))
 
 
 def _subclass(state: InPlaceState) -> type:

@@ -18,9 +18,10 @@ if TYPE_CHECKING:  # a `Rockmate` needs no offloading engine
     from remat_offload import HostPool, Machine, Weights
 
 
-class CommonKeywords(TypedDict, total=False):
+class SharedKeywords(TypedDict, total=False):
     """Keywords of every entry point, in addition to model, sample, budget and config."""
 
+    sample_kwargs: Mapping[str, Any] | None
     reserve_nbytes: int
     cache_dir: AnyPath | None
     platform: Platform | None
@@ -32,24 +33,16 @@ class CommonKeywords(TypedDict, total=False):
     part_nbytes: int | None
 
 
-class SharedKeywords(CommonKeywords, total=False):
-    """The same with keyword inputs."""
+class RockmateKeywords(SharedKeywords, total=False):
+    """Keywords of `Rockmate`."""
 
-    sample_kwargs: Mapping[str, Any] | None
-
-
-class _PlanKeywords(CommonKeywords, total=False):
     plan: Plan | AnyPath | None
     ranks: Ranks | None
     optimizer: Optimizer
     runtime: str
 
 
-class RockmateKeywords(_PlanKeywords, SharedKeywords, total=False):
-    """Keywords of `Rockmate`."""
-
-
-class LimitKeywords(_PlanKeywords, total=False):
+class LimitKeywords(RockmateKeywords, total=False):
     """Keywords of `limit_memory`, in addition to the model, its budget and a sample."""
 
     config: Config | AnyPath | None

@@ -1,7 +1,9 @@
-"""Limit the memory of a model's training step in place: `limit_memory`, `release` and `planned`.
+"""Limit the memory of a model's training step in place.
 
-limit_memory(model, "20GiB")   # the same object, of a subclass of its own class
-planned(model)                 # None before the first training step, then its plan, fit and counts
+    limit_memory(model, "20GiB")   # the same object, of a subclass of its own class
+    planned(model)                 # None before the first training step, then its plan, fit and counts
+
+`release` undoes it.
 """
 
 import os
@@ -31,7 +33,6 @@ def limit_memory(
     budget: int | str | None = None,
     *,
     sample: Any = None,
-    sample_kwargs: Mapping[str, Any] | None = None,
     **options: Unpack[LimitKeywords],
 ) -> _M:
     """Let a model's forward and backward stay within a memory budget from now on.
@@ -46,8 +47,7 @@ def limit_memory(
             limited already, the new limit replaces the old one.
         budget: as for `Rockmate`; None for the environment variable ``REMAT_BUDGET``, or else ``"auto"``.
         sample: plans at once, for this sample, as for `Rockmate`.
-        sample_kwargs: keyword inputs in addition to positional ones.
-        **options: as for `Rockmate`.
+        **options: as for `Rockmate`; ``sample_kwargs`` plans at once, too.
 
     Returns:
         The model.
@@ -78,7 +78,7 @@ def limit_memory(
         options.get("seed", 0),
         options.get("time_limit_s"),
     )
-    call = None
+    sample_kwargs, call = options.pop("sample_kwargs", None), None
     if sample is not None or sample_kwargs is not None:
         call = as_call(() if sample is None else sample, sample_kwargs)
     if in_place.state_of(model) is not None:

@@ -1,9 +1,9 @@
-"""For loops with accelerate: the limit, and the plan in its trackers.
+"""For loops with accelerate: a plan in its trackers.
 
-model = limit_memory(model, "20GiB")                 # before or after the next line
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-...
-report(accelerator, model, step)                     # once, after the first step
+    model = limit_memory(model, "20GiB")                 # before or after the next line
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+`report` is called once, after the first step.
 """
 
 from typing import Any

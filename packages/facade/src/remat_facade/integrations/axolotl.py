@@ -1,8 +1,10 @@
-"""A plugin for axolotl, named in its YAML.
+"""A plugin for axolotl.
 
-plugins:
-  - remat_facade.integrations.axolotl.RematPlugin
-remat_budget: 20GiB
+    plugins:
+      - remat_facade.integrations.axolotl.RematPlugin
+    remat_budget: 20GiB
+
+Its YAML names the plugin and the budget.
 """
 
 from typing import Any
