@@ -140,7 +140,7 @@ def _check_trainer(trainer: Any, options: Mapping[str, Any]) -> None:
         )
 
 
-class _Called(Exception):  # noqa: N818 - it ends a call that is no error
+class _Called(Exception):
     """A model was called."""
 
 
