@@ -79,6 +79,7 @@ def read_joint(
         out_spec=result.spec,
         mutations=tuple((placeholders[o.of_input], o.node) for o in by_kind[OutputKind.MUTATION]),
         gradients=tuple((placeholders[o.of_input], o.node) for o in by_kind[OutputKind.GRADIENT]),
+        changes=result.changes,
     )
 
 

@@ -274,6 +274,7 @@ class PlanManager:
         if self.backend is not None:
             # The backend may have moved some of the module's tensors.
             signature = self.signature(self.current_snapshot(target), tensors, target)
+        step.captured.changes.fill_defaults()
         signature = self._guarded(signature, target, recorder.reads)
         self.latest = self.steps[signature] = step
         self.latest_signature = signature
