@@ -91,7 +91,7 @@ def merge_equal_calls(graph: torch.fx.Graph) -> None:
     kept = _storages_of_caller(graph)
     nodes = list(graph.nodes)
     last_read = _last_reads(nodes)
-    number: dict[Node, Any] = {}  # of equal calls the same
+    number: dict[Node, Node] = {}  # of equal calls the same
     latest: dict[Hashable, Node] = {}
     for place, node in enumerate(nodes):
         number[node] = node
@@ -128,7 +128,7 @@ def _last_reads(nodes: Iterable[Node]) -> dict[int, int]:
     return found
 
 
-def _call(node: Node, number: Mapping[Node, Any]) -> Hashable | None:
+def _call(node: Node, number: Mapping[Node, Node]) -> Hashable | None:
     """A key that equal calls of pure operators share; None for other nodes."""
     if node.op != "call_function" or not meta_tensors(node.meta.get("val")):
         return None
@@ -141,7 +141,7 @@ def _call(node: Node, number: Mapping[Node, Any]) -> Hashable | None:
     return (target, _key(node.args, number), _key(tuple(sorted(node.kwargs.items())), number))
 
 
-def _key(argument: Any, number: Mapping[Node, Any]) -> Hashable:
+def _key(argument: Any, number: Mapping[Node, Node]) -> Hashable:
     if isinstance(argument, Node):
         return number[argument]
     if isinstance(argument, list | tuple):
