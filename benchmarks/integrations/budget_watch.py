@@ -8,11 +8,12 @@ budget is for: activations, gradients that are new, and the loss of a trainer th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
 import torch
+from torch import Tensor
 
 from remat_executor import MemoryMeter
 from remat_executor.module.planned_step import PlannedStep
@@ -26,25 +27,27 @@ class BudgetWatch:
         peaks: (bytes, budget) of each step.
         reserve_nbytes: what was reserved for the trainer's own loss, which plans leave free of their budget.
         plans: how many plans ran.
+        kept: gives tensors that are there before a step and count for its budget: none but for an `Offmate`.
     """
 
     peaks: list[tuple[int, int]] = attrs.field(factory=list)
     reserve_nbytes: int = 0
     plans: int = 0
+    kept: Callable[[], list[Tensor]] = list
     _seen: list[PlannedStep] = attrs.field(factory=list)
     _meter: MemoryMeter | None = None
     _budget_nbytes: int = 0
 
     def _open(self, budget_nbytes: int) -> None:
         self._close()
-        self._meter, self._budget_nbytes = MemoryMeter(), budget_nbytes
+        self._meter, self._budget_nbytes = MemoryMeter(self.kept()), budget_nbytes
         self._meter.__enter__()
 
     def _close(self) -> None:
         if self._meter is not None:
             meter, self._meter = self._meter, None
             meter.__exit__(None, None, None)
-            self.peaks.append((meter.peak_nbytes, self._budget_nbytes))
+            self.peaks.append((meter.baseline_nbytes + meter.peak_nbytes, self._budget_nbytes))
 
     @property
     def worst(self) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.integrations.hf_trainer import TOOL, finish, trainer_of
+from benchmarks.integrations.hf_trainer import TOOL, finish, loads, trainer_of
 from benchmarks.integrations.scenario import Run, scenario
 from benchmarks.integrations.tiny import gpt2, llama
 from tests.helpers.models import import_transformers
@@ -109,6 +109,28 @@ def by_model_init(run: Run) -> None:
     trainer = trainer_of(run, None, trainer={"model_init": init}, max_steps=3)
     finish(run, trainer)
     finish(run, trainer)
+
+
+@scenario(TOOL, "offmate: AdamW, clipping, accumulation, bf16")
+def offloaded(run: Run) -> None:
+    options = {"gradient_accumulation_steps": 3, "max_steps": 3, "weight_decay": 0.1, "bf16": True}
+    trainer = trainer_of(run, llama(), lr_scheduler_type="cosine", **options)
+    run.offmate(trainer)
+    finish(run, trainer)
+
+
+@scenario(TOOL, "offmate: checkpoint, resumed", plans=2)
+def offloaded_resumed(run: Run) -> None:
+    options = {"save_strategy": "steps", "save_steps": 3}
+    trainer = trainer_of(run, llama(), **options)
+    run.offmate(trainer)
+    finish(run, trainer)
+    checkpoint = run.folder / "out" / "checkpoint-6"
+    loads(run, checkpoint, trainer.model)
+    trainer = trainer_of(run, llama(), **options)
+    run.offmate(trainer)
+    finish(run, trainer, resume_from_checkpoint=str(checkpoint.with_name("checkpoint-3")))
+    run.checks["goes on with the losses of the whole training"] = run.losses[6:][-3:] == run.losses[3:6]
 
 
 @scenario(TOOL, "DDP, two processes", ranks=2)

@@ -120,6 +120,7 @@ def _outcome(scenario: Scenario, cache: Path, planned: bool) -> Outcome:
     ):
         warnings.simplefilter("always")
         run = Run(planned=planned, folder=Path(folder), cache=cache)
+        watch.kept = run.kept_on_device
         scenario.run(run)
         watch.reserve_nbytes = run.reserve_nbytes
         if planned:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers.acceptance import same_bits
+from tests.helpers.offmates import Mapped
 
 BUDGET = "60%"
 
@@ -29,6 +30,7 @@ class Run:
         budget: of the one line.
         options: of the one line, which the scenario adds.
         reserve_nbytes: what the one line reserves for a loss outside of the model.
+        host: the host memory of an `Offmate`, whose budget counts what else training keeps between steps.
         models: those that the one line is for.
         calls: how often these were called with gradients, counted without a plan only.
         others: how often without gradients, counted likewise.
@@ -45,6 +47,7 @@ class Run:
     budget: int | str = BUDGET
     options: dict[str, Any] = attrs.field(factory=dict)
     reserve_nbytes: int = 0
+    host: Mapped | None = None
     models: list[nn.Module] = attrs.field(factory=list)
     calls: int = 0
     others: int = 0
@@ -78,6 +81,26 @@ class Run:
         module = importlib.import_module(f"remat_facade.integrations.{tool}")
         kind = {"transformers": "RematCallback", "lightning": "MemoryLimit"}[tool]
         return [getattr(module, kind)(self.budget, **self.line)]
+
+    def offmate(self, trainer: Any, **options: Any) -> None:
+        """`offmate(trainer, budget)` for transformers' trainer; without a plan, nothing."""
+        self.watched(trainer.model)
+        if self.planned:
+            from remat_facade.integrations.transformers import offmate
+            from remat_offload import HostPool
+
+            self.host = Mapped()
+            pool = HostPool(64 << 20, memory=self.host)
+            self.models[-1] = offmate(trainer, self.budget, pool=pool, **{**self.line, **options})
+
+    def kept_on_device(self) -> list[Tensor]:
+        """What an `Offmate` has there between steps, all of which counts for its budget."""
+        if self.host is None:
+            return []
+        model, addresses = self.models[-1], self.host.addresses
+        states = (value for state in model.optimizer.state.values() for value in state.values())
+        kept = (*(p.data for p in model.module.parameters()), *model.buffers(), *states)
+        return [t for t in kept if t.dim() and t.untyped_storage().data_ptr() not in addresses]
 
     def watched(self, model: nn.Module) -> None:
         """Count what calls a model in training; the one line is elsewhere."""

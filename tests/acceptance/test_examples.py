@@ -34,6 +34,7 @@ def run(example: str, *arguments: str, cache: Path) -> tuple[list[str], str]:
         ("accelerated", (), "60%"),
         ("accelerated", ("--prepared",), "60%"),
         ("trainer", (), "60%"),
+        ("offloaded", (), "60%"),
         ("sft", (), "200MiB"),  # the loss's own buffer takes nearly all of so small a model's memory
     ],
 )

@@ -15,6 +15,7 @@ CUT = [
     "plain loop: deepcopied before training",
     "Trainer: RematCallback",
     "Trainer: load_best_model_at_end",
+    "Trainer: offmate: checkpoint, resumed",
     "SFTTrainer: LoRA by peft_config, RematCallback",
     "DPOTrainer: limit_memory before the trainer",
     "PEFT: LoRA on a model limited before get_peft_model",

@@ -63,3 +63,17 @@ class OffmateKeywords(SharedKeywords, total=False):
     machine: "Machine | None"
     pool: "HostPool | None"
     links: "Links | None"
+
+
+class OffmateTrainerKeywords(SharedKeywords, total=False):
+    """Keywords of `Offmate` that a trainer does not determine, in addition to a budget and a sample."""
+
+    host_budget: int | str | None
+    master_weights: bool | None
+    accumulation: int | None
+    machine: "Machine | None"
+    pool: "HostPool | None"
+    links: "Links | None"
+    config: Config | AnyPath | None
+    seed: int
+    time_limit_s: float | None

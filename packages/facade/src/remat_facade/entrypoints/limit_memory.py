@@ -15,6 +15,7 @@ from torch import nn
 from remat_executor import PlannedModule
 from remat_executor.module import in_place
 from remat_executor.module.forward_binding import ForwardBinding
+from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call
 from remat_facade.entrypoints.keywords import LimitKeywords
 from remat_facade.entrypoints.rockmate import Rockmate
@@ -110,13 +111,14 @@ def release(model: _M) -> _M:
     return model
 
 
-def planned(model: nn.Module) -> Rockmate | None:
+def planned(model: nn.Module) -> BudgetedModule | None:
     """The planned module behind a model with a memory limit, with `plan`, `runs` and `will_it_fit`.
 
     Returns:
-        None if nothing is planned yet, or if the model has no memory limit.
+        The model itself if it is a `Rockmate` or an `Offmate`. None if nothing is planned yet, or if the
+        model has no memory limit.
     """
-    if isinstance(model, Rockmate):
+    if isinstance(model, BudgetedModule):
         return model
     state = in_place.state_of(model)
-    return None if state is None else cast("Rockmate | None", state.planned)
+    return None if state is None else cast("BudgetedModule | None", state.planned)

@@ -1,21 +1,31 @@
-"""A callback for transformers' `Trainer`, and for the trainers that derive from it, such as TRL's.
+"""For transformers' `Trainer`, and for the trainers that derive from it, such as TRL's.
 
     Trainer(..., callbacks=[RematCallback("20GiB")])
 
 The model's memory is limited in place when training begins, and its step is planned at the first batch. The
 plan is written to the log, to the trainer's history, and to TensorBoard or Weights & Biases if in use.
+
+    offmate(trainer, "20GiB", host_budget="64GiB")   # before trainer.train()
+
+The trainer then trains its model as an `Offmate`, with its own optimizer.
 """
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from torch import nn
 from transformers import TrainerCallback
 
-from remat_facade.entrypoints.keywords import LimitKeywords
+from remat_executor.module.in_place import state_of
+from remat_facade.entrypoints.keywords import LimitKeywords, OffmateTrainerKeywords
 from remat_facade.entrypoints.limit_memory import limit_memory, planned
+from remat_facade.entrypoints.offload_options import offmate_config
+from remat_facade.entrypoints.offmate import Offmate
 from remat_facade.integrations.plan_report import plan_figures, plan_text, warn_uncalled
+from remat_offload import OffloadMisuse
+from remat_offload.optimizer.trial_steps import generators_kept
 
 
 class RematCallback(TrainerCallback):  # type: ignore[misc]
@@ -60,3 +70,100 @@ class RematCallback(TrainerCallback):  # type: ignore[misc]
         run = getattr(sys.modules.get("wandb"), "run", None)
         if run is not None:
             run.summary.update(figures)
+
+
+def offmate(
+    trainer: Any,
+    budget: int | str,
+    *,
+    sample: Mapping[str, Any] | None = None,
+    **options: Unpack[OffmateTrainerKeywords],
+) -> Offmate:
+    """Let a trainer train its model as an `Offmate`, with its own optimizer; call it before ``train()``.
+
+    The trainer makes its optimizer as it would without this call, with its parameter groups, and steps it as
+    usual: clipping, schedules, accumulation and checkpoints are unchanged.
+
+    Args:
+        trainer: a `transformers.Trainer`. If its model does not fit on the device, its arguments need
+            ``place_model_on_device=False``.
+        budget: as for `Offmate`.
+        sample: a batch as the trainer's loader gives it; None for the first one. Random generators stay
+            unchanged, but a dataset that can be read only once loses its first batches.
+        **options: as for `Offmate`; ``accumulation`` is the trainer's by default.
+
+    Returns:
+        The model that the trainer now has.
+
+    Raises:
+        OffloadMisuse: the trainer trains in a way that `Offmate` does not support, or its optimizer would be
+            stepped during the backward.
+
+    All errors of `Offmate` are raised too.
+    """
+    _check_trainer(trainer, options)
+    options.setdefault("accumulation", trainer.args.gradient_accumulation_steps)
+    with generators_kept(trainer.args.device):
+        optimizer = trainer.create_optimizer()
+        # Without the placements of `train()`, which would move the model and its states to the device.
+        model = trainer.accelerator.prepare_model(trainer.model.train(), device_placement=False)
+        args, kwargs = _call_of(trainer, model, sample)
+        made = Offmate(model, args, budget, sample_kwargs=kwargs, optimizer=optimizer, **options)
+    trainer.optimizer = trainer.accelerator.prepare_optimizer(optimizer, device_placement=False)
+    trainer.model = trainer.model_wrapped = trainer.callback_handler.model = made
+    trainer.place_model_on_device = False
+    return made
+
+
+def _check_trainer(trainer: Any, options: Mapping[str, Any]) -> None:
+    """Raise `OffloadMisuse` if an `Offmate` cannot train in this trainer."""
+    if options.get("optimizer_in_backward") or offmate_config(options.get("config")).optimizer_in_backward:
+        raise OffloadMisuse(
+            problem="optimizer_in_backward is set, but a Trainer steps the optimizer, and clips before",
+            advice="omit it",
+        )
+    if trainer.args.world_size > 1 or trainer.args.n_gpu > 1 or trainer.is_model_parallel:
+        raise OffloadMisuse(
+            problem="the Trainer trains on several devices, and Offmate is for one process on one device",
+            advice="start one process that sees one device, or use RematCallback",
+        )
+    if trainer.model_init is not None:
+        raise OffloadMisuse(
+            problem="the Trainer has model_init, and train() would replace the model by another",
+            advice="give the Trainer a model",
+        )
+    limited = [each for each in trainer.callback_handler.callbacks if isinstance(each, RematCallback)]
+    if limited or state_of(trainer.model) is not None:
+        raise OffloadMisuse(
+            problem="the Trainer's model has a memory limit, or gets one from RematCallback",
+            advice="omit the limit: the plan of Offmate decides about recomputing, too",
+        )
+
+
+class _Called(Exception):
+    """A model was called."""
+
+
+def _call_of(
+    trainer: Any, model: nn.Module, sample: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with which a trainer calls its model in a step, computed without the model."""
+    found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append((args, kwargs))
+        raise _Called
+
+    count = trainer.args.gradient_accumulation_steps
+    loader = trainer.get_train_dataloader() if sample is None else [sample] * count
+    batches, items = trainer.get_batch_samples(iter(loader), count, trainer.args.device)
+    if hasattr(loader, "end"):  # for accelerate, which takes it for the loader in use until then
+        loader.end()
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        trainer.training_step(model, batches[0], num_items_in_batch=items)
+    except _Called:
+        pass
+    finally:
+        hook.remove()
+    return found[0]
