@@ -60,6 +60,13 @@ def test_clones_that_change_nothing_are_dropped() -> None:
     assert "clone" not in targets(module)
 
 
+def test_clones_of_clones_are_dropped() -> None:
+    module = planned(
+        lambda h, _: (h.tanh().clone().clone().view(-1).clone() * h.exp().clone().view(-1)).sum()
+    )
+    assert "clone" not in targets(module)
+
+
 def test_views_of_a_dropped_clone_show_its_source() -> None:
     module = planned(lambda h, o: (h.tanh().clone().view(-1).split(6)[1].unsqueeze(0) * 3 + o[0, 0]).sum())
     assert "clone" not in targets(module)
@@ -78,6 +85,27 @@ def test_views_of_a_dropped_clone_show_its_source() -> None:
 )
 def test_clones_that_matter_stay(function: Callable[[Tensor, Tensor], Any]) -> None:
     assert "clone" in targets(planned(function))
+
+
+def test_writes_into_slices_write_in_place() -> None:
+    """A buffer that is filled in parts, twice: one storage, as in eager."""
+
+    def filled(h: Tensor, o: Tensor) -> Tensor:
+        buffer = torch.zeros(3, 4000)
+        for i in range(4):
+            buffer[:, i] = h[:, i]
+            buffer[:, 10 * i + 10 : 10 * i + 14] = h
+        buffer[:, 100:] = 0.0
+        buffer[1] = 2.0
+        buffer[:, 10:14] = h.double()  # another dtype
+        return (buffer[:, :50] * h.sum()).sum()
+
+    module = planned(filled)
+    large = [v for v in module.graph.values if v.nbytes >= 3 * 4000 * 4]
+    assert len(large) > 8
+    assert noremat_peak_nbytes(module.graph) < 3 * 3 * 4000 * 4
+    copies = [op for op in module.graph.ops if op.target == "aten.copy.default" and not op.backward]
+    assert len(copies) == 1  # from another dtype
 
 
 def test_equal_calls_are_made_once_where_the_first_lives() -> None:

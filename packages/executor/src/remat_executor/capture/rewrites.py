@@ -1,7 +1,8 @@
 """Rewrites of a captured graph that cost nothing and keep every bit.
 
-* A clone with the layout of its source is dropped: nothing is written in a functional graph.
+* A copy with the layout of its source is dropped: nothing is written in a functional graph.
 * Of equal calls, a later one gives way to an earlier one whose result lives until then anyway.
+* A write into a slice reads what is written, and not a copy of it with the layout of the slice.
 * The backward of hardtanh and leaky_relu reads the result, which what comes next usually keeps, and not the
   input.
 
@@ -20,11 +21,13 @@ from remat_executor.torch_private.fake_tensors import with_careful_fake_cache
 from remat_executor.torch_private.tensors import storage_id
 
 aten = torch.ops.aten
+_WRITES = (aten.slice_scatter.default, aten.select_scatter.default)  # the second argument into the first
 
 
 def rewrite(graph: torch.fx.Graph) -> None:
     """Apply all rewrites, in place."""
     drop_clones(graph)
+    drop_laid_out_copies(graph)
     merge_equal_calls(graph)
     read_results(graph)
 
@@ -71,14 +74,32 @@ def _with_defaults(node: Node) -> tuple[Any, ...]:
 
 
 def drop_clones(graph: torch.fx.Graph) -> None:
-    """Let the readers of a clone with the layout of its source read the source."""
+    """Let the readers of a copy with the layout of its source read the source."""
     kept = _storages_of_caller(graph)
-    for node in graph.find_nodes(op="call_function", target=aten.clone.default):
-        source: Any = node.args[0]
+    clones = graph.find_nodes(op="call_function", target=aten.clone.default)
+    copies = graph.find_nodes(op="call_function", target=aten.copy.default)
+    for place, node in [*((0, node) for node in clones), *((1, node) for node in copies)]:
+        source: Any = node.args[place]
         one, other = source.meta["val"], node.meta["val"]
         whole = one.untyped_storage().nbytes() == other.untyped_storage().nbytes()
-        same = (one.shape, one.stride(), one.is_conj()) == (other.shape, other.stride(), other.is_conj())
-        if whole and same and kept.isdisjoint((storage_id(one), storage_id(other))):
+        if whole and _layout(one) == _layout(other) and kept.isdisjoint((storage_id(one), storage_id(other))):
+            _replace(node, source)
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_conj())
+
+
+def drop_laid_out_copies(graph: torch.fx.Graph) -> None:
+    """Let a write into a slice read its source: a copy laid out as the slice takes all bytes around it."""
+    kept = _storages_of_caller(graph)
+    for node in graph.find_nodes(op="call_function", target=aten.copy.default):
+        source: Any = node.args[1]
+        one, other = source.meta["val"], node.meta["val"]
+        same = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+        same = same and not one.is_conj() and not other.is_conj()
+        written = all(user.target in _WRITES and user.args[0] is not node for user in node.users)
+        if node.users and same and written and storage_id(one) not in kept:
             _replace(node, source)
 
 
