@@ -67,7 +67,7 @@ def _judged(scenario: Scenario, cache: Path) -> dict[str, Any]:
         "bitwise": not differences,
         "steps": steps,
         "calls": plain.run.calls,
-        "peak_share": ours.watch.worst,
+        "peak_share": None if scenario.parts else ours.watch.worst,
         "plans": plans,
         "warned": list(ours.warned),
         "notes": ours.run.notes,
@@ -95,7 +95,7 @@ def _wrong(
     plans = ours.watch.plans
     if plans > scenario.plans:
         yield f"{plans} plans instead of {scenario.plans}"
-    if ours.watch.above:
+    if ours.watch.above and not scenario.parts:
         yield ours.watch.above
     for what, held in (*plain.run.checks.items(), *ours.run.checks.items()):
         if not held:

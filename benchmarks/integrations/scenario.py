@@ -146,6 +146,8 @@ class Scenario:
         warns: patterns of the warnings of remat that a user must get.
         unplanned: why calls in training run without a plan, where they do; a warning must say so.
         ranks: how many processes train together.
+        parts: whether parts of a model are planned, whose steps overlap, so that the meter of whole steps
+            does not apply.
     """
 
     tool: str
@@ -155,6 +157,7 @@ class Scenario:
     warns: tuple[str, ...] = ()
     unplanned: str = ""
     ranks: int = 1
+    parts: bool = False
 
     @property
     def name(self) -> str:

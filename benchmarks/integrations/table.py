@@ -24,6 +24,7 @@ TOOLS = {
     "diffusers_loops": ("diffusers", "diffusers"),
     "ignite_engine": ("pytorch-ignite", "ignite"),
     "fastai_learner": ("fastai", "fastai"),
+    "torchtitan_blocks": ("torchtitan", "torchtitan"),
 }
 
 

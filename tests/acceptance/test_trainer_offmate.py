@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from remat_facade import Offmate, limit_memory, planned
 from remat_offload import OffloadMisuse
@@ -116,8 +116,12 @@ def test_trainings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     config.write_text("type: offmate\noptimizer_in_backward: true\n", encoding="utf-8")
     with pytest.raises(OffloadMisuse, match="optimizer_in_backward is set"):
         offloaded(trainer_in(tmp_path), tmp_path, config=config)
+
+    def init() -> nn.Module:
+        return small_llama()
+
     with pytest.raises(OffloadMisuse, match="model_init"):
-        offloaded(trainer_in(tmp_path, of_trainer={"model": None, "model_init": small_llama}), tmp_path)
+        offloaded(trainer_in(tmp_path, of_trainer={"model": None, "model_init": init}), tmp_path)
     limited = {"model": limit_memory(small_llama(), "60%")}
     for of_trainer in (limited, {"callbacks": [RematCallback("60%")]}):
         with pytest.raises(OffloadMisuse, match="omit the limit"):

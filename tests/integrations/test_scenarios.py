@@ -26,11 +26,14 @@ CUT = [
     "diffusers: EMAModel, gradient accumulation",
     "ignite: create_supervised_trainer, evaluator, EMAHandler",
     "fastai: Learner.fit with validation",
+    "torchtitan: FSDP, override, beside SelectiveAC",
+    "torchtitan: override, each block metered",
 ]
 # Those that the default environment lacks; the others are never skipped.
 EXTRA = {"Lightning": "lightning", "timm": "timm", "diffusers": "diffusers"} | {
     "ignite": "pytorch-ignite",
     "fastai": "fastai",
+    "torchtitan": "torchtitan",
 }
 
 
