@@ -126,9 +126,9 @@ def smoothed(run: Run) -> None:
     finish(run, trainer_of(run, model, label_smoothing_factor=0.1))
 
 
-@scenario(TOOL, "a classifier, compute_metrics", plans=2, warns=("config.problem_type",))
+@scenario(TOOL, "a classifier, compute_metrics")
 def classifier(run: Run) -> None:
-    """The model itself sets its config's problem_type at its first evaluation."""
+    """The model itself sets its config's problem_type at its first call."""
 
     def metrics(prediction: Any) -> dict[str, float]:
         right = prediction.predictions.argmax(-1) == prediction.label_ids

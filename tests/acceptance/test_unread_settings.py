@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,22 @@ def test_what_a_capture_read_replans(cache: Path) -> None:
         change()
         assert all(map(torch.equal, step(model, sample), step(planned, sample)))
         assert planned.runs["replanned"] == i
+
+
+def test_a_classifier_that_fills_its_config_in_is_planned_once(cache: Path) -> None:
+    """Its first forward writes the kind of problem into the config, as the original's does."""
+    torch.manual_seed(0)
+    model, sample = bert()
+    original = copy.deepcopy(model)
+    assert model.config.problem_type is None
+    planned: Any = PlannedModule(model.train(), (), sample, save_all, cache_dir=cache)
+    original.train()
+    for _ in range(2):
+        assert all(map(torch.equal, step(original, sample), step(planned, sample)))
+        for each in (original, planned):
+            each.eval()
+            with torch.no_grad():
+                each(**sample)
+            each.train()
+    assert planned.config.problem_type == original.config.problem_type == "single_label_classification"
+    assert planned.runs == {"planned": 2, "original": 2}

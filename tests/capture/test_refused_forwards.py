@@ -138,10 +138,12 @@ class FillsIn(nn.Module):
 
 
 def test_a_default_that_the_forward_fills_in(cache: Path) -> None:
-    """The config is as it was, and one plan serves."""
+    """It is filled in as by the original's first call, and one plan serves."""
     x = torch.randn(2, 3)
     original, planned = pair(FillsIn(), cache, x)
-    assert planned.config.kind is None
+    assert original.config.kind is None
     assert_same_step(original, planned, x)
+    assert planned.config.kind == original.config.kind
+    assert planned.config.kind is not None
     assert_same_step(original, planned, x)
     assert planned.runs == {"planned": 2}

@@ -21,7 +21,7 @@ from remat_executor.runtime.graph_recorder import PoolTensor
 from remat_facade import Hiremate
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
-from remat_graph import Graph, Plan
+from remat_graph import Graph, Plan, Roofline
 from tests.helpers.planners import AMPLE_NBYTES
 
 
@@ -288,6 +288,7 @@ def test_parameters_that_move(pair: tuple[PlannedModule, Network], tape: list[Ta
 def test_what_a_recorded_step_is_said_to_need(tape: list[Tape], tmp_path: Any) -> None:
     """A replay's peak, and in addition what is held between steps: the pool and copies of the inputs."""
     found = []
+    schedules = []
     for pool_nbytes in (0, 1 << 30):
 
         def new_tape(nbytes: int = pool_nbytes) -> Tape:
@@ -297,10 +298,13 @@ def test_what_a_recorded_step_is_said_to_need(tape: list[Tape], tmp_path: Any) -
 
         module, x = network(), batch(0)
         runtimes = [CudaGraphs(new_tape)]
-        planned = PlannedModule(module, (x,), {}, AnyPeak(), runtime=runtimes.pop, cache_dir=tmp_path)
+        options: dict[str, Any] = {"platform": Roofline(), "cache_dir": tmp_path}  # else plans may differ
+        planned = PlannedModule(module, (x,), {}, AnyPeak(), runtime=runtimes.pop, **options)
         assert planned.rehearsed_nbytes is not None
         found.append(planned.rehearsed_nbytes)
+        schedules.append(planned.plan.schedule)
         assert tape[-1].played == 2 * list(range(tape[-1].recorded))  # measured as it was replayed
+    assert schedules[0] == schedules[1]
     assert found[1] - found[0] == 1 << 30
     copied_nbytes = x.nbytes + planned(x)[1].nbytes + 4  # the input and the tangents
     assert found[0] >= copied_nbytes

@@ -5,6 +5,8 @@ from typing import Any
 import attrs
 import torch
 
+from remat_executor.inspection.attribute_changes import Changes
+
 
 @attrs.frozen(kw_only=True)
 class Output:
@@ -36,6 +38,7 @@ class Captured:
         out_spec: structure of the output.
         mutations: (placeholder, node of its new content).
         gradients: (placeholder, node of its gradient) of placeholders that have one.
+        changes: what the forward assigned on its modules, which capture undid.
     """
 
     graph_module: torch.fx.GraphModule
@@ -46,3 +49,4 @@ class Captured:
     out_spec: Any
     mutations: tuple[tuple[torch.fx.Node, torch.fx.Node], ...]
     gradients: tuple[tuple[torch.fx.Node, torch.fx.Node], ...]
+    changes: Changes = attrs.field(factory=Changes)

@@ -13,6 +13,7 @@ from remat_executor.capture.cudnn_batch_norms import use_cudnn_batch_norms
 from remat_executor.capture.dropout_rounding import use_eager_rounding
 from remat_executor.capture.explain import foreign_generator
 from remat_executor.capture.recurrent import flatten_gradients, keep_workspaces, separate_flat_weights
+from remat_executor.capture.rewrites import rewrite
 from remat_executor.capture.traced_step import TraceResult
 from remat_executor.errors import CaptureError
 from remat_executor.inspection.tensors import Tensors
@@ -43,6 +44,7 @@ def read_joint(
     keep_workspaces(graph)
     separate_flat_weights(graph)
     flatten_gradients(graph)
+    rewrite(graph)
     inputs = joint_inputs(graph)
     given = [i for i in inputs if i.tangent_of is None]
     tangents = {i.tangent_of: i.node for i in inputs if i.tangent_of is not None}
@@ -77,6 +79,7 @@ def read_joint(
         out_spec=result.spec,
         mutations=tuple((placeholders[o.of_input], o.node) for o in by_kind[OutputKind.MUTATION]),
         gradients=tuple((placeholders[o.of_input], o.node) for o in by_kind[OutputKind.GRADIENT]),
+        changes=result.changes,
     )
 
 

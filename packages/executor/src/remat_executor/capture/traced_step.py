@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from remat_executor.capture.absent_device import SeenDevice
 from remat_executor.capture.constant_branches import ConstantBranches
+from remat_executor.capture.number_inputs import NumberInput
 from remat_executor.capture.side_effects import SideEffectGuard
 from remat_executor.errors import CaptureError, NothingToDifferentiate, UnplannedUse
 from remat_executor.inspection.attribute_changes import Changes
@@ -89,7 +90,10 @@ class TracedStep(nn.Module):
         )
         owned = [names for names, _ in (*tensors.parameters, *tensors.buffers)]
         substitutes = {name: tensor for names, tensor in zip(owned, flat, strict=False) for name in names}
-        args, kwargs = unflatten(tensors.filled_leaves(inputs), tensors.spec)
+        leaves = tensors.filled_leaves(inputs)
+        for i in tensors.numbers:
+            leaves[i] = NumberInput(leaves[i])
+        args, kwargs = unflatten(leaves, tensors.spec)
         in_slots = [flat[slot.place] for slot in tensors.slots]
         guard = SideEffectGuard(self.__dict__["_original"], substitutes, in_slots, self.__dict__["_call"])
         named = {f"original.{name}": tensor for name, tensor in substitutes.items()}

@@ -15,6 +15,9 @@ from remat_executor.inspection.reads import Reads
 from remat_executor.inspection.tensors import Owned, Tensors
 from remat_executor.torch_private.tensors import memory_id
 
+NUMBER = "a number that is an input"
+"""Stands for the number, whose dtype is among the inputs: a tensor in its place would be another call."""
+
 
 @attrs.frozen(kw_only=True, cache_hash=True)
 class OwnSignature:
@@ -48,7 +51,7 @@ class Signature:
         sharing: for each input the first tensor that shares its storage: one of the module, else (below 0)
             one of the inputs.
         inputs: layout and requires_grad of each input tensor, the places of leaves and slots.
-        constants: the arguments that are not tensors.
+        constants: the arguments that are not tensors; `NUMBER` for a number that is an input.
         spec: structure of the arguments, as a string.
         flags: (name, value) of the global state that changes kernels.
         forward: key of the function that the call runs, if it is not the module's own forward.
@@ -127,7 +130,9 @@ def signature(
             tuple((slot.name, slot.place) for slot in tensors.slots),
             *((_layout(t), t.requires_grad) for t in inputs),
         ),
-        constants=tuple(exact_key(c) for c in tensors.constants),
+        constants=tuple(
+            NUMBER if i in tensors.numbers else exact_key(c) for i, c in enumerate(tensors.constants)
+        ),
         spec=str(tensors.spec),
         flags=global_flags(device or tensors.device),
     )

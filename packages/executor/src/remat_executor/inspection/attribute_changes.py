@@ -27,10 +27,19 @@ class Changes:
     Attributes:
         state: numbers, strings and items of containers, which a later call would read.
         kept: values stored for inspection only, such as the last hidden tensor.
+        defaults: (fields of an object, name, value) of plain values in place of None. Every call fills them
+            in, as transformers' classifiers do with `config.problem_type`.
     """
 
     state: list[str] = attrs.field(factory=list)
     kept: list[str] = attrs.field(factory=list)
+    defaults: list[tuple[dict[str, Any], str, Any]] = attrs.field(factory=list)
+
+    def fill_defaults(self) -> None:
+        """Fill the defaults in, as the original's first call does, unless that is done."""
+        for fields, name, value in self.defaults:
+            if fields.get(name, value) is None:
+                fields[name] = value
 
 
 @context
@@ -65,6 +74,9 @@ class _Container:
                 continue
             if self.kind == "numbers" and old == new:
                 continue
+            fields = getattr(self.thing, "__dict__", None) if self.kind == "fields" else None
+            if old is None and isinstance(new, PLAIN) and type(fields) is dict and key in fields:
+                changes.defaults.append((fields, key, new))
             self.note(changes, key, old, new)
 
     def note(self, changes: Changes, key: Any, old: Any, new: Any) -> None:

@@ -6,6 +6,7 @@ A fake tensor has the layout of the original one, is on the planned device, and 
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor, nn
 
@@ -17,9 +18,20 @@ from remat_graph.contexts import context
 
 @context
 def with_fake_tensors(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    device: torch.device,
+    numbers: frozenset[int] = frozenset(),
 ) -> Generator[Tensors, None, None]:
     """A context in which fake tensors on `device` replace a model's parameters, buffers and inputs.
+
+    Args:
+        model: the module.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        device: of the fake tensors.
+        numbers: see `Tensors`.
 
     Returns:
         The fake tensors of the model and of the call.
@@ -34,7 +46,7 @@ def with_fake_tensors(
             made = {id(leaf): make_fake(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
             # A tensor that is given twice is one input.
             args, kwargs = unflatten([made.get(id(leaf), leaf) for leaf in leaves], spec)
-            yield collect(model, args, kwargs)
+            yield attrs.evolve(collect(model, args, kwargs), numbers=numbers)
 
 
 @context

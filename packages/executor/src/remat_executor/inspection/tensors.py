@@ -7,9 +7,11 @@ position table or a list of anchors.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,11 @@ from remat_executor.torch_private.pytrees import flatten, unflatten
 
 REGISTRIES = frozenset(nn.Module().__dict__)
 """The attributes that every module has."""
+
+NO_NUMBERS: Mapping[Any, frozenset[int]] = MappingProxyType({})
+
+MOST_COUNTED = (1 << 31) - 1
+"""A larger whole number is no input: arithmetic with it may leave the 64 bits of a tensor."""
 
 MOST_HELD = 1_000
 """A longer list or dict is not searched for tensors at each call."""
@@ -75,6 +82,7 @@ class Tensors:
         slots: all plain attributes that hold tensors.
         leaves: per leaf of the arguments the index into `arguments`, or None for a constant.
         constants: the leaves that are not tensors, None where they are.
+        numbers: the leaves that are Python numbers and inputs all the same, as tensors of `arguments`.
         spec: structure of ``(args, kwargs)``.
         flat: parameters, then buffers, then inputs.
     """
@@ -87,6 +95,7 @@ class Tensors:
     constants: tuple[Any, ...]
     spec: Any
     flat: tuple[Tensor, ...]
+    numbers: frozenset[int] = frozenset()
 
     def filled_leaves(self, tensors: Sequence[Tensor]) -> list[Any]:
         """The leaves of the arguments, with these tensors as `arguments`."""
@@ -151,9 +160,24 @@ def owned_by(module: nn.Module) -> Owned:
     )
 
 
-def called_with(owned: Owned, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
-    """Add the tensors of a call to those of the module."""
+def called_with(
+    owned: Owned,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    numbers: Mapping[Any, frozenset[int]] = NO_NUMBERS,
+) -> Tensors:
+    """Add the tensors of a call to those of the module.
+
+    Args:
+        owned: the module's tensors.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        numbers: by the structure of the arguments the leaves that are inputs where they are numbers.
+    """
     leaves, spec = flatten((args, dict(kwargs)))
+    inputs = frozenset(i for i in numbers.get(spec, ()) if is_number(leaves[i])) if numbers else frozenset()
+    for i in inputs:
+        leaves[i] = _as_tensor(leaves[i])
     index: dict[int, int] = {}
     arguments: list[Tensor] = []
     places: list[int | None] = []
@@ -183,7 +207,18 @@ def called_with(owned: Owned, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         constants=tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves),
         spec=spec,
         flat=(*known, *held),
+        numbers=inputs,
     )
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether a leaf is a Python number that can be an input: a float, or a whole number of 32 bits."""
+    return type(leaf) is float or (type(leaf) is int and abs(leaf) <= MOST_COUNTED)
+
+
+def _as_tensor(number: int | float) -> Tensor:
+    """A number as a tensor without dimensions, in memory that numpy owns: torch's meters do not count it."""
+    return torch.from_numpy(np.array(number, dtype=np.float64 if type(number) is float else np.int64))
 
 
 def _registered(named: Iterable[tuple[str, nn.Module]], registry: str) -> Iterator[tuple[str, Any]]:

@@ -23,8 +23,8 @@ from remat_executor.inspection.object_contents import slots_of
 from remat_executor.inspection.tensors import called_with, owned_by
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget
+from remat_executor.module.notices import COMPILED
 from remat_executor.module.planned_module import PlannedModule
-from remat_executor.module.replanning import COMPILED
 from remat_executor.torch_private.dynamo import compiled_module, unseen_by_dynamo
 from remat_graph.contexts import context
 from remat_graph.errors import text_of

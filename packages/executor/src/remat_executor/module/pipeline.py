@@ -13,6 +13,7 @@ from torch import nn
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.joint_graph import capture, raise_as_original
+from remat_executor.capture.number_inputs import numbers_refused
 from remat_executor.capture.traced_step import IsStandard, always_standard
 from remat_executor.costs.annotate import issued_at_once
 from remat_executor.costs.measure import MeasureError
@@ -75,7 +76,8 @@ class CallToPlan:
         conditions: what a plan depends on in addition to the ops.
         forward: what is captured: the module's forward, or what is called instead.
         is_standard: whether an output, given with its structure, is of the kind that the module returns.
-        on_measured: called with the captured step once its costs are known.
+        on_captured: called with the captured step.
+        on_measured: called with it once its costs are known.
         recorder: records which attributes capture reads.
     """
 
@@ -84,6 +86,7 @@ class CallToPlan:
     conditions: tuple[tuple[str, str], ...]
     forward: Callable[..., Any]
     is_standard: IsStandard = always_standard
+    on_captured: Callable[[Captured], None] = lambda captured: None
     on_measured: Callable[[Captured], None] = lambda captured: None
     recorder: ReadRecorder = attrs.field(factory=ReadRecorder)
 
@@ -159,13 +162,15 @@ class PipelineStages:
         """Trace the joint graph of the step."""
         self._report("capture", 0, 1)
         with self._on_device(call) as tensors, call.recorder.recording(call.model):
-            captured = capture(
-                call.model,
-                tensors,
-                differentiate=self.differentiate,
-                call=call.forward,
-                is_standard=call.is_standard,
-            )
+            with numbers_refused(tensors):
+                captured = capture(
+                    call.model,
+                    tensors,
+                    differentiate=self.differentiate,
+                    call=call.forward,
+                    is_standard=call.is_standard,
+                )
+            call.on_captured(captured)
         self._report("capture", 1, 1)
         return Traced(captured=captured, tensors=tensors)
 
@@ -260,7 +265,7 @@ class PipelineStages:
         if device is None or all(t.device == device for t in tensors.owned.tensors):
             return contextlib.nullcontext(tensors)
         args, kwargs = unflatten(tensors.filled_leaves(tensors.arguments), tensors.spec)
-        return with_fake_tensors(call.model, args, kwargs, device)
+        return with_fake_tensors(call.model, args, kwargs, device, tensors.numbers)
 
 
 def _verify(graph: Graph, plan: Plan) -> None:

@@ -245,7 +245,7 @@ class PlannedModule(nn.Module):
             if manager.buckets is not None:
                 padded, named, trim = manager.buckets.padded(manager.original, args, kwargs)
             snapshot = manager.current_snapshot(target)
-            tensors = called_with(snapshot.owned, padded, named)
+            tensors = called_with(snapshot.owned, padded, named, manager.numbers.inputs)
             reason = reason_for_original(tensors) or snapshot.objection
         if reason is not None:
             return None, manager.run_original(target, args, kwargs, reason)
@@ -254,7 +254,7 @@ class PlannedModule(nn.Module):
         if uncapturable is not None:
             return uncapturable, None
         try:
-            step = manager.step_for(tensors, signature, target)
+            step, tensors = manager.step_for(tensors, signature, target)
         except CaptureError as error:
             if signature.forward is None:
                 raise

@@ -14,6 +14,7 @@ from torch import nn
 
 from remat_executor.autograd.gradient_delivery import PlannedCall
 from remat_executor.capture.captured import Captured
+from remat_executor.capture.number_inputs import NumberIsRead
 from remat_executor.errors import NothingToDifferentiate, warn
 from remat_executor.fork_lock import ForkAwareLock
 from remat_executor.guards.differences import Difference, differences, way_out
@@ -25,8 +26,9 @@ from remat_executor.inspection.reads import EVERYTHING, Reads
 from remat_executor.inspection.replaced_forwards import is_made_by, replacing_packages
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.lowering.step_handler import OffloadBackend
-from remat_executor.memory.block_slack import largest_slack_nbytes
+from remat_executor.module import notices
 from remat_executor.module.buckets import Buckets
+from remat_executor.module.changing_numbers import ChangingNumbers, check_same_operators
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import ForwardTarget
 from remat_executor.module.gc_pause import raised_gc_threshold
@@ -34,15 +36,7 @@ from remat_executor.module.pipeline import CallToPlan, PipelineStages, PlanFunct
 from remat_executor.module.plan_cache import LRUCache
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.torch_private.dynamo import under_dynamo
-from remat_graph import Graph, Plan, Platform, format_nbytes, format_seconds
-
-COMPILED = (
-    "torch.compile changes nothing in a planned module, whose plan runs unchanged: give "
-    'runtime="inductor" to compile the plan'
-)
-
-# Fragments are mentioned from these on: below, they decide nothing.
-_FRAGMENTS_NBYTES, _FRAGMENTS_SHARE = 64 << 20, 0.05
+from remat_graph import Graph, Plan, Platform
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -67,6 +61,7 @@ class PlanManager:
         uncapturable: why an assigned forward cannot be captured, by its key: it runs unplanned, and the
             forwards that it calls run planned.
         reads: the attributes that any of the captures read; only these are guarded.
+        numbers: which numbers among the arguments are inputs of the plans.
     """
 
     MOST_UNNEEDED_CAPTURES: ClassVar[int] = 3
@@ -90,6 +85,7 @@ class PlanManager:
     reference_spec: Any = None
     uncapturable: LRUCache[Any, str] = attrs.field(factory=LRUCache)
     reads: Reads = EVERYTHING
+    numbers: ChangingNumbers = attrs.field(factory=ChangingNumbers)
 
     def copied(self, original: nn.Module) -> "PlanManager":
         """The manager of a copied module: the same plans, without a record of calls."""
@@ -104,6 +100,7 @@ class PlanManager:
             warned=set(self.warned),
             runs=Counter(),
             last_call=None,
+            numbers=self.numbers.copied(),
         )
 
     @property
@@ -149,18 +146,23 @@ class PlanManager:
             return found
         return attrs.evolve(found, forward=(target is None, state_key(target)))
 
-    def step_for(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep | None:
-        """The step for a call, planned if it is new; None if the call returns nothing to differentiate."""
+    def step_for(
+        self, tensors: Tensors, signature: Signature, target: ForwardTarget
+    ) -> tuple[PlannedStep | None, Tensors]:
+        """The step for a call, planned if it is new, and the call's tensors as it takes them.
+
+        The step is None if the call returns nothing to differentiate.
+        """
         signature = self._known(signature, target)
         step: PlannedStep | None = self.steps.get(signature)
         if step is not None:
             self.unneeded_captures = 0
         elif not self.undifferentiable.get(signature):
             with contextlib.suppress(NothingToDifferentiate):
-                step = self._replan(tensors, signature, target)
+                step, tensors, signature = self._replan(tensors, signature, target)
         if step is not None:
             self.latest, self.latest_signature = step, signature
-        return step
+        return step, tensors
 
     def _known(self, signature: Signature, target: ForwardTarget) -> Signature:
         """The signature, or another one of the same call for which there is a step.
@@ -177,20 +179,60 @@ class PlanManager:
                 return other
         return signature
 
-    def _replan(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep:
+    def _replan(
+        self, tensors: Tensors, signature: Signature, target: ForwardTarget
+    ) -> tuple[PlannedStep, Tensors, Signature]:
         with self.lock:
             step: PlannedStep | None = self.steps.get(signature)
             if step is not None:  # another thread has planned it meanwhile
-                return step
+                return step, tensors, signature
             before, began_s = self.latest_signature, self.clock()
-            step = self.plan(tensors, signature, target)
+            changed = differences(before, signature, tensors.labels)
+            as_inputs = self._plan_with_numbers(tensors, signature, target)
+            if as_inputs is None:
+                tensors = self.numbers.as_constants(tensors)
+                signature = self.signature(self.current_snapshot(target), tensors, target)
+                step = self.steps.get(signature) or self.plan(tensors, signature, target)
+            else:
+                step, tensors, signature = as_inputs
             self.runs["replanned"] += 1
-            self._warn_replanned(differences(before, signature, tensors.labels), self.clock() - began_s)
+            advice = way_out(changed) if as_inputs is None else notices.NUMBERS_ARE_INPUTS
+            self._warn_replanned(changed, self.clock() - began_s, advice)
             self._warn_dropped()
-            return step
+            return step, tensors, signature
+
+    def _plan_with_numbers(
+        self, tensors: Tensors, signature: Signature, target: ForwardTarget
+    ) -> tuple[PlannedStep, Tensors, Signature] | None:
+        """Plan a call with numbers as inputs: those that are, and those that changed; None if none can be."""
+        candidates = self.numbers.candidates(self.latest_signature, signature, tensors)
+        if self.stages.runtime == "cudagraph":  # a recorded graph would repeat its numbers
+            return None
+        if not candidates and not tensors.numbers:
+            return None
+        with_inputs = self.numbers.as_inputs(tensors, candidates)
+        constant: Captured = self.latest.captured
+
+        def check(captured: Captured) -> None:
+            if candidates:
+                check_same_operators(captured, with_inputs, constant)
+
+        new = self.signature(self.current_snapshot(target), with_inputs, target)
+        try:
+            step = self.steps.get(new) or self.plan(with_inputs, new, target, check)
+        except NumberIsRead:
+            self.numbers.refuse(with_inputs)
+            return None
+        return step, with_inputs, new
 
     @raised_gc_threshold()
-    def plan(self, tensors: Tensors, signature: Signature, target: ForwardTarget) -> PlannedStep:
+    def plan(
+        self,
+        tensors: Tensors,
+        signature: Signature,
+        target: ForwardTarget,
+        on_captured: Callable[[Captured], None] = lambda captured: None,
+    ) -> PlannedStep:
         """Capture, measure, plan and lower the step of a call; a plan for the same work is reused."""
         if self.backend is not None:
             # Capture sets process-wide flags: an optimizer that steps in another thread meanwhile would
@@ -219,6 +261,7 @@ class PlanManager:
             conditions=signature.conditions(),
             forward=self.binding.traced(target),
             is_standard=is_standard,
+            on_captured=on_captured,
             on_measured=on_measured,
             recorder=recorder,
         )
@@ -231,6 +274,7 @@ class PlanManager:
         if self.backend is not None:
             # The backend may have moved some of the module's tensors.
             signature = self.signature(self.current_snapshot(target), tensors, target)
+        step.captured.changes.fill_defaults()
         signature = self._guarded(signature, target, recorder.reads)
         self.latest = self.steps[signature] = step
         self.latest_signature = signature
@@ -305,40 +349,21 @@ class PlanManager:
 
     def _warn_external_state(self, before: Snapshot) -> None:
         """Warn of external state that the forward reads or changes."""
-        clocks = before.external.clocks
-        if clocks:
-            self._warn_once(
-                "clock",
-                f"the forward reads the clock ({', '.join(clocks)}): a planned module keeps the value "
-                "read during planning; pass the time as an argument",
-            )
-        now = self.current_snapshot(before.target).own.external_state
-        changed = {label for label, _ in {*before.own.external_state} ^ {*now}}
-        if changed:
-            self._warn_once(
-                "globals",
-                f"the forward changes {', '.join(sorted(changed)[:3])} outside of its module: a planned "
-                "module does not do that",
-            )
+        for kind, message in notices.external_state(before, self.current_snapshot(before.target)):
+            self._warn_once(kind, message)
 
-    def _warn_replanned(self, found: list[Difference], took_s: float) -> None:
+    def _warn_replanned(self, found: list[Difference], took_s: float, advice: str) -> None:
         """Report what made a call new, once for each kind, with the cost and what to do."""
-        changes, advice = ", ".join(map(str, found)), way_out(found)
         self._warn_once(
             f"replanned for {', '.join(each.kind for each in found)}",
-            f"called in another way ({changes} changed): planning again took {format_seconds(took_s)}"
-            + (f"; {advice}" if advice else ""),
+            notices.replanned(found, took_s, advice),
         )
         if self.unneeded_captures == self.MOST_UNNEEDED_CAPTURES:
-            self._warn_once(
-                "unneeded captures",
-                f"every call is recaptured because {changes} changes although no op reads it; "
-                "store it outside the module",
-            )
+            self._warn_once("unneeded captures", notices.unneeded_captures(found))
 
     def warn_compiled(self) -> None:
         """Warn that compiling the planned module has no effect."""
-        self._warn_once("compiled", COMPILED)
+        self._warn_once("compiled", notices.COMPILED)
 
     def _warn_dropped(self) -> None:
         if self.steps.dropped > self.runs["dropped"]:
@@ -351,15 +376,9 @@ class PlanManager:
 
     def _warn_of_fragments(self, step: PlannedStep) -> None:
         """Recommend expandable segments where they save memory of the device."""
-        beyond_nbytes, peak_nbytes = step.fragments_nbytes or 0, step.rehearsed_nbytes or 0
-        if beyond_nbytes > max(_FRAGMENTS_NBYTES, _FRAGMENTS_SHARE * peak_nbytes) and largest_slack_nbytes():
-            self._warn_once(
-                "fragments",
-                f"in a step of {format_nbytes(peak_nbytes)}, CUDA's allocator holds "
-                f"{format_nbytes(beyond_nbytes)} more than tensors take: "
-                "PYTORCH_ALLOC_CONF=expandable_segments:True, set before the first use of the device, saves "
-                "nearly all of that",
-            )
+        message = notices.fragments(step.fragments_nbytes, step.rehearsed_nbytes)
+        if message is not None:
+            self._warn_once("fragments", message)
 
     def _warn_once(self, kind: str, message: str) -> None:
         if kind not in self.warned:

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch import Tensor
 
 aten = torch.ops.aten
 
@@ -24,16 +25,48 @@ class InPlace:
 def in_place_forms() -> dict[Any, dict[int, InPlace]]:
     """For each overload with in-place forms: {position of the overwritten argument: form}."""
     pointwise = ["relu", "hardtanh", "hardswish", "hardsigmoid", "silu", "gelu", "elu", "leaky_relu"]
-    pointwise += ["sigmoid", "tanh", "exp", "neg"]
-    over_self = [(getattr(aten, name).default, getattr(aten, f"{name}_").default) for name in pointwise]
+    pointwise += ["sigmoid", "tanh", "exp", "neg", "abs", "sqrt", "rsqrt", "log", "reciprocal", "sin", "cos"]
+    pointwise += ["erf", "clamp", "clamp_min", "clamp_max", "copy"]
+    written = ["index_put", "scatter_add", "index_add", "index_copy", "masked_scatter"]
+    over_self = [(getattr(aten, n).default, getattr(aten, f"{n}_").default) for n in pointwise + written]
     over_self += [(aten.pow.Tensor_Scalar, aten.pow_.Scalar)]
     for name in ("add", "mul", "div", "masked_fill"):
         over_self.append((getattr(aten, name).Scalar, getattr(aten, f"{name}_").Scalar))
+    for overload in ("src", "value"):
+        over_self.append((getattr(aten.scatter, overload), getattr(aten.scatter_, overload)))
+    for overload in ("int_Scalar", "int_Tensor"):
+        over_self.append((getattr(aten.index_fill, overload), getattr(aten.index_fill_, overload)))
+    over_self += [(aten.masked_fill.Tensor, aten.masked_fill_.Tensor)]
+    over_self += [(aten.slice_scatter.default, write_slice), (aten.select_scatter.default, write_entry)]
     forms: dict[Any, dict[int, InPlace]] = {f: {0: InPlace(g)} for f, g in over_self}
     for name in ("add", "sub", "mul", "div"):
         out = InPlace(getattr(aten, name).out, "out")
         forms[getattr(aten, name).Tensor] = {0: out, 1: out}
-    for name in ("threshold", "gelu", "silu", "tanh", "sigmoid", "hardtanh"):
+    forms[aten.where.self] = {place: InPlace(aten.where.self_out, "out") for place in (1, 2)}
+    names = ["threshold", "gelu", "silu", "tanh", "sigmoid", "hardtanh", "leaky_relu", "hardsigmoid", "elu"]
+    for name in names:
         backward = getattr(aten, f"{name}_backward")
         forms[backward.default] = {0: InPlace(backward.grad_input, "grad_input")}
+    # Each row is read before it is written.
+    for softmax in (aten._softmax, aten._log_softmax):
+        forms[softmax.default] = {0: InPlace(softmax.out, "out")}
+    for backward, keyword in (
+        (aten._softmax_backward_data, "grad_input"),
+        (aten._log_softmax_backward_data, "out"),
+    ):
+        forms[backward.default] = {place: InPlace(backward.out, keyword) for place in (0, 1)}
     return forms
+
+
+def write_slice(
+    x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """`slice_scatter` over its first argument."""
+    aten.slice.Tensor(x, dim, start, end, step).copy_(source)
+    return x
+
+
+def write_entry(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """`select_scatter` over its first argument."""
+    x.select(dim, index).copy_(source)
+    return x
