@@ -215,3 +215,11 @@ def distributed(run: Run) -> None:
     options: dict[str, Any] = {"ranks": "alone"}
     model = DistributedDataParallel(run.limited(llama().train(), **options))
     steps_of(run, model, batches(2 * STEPS)[rank::2])
+
+
+@scenario("plain loop", "DDP, two processes, planned together", ranks=2)
+def planned_together(run: Run) -> None:
+    """Rank 0 plans for both at their first call."""
+    rank = torch.distributed.get_rank()
+    model = run.limited(llama().train(), ranks="together")
+    steps_of(run, DistributedDataParallel(model), batches(2 * STEPS)[rank::2])

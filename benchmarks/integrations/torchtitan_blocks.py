@@ -35,16 +35,16 @@ def titan(name: str) -> Any:
     """A module of torchtitan; kernels of its experts, which import triton and do not run here, are absent."""
     if KERNELS not in sys.modules:
         absent = types.ModuleType(KERNELS)
-        absent.__getattr__ = lambda name: None  # type: ignore[method-assign]
+        absent.__getattr__ = lambda name: None
         sys.modules[KERNELS] = absent
         tool("torchtitan.tools.utils").device_type = "cpu"
     return tool(f"torchtitan.{name}")
 
 
 @contextmanager
-def group() -> Iterator[None]:
+def group(run: Run) -> Iterator[None]:
     """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{run.folder}/store", rank=0, world_size=1)
     try:
         yield
     finally:
@@ -143,14 +143,14 @@ def meter_blocks(run: Run, model: Any) -> None:
 @scenario(TOOL, "FSDP, override, beside SelectiveAC", plans=2, parts=True)
 def beside_selective(run: Run) -> None:
     """Beside the policy that it replaces."""
-    with group():
+    with group(run):
         train(run, model_by(sharded, policy(run, selective=True)))
 
 
 @scenario(TOOL, "FSDP, override, beside no checkpointing", plans=2, parts=True)
 def beside_none(run: Run) -> None:
     """Losses and weights are those without any recomputation."""
-    with group():
+    with group(run):
         train(run, model_by(sharded, policy(run, selective=False)))
 
 

@@ -18,10 +18,9 @@ if TYPE_CHECKING:  # a `Rockmate` needs no offloading engine
     from remat_offload import HostPool, Machine, Weights
 
 
-class SharedKeywords(TypedDict, total=False):
+class StepKeywords(TypedDict, total=False):
     """Keywords of every entry point, in addition to model, sample, budget and config."""
 
-    sample_kwargs: Mapping[str, Any] | None
     reserve_nbytes: int
     cache_dir: AnyPath | None
     platform: Platform | None
@@ -31,6 +30,12 @@ class SharedKeywords(TypedDict, total=False):
     max_plans: int
     buckets: Buckets | None
     part_nbytes: int | None
+
+
+class SharedKeywords(StepKeywords, total=False):
+    """The same with the sample's keyword inputs."""
+
+    sample_kwargs: Mapping[str, Any] | None
 
 
 class RockmateKeywords(SharedKeywords, total=False):
@@ -65,7 +70,7 @@ class OffmateKeywords(SharedKeywords, total=False):
     links: "Links | None"
 
 
-class OffmateTrainerKeywords(SharedKeywords, total=False):
+class OffmateTrainerKeywords(StepKeywords, total=False):
     """Keywords of `Offmate` that a trainer does not determine, in addition to a budget and a sample."""
 
     host_budget: int | str | None

@@ -16,21 +16,21 @@ from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 from remat_facade.entrypoints.limit_memory import limit_memory
 
 
+@dataclass(kw_only=True, slots=True)
+class RematACConfig(ActivationCheckpointing.Config):  # type: ignore[misc]
+    """The budget of each transformer block by itself, and other keyword arguments of `limit_memory`."""
+
+    budget: int | str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
 class RematAC(ActivationCheckpointing):  # type: ignore[misc]
     """A policy of activation checkpointing: each block keeps a budget by its plan."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(ActivationCheckpointing.Config):  # type: ignore[misc]
-        """The budget of each block and the options of its plan."""
-
-        budget: int | str
-        """As for `limit_memory`, for each transformer block by itself."""
-
-        options: dict[str, Any] = field(default_factory=dict)
-        """Other keyword arguments of `limit_memory`."""
+    Config = RematACConfig
 
     def _wrap_block(self, module: nn.Module, *, base_fqn: str | None = None) -> nn.Module:
-        config = cast("RematAC.Config", self.config)
+        config = cast("RematACConfig", self.config)
         return limit_memory(module, config.budget, **config.options)
 
 
@@ -38,6 +38,6 @@ class RematAC(ActivationCheckpointing):  # type: ignore[misc]
     target=ActivationCheckpointing.Config,
     description="a plan within a memory budget for each transformer block",
 )  # type: ignore[untyped-decorator]
-def remat(config: ActivationCheckpointing.Config, *, budget: int | str, **options: Any) -> RematAC.Config:
+def remat(config: ActivationCheckpointing.Config, *, budget: int | str, **options: Any) -> RematACConfig:
     """The policy that replaces the configured one; `options` are those of `limit_memory`."""
-    return derive(config, RematAC.Config, budget=budget, options=options)
+    return cast("RematACConfig", derive(config, RematACConfig, budget=budget, options=options))
