@@ -21,13 +21,21 @@ hf = import_transformers()
 pytestmark = pytest.mark.usefixtures("only_our_warnings_count")
 
 
+class Unplaced(hf.TrainingArguments):
+    """For models that do not fit on the device."""
+
+    place_model_on_device = False
+
+
 def sentences() -> list[dict[str, Tensor]]:
     ids = torch.randint(0, WORDS, (8, 16), generator=torch.Generator().manual_seed(3))
     return [{"input_ids": row, "labels": row.clone()} for row in ids]
 
 
 def trainer_in(folder: Path, *, of_trainer: dict[str, Any] | None = None, **options: Any) -> Any:
-    settings = hf.TrainingArguments(str(folder), **(QUIET | {"max_steps": 4, "save_steps": 2} | options))
+    kind = hf.TrainingArguments if options.pop("placed", True) else Unplaced
+    settings = kind(str(folder), **(QUIET | {"max_steps": 4, "save_steps": 2} | options))
+    settings._n_gpu = min(settings.n_gpu, 1)  # also where two devices are seen
     data = sentences()
     of_trainer = {"model": small_llama(), **(of_trainer or {})}
     return hf.Trainer(args=settings, train_dataset=data, eval_dataset=data, **of_trainer)
@@ -130,3 +138,20 @@ def test_trainings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     trainer.args._n_gpu = 2
     with pytest.raises(OffloadMisuse, match="one process on one device"):
         offloaded(trainer, tmp_path)
+
+
+@pytest.mark.cuda
+def test_a_model_on_the_host_is_not_moved_to_the_device_as_a_whole(tmp_path: Path) -> None:
+    """Neither by the trainer nor by accelerate; its twin on the CPU compares bits."""
+    seen: list[set[str]] = []
+
+    class Look(hf.TrainerCallback):
+        def on_train_begin(self, *_: Any, model: nn.Module, **__: Any) -> None:
+            seen.append({p.device.type for p in model.parameters()})
+
+    trainer = trainer_in(tmp_path, use_cpu=False, placed=False, of_trainer={"callbacks": [Look()]})
+    model = offloaded(trainer, tmp_path)
+    trainer.train()
+    assert trainer.args.device.type == "cuda"
+    assert model.runs == {"planned": 4}
+    assert seen == [{"cpu", "cuda"}]

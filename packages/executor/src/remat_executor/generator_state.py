@@ -18,9 +18,11 @@ def default_generator(device: torch.device) -> torch.Generator:
     """The generator that ops on a device draw from by default."""
     if device.type == "cpu":
         return torch.default_generator
-    generators = torch.get_device_module(device).default_generators
+    module = torch.get_device_module(device)
+    if not module.default_generators:  # nothing has used the device yet
+        module.init()
     index = device.index if device.index is not None else torch.accelerator.current_device_index()
-    generator: torch.Generator = generators[index]
+    generator: torch.Generator = module.default_generators[index]
     return generator
 
 

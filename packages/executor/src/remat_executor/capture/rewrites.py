@@ -91,7 +91,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def drop_laid_out_copies(graph: torch.fx.Graph) -> None:
-    """Let a write into a slice read its source: a copy laid out as the slice takes all bytes around it."""
+    """Let a write into a slice read its source: a copy laid out as the slice is as large as the whole."""
     kept = _storages_of_caller(graph)
     for node in graph.find_nodes(op="call_function", target=aten.copy.default):
         source: Any = node.args[1]

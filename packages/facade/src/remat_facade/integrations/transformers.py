@@ -85,8 +85,8 @@ def offmate(
     usual: clipping, schedules, accumulation and checkpoints are unchanged.
 
     Args:
-        trainer: a `transformers.Trainer`. If its model does not fit on the device, its arguments need
-            ``place_model_on_device=False``.
+        trainer: a `transformers.Trainer`. If its model does not fit on the device, its arguments must be of a
+            subclass of `TrainingArguments` with ``place_model_on_device = False``.
         budget: as for `Offmate`.
         sample: a batch as the trainer's loader gives it; None for the first one. Random generators stay
             unchanged, but a dataset that can be read only once loses its first batches.
