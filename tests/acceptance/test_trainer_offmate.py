@@ -150,7 +150,15 @@ def test_a_model_on_the_host_is_not_moved_to_the_device_as_a_whole(tmp_path: Pat
             seen.append({p.device.type for p in model.parameters()})
 
     trainer = trainer_in(tmp_path, use_cpu=False, placed=False, of_trainer={"callbacks": [Look()]})
-    model = offloaded(trainer, tmp_path)
+    parameters = list(trainer.model.parameters())
+    before: list[set[str]] = []
+
+    def on_progress(*_: Any) -> None:
+        if not before:
+            before.append({p.device.type for p in parameters})
+
+    model = offloaded(trainer, tmp_path, on_progress=on_progress)
+    assert before == [{"cpu"}]
     trainer.train()
     assert trainer.args.device.type == "cuda"
     assert model.runs == {"planned": 4}
