@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_executor import PlannedModule
+from remat_executor import CaptureError, PlannedModule
 from remat_executor.inspection.tensors import REGISTRIES
 from tests.helpers.models.imports import import_torchvision, import_transformers
 from tests.helpers.planners import save_all
@@ -151,3 +151,44 @@ def test_a_classifier_that_fills_its_config_in_is_planned_once(cache: Path) -> N
             each.train()
     assert planned.config.problem_type == original.config.problem_type == "single_label_classification"
     assert planned.runs == {"planned": 2, "original": 2}
+
+
+class Settings:
+    """Filled in by a forward."""
+
+    kind: str | None = None
+
+    def __init__(self) -> None:
+        self.kind = None
+
+
+class FillsIn(nn.Module):
+    """Its forward fills a setting in; `differs`: and computes something else when it does."""
+
+    def __init__(self, *, differs: bool) -> None:
+        super().__init__()
+        self.layer, self.settings, self.differs = nn.Linear(8, 8), Settings(), differs
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        if self.settings.kind is None:
+            self.settings.kind = "regression"
+            x = x * 3 if self.differs else x
+        return x.square().mean()
+
+
+def test_a_forward_that_fills_in_a_setting_must_compute_the_same_with_it(cache: Path) -> None:
+    """Otherwise each planned call would compute what the original computes at its first call only."""
+    sample = (torch.ones(4, 8),)
+    model = FillsIn(differs=True)
+    with pytest.raises(CaptureError, match=r"sets kind at its first call.*call the model once before"):
+        PlannedModule(model, sample, {}, save_all, cache_dir=cache)
+    assert model.settings.kind is None
+    model(*sample)
+    for each in (model, FillsIn(differs=False)):
+        original = copy.deepcopy(each)
+        planned = PlannedModule(each, sample, {}, save_all, cache_dir=cache)
+        for _ in range(2):
+            assert torch.equal(planned(*sample), original(*sample))
+        assert planned.runs == {"planned": 2}
+        assert each.settings.kind == original.settings.kind == "regression"

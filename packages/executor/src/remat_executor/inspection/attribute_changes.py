@@ -41,6 +41,17 @@ class Changes:
             if fields.get(name, value) is None:
                 fields[name] = value
 
+    @context
+    def filled(self) -> Generator[None, None, None]:
+        """A context in which the defaults are filled in."""
+        before = [(fields, name, fields[name]) for fields, name, _ in self.defaults if name in fields]
+        self.fill_defaults()
+        try:
+            yield
+        finally:
+            for fields, name, value in before:
+                fields[name] = value
+
 
 @context
 def restored_attributes(module: nn.Module) -> Generator[Changes, None, None]:

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from remat_executor.capture.captured import Captured
+from remat_executor.capture.filled_defaults import check_filled_defaults
 from remat_executor.capture.joint_graph import capture, raise_as_original
 from remat_executor.capture.number_inputs import numbers_refused
 from remat_executor.capture.traced_step import IsStandard, always_standard
@@ -162,14 +164,17 @@ class PipelineStages:
         """Trace the joint graph of the step."""
         self._report("capture", 0, 1)
         with self._on_device(call) as tensors, call.recorder.recording(call.model):
+            trace = functools.partial(
+                capture,
+                call.model,
+                tensors,
+                differentiate=self.differentiate,
+                call=call.forward,
+                is_standard=call.is_standard,
+            )
             with numbers_refused(tensors):
-                captured = capture(
-                    call.model,
-                    tensors,
-                    differentiate=self.differentiate,
-                    call=call.forward,
-                    is_standard=call.is_standard,
-                )
+                captured = trace()
+                check_filled_defaults(captured, trace)
             call.on_captured(captured)
         self._report("capture", 1, 1)
         return Traced(captured=captured, tensors=tensors)
