@@ -21,7 +21,7 @@ hf = import_transformers()
 pytestmark = pytest.mark.usefixtures("only_our_warnings_count")
 
 
-class Unplaced(hf.TrainingArguments):
+class Unplaced(hf.TrainingArguments):  # type: ignore[name-defined]
     """For models that do not fit on the device."""
 
     place_model_on_device = False
@@ -145,7 +145,7 @@ def test_a_model_on_the_host_is_not_moved_to_the_device_as_a_whole(tmp_path: Pat
     """Neither by the trainer nor by accelerate; its twin on the CPU compares bits."""
     seen: list[set[str]] = []
 
-    class Look(hf.TrainerCallback):
+    class Look(hf.TrainerCallback):  # type: ignore[name-defined]
         def on_train_begin(self, *_: Any, model: nn.Module, **__: Any) -> None:
             seen.append({p.device.type for p in model.parameters()})
 
