@@ -66,6 +66,18 @@ def replayed(node: Node, known: Mapping[Node, Any]) -> Any:
     return target_of(node)(source, *node.args[1:], **node.kwargs)
 
 
+def nodes_in(argument: Any) -> list[Node]:
+    """The nodes in an argument, each as often as it is there; `all_input_nodes` has each once."""
+    found: list[Node] = []
+
+    def note(node: Node) -> Node:
+        found.append(node)
+        return node
+
+    torch.fx.node.map_arg(argument, note)
+    return found
+
+
 def meta_tensors(value: Any) -> list[Tensor]:
     """The fake tensors of a node's result."""
     if isinstance(value, Tensor):

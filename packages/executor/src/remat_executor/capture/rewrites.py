@@ -4,19 +4,20 @@
 * Of equal calls, a later one gives way to an earlier one whose result lives until then anyway.
 * A write into a slice reads what is written, and not a copy of it with the layout of the slice.
 * The backward of hardtanh and leaky_relu reads the result, which what comes next usually keeps, and not the
-  input.
+  input, where this costs no bytes.
 
-What the caller owns or gets (inputs, outputs, gradients) keeps its storage and its readers.
+What the caller owns or gets (inputs, outputs, gradients) keeps its storage and its readers: the caller may write
+to it. Draws stay, since each advances a generator.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from remat_executor.fx_nodes import is_foreign, is_item, may_draw, meta_tensors, target_of
+from remat_executor.fx_nodes import is_foreign, is_item, may_draw, meta_tensors, operator_of, target_of
 from remat_executor.torch_private.fake_tensors import with_careful_fake_cache
 from remat_executor.torch_private.tensors import storage_id
 
@@ -33,36 +34,46 @@ def rewrite(graph: torch.fx.Graph) -> None:
 
 
 def read_results(graph: torch.fx.Graph) -> None:
-    """Let a backward read a result from which the same comparisons follow as from the input."""
-    for forward, backward, read in (
-        (aten.hardtanh.default, aten.hardtanh_backward.default, _hardtanh_from_result),
-        (aten.leaky_relu.default, aten.leaky_relu_backward.default, _leaky_relu_from_result),
-    ):
-        results = {
-            _with_defaults(node): node for node in graph.find_nodes(op="call_function", target=forward)
-        }
-        for node in graph.find_nodes(op="call_function", target=backward):
-            args = read(_with_defaults(node), results)
-            if args is not None:
-                node.args = args
+    """Let a backward read a result from which the same comparisons follow as from the input.
+
+    The result lives longer then, and the input shorter.
+    """
+    kept = _storages_of_caller(graph)
+    nodes = list(graph.nodes)
+    reads = _reads(nodes)
+    results: dict[Hashable, Node] = {}  # of the calls so far
+    for place, node in enumerate(nodes):
+        if node.target in (aten.hardtanh.default, aten.leaky_relu.default):
+            results[(node.target, *_with_defaults(node))] = node
+        result = results.get(_call_with_same_comparisons(node))
+        if result is None:
+            continue
+        gradient, x, *rest = _with_defaults(node)
+        storage, other = storage_id(x.meta["val"]), storage_id(result.meta["val"])
+        reads[storage].remove(place)
+        last, last_other = (max(reads.get(each, ()), default=-1) for each in (storage, other))
+        free = last_other > place or (last_other >= last and last < place and storage not in kept)
+        if free and other not in kept:
+            if node.target is aten.leaky_relu_backward.default:
+                rest[-1] = True  # `self_is_result`
+            node.args, node.kwargs, storage = (gradient, result, *rest), {}, other
+        reads[storage].append(place)
 
 
-def _hardtanh_from_result(
-    args: tuple[Any, ...], results: Mapping[tuple[Any, ...], Node]
-) -> tuple[Any, ...] | None:
-    gradient, *call = args  # the result is at a bound exactly where the input is at or beyond it
-    result = results.get(tuple(call))
-    return None if result is None else (gradient, result, *call[1:])
-
-
-def _leaky_relu_from_result(
-    args: tuple[Any, ...], results: Mapping[tuple[Any, ...], Node]
-) -> tuple[Any, ...] | None:
-    gradient, x, slope, is_result = args
-    result = results.get((x, slope))
-    if result is None or is_result or slope < 0:  # a negative slope changes signs
-        return None
-    return (gradient, result, slope, True)
+def _call_with_same_comparisons(node: Node) -> Hashable | None:
+    """For a backward that compares its input with bounds: the forward whose result may be compared instead."""
+    if node.target is aten.hardtanh_backward.default:
+        _, x, *bounds = _with_defaults(node)
+        # A result is at a bound exactly where the input is at or beyond it. In half precision the result is
+        # rounded, and the bound with which the backward compares is not.
+        dtype = x.meta["val"].dtype
+        exact = dtype.itemsize >= 4 or torch.tensor(bounds, dtype=dtype).tolist() == bounds
+        return (aten.hardtanh.default, x, *bounds) if exact and bounds[0] <= bounds[1] else None
+    if node.target is aten.leaky_relu_backward.default:
+        _, x, slope, is_result = _with_defaults(node)
+        # A negative slope changes signs.
+        return (aten.leaky_relu.default, x, slope) if slope >= 0 and not is_result else None
+    return None
 
 
 def _with_defaults(node: Node) -> tuple[Any, ...]:
@@ -76,31 +87,42 @@ def _with_defaults(node: Node) -> tuple[Any, ...]:
 def drop_clones(graph: torch.fx.Graph) -> None:
     """Let the readers of a copy with the layout of its source read the source."""
     kept = _storages_of_caller(graph)
+    dropped = []
     clones = graph.find_nodes(op="call_function", target=aten.clone.default)
     copies = graph.find_nodes(op="call_function", target=aten.copy.default)
     for place, node in [*((0, node) for node in clones), *((1, node) for node in copies)]:
         source: Any = node.args[place]
         one, other = source.meta["val"], node.meta["val"]
+        same = _content(one) == _content(other) and one.stride() == other.stride()
         whole = one.untyped_storage().nbytes() == other.untyped_storage().nbytes()
-        if whole and _layout(one) == _layout(other) and kept.isdisjoint((storage_id(one), storage_id(other))):
+        if same and whole and kept.isdisjoint((storage_id(one), storage_id(other))):
             _replace(node, source)
+            dropped.append(node)
+    _erase(dropped)
 
 
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_conj())
+def _content(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.shape, tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
 
 
 def drop_laid_out_copies(graph: torch.fx.Graph) -> None:
-    """Let a write into a slice read its source: a copy laid out as the slice is as large as the whole."""
+    """Let a write into a slice read its source: a copy laid out as the slice is as large as the whole.
+
+    Not where the source is a part of what is written into: then the write could not be in place.
+    """
     kept = _storages_of_caller(graph)
+    dropped = []
     for node in graph.find_nodes(op="call_function", target=aten.copy.default):
         source: Any = node.args[1]
-        one, other = source.meta["val"], node.meta["val"]
-        same = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
-        same = same and not one.is_conj() and not other.is_conj()
-        written = all(user.target in _WRITES and user.args[0] is not node for user in node.users)
-        if node.users and same and written and storage_id(one) not in kept:
+        one = source.meta["val"]
+        written = [user.args[0] for user in node.users if user.target in _WRITES and user.args[0] is not node]
+        storages = {storage_id(tensor) for each in written for tensor in meta_tensors(each.meta["val"])}
+        only_written = written and len(written) == len(node.users)
+        same = _content(one) == _content(node.meta["val"])
+        if only_written and same and storage_id(one) not in kept | storages:
             _replace(node, source)
+            dropped.append(node)
+    _erase(dropped)
 
 
 def merge_equal_calls(graph: torch.fx.Graph) -> None:
@@ -111,9 +133,10 @@ def merge_equal_calls(graph: torch.fx.Graph) -> None:
     """
     kept = _storages_of_caller(graph)
     nodes = list(graph.nodes)
-    last_read = _last_reads(nodes)
+    last_read = {storage: places[-1] for storage, places in _reads(nodes).items()}
     number: dict[Node, Node] = {}  # of equal calls the same
     latest: dict[Hashable, Node] = {}
+    merged = []
     for place, node in enumerate(nodes):
         number[node] = node
         key = _call(node, number)
@@ -133,19 +156,21 @@ def merge_equal_calls(graph: torch.fx.Graph) -> None:
             read = max(last_read.get(storage_id(t), -1) for t in (one, other))
             last_read[storage_id(one)] = read
         _replace(node, earlier)
+        merged.append(node)
+    _erase(merged)  # not before: an equal call may follow one that nothing reads
 
 
 def _made(node: Node) -> list[Tensor]:
     return meta_tensors(node.meta["val"])
 
 
-def _last_reads(nodes: Iterable[Node]) -> dict[int, int]:
-    """For each storage the place of the last node that reads it."""
-    found: dict[int, int] = {}
+def _reads(nodes: Iterable[Node]) -> dict[int, list[int]]:
+    """For each storage the places of the nodes that read it."""
+    found: dict[int, list[int]] = {}
     for place, node in enumerate(nodes):
-        for source in node.all_input_nodes:
-            for tensor in meta_tensors(source.meta.get("val")):
-                found[storage_id(tensor)] = place
+        sources = [meta_tensors(source.meta.get("val")) for source in node.all_input_nodes]
+        for storage in {storage_id(tensor) for tensors in sources for tensor in tensors}:
+            found.setdefault(storage, []).append(place)
     return found
 
 
@@ -167,9 +192,7 @@ def _key(argument: Any, number: Mapping[Node, Node]) -> Hashable:
         return number[argument]
     if isinstance(argument, list | tuple):
         return (type(argument), *(_key(item, number) for item in argument))
-    if isinstance(argument, float):
-        return (float, argument.hex())
-    return (type(argument), argument if isinstance(argument, Hashable) else repr(argument))
+    return (type(argument), repr(argument))  # 0.0 == -0.0
 
 
 def _storages_of_caller(graph: torch.fx.Graph) -> set[int]:
@@ -180,30 +203,31 @@ def _storages_of_caller(graph: torch.fx.Graph) -> set[int]:
 
 
 def _replace(node: Node, other: Node) -> None:
-    """Let the readers of a node read another one, and erase it with the calls that only it read."""
-    views = [*_views(node)]
+    """Let the readers of a node read another one."""
+    views = _views(node)
     node.replace_all_uses_with(other)
     with torch.no_grad(), with_careful_fake_cache():
         for view in views:  # their fake tensors show the storage of the node
             args, kwargs = torch.fx.node.map_arg((view.args, view.kwargs), lambda n: n.meta["val"])
             view.meta["val"] = target_of(view)(*args, **kwargs)
-    unread = [node]
-    while unread:
-        last = unread.pop()
-        if last.op == "call_function" and not last.users:
-            sources = last.all_input_nodes
-            last.graph.erase_node(last)
-            unread += sources
 
 
-def _views(node: Node) -> Iterator[Node]:
-    """The views of a node's storages, in the graph's order."""
+def _views(node: Node) -> list[Node]:
+    """The views of a node's storages, each after the one that it was taken from."""
     storages = {storage_id(tensor) for tensor in meta_tensors(node.meta["val"])}
-    shown = {node}
-    following = node.next
-    while following.op != "root":
-        shares = shown.intersection(following.all_input_nodes)
-        if shares and any(storage_id(t) in storages for t in meta_tensors(following.meta.get("val"))):
-            shown.add(following)
-            yield following
-        following = following.next
+    shown = [node]
+    for each in shown:  # grows meanwhile
+        for user in each.users:
+            if any(storage_id(tensor) in storages for tensor in meta_tensors(user.meta.get("val"))):
+                shown.append(user)
+    return shown[1:]
+
+
+def _erase(nodes: Iterable[Node]) -> None:
+    """Erase calls that nothing reads, and then those that only they read."""
+    unread = dict.fromkeys(nodes)
+    while unread:
+        node, _ = unread.popitem()
+        if node.op == "call_function" and not node.users and not may_draw(operator_of(node)):
+            unread.update(dict.fromkeys(node.all_input_nodes))
+            node.graph.erase_node(node)

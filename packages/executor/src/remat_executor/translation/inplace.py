@@ -26,7 +26,7 @@ def in_place_forms() -> dict[Any, dict[int, InPlace]]:
     """For each overload with in-place forms: {position of the overwritten argument: form}."""
     pointwise = ["relu", "hardtanh", "hardswish", "hardsigmoid", "silu", "gelu", "elu", "leaky_relu"]
     pointwise += ["sigmoid", "tanh", "exp", "neg", "abs", "sqrt", "rsqrt", "log", "reciprocal", "sin", "cos"]
-    pointwise += ["erf", "clamp", "clamp_min", "clamp_max", "copy"]
+    pointwise += ["erf", "clamp", "clamp_min", "clamp_max"]
     written = ["index_put", "scatter_add", "index_add", "index_copy", "masked_scatter"]
     over_self = [(getattr(aten, n).default, getattr(aten, f"{n}_").default) for n in pointwise + written]
     over_self += [(aten.pow.Tensor_Scalar, aten.pow_.Scalar)]
@@ -38,6 +38,7 @@ def in_place_forms() -> dict[Any, dict[int, InPlace]]:
         over_self.append((getattr(aten.index_fill, overload), getattr(aten.index_fill_, overload)))
     over_self += [(aten.masked_fill.Tensor, aten.masked_fill_.Tensor)]
     over_self += [(aten.slice_scatter.default, write_slice), (aten.select_scatter.default, write_entry)]
+    over_self += [(aten.copy.default, write_whole)]
     forms: dict[Any, dict[int, InPlace]] = {f: {0: InPlace(g)} for f, g in over_self}
     for name in ("add", "sub", "mul", "div"):
         out = InPlace(getattr(aten, name).out, "out")
@@ -56,6 +57,11 @@ def in_place_forms() -> dict[Any, dict[int, InPlace]]:
     ):
         forms[backward.default] = {place: InPlace(backward.out, keyword) for place in (0, 1)}
     return forms
+
+
+def write_whole(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """`copy` over its first argument; a plain `copy_` in a lowered graph writes to a tensor of the caller."""
+    return x.copy_(source, non_blocking)
 
 
 def write_slice(

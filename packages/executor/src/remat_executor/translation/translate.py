@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.dataflow import Dataflow, is_random
-from remat_executor.fx_nodes import is_item, meta_tensors
+from remat_executor.fx_nodes import is_item, meta_tensors, nodes_in
 from remat_executor.generator_state import default_generator
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.tensors import storage_id
@@ -332,14 +332,13 @@ class _Translator:
             base = self.flow.base_of[argument]
             value = self.value_of[base]
             stored = self.values[value]
-            alone = sum(self.flow.base_of.get(a) is base for a in node.all_input_nodes) == 1
+            alone = sum(self.flow.base_of.get(a) is base for a in nodes_in((node.args, node.kwargs))) == 1
             same = all(getattr(written, name) == getattr(result, name) for name in ("shape", "dtype"))
             same = same and written.stride() == result.stride()
             whole = stored.nbytes == self.values[outputs[0]].nbytes
-            twice = sum(a is argument for a in node.args if isinstance(a, Node)) > 1
             # A tangent belongs to autograd, which may pass it on, so it is never written.
             foreign = stored.external or stored.role is Role.TANGENT
-            if same and whole and alone and not twice and not foreign:
+            if same and whole and alone and not foreign:
                 found[value] = (place, form)
         return found
 
