@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from remat_executor import PlannedModule
+from remat_executor.runtime.mutations import written
 from remat_graph import noremat_peak_nbytes
 from tests.helpers.planners import save_all
 
@@ -121,12 +122,83 @@ def test_equal_calls_are_made_once_where_the_first_lives() -> None:
     assert found.count("mm") > 3
 
 
+def test_equal_calls_of_calls_that_nothing_reads_any_more() -> None:
+    def calls(h: Tensor, o: Tensor) -> Tensor:
+        first = o.exp().t().sin()
+        between = o.exp()
+        second = between.t().sin()  # equal to the first, so nothing reads this view
+        return (h * first.t() * second.t() * between.t().cos().t()).sum()
+
+    found = targets(planned(calls))
+    assert (found.count("exp"), found.count("sin")) == (2, 1)
+
+    def calls_of_two(h: Tensor, o: Tensor) -> Tensor:
+        first, second = (each * each.sin() for each in (o.exp(), o.exp()))
+        other = o.exp()
+        return (h * first * second * (other * other.sin())).sum()
+
+    assert targets(planned(calls_of_two)).count("exp") == 1
+
+
 def test_equal_calls_whose_first_result_has_died_stay() -> None:
     def twice(h: Tensor, o: Tensor) -> Tensor:
         first = (o.exp() + 1).sum()
         return (h * first).sum() + (o.exp() + 2).sum()
 
     assert targets(planned(twice)).count("exp") == 2
+
+
+def test_a_draw_that_is_overwritten_still_advances_the_generator() -> None:
+    def overwritten(h: Tensor, o: Tensor) -> Tensor:
+        return (torch.rand(3, 4).copy_(h) * torch.rand(3, 4)).sum()
+
+    found = targets(planned(overwritten))
+    assert found.count("rand") == 2
+    assert "copy" not in found
+
+
+def test_a_part_that_is_written_into_another_part_is_copied() -> None:
+    """So that the write itself is in place."""
+
+    def shifted(h: Tensor, o: Tensor) -> Tensor:
+        whole = h.repeat(1, 1000)
+        whole[:, :4] = whole[:, 4:8]
+        return whole.sum()
+
+    module = planned(shifted)
+    assert "copy" in targets(module)
+    assert all(
+        op.first.reuses
+        for op in module.graph.ops
+        if op.target == "aten.slice_scatter.default" and not op.backward
+    )
+
+
+def test_a_tensor_that_a_call_reads_twice_is_not_overwritten() -> None:
+    def permuted(h: Tensor, o: Tensor) -> Tensor:
+        places = torch.arange(3).flip(0)
+        return h[places.index_put((places,), torch.arange(3))].sum(1)
+
+    assert "index_put" in targets(planned(permuted))
+
+
+def test_copies_into_dying_values_write_to_nothing_of_the_caller() -> None:
+    class Copies(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, h: Tensor) -> Tensor:
+            saved = h.exp()
+            ctx.save_for_backward(saved)
+            return saved * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (saved,) = ctx.saved_tensors
+            return torch.ops.aten.copy.default(saved, gradient.double())
+
+    module = planned(lambda h, o: Copies.apply(h).sum())
+    lowered = [graph.module for segment in module._remat.latest.program.backward for graph in segment.graphs]
+    assert "copy" in targets(module)
+    assert not any(written(each) for each in lowered)
 
 
 def test_draws_and_outputs_are_not_merged() -> None:
@@ -147,6 +219,7 @@ def test_draws_and_outputs_are_not_merged() -> None:
         F.relu6,
         F.hardtanh,
         lambda x: F.hardtanh(x, -6.0, 0.5),
+        lambda x: F.hardtanh(x, -0.7, 0.7),  # half precision rounds these bounds
         F.leaky_relu,
         lambda x: F.leaky_relu(x, 0.0),
         lambda x: F.leaky_relu(x, -0.5),
@@ -173,6 +246,32 @@ def test_backwards_from_results_have_the_bits(
     assert original.weight.grad is not None
     assert module.weight.grad is not None
     assert torch.equal(original.weight.grad.nan_to_num(9.0), module.weight.grad.nan_to_num(9.0))
+
+
+@pytest.mark.parametrize("function", [F.relu6, F.leaky_relu])
+def test_a_result_that_the_caller_gets_may_be_written(function: Callable[[Tensor], Tensor]) -> None:
+    model = Function(lambda h, _: function(h))
+    original = copy.deepcopy(model)
+    x = torch.randn(3, 4)
+    module = PlannedModule(model, (x, x), {}, save_all)
+    for each in (original, module):
+        F.dropout(each(x, x), 0.0, inplace=True).mul_(-1.0).sum().backward()
+    assert original.linear.weight.grad is not None
+    assert module.linear.weight.grad is not None
+    assert torch.equal(original.linear.weight.grad, module.linear.weight.grad)
+
+
+@pytest.mark.parametrize(
+    ("function", "read"),
+    [
+        (lambda h: (F.relu6(h) * 2).sum(), "hardtanh"),  # one of the two lives
+        (lambda h: (F.relu6(h) + h.sin()).sum(), "addmm"),  # the input does
+    ],
+)
+def test_a_backward_reads_what_costs_no_bytes(function: Callable[[Tensor], Tensor], read: str) -> None:
+    graph = planned(lambda h, _: function(h)).graph
+    (backward,) = (op for op in graph.ops if op.target == "aten.hardtanh_backward.default")
+    assert read in {graph.values[value].name for value in backward.first.inputs}
 
 
 def test_a_result_that_is_kept_anyway_is_kept_alone() -> None:

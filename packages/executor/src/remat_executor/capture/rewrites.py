@@ -93,9 +93,8 @@ def drop_clones(graph: torch.fx.Graph) -> None:
     for place, node in [*((0, node) for node in clones), *((1, node) for node in copies)]:
         source: Any = node.args[place]
         one, other = source.meta["val"], node.meta["val"]
-        same = _content(one) == _content(other) and one.stride() == other.stride()
-        whole = one.untyped_storage().nbytes() == other.untyped_storage().nbytes()
-        if same and whole and kept.isdisjoint((storage_id(one), storage_id(other))):
+        same = _content(one) == _content(other) and _place(one) == _place(other)
+        if same and kept.isdisjoint((storage_id(one), storage_id(other))):
             _replace(node, source)
             dropped.append(node)
     _erase(dropped)
@@ -103,6 +102,10 @@ def drop_clones(graph: torch.fx.Graph) -> None:
 
 def _content(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.shape, tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes())
 
 
 def drop_laid_out_copies(graph: torch.fx.Graph) -> None:
