@@ -162,7 +162,9 @@ class PlannedCall:
         if len(outputs) > len(self.wiring.differentiable):
             chosen = set(self.wiring.differentiable)
             self.others = {i: output for i, output in enumerate(outputs) if i not in chosen}
-        return tuple(outputs[i] for i in self.wiring.differentiable)
+        # The caller may write into a view of what the step made, as in eager, but not into one that a function
+        # of autograd returns. A detached tensor is none, and shares its count of writes.
+        return tuple(outputs[i].detach() for i in self.wiring.differentiable)
 
     def begin_backward(self, tangents: Sequence[Tensor | None]) -> BackwardState:
         """Take over the saved values; check that nothing has changed them since the forward.
