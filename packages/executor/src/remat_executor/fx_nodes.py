@@ -67,7 +67,7 @@ def replayed(node: Node, known: Mapping[Node, Any]) -> Any:
 
 
 def nodes_in(argument: Any) -> list[Node]:
-    """The nodes in an argument, each as often as it is there; `all_input_nodes` has each once."""
+    """The nodes in an argument, with repeats; `all_input_nodes` has each once."""
     found: list[Node] = []
 
     def note(node: Node) -> Node:

@@ -6,8 +6,8 @@
 * The backward of hardtanh and leaky_relu reads the result, which what comes next usually keeps, and not the
   input, where this costs no bytes.
 
-What the caller owns or gets (inputs, outputs, gradients) keeps its storage and its readers: the caller may write
-to it. Draws stay, since each advances a generator.
+What the caller owns or gets (inputs, outputs, gradients) keeps its storage and its readers: the caller may
+write to it. Draws stay, since each advances a generator.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -36,7 +36,7 @@ def rewrite(graph: torch.fx.Graph) -> None:
 def read_results(graph: torch.fx.Graph) -> None:
     """Let a backward read a result from which the same comparisons follow as from the input.
 
-    The result lives longer then, and the input shorter.
+    Only where the bytes that live do not grow: the result lives longer then, and the input shorter.
     """
     kept = _storages_of_caller(graph)
     nodes = list(graph.nodes)
@@ -61,7 +61,7 @@ def read_results(graph: torch.fx.Graph) -> None:
 
 
 def _call_with_same_comparisons(node: Node) -> Hashable | None:
-    """For a backward that compares its input with bounds: the forward whose result may be compared instead."""
+    """For a backward that compares its input with bounds: the call whose result may be compared instead."""
     if node.target is aten.hardtanh_backward.default:
         _, x, *bounds = _with_defaults(node)
         # A result is at a bound exactly where the input is at or beyond it. In half precision the result is
@@ -119,7 +119,7 @@ def drop_laid_out_copies(graph: torch.fx.Graph) -> None:
         source: Any = node.args[1]
         one = source.meta["val"]
         written = [user.args[0] for user in node.users if user.target in _WRITES and user.args[0] is not node]
-        storages = {storage_id(tensor) for each in written for tensor in meta_tensors(each.meta["val"])}
+        storages = {storage_id(tensor) for each in written for tensor in _made(each)}
         only_written = written and len(written) == len(node.users)
         same = _content(one) == _content(node.meta["val"])
         if only_written and same and storage_id(one) not in kept | storages:
@@ -150,7 +150,7 @@ def merge_equal_calls(graph: torch.fx.Graph) -> None:
             latest[key] = node
             continue
         number[node] = number[earlier]
-        storages = {storage_id(t) for each in (earlier, node) for t in meta_tensors(each.meta["val"])}
+        storages = {storage_id(tensor) for each in (earlier, node) for tensor in _made(each)}
         lives = all(last_read.get(storage_id(t), -1) > place for t in _made(earlier))
         if not lives or not kept.isdisjoint(storages):
             latest[key] = node
@@ -217,7 +217,7 @@ def _replace(node: Node, other: Node) -> None:
 
 def _views(node: Node) -> list[Node]:
     """The views of a node's storages, each after the one that it was taken from."""
-    storages = {storage_id(tensor) for tensor in meta_tensors(node.meta["val"])}
+    storages = {storage_id(tensor) for tensor in _made(node)}
     shown = [node]
     for each in shown:  # grows meanwhile
         for user in each.users:

@@ -1,4 +1,4 @@
-"""Pointwise ops that may overwrite a dying input: their in-place forms, which run the same kernel.
+"""Ops that may overwrite a dying input: their in-place forms, which run the same kernel.
 
 Functionalization turns ``relu_`` into ``relu``, which needs a second storage at the peak. Each entry names
 the overload that writes into one of its inputs and was checked to return the same bits.
