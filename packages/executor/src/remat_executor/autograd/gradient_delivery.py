@@ -162,8 +162,8 @@ class PlannedCall:
         if len(outputs) > len(self.wiring.differentiable):
             chosen = set(self.wiring.differentiable)
             self.others = {i: output for i, output in enumerate(outputs) if i not in chosen}
-        # Autograd forbids to write to a view that a function returns; eager's views may be written. A detached
-        # tensor is no view, and it shares the count of writes.
+        # Autograd forbids to write to a view that a function returns; eager's views may be written. What is
+        # detached is no view, and it shares the count of writes.
         return tuple(outputs[i].detach() for i in self.wiring.differentiable)
 
     def begin_backward(self, tangents: Sequence[Tensor | None]) -> BackwardState:
