@@ -19,7 +19,7 @@ NORM = "aten._native_batch_norm_legit_functional.default"
 
 
 class Shared(nn.Module):
-    """One norm called twice, and one whose output nobody reads."""
+    """Two norms called twice; nobody reads the outputs of the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,6 +29,7 @@ class Shared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.first(x)).relu()
         self.beside(x)
+        self.beside(x * 2)
         return self.norm(self.second(x)).tanh()
 
 

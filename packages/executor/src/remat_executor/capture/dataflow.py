@@ -132,7 +132,8 @@ class Dataflow:
                 depends.add(node)
         results = [o.node for o in self.captured.outputs if not o.replayed]
         results += [new for _, new in self.captured.mutations]
-        roots = [self.maker(n) for n in results]
+        # A norm updates its statistics whether or not its result is read, and no later norm reads them.
+        roots = [*(self.maker(n) for n in results), *self.norms]
         roots += [n for n in nodes if is_random(n) and n not in depends]
         # A node that reads a caller's tensor which the forward overwrites must run before the write.
         overwritten = {target for target, _ in self.captured.mutations}
