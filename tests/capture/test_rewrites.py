@@ -255,6 +255,7 @@ def test_backwards_from_results_have_the_bits(
         F.leaky_relu,
         lambda h: F.relu6(h).view(-1),  # a view
         lambda h: (h * 2).t().mul(3).t(),  # a view because of a write in place
+        lambda h: [h * 2] * 2,  # one tensor, written twice
     ],
 )
 def test_a_result_that_the_caller_gets_may_be_written(function: Callable[[Tensor], Tensor]) -> None:
@@ -263,7 +264,9 @@ def test_a_result_that_the_caller_gets_may_be_written(function: Callable[[Tensor
     x = torch.randn(3, 4)
     module = PlannedModule(model, (x, x), {}, save_all)
     for each in (original, module):
-        each(x, x).mul_(-1.0).sum().backward()
+        outputs = each(x, x)
+        outputs = outputs if isinstance(outputs, list) else [outputs]
+        sum(output.mul_(-0.5).sum() for output in outputs).backward()
     assert original.linear.weight.grad is not None
     assert module.linear.weight.grad is not None
     assert torch.equal(original.linear.weight.grad, module.linear.weight.grad)

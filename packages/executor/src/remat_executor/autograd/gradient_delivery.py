@@ -160,11 +160,13 @@ class PlannedCall:
         self.versions = tensor_versions(self.guarded)
         self.saved = saved
         if len(outputs) > len(self.wiring.differentiable):
-            chosen = set(self.wiring.differentiable)
-            self.others = {i: output for i, output in enumerate(outputs) if i not in chosen}
+            others = set(range(len(outputs))).difference(self.wiring.differentiable)
+            self.others = {i: outputs[i] for i in sorted(others)}
         # Autograd forbids to write to a view that a function returns; eager's views may be written. What is
-        # detached is no view, and it shares the count of writes.
-        return tuple(outputs[i].detach() for i in self.wiring.differentiable)
+        # detached is no view, and it shares the count of writes. A tensor that is returned twice stays one.
+        chosen = [outputs[i] for i in self.wiring.differentiable]
+        detached = {id(output): output.detach() for output in chosen}
+        return tuple(detached[id(output)] for output in chosen)
 
     def begin_backward(self, tangents: Sequence[Tensor | None]) -> BackwardState:
         """Take over the saved values; check that nothing has changed them since the forward.
