@@ -13,7 +13,7 @@ from remat_graph.errors import (
     UnknownPlatform,
 )
 from remat_graph.fingerprint import fingerprint
-from remat_graph.ir import Graph, Implementation, Op, Placement, Role, Update, Value
+from remat_graph.ir import Alternative, Graph, Implementation, Op, Placement, Role, Update, Value
 from remat_graph.links import Links
 from remat_graph.plan import Plan
 from remat_graph.platforms.base import OpCost, Platform, Roofline, get_platform, platform_names, with_platform
@@ -36,12 +36,14 @@ from remat_graph.serialization.plans import load_plan, save_plan
 from remat_graph.serialization.schedules import load_order, save_order
 from remat_graph.simulator.simulate import simulate
 from remat_graph.simulator.timeline import Grads, Timeline
+from remat_graph.switches import Specialized, relaxed, specialize, switches_on
 from remat_graph.units import format_nbytes, format_seconds
 from remat_graph.verify import verify
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alternative",
     "BadBudget",
     "BadFile",
     "Budget",
@@ -70,6 +72,7 @@ __all__ = [
     "Role",
     "Roofline",
     "Schedule",
+    "Specialized",
     "Start",
     "Step",
     "Timeline",
@@ -90,12 +93,15 @@ __all__ = [
     "noremat_peak_nbytes",
     "parse_nbytes",
     "platform_names",
+    "relaxed",
     "resolve_budget",
     "save_graph",
     "save_order",
     "save_plan",
     "save_platform",
     "simulate",
+    "specialize",
+    "switches_on",
     "verify",
     "with_platform",
 ]

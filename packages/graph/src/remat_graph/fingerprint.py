@@ -1,9 +1,10 @@
 """Hash the structure of a graph: graphs with equal hashes may share a plan.
 
-The hash covers the ops (target, key, direction, rerun, and the inputs, outputs and reuses of each
-implementation), the values (bytes, role, external, links, chunks, placement), the optimizer's updates and the
-conditions. It leaves out names, and what another measurement of the same step changes (times, workspaces, the
-allocator's rounding): a plan that is loaded for a graph is simulated again, which takes those into account.
+The hash covers the ops (target, key, direction, rerun, the inputs, outputs and reuses of each implementation,
+and alternatives), the values (bytes, role, external, links, chunks, placement), the optimizer's updates and
+the conditions. It leaves out names, and what another measurement of the same step changes (times, workspaces,
+the allocator's rounding): a plan that is loaded for a graph is simulated again, which takes those into
+account.
 """
 
 import hashlib
@@ -39,4 +40,7 @@ def _op(op: Op) -> list[Any]:
     implementations = [
         [list(i.inputs), list(i.outputs), [list(pair) for pair in i.reuses]] for i in op.implementations
     ]
-    return [op.target, op.key, op.backward, op.rerun, implementations]
+    found = [op.target, op.key, op.backward, op.rerun, implementations]
+    if op.alternatives:  # graphs without any keep the hash that they always had
+        found.append([[a.switch, a.first, a.again, a.exact] for a in op.alternatives])
+    return found

@@ -112,6 +112,27 @@ def _implementations(items: Iterable[Implementation]) -> tuple[Implementation, .
 
 
 @attrs.frozen(kw_only=True)
+class Alternative:
+    """Another way to run an op, in force while a switch is on.
+
+    Attributes:
+        switch: name of the switch; alternatives with the same switch are in force together.
+        first: index of the implementation of the first run.
+        again: index of the implementation that repeats it; None if it must run only once.
+        exact: whether its results equal those of the first implementation in every bit.
+    """
+
+    switch: str
+    first: int
+    again: int | None = None
+    exact: bool = True
+
+
+def _alternatives(items: Iterable[Alternative]) -> tuple[Alternative, ...]:
+    return tuple(items)
+
+
+@attrs.frozen(kw_only=True)
 class Op:
     """One operation.
 
@@ -121,7 +142,8 @@ class Op:
         backward: whether its first run belongs to the backward (it may still read forward values alone).
         key: structural key: equal keys mean the same kernel on the same shapes.
         rerun: index of the implementation that recomputes its outputs; None if the op must run only once.
-        implementations: at least one; a first run may use any.
+        implementations: at least one; a first run may use any that no alternative uses.
+        alternatives: other ways to run it, at most one for each switch.
     """
 
     name: str
@@ -132,6 +154,7 @@ class Op:
     implementations: tuple[Implementation, ...] = attrs.field(
         converter=_implementations, validator=attrs.validators.min_len(1)
     )
+    alternatives: tuple[Alternative, ...] = attrs.field(default=(), converter=_alternatives)
 
     @property
     def first(self) -> Implementation:
@@ -226,6 +249,17 @@ class Graph:
                 for value in implementation.outputs:
                     made[value] = i
         return tuple(made)
+
+    @cached_property
+    def switches(self) -> tuple[str, ...]:
+        """Names of the switches, in the order of the ops."""
+        return tuple(dict.fromkeys(other.switch for op in self.ops for other in op.alternatives))
+
+    @cached_property
+    def least_time_s(self) -> float:
+        """Seconds of running every op once in its fastest way, whether or not the switches allow it."""
+        ways = ((op.first, *(op.implementations[a.first] for a in op.alternatives)) for op in self.ops)
+        return sum(min(way.time_s for way in each) for each in ways)
 
     @cached_property
     def time_s(self) -> float:

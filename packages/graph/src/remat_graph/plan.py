@@ -1,7 +1,8 @@
 """Combine a schedule with its simulated bytes and times, its origin and its lower bound: a plan."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from operator import index
 from typing import Any
@@ -16,6 +17,7 @@ from remat_graph.ir import Graph, Placement, as_indices
 from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
 from remat_graph.simulator.simulate import simulate
+from remat_graph.switches import switches_on
 from remat_graph.training import persistent, with_placement
 from remat_graph.units import format_nbytes, format_seconds
 
@@ -28,6 +30,11 @@ _BOUND_SLACK = 1e-6  # relative; linear programs are solved to about this
 def _finite(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
     if not (math.isfinite(value) and value >= 0.0):
         raise ValueError(f"{attribute.name} is {value}, but must be finite and at least 0")
+
+
+def _signed(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
+    if not math.isfinite(value):
+        raise ValueError(f"{attribute.name} is {value}, but must be finite")
 
 
 def _copy_stats(stats: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -49,6 +56,22 @@ def _plain(value: Any) -> Any:
 
 def _copy_versions(versions: Mapping[str, str]) -> Mapping[str, str]:
     return dict(versions)
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(map(str, names))
+
+
+def _switched_s(graph: Graph, schedule: Schedule) -> float:
+    """Seconds that the first runs of all ops take more than in the unplanned step."""
+    if not graph.switches:
+        return 0.0
+    ran: dict[int, int] = {}
+    for step in schedule.computes():
+        ran.setdefault(step.op, step.implementation)
+    return sum(
+        graph.ops[op].implementations[run].time_s - graph.ops[op].first.time_s for op, run in ran.items()
+    )
 
 
 _size = [attrs.validators.instance_of(int), attrs.validators.ge(0)]
@@ -84,6 +107,8 @@ class Plan:
         periods: number of consecutive training steps that were timed, at most `MOST_PERIODS`.
         issue_s: seconds in which the host issues the ops of the step to the device.
         noremat_issue_s: the same of every op once.
+        switched: names of the switches that are on, sorted.
+        switched_s: seconds that first runs take more because of them; negative if they take less.
 
     `recomputed_s`, `lower_bound_s`, the overheads and the gap are of the ops' own time, without issuing.
     """
@@ -112,6 +137,8 @@ class Plan:
     periods: int = attrs.field(default=1, validator=_count)
     issue_s: float = attrs.field(default=0.0, converter=float, validator=_finite)
     noremat_issue_s: float = attrs.field(default=0.0, converter=float, validator=_finite)
+    switched: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    switched_s: float = attrs.field(default=0.0, converter=float, validator=_signed)
 
     def __attrs_post_init__(self) -> None:
         if self.peak_nbytes > self.budget_nbytes:
@@ -185,6 +212,8 @@ class Plan:
             periods=periods,
             issue_s=timeline.issue_s,
             noremat_issue_s=graph.issue_s,
+            switched=sorted(switches_on(graph, schedule)),
+            switched_s=_switched_s(graph, schedule),
         )
 
     @property
@@ -210,13 +239,17 @@ class Plan:
 
     @property
     def overhead(self) -> float:
-        """Recomputed seconds as a ratio of the unplanned step's: 0.05 is 5 % more."""
-        return self.recomputed_s / self.noremat_time_s if self.noremat_time_s else 0.0
+        """Seconds beyond the unplanned step's as a ratio of those: 0.05 is 5 % more, for repeats and ways."""
+        extra_s = self.recomputed_s + self.switched_s
+        return extra_s / self.noremat_time_s if self.noremat_time_s else 0.0
 
     @property
     def lower_bound_overhead(self) -> float:
         """Lower bound of the overhead of every schedule within the budget, as a ratio."""
-        return max(0.0, self.lower_bound_s / self.noremat_time_s - 1.0) if self.noremat_time_s else 0.0
+        if not self.noremat_time_s:
+            return 0.0
+        ratio = self.lower_bound_s / self.noremat_time_s - 1.0
+        return ratio if self.overhead < 0 else max(0.0, ratio)
 
     @property
     def gap(self) -> float:
@@ -227,15 +260,18 @@ class Plan:
         """A few lines for people, without a newline at the end."""
         share = self.peak_nbytes / self.noremat_peak_nbytes if self.noremat_peak_nbytes else 1.0
         repeats = len(self.schedule.order) - len(set(self.schedule.order))
+        families = Counter(name.partition(".")[0] for name in self.switched)
+        ways = ", ".join(f"{family} ({count})" for family, count in families.items())
         lines = [
             f"{self.graph_name or 'plan'}: peak {format_nbytes(self.peak_nbytes)} within a budget of "
             f"{format_nbytes(self.budget_nbytes)} ({share:.0%} of the unplanned "
             f"{format_nbytes(self.noremat_peak_nbytes)}; gradients {format_nbytes(self.gradient_nbytes)})",
-            f"time {format_seconds(self.time_s)}: {repeats} repeated ops cost +{self.overhead:.2%}, "
-            f"no schedule costs less than +{self.lower_bound_overhead:.2%}",
+            f"time {format_seconds(self.time_s)}: {repeats} repeated ops cost {self.overhead:+.2%}, "
+            f"no schedule costs less than {self.lower_bound_overhead:+.2%}",
             f"by {self.solver}"
             + (f" on {self.platform}" if self.platform else "")
             + (", cut short by the deadline" if self.deadline_hit else ""),
+            *([f"other ways to run ops: {ways}"] if ways else []),
             *([self.launch_note] if self.waits_for_host else []),
             *self.notes,
         ]

@@ -7,6 +7,7 @@ from remat_graph.errors import InvalidGraph
 from remat_graph.ir import MOST_NBYTES, Graph, Implementation, Op, Role
 from remat_graph.schedule import Schedule
 from remat_graph.simulator.simulate import simulate
+from remat_graph.switches import specialize
 
 
 def verify(graph: Graph, schedule: Schedule | None = None) -> None:
@@ -21,6 +22,8 @@ def verify(graph: Graph, schedule: Schedule | None = None) -> None:
     _check_values(graph)
     _check_updates(graph)
     _OpChecker(graph).check()
+    for switch in graph.switches:  # each alone is a graph in which every value is made before it is read
+        _OpChecker(specialize(graph, [switch]).graph).check()
     if schedule is not None:
         simulate(graph, schedule)
 
@@ -91,9 +94,11 @@ class _OpChecker:
             backward_began = backward_began or (op.name if op.backward else "")
             if op.rerun is not None and not 0 <= op.rerun < len(op.implementations):
                 _fail(op.name, f"rerun {op.rerun} is not one of its implementations")
-            for implementation in op.implementations:
+            self.check_alternatives(op)
+            own = {n for other in op.alternatives for n in (other.first, other.again)} - {0, op.rerun}
+            for n, implementation in enumerate(op.implementations):
                 self.check_indices(op, implementation)
-                for value in implementation.inputs:
+                for value in implementation.inputs if n not in own else ():
                     self.check_input(op, value, first=implementation is op.first)
                 self.check_reuses(op, implementation)
             for implementation in op.implementations:
@@ -103,6 +108,17 @@ class _OpChecker:
         for value in (*self.graph.outputs, *self.graph.gradients):
             if value not in self.made_first and not self.graph.values[value].external:
                 _fail(self.graph.values[value].name, "must be made by a first implementation")
+
+    def check_alternatives(self, op: Op) -> None:
+        names = [other.switch for other in op.alternatives]
+        if len(set(names)) < len(names):
+            _fail(op.name, "has two alternatives for one switch")
+        for other in op.alternatives:
+            for run in (other.first, other.again):
+                if run is not None and not 0 <= run < len(op.implementations):
+                    _fail(op.name, f"alternative {other.switch!r} has no implementation {run}")
+            if other.first in (0, op.rerun) or not other.switch:
+                _fail(op.name, f"alternative {other.switch!r} needs a name and a first run of its own")
 
     def check_indices(self, op: Op, implementation: Implementation) -> None:
         for value in (*implementation.inputs, *implementation.outputs):

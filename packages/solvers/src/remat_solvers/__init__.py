@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         min_budget,
         pareto,
     )
+    from remat_solvers.switching import solve_switches
 
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "min_budget",
     "pareto",
     "solve",
+    "solve_switches",
     "solver_names",
     "solver_parameters",
 ]
@@ -75,7 +77,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load the queries, which need numpy and the compiled parts, when one is first used."""
     if name in __all__:
-        from remat_solvers import queries
+        from remat_solvers import queries, switching
 
-        return getattr(queries, name)
+        return getattr(switching if name == "solve_switches" else queries, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

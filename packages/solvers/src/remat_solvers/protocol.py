@@ -201,7 +201,8 @@ class Solution:
     @property
     def lower_bound_overhead(self) -> float:
         """The lower bound as a ratio of extra time."""
-        return max(0.0, self.lower_bound_s / self.base_s - 1.0) if self.base_s > 0 else 0.0
+        ratio = self.lower_bound_s / self.base_s - 1.0 if self.base_s > 0 else 0.0
+        return ratio if (self.overhead or 0.0) < 0 else max(0.0, ratio)
 
 
 @runtime_checkable

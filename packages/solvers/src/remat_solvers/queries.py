@@ -12,6 +12,7 @@ from remat_solvers.evaluation.arrays import flatten
 from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.protocol import Deadline, Problem, Solution
 from remat_solvers.registry import get_solver, solver_parameters
+from remat_solvers.switching import bounding_graphs, solve_switches, specializations
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -56,12 +57,24 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
         deadline: limit by the clock; without one about 10 s at 600 ops.
     """
     deadline = Deadline() if deadline is None else deadline.within(None)
-    floor = budget_floor(graph)
-    order = minimize_peak(flatten(graph), floor.nbytes, floor.nbytes, deadline)
-    schedule = Schedule.from_order(graph, order.tolist())
+    tried = [(budget_floor(made.graph), made) for made in specializations(graph)]
+    tried.sort(key=lambda one: one[0].nbytes)
+    best: Schedule | None = None
+    nbytes = 0
+    for place, (least, made) in enumerate(tried):
+        if best is not None and least.nbytes >= nbytes:
+            break
+        part = deadline.within(None) if place + 1 == len(tried) else deadline.share(0.6)
+        order = minimize_peak(flatten(made.graph), least.nbytes, least.nbytes, part)
+        schedule = made.restore(Schedule.from_order(made.graph, order.tolist()))
+        peak_nbytes = simulate(graph, schedule).peak_nbytes
+        if best is None or peak_nbytes < nbytes:
+            best, nbytes = schedule, peak_nbytes
+    assert best is not None
+    floor = min((budget_floor(each) for each in bounding_graphs(graph)), key=lambda floor: floor.nbytes)
     return MinBudget(
-        nbytes=simulate(graph, schedule).peak_nbytes,
-        schedule=schedule,
+        nbytes=nbytes,
+        schedule=best,
         floor_nbytes=floor.nbytes,
         floor_op=floor.op,
         floor_reason=floor.reason,
@@ -111,12 +124,20 @@ def bounds_of(graph: Graph, budgets: Iterable[int], *, seconds: float | None = N
         budgets: in bytes.
         seconds: limit by the clock for one budget; the bound proven by then counts.
     """
+    budgets = tuple(budgets)
+    each = [_bounds_of(one, budgets, graph.time_s, seconds) for one in bounding_graphs(graph)]
+    return tuple(min(overheads) for overheads in zip(*each, strict=True))
+
+
+def _bounds_of(
+    graph: Graph, budgets: tuple[int, ...], base_s: float, seconds: float | None
+) -> tuple[float, ...]:
+    """The bounds for a graph without switches, as ratios of `base_s`."""
     floor, bound = budget_floor(graph), CutBound(graph)
-    base_s = graph.time_s
     return tuple(
         float("inf")
         if budget < floor.nbytes
-        else bound.extra_s(budget, Deadline(seconds)) / base_s
+        else (graph.time_s - base_s + bound.extra_s(budget, Deadline(seconds))) / base_s
         if base_s > 0
         else 0.0
         for budget in budgets
@@ -146,9 +167,11 @@ def pareto(
     known: tuple[int, ...] | None = None
     takes_starts = "starts" in solver_parameters(solver)
     for budget in sorted(budgets if budgets is not None else budgets_of(graph, seconds=seconds)):
-        warm = {"starts": (known,)} if takes_starts and known is not None else {}
+        # A start of one combination of switches may be no valid order of another.
+        warm = {"starts": (known,)} if takes_starts and known is not None and not graph.switches else {}
         deadline = Deadline(seconds)
-        solution = get_solver(solver, **{**parameters, **warm}).solve(Problem(graph, budget), deadline)
+        chosen = get_solver(solver, **{**parameters, **warm})
+        solution = solve_switches(chosen, Problem(graph, budget), deadline)
         points.append(BudgetPoint(budget_nbytes=budget, solution=solution, wall_s=deadline.elapsed_s))
         known = solution.order or known
     return tuple(points)
@@ -194,9 +217,8 @@ def max_batch(
     """
 
     def fits(batch: int) -> Solution | None:
-        made = get_solver(solver, **parameters).solve(
-            Problem(graph_of(batch), budget_nbytes), Deadline(seconds)
-        )
+        problem = Problem(graph_of(batch), budget_nbytes)
+        made = solve_switches(get_solver(solver, **parameters), problem, Deadline(seconds))
         good = made.overhead is not None and made.overhead <= max_overhead + 1e-12
         return made if good else None
 

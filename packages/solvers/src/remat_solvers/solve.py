@@ -26,9 +26,11 @@ def solve(
         BadParameter: the solver does not accept a parameter.
         InfeasibleBudget: no schedule was found; names the smallest budget that works.
     """
-    solution = get_solver(solver, **parameters).solve(Problem(graph, budget_nbytes), deadline)
+    from remat_solvers.queries import infeasible
+    from remat_solvers.switching import solve_switches
+
+    solution = solve_switches(get_solver(solver, **parameters), Problem(graph, budget_nbytes), deadline)
     if solution.feasible:
         return solution
-    from remat_solvers.queries import infeasible
 
     raise infeasible(graph, budget_nbytes, deadline)

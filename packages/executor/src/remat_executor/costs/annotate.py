@@ -18,8 +18,8 @@ from remat_executor.generator_state import preserved_generators
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.dispatch import argument_names
 from remat_executor.torch_private.precision import float32_precisions
-from remat_executor.translation.keys import anywhere
-from remat_executor.translation.recipes import CallOperator, Draw, Recipe, TrainBatchNorm
+from remat_executor.translation.keys import anywhere, kernel_key
+from remat_executor.translation.recipes import CallOperator, Draw, RunKernel, TrainBatchNorm
 from remat_executor.translation.translation import Translation
 from remat_graph import Graph, Measured, Op, OpCost, Platform
 from remat_graph.platforms.base import issue_s_of
@@ -57,14 +57,19 @@ def with_costs(
     keys: dict[tuple[int, int], str] = {}
     queries: dict[tuple[int, int], OpCost] = {}  # to the platform
     known: dict[tuple[int, int], Measurement] = {}
-    for i, (op, recipe) in enumerate(zip(graph.ops, translation.recipes, strict=True)):
+    for i, op in enumerate(graph.ops):
         for k in range(len(op.implementations)):
+            recipe = translation.recipe(i, k)
+            if isinstance(recipe, RunKernel) and recipe.change.kernel is None:
+                continue  # nothing runs
             if platform is not None:
-                queries[i, k] = op_cost(recipe, graph, i, k)
+                queries[i, k] = op_cost(translation, graph, i, k)
             if isinstance(platform, Measured) and queries[i, k].key in platform.measurements:
                 known[i, k] = platform.measurements[queries[i, k].key]
                 continue
-            key = op.key if k == 0 else f"again: {op.key}"
+            key = f"again: {op.key}" if k else op.key
+            if isinstance(recipe, RunKernel):
+                key = kernel_key(recipe.change, translation.device)
             keys[i, k] = key
             if key not in requests:
                 requests[key] = arguments.request(recipe, repeat=k > 0)
@@ -76,6 +81,9 @@ def with_costs(
         implementations = []
         for k, implementation in enumerate(op.implementations):
             there = known.get((i, k))
+            if there is None and (i, k) not in keys:
+                implementations.append(implementation)
+                continue
             if there is not None:
                 time_s, issue_s, workspace_nbytes = there.time_s, there.issue_s, there.workspace_nbytes
             else:
@@ -140,8 +148,22 @@ def _storage_sizes(results: object) -> list[int]:
     return [tensor.untyped_storage().nbytes() for tensor in meta_tensors(results)]
 
 
-def op_cost(recipe: Recipe, graph: Graph, op: int, implementation: int) -> OpCost:
-    """FLOPs by torch's counting rules and causal masks, bytes of the storages read and written, and key."""
+def op_cost(translation: Translation, graph: Graph, op: int, implementation: int) -> OpCost:
+    """FLOPs by torch's counting rules and causal masks, bytes of the storages read and written, and key.
+
+    The kernel of another way takes those of the calls that it counts as.
+    """
+    recipe = translation.recipe(op, implementation)
+    if isinstance(recipe, RunKernel):
+        change, ops = recipe.change, translation.op_of
+        parts = [op_cost(translation, graph, ops[node], 0) for node in change.counts_as if node in ops]
+        return OpCost(
+            flops=sum(part.flops for part in parts),
+            read_nbytes=sum(part.read_nbytes for part in parts),
+            written_nbytes=sum(part.written_nbytes for part in parts),
+            key="" if change.kernel is None else anywhere(kernel_key(change, translation.device)),
+            arithmetic=next((part.arithmetic for part in parts if part.arithmetic), ""),
+        )
     run = graph.ops[op].implementations[implementation]
     read = sum(graph.values[v].nbytes for v in run.inputs)
     written = sum(graph.values[v].nbytes for v in run.outputs)

@@ -35,11 +35,13 @@ from remat_executor.translation.recipes import (
     OwnGradient,
     ReadGenerator,
     Recipe,
+    RunKernel,
     TrainBatchNorm,
     WriteBack,
     own_copy,
 )
 from remat_executor.translation.translation import Translation
+from remat_executor.ways.way import Change
 
 aten = torch.ops.aten
 _DRAWN = 1 << 20
@@ -75,6 +77,8 @@ class Arguments:
                 return lambda: partial(_copy, *(_random_like(n.meta["val"]) for n in (target, source)))
             case OwnGradient(source, size, stride):
                 return lambda: partial(own_copy, _random_like(source.meta["val"]), size, stride)
+            case RunKernel(change):
+                return lambda: self.kernel(change)
 
     def call_or_deep_call(self, node: Node) -> Thunk:
         """The call on random arguments; if the kernel refuses those, on the results of their producers."""
@@ -107,6 +111,14 @@ class Arguments:
         args, kwargs = self.arguments(node, deep, {})
         read, target = arguments_read(node, args), target_of(node)
         return lambda: target(*read, **kwargs)
+
+    def kernel(self, change: Change) -> Thunk:
+        """The kernel of another way on random arguments."""
+        assert change.kernel is not None, change.node
+        integers: dict[Node, Any] = {}
+        inputs = sorted(change.reads, key=lambda n: not _integer(n.meta.get("val")))
+        made = {node: self.tensor(node, False, integers, {}) for node in inputs}
+        return partial(change.kernel, *map(made.__getitem__, change.reads), *change.constants)
 
     def draw(self, node: Node, device: str, repeat: bool) -> Thunk:
         """The call of a random operator, by the generator or from a saved state of it."""

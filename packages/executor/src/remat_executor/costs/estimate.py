@@ -19,6 +19,7 @@ from remat_executor.errors import BadInput
 from remat_executor.inspection.devices import check_device
 from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.translation.translate import translate
+from remat_executor.ways.registry import families
 from remat_graph import Graph, Platform, with_platform
 
 
@@ -58,11 +59,13 @@ def estimated_graph(
         captured = capture(model, tensors, differentiate=differentiate, absent=absent)
         conditions = (("estimate", device.type), ("training", str(model.training)))
         name = type(model).__name__
-        found = translate(captured, tensors, name=name, conditions=conditions, absent=absent)
+        found = translate(
+            captured, tensors, name=name, conditions=conditions, absent=absent, families=families()
+        )
     costs = {
-        (i, k): op_cost(recipe, found.graph, i, k)
-        for i, recipe in enumerate(found.recipes)
-        for k in range(len(found.graph.ops[i].implementations))
+        (i, k): op_cost(found, found.graph, i, k)
+        for i, op in enumerate(found.graph.ops)
+        for k in range(len(op.implementations))
     }
     return with_platform(found.graph, costs, platform)
 

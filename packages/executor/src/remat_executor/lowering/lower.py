@@ -40,11 +40,13 @@ from remat_executor.translation.recipes import (
     OwnGradient,
     ReadGenerator,
     Recipe,
+    RunKernel,
     TrainBatchNorm,
     WriteBack,
     own_copy,
 )
 from remat_executor.translation.translation import Translation
+from remat_executor.ways.way import Change, Kernel
 from remat_graph import Compute, Deliver, Free, Placement, Role, Schedule, Step
 
 aten = torch.ops.aten
@@ -176,7 +178,7 @@ class _GraphLowering:
 
     def compute(self, step: Compute, dying: set[int]) -> None:
         op = self.translation.graph.ops[step.op]
-        recipe = self.translation.recipes[step.op]
+        recipe = self.translation.recipe(step.op, step.implementation)
         implementation = op.implementations[step.implementation]
         repeat = step.implementation != 0
         if isinstance(recipe, ReadGenerator):
@@ -184,11 +186,16 @@ class _GraphLowering:
             if state in self.shared.replays:
                 self.nodes_of[state] = self.fx.call_function(read_state, (recipe.device,))
             return
+        if isinstance(recipe, RunKernel) and recipe.change.kernel is None:
+            return
         made = self.translation.made_by[step.op]
         over = next((source for _, source in implementation.reuses if source in dying), None)
         if over is not None and not any(self.is_live(v) for _, v in made):
             self.overwritten.add(over)
-            result = self.emit_in_place(recipe, *self.translation.in_place[step.op][over])
+            if isinstance(recipe, RunKernel):
+                result = self.emit_kernel(recipe.change, recipe.change.over_kernel)
+            else:
+                result = self.emit_in_place(recipe, *self.translation.in_place[step.op][over])
         else:
             result = self.emit(recipe, repeat)
         if isinstance(recipe, OwnGradient):
@@ -235,6 +242,12 @@ class _GraphLowering:
                 return call(own_copy, (self.resolve(source), size, stride))
             case ReadGenerator(device):
                 return call(read_state, (device,))
+            case RunKernel(change):
+                return self.emit_kernel(change, change.kernel)
+
+    def emit_kernel(self, change: Change, kernel: Kernel | None) -> Node:
+        assert kernel is not None, change.node
+        return self.fx.call_function(kernel, (*map(self.resolve, change.reads), *change.constants))
 
     def emit_in_place(self, recipe: Recipe, place: int, form: Any) -> Node:
         assert isinstance(recipe, CallOperator)

@@ -39,6 +39,8 @@ from remat_executor.torch_private.precision import without_any_autocast
 from remat_executor.torch_private.pytrees import unflatten
 from remat_executor.translation.translate import translate
 from remat_executor.translation.translation import Translation
+from remat_executor.ways.registry import families
+from remat_executor.ways.way import Family
 from remat_graph import Graph, OverBudget, Plan, simulate
 from remat_graph.contexts import context
 from remat_graph.errors import text_of
@@ -147,6 +149,7 @@ class PipelineStages:
         replanner: plans again with a margin if a runtime needs more than its plan predicts.
         part_nbytes: gradient bytes that may wait together in the backward.
         backend: carries out what plans do in addition to computing.
+        families: of other ways to run ops, of which plans may choose.
     """
 
     costs: CostSource
@@ -158,6 +161,7 @@ class PipelineStages:
     replanner: PlanFunction | None = None
     part_nbytes: int | None = None
     backend: OffloadBackend | None = None
+    families: tuple[Family, ...] = attrs.field(factory=families)
 
     @_unknown_cases_refused()
     def capture(self, call: CallToPlan) -> Traced:
@@ -183,7 +187,9 @@ class PipelineStages:
     def translate(self, call: CallToPlan, traced: Traced) -> Translation:
         """Turn the joint graph into ops and values."""
         name = type(call.model).__name__
-        return translate(traced.captured, traced.tensors, name=name, conditions=call.conditions)
+        return translate(
+            traced.captured, traced.tensors, name=name, conditions=call.conditions, families=self.families
+        )
 
     def annotate(self, call: CallToPlan, traced: Traced, translation: Translation) -> Graph:
         """Return the graph with its costs and with all values that training holds."""

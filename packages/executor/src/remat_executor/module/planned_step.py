@@ -132,9 +132,11 @@ class PlannedStep:
     def measurements(self) -> list[Measurement]:
         """The measured costs of its operators, each distinct one once."""
         costs = {}
-        for i, (op, recipe) in enumerate(zip(self.graph.ops, self.translation.recipes, strict=True)):
+        for i, op in enumerate(self.graph.ops):
             for k, run in enumerate(op.implementations):
-                cost = op_cost(recipe, self.graph, i, k)
+                cost = op_cost(self.translation, self.graph, i, k)
+                if not cost.key:
+                    continue  # nothing runs
                 costs[cost.key] = Measurement(
                     cost=cost,
                     time_s=run.time_s,

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from remat_executor.torch_private.fake_tensors import copies_storages
+from remat_executor.ways.way import Change
 
 
 def describe(argument: Any) -> str:
@@ -46,3 +47,10 @@ def call_key(node: Node, device: torch.device) -> str:
         first = node.args[0].meta["val"]  # type: ignore[union-attr]
         parts.append(f"in {first.untyped_storage().nbytes()} bytes at {first.storage_offset()}")
     return f"{target_name(node)}({', '.join(parts)}) on {device.type}"
+
+
+def kernel_key(change: Change, device: torch.device) -> str:
+    """The key of the kernel of another way, like `call_key`."""
+    name = getattr(change.kernel, "__name__", "nothing")
+    parts = [describe(argument) for argument in (*change.reads, *change.constants)]
+    return f"{name}({', '.join(parts)}) on {device.type}"

@@ -6,6 +6,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from remat_executor.ways.way import Change
+
 
 @attrs.frozen(eq=False)
 class CallOperator:
@@ -56,7 +58,14 @@ class OwnGradient:
     stride: tuple[int, ...]
 
 
-Recipe = CallOperator | Draw | ReadGenerator | TrainBatchNorm | WriteBack | OwnGradient
+@attrs.frozen(eq=False)
+class RunKernel:
+    """Run the kernel of another way in place of a call; it has none if the way leaves the call out."""
+
+    change: Change
+
+
+Recipe = CallOperator | Draw | ReadGenerator | TrainBatchNorm | WriteBack | OwnGradient | RunKernel
 
 
 def own_copy(source: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:

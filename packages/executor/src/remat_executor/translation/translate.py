@@ -33,6 +33,8 @@ from remat_executor.translation.recipes import (
 )
 from remat_executor.translation.translation import Translation
 from remat_executor.translation.varying_kernels import may_vary
+from remat_executor.translation.with_ways import with_ways
+from remat_executor.ways.way import Family
 from remat_graph import Graph, Implementation, Op, Role, Value
 
 
@@ -43,6 +45,7 @@ def translate(
     name: str,
     conditions: Iterable[tuple[str, str]] = (),
     absent: torch.device | None = None,
+    families: Iterable[Family] = (),
 ) -> Translation:
     """Build the IR of a captured step.
 
@@ -52,11 +55,13 @@ def translate(
         name: of the graph.
         conditions: what a plan depends on in addition to the ops.
         absent: the device for which the meta device stands.
+        families: of other ways to run its ops.
 
     Raises:
         CaptureError: an op shares storage in a way that cannot be followed.
     """
-    return _Translator(captured, tensors, absent).run(name, tuple(conditions))
+    found = _Translator(captured, tensors, absent).run(name, tuple(conditions))
+    return with_ways(found, (way for family in families for way in family(captured)))
 
 
 @attrs.define(eq=False)

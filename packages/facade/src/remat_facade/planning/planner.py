@@ -17,7 +17,7 @@ from remat_facade.planning.method import Method
 from remat_facade.planning.zoo import Zoo
 from remat_graph import BadBudget, Budget, Graph, Plan, Schedule, format_nbytes, format_seconds
 from remat_graph.errors import shown
-from remat_solvers import Deadline, Problem, Solution, get_solver, min_budget
+from remat_solvers import Deadline, Problem, Solution, get_solver, min_budget, solve_switches
 from remat_solvers import Progress as SolverProgress
 
 Progress = Callable[[str], None]
@@ -166,7 +166,7 @@ class RecomputePlanner(StepPlanner):
         """
         deadline = Deadline(self.method.time_limit_s, self._tell)
         solver = get_solver(self.method.solver, **self.method.parameters)
-        solution = solver.solve(Problem(graph, budget_nbytes), deadline)
+        solution = solve_switches(solver, Problem(graph, budget_nbytes), deadline)
         schedule = solution.schedule or self._smallest(graph, budget_nbytes, deadline, solution)
         return Plan.from_schedule(
             graph,

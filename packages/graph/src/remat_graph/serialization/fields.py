@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from remat_graph.ir import Implementation, Op, Update, Value
+from remat_graph.ir import Alternative, Implementation, Op, Update, Value
 from remat_graph.links import Links
 from remat_graph.serialization.json_reader import Reader
 
@@ -23,12 +23,12 @@ def keys_of(cls: type[Any]) -> frozenset[str]:
     return frozenset(_KEYS.get(field.name, field.name) for field in attrs.fields(cls))
 
 
-def sparse(thing: Value | Op | Implementation | Update) -> dict[str, Any]:
-    """The fields that differ from their defaults, without nested implementations."""
+def sparse(thing: Value | Op | Implementation | Alternative | Update) -> dict[str, Any]:
+    """The fields that differ from their defaults, without nested implementations and alternatives."""
     data: dict[str, Any] = {}
     for field in attrs.fields(type(thing)):
         content = getattr(thing, field.name)
-        if field.name != "implementations" and content != field.default:
+        if field.name not in ("implementations", "alternatives") and content != field.default:
             data[_KEYS.get(field.name, field.name)] = plain(content)
     return data
 

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from remat_graph.errors import BadFile, InvalidGraph
-from remat_graph.ir import Graph, Implementation, Op, Placement, Role, Update, Value
+from remat_graph.ir import Alternative, Graph, Implementation, Op, Placement, Role, Update, Value
 from remat_graph.serialization.corpus import is_corpus, read_corpus
 from remat_graph.serialization.fields import VERSION, AnyPath, keys_of, sparse
 from remat_graph.serialization.json_reader import Reader, read_json, write_json
@@ -41,7 +41,10 @@ def graph_to_data(graph: Graph) -> dict[str, Any]:
         "conditions": [list(pair) for pair in graph.conditions],
         "values": [sparse(value) for value in graph.values],
         "ops": [
-            sparse(op) | {"implementations": [sparse(i) for i in op.implementations]} for op in graph.ops
+            sparse(op)
+            | {"implementations": [sparse(i) for i in op.implementations]}
+            | ({"alternatives": [sparse(a) for a in op.alternatives]} if op.alternatives else {})
+            for op in graph.ops
         ],
         "updates": [sparse(update) for update in graph.updates],
     }
@@ -117,6 +120,9 @@ def _read_op(reader: Reader, count: int) -> Op:
     def rerun(found: Reader) -> int | None:
         return None if found.data is None else found.index(len(implementations), "implementation")
 
+    def alternatives(found: Reader) -> tuple[Alternative, ...]:
+        return tuple(_read_alternative(item, len(implementations)) for item in found.items())
+
     return Op(
         name=reader.get("name").text(),
         target=reader.get("target").text(),
@@ -124,6 +130,21 @@ def _read_op(reader: Reader, count: int) -> Op:
         key=reader.get_or("key", Reader.text, ""),
         rerun=reader.get_or("rerun", rerun, None) if "rerun" in reader.mapping() else 0,
         implementations=tuple(_read_implementation(item, count) for item in implementations),
+        alternatives=reader.get_or("alternatives", alternatives, ()),
+    )
+
+
+def _read_alternative(reader: Reader, implementations: int) -> Alternative:
+    reader.known(keys_of(Alternative))
+
+    def run(found: Reader) -> int:
+        return found.index(implementations, "implementation")
+
+    return Alternative(
+        switch=reader.get("switch").text(),
+        first=run(reader.get("first")),
+        again=reader.get_or("again", run, None),
+        exact=reader.get_or("exact", Reader.flag, True),
     )
 
 

@@ -243,11 +243,18 @@ class Reader:
 
     def seconds(self) -> float:
         """A finite number of at least 0."""
+        return self._number(0.0)
+
+    def signed_seconds(self) -> float:
+        """A finite number."""
+        return self._number(-_LARGEST)
+
+    def _number(self, least: float) -> float:
         number = self.data
         if isinstance(number, bool) or not isinstance(number, int | float):
             self._wanted("a number")
-        if not (0 <= number <= _LARGEST and math.isfinite(number)):
-            self._wanted(f"a finite number from 0 to {_LARGEST:.2g}")
+        if not (least <= number <= _LARGEST and math.isfinite(number)):
+            self._wanted(f"a finite number from {least:.2g} to {_LARGEST:.2g}")
         return float(number)
 
     def index(self, count: int, kind: str) -> int:

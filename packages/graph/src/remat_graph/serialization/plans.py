@@ -53,6 +53,8 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
         figures["periods"] = plan.periods
     if plan.issue_s or plan.noremat_issue_s:
         figures |= {name: getattr(plan, name) for name in _OF_ISSUING}
+    if plan.switched:
+        figures |= {"switched": list(plan.switched), "switched_s": plan.switched_s}
     return {"format": PLAN_FORMAT, "version": VERSION, **figures, "schedule": schedule_to_data(plan.schedule)}
 
 
@@ -82,7 +84,7 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
     figures: dict[str, Any] = {}
     for field in attrs.fields(Plan):
         # The annotation determines the reader; fields of other types are read below.
-        if (read := _READERS.get(field.type)) is not None and field.name not in (*_OF_THE_HOST, *_OF_ISSUING):
+        if (read := _READERS.get(field.type)) is not None and field.name not in _SOMETIMES:
             figures[field.name] = read(reader.get(field.name))
     if "on_host" in reader.mapping():
         values = ANY if graph is None else len(graph.values)
@@ -94,6 +96,9 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
     if not 1 <= figures["periods"] <= MOST_PERIODS:
         wanted = f"a whole number from 1 to {MOST_PERIODS} was wanted"
         reader.get("periods").fail(f"{wanted}, but it is {figures['periods']:,}")
+    if "switched" in reader.mapping():
+        figures["switched"] = [name.text() for name in reader.get("switched").items()]
+        figures["switched_s"] = reader.get("switched_s").signed_seconds()
     versions = reader.get("versions")
     return Plan(
         **figures,
@@ -139,9 +144,10 @@ def _simulated_again(plan: Plan, graph: Graph, source: str) -> Plan:
 _GIVEN = ("budget_nbytes", "solver", "solver_stats", "versions", "platform", "deadline_hit")
 _OF_THE_HOST = ("on_host", "host_peak_nbytes", "links", "periods")
 _OF_ISSUING = ("issue_s", "noremat_issue_s")
+_SOMETIMES = (*_OF_THE_HOST, *_OF_ISSUING, "switched", "switched_s")
 
 _PLAN_FIELDS = tuple(
     field.name
     for field in attrs.fields(Plan)
-    if field.name not in {"schedule", "solver_stats", "versions", "notes", *_OF_THE_HOST, *_OF_ISSUING}
+    if field.name not in {"schedule", "solver_stats", "versions", "notes", *_SOMETIMES}
 )

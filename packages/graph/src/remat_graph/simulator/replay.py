@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from remat_graph.errors import InvalidSchedule, shown
-from remat_graph.ir import Graph, Placement, Role, Value
+from remat_graph.ir import Graph, Op, Placement, Role, Value
 from remat_graph.schedule import (
     Compute,
     Deliver,
@@ -48,7 +48,8 @@ class Replay:
         self.spent: set[int] = set()  # gradients that an update has read or accumulated
         self.stale_on_device: set[int] = set()
         self.stale_on_host: set[int] = set()
-        self.ran: set[int] = set()
+        self.ran: dict[int, int | None] = {}  # per op that has run, the implementation that repeats it
+        self.switched: dict[str, bool] = {}  # per switch, how the first op that it concerns has run
         self.written: set[int] = set()  # external versions made so far
         self.produced = {v for op in graph.ops for i in op.implementations for v in i.outputs}
         self.recomputed_s = 0.0
@@ -131,10 +132,14 @@ class Replay:
             self._fail(f"{op.name} has no implementation {step.implementation}")
         implementation = op.implementations[step.implementation]
         again = step.op in self.ran
-        if again and op.rerun is None:
-            self._fail(f"{op.name} may run only once and runs again")
-        if again and step.implementation != op.rerun:
-            self._fail(f"{op.name} repeats implementation {step.implementation}; only {op.rerun} may repeat")
+        if again:
+            rerun = self.ran[step.op]
+            if rerun is None:
+                self._fail(f"{op.name} may run only once and runs again")
+            if step.implementation != rerun:
+                self._fail(f"{op.name} repeats implementation {step.implementation}; only {rerun} may repeat")
+        else:
+            self.ran[step.op] = self._switch(op, step.implementation)
         if not again and not op.backward and self.step >= self.schedule.boundary:
             self._fail(f"forward op {op.name} runs first after the boundary")
         for value in implementation.inputs:
@@ -151,8 +156,20 @@ class Replay:
         self.issue_s += implementation.issue_s
         if again:
             self.recomputed_s += implementation.time_s
-        self.ran.add(step.op)
         return self.memory.highest_nbytes
+
+    def _switch(self, op: Op, implementation: int) -> int | None:
+        """Note which switches the first run of an op has on; return the implementation that repeats it."""
+        rerun = op.rerun
+        chosen = [other for other in op.alternatives if other.first == implementation]
+        if chosen:
+            rerun = chosen[0].again
+        elif op.alternatives and implementation != 0:
+            self._fail(f"{op.name} first runs implementation {implementation}, which is only for repeats")
+        for other in op.alternatives:
+            if self.switched.setdefault(other.switch, other in chosen) != (other in chosen):
+                self._fail(f"{op.name} disagrees with an op before it about {other.switch!r}")
+        return rerun
 
     def _freed_next(self) -> set[int]:
         """Values whose `Free` steps follow directly."""

@@ -1,0 +1,217 @@
+"""Switches: parts of a step that run in another way, together."""
+
+import json
+from itertools import chain, combinations
+
+import attrs
+import pytest
+
+from remat_graph import (
+    Alternative,
+    Compute,
+    Graph,
+    Implementation,
+    InvalidGraph,
+    InvalidSchedule,
+    Op,
+    Plan,
+    Schedule,
+    Value,
+    fingerprint,
+    relaxed,
+    simulate,
+    specialize,
+    switches_on,
+    verify,
+)
+from remat_graph.serialization.graphs import graph_from_data, graph_to_data
+from remat_graph.serialization.plans import plan_from_data, plan_to_data
+from remat_graph.switches import conflicting
+from remat_graph.testing.random_graphs import random_graph
+from remat_graph.testing.random_schedules import random_order
+from remat_graph.testing.random_switches import with_random_switches
+
+
+def head() -> Graph:
+    """x -> wide -> loss, and backward; the switch computes `wide` inside its two readers."""
+    values = [
+        Value(name="x", nbytes=100),
+        Value(name="wide", nbytes=1000),
+        Value(name="loss", nbytes=4, role="output"),
+        Value(name="grad", nbytes=100, role="grad"),
+    ]
+
+    def op(name: str, first: Implementation, other: Implementation | None, *, backward: bool = False) -> Op:
+        if other is None:
+            return Op(name=name, target=name, backward=backward, implementations=[first])
+        way = Alternative(switch="head.wide", first=1, again=1)
+        return Op(
+            name=name, target=name, backward=backward, implementations=[first, other], alternatives=[way]
+        )
+
+    def run(
+        inputs: list[int], outputs: list[int], time_s: float, workspace_nbytes: int = 0
+    ) -> Implementation:
+        return Implementation(
+            inputs=inputs, outputs=outputs, time_s=time_s, workspace_nbytes=workspace_nbytes
+        )
+
+    ops = [
+        op("make", run([], [0], 1), None),
+        op("widen", run([0], [1], 2), run([], [], 0)),
+        op("lose", run([1], [2], 1), run([0], [2], 3, 50)),
+        op("back", run([1], [3], 1), run([0], [3], 3, 50), backward=True),
+    ]
+    return Graph(name="head", values=values, ops=ops)
+
+
+def both() -> tuple[Schedule, Schedule]:
+    """The unplanned schedules with the switch off and on."""
+    graph = head()
+    decided = specialize(graph, ["head.wide"])
+    return Schedule.unplanned(graph), decided.restore(Schedule.unplanned(decided.graph))
+
+
+def test_a_switch_takes_less_memory_and_more_time() -> None:
+    """The wide value is never made."""
+    off, on = (simulate(head(), schedule) for schedule in both())
+    assert (1104, 5.0) == (off.peak_nbytes, off.time_s)
+    assert (254, 7.0, 0.0) == (on.peak_nbytes, on.time_s, on.recomputed_s)
+
+
+def test_a_plan_knows_its_switches_and_what_they_cost() -> None:
+    """Its overhead counts them, and a saved plan comes back whole."""
+    graph, (_, on) = head(), both()
+    plan = Plan.from_schedule(graph, on, budget_nbytes=300, lower_bound_s=6.0, solver="tester")
+    assert ("head.wide",) == plan.switched
+    assert (2.0, 0.0) == (plan.switched_s, plan.recomputed_s)
+    assert 0.4 == pytest.approx(plan.overhead)
+    assert 0.2 == pytest.approx(plan.lower_bound_overhead)
+    assert "other ways to run ops: head (1)" in plan.summary()
+    data = json.loads(json.dumps(plan_to_data(plan)))
+    assert plan == plan_from_data(data)
+    assert plan == plan_from_data(data, graph=graph)
+    assert {"head.wide"} == switches_on(graph, on)
+
+
+def test_a_faster_way_makes_the_overhead_negative() -> None:
+    """And the bound below zero counts too."""
+    graph = head()
+    quick = [
+        attrs.evolve(
+            op, implementations=[attrs.evolve(run, time_s=run.time_s / 4) for run in op.implementations]
+        )
+        if op.name == "lose"
+        else op
+        for op in graph.ops
+    ]
+    fast = attrs.evolve(
+        graph,
+        ops=[
+            attrs.evolve(op, implementations=[op.first, attrs.evolve(op.implementations[1], time_s=0.25)])
+            if op.alternatives
+            else op
+            for op in quick
+        ],
+    )
+    decided = specialize(fast, fast.switches)
+    on = decided.restore(Schedule.unplanned(decided.graph))
+    plan = Plan.from_schedule(fast, on, budget_nbytes=300, lower_bound_s=fast.least_time_s, solver="tester")
+    assert plan.overhead < 0
+    assert plan.lower_bound_overhead <= plan.overhead
+    assert plan == plan_from_data(json.loads(json.dumps(plan_to_data(plan))), graph=fast)
+
+
+@pytest.mark.parametrize("mixed", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_ops_of_a_switch_agree(mixed: tuple[int, int, int]) -> None:
+    """A schedule with one op in the old way and one in the new is refused, whatever it frees."""
+    widen, lose, back = mixed
+    steps = [Compute(0), Compute(1, widen), Compute(2, lose), Compute(3, back)]
+    with pytest.raises(InvalidSchedule):
+        simulate(head(), Schedule(steps, 3))
+
+
+def test_repeats_run_as_the_switch_says() -> None:
+    """An op in its other way is not repeated in the first one."""
+    steps = [Compute(0), Compute(1, 1), Compute(1, 0)]
+    with pytest.raises(InvalidSchedule, match="widen repeats implementation 0; only 1 may repeat"):
+        simulate(head(), Schedule(steps, 3))
+
+
+def test_first_runs_do_not_use_what_only_repeats() -> None:
+    """Where an op has alternatives, its first runs are those of the switches."""
+    graph = head()
+    lose = attrs.evolve(
+        graph.ops[2], implementations=[*graph.ops[2].implementations, graph.ops[2].first], rerun=2
+    )
+    graph = attrs.evolve(graph, ops=[*graph.ops[:2], lose, graph.ops[3]])
+    with pytest.raises(InvalidSchedule, match="lose first runs implementation 2, which is only for repeats"):
+        simulate(graph, Schedule([Compute(0), Compute(1), Compute(2, 2)], 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"alternatives": [Alternative(switch="head.wide", first=2)]}, "has no implementation 2"),
+        ({"alternatives": [Alternative(switch="head.wide", first=1, again=7)]}, "has no implementation 7"),
+        ({"alternatives": [Alternative(switch="head.wide", first=0)]}, "a first run of its own"),
+        ({"alternatives": [Alternative(switch="", first=1)]}, "needs a name"),
+        ({"alternatives": [Alternative(switch="a", first=1)] * 2}, "two alternatives for one switch"),
+        ({"alternatives": []}, "back: reads wide before anything makes it"),
+    ],
+)
+def test_broken_switches_are_refused(change: dict[str, object], problem: str) -> None:
+    """Also one that leaves a reader without what it reads."""
+    graph = head()
+    at = 3 if change["alternatives"] == [] else 2
+    ops = [attrs.evolve(op, **change) if i == at else op for i, op in enumerate(graph.ops)]
+    with pytest.raises(InvalidGraph, match=problem):
+        verify(attrs.evolve(graph, ops=ops))
+
+
+def test_unknown_and_conflicting_switches_are_refused() -> None:
+    """By name."""
+    graph = head()
+    with pytest.raises(ValueError, match="no switch 'tail'"):
+        specialize(graph, ["tail"])
+    lose = graph.ops[2]
+    second = Alternative(switch="other.lose", first=2, again=2)
+    more = attrs.evolve(
+        lose,
+        implementations=[*lose.implementations, lose.first],
+        alternatives=[*lose.alternatives, second],
+    )
+    graph = attrs.evolve(graph, ops=[*graph.ops[:2], more, graph.ops[3]])
+    assert conflicting(graph, graph.switches)
+    assert not conflicting(graph, ["other.lose"])
+    with pytest.raises(ValueError, match=r"lose is changed by 'head\.wide' and by 'other\.lose'"):
+        specialize(graph, graph.switches)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_switches(seed: int) -> None:
+    """Every combination is a graph of its own whose schedules the original accepts; files keep all of it."""
+    graph = with_random_switches(random_graph(seed, 6), seed)
+    verify(graph)
+    read = graph_from_data(json.loads(json.dumps(graph_to_data(graph))))
+    assert graph.ops == read.ops
+    assert fingerprint(graph) == fingerprint(read)
+    if graph.switches:
+        assert fingerprint(graph) != fingerprint(specialize(graph, ()).graph)
+    least = relaxed(graph)
+    verify(least)
+    subsets = chain.from_iterable(combinations(graph.switches, n) for n in range(len(graph.switches) + 1))
+    for on in subsets:
+        if conflicting(graph, on):
+            continue
+        decided = specialize(graph, on)
+        verify(decided.graph)
+        order = random_order(decided.graph, seed)
+        own = Schedule.from_order(decided.graph, order)
+        schedule = decided.restore(own)
+        assert frozenset(on) == switches_on(graph, schedule)
+        here, there = simulate(graph, schedule), simulate(decided.graph, own)
+        assert here == there
+        # What the relaxed graph allows is at least as fast and as small.
+        assert least.time_s <= decided.graph.time_s
+        assert graph.least_time_s <= decided.graph.time_s

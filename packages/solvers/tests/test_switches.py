@@ -1,0 +1,121 @@
+"""Switches are decided by bounds and solved as graphs without any."""
+
+import pytest
+
+from remat_graph import Schedule, noremat_peak_nbytes, relaxed, simulate, specialize, switches_on
+from remat_graph.testing.random_graphs import random_graph
+from remat_graph.testing.random_switches import with_random_switches
+from remat_solvers import (
+    Problem,
+    Status,
+    bounds_of,
+    get_solver,
+    min_budget,
+    pareto,
+    solve,
+    solve_switches,
+)
+from remat_solvers.bounds import budget_floor
+from remat_solvers.protocol import Deadline
+from remat_solvers.switching import MOST_COMBINED, combinations_of, least_time_s
+
+AUTO = get_solver("auto", moves=300)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 1.0])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_combination_is_found(seed: int, share: float) -> None:
+    """The result is that of the best graph without switches; the bound is below it; the referee agrees."""
+    graph = with_random_switches(random_graph(seed, 6), seed, most=3)
+    budget = int(share * noremat_peak_nbytes(graph))
+    problem = Problem(graph, budget)
+    found = solve_switches(AUTO, problem)
+    combinations, all_of_them = combinations_of(graph)
+    assert all_of_them
+    each = [AUTO.solve(Problem(specialize(graph, on).graph, budget)) for on in combinations]
+    times = [solution.time_s for solution in each if solution.time_s is not None]
+    if not times:
+        assert found.schedule is None
+        assert (found.status is Status.INFEASIBLE) == all(s.status is Status.INFEASIBLE for s in each)
+        return
+    assert min(times) == found.time_s
+    assert graph.time_s == found.base_s
+    assert found.schedule is not None
+    timeline = simulate(graph, found.schedule)
+    assert (found.time_s, found.peak_nbytes) == (timeline.time_s, timeline.peak_nbytes)
+    assert timeline.peak_nbytes <= budget
+    assert found.lower_bound_s <= found.time_s
+    assert found.lower_bound_s == pytest.approx(min(max(s.lower_bound_s, 0.0) for s in each), rel=1e-9) or (
+        found.lower_bound_s <= min(s.lower_bound_s for s in each)
+    )
+    if graph.switches:
+        assert found.stats["switched"] == ", ".join(sorted(switches_on(graph, found.schedule)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_with_many_switches_the_relaxed_graph_bounds_all_of_them(seed: int) -> None:
+    """No combination is faster or smaller than what the relaxed graph needs at least."""
+    graph = with_random_switches(random_graph(seed, 10), seed, most=6)
+    tried, all_of_them = combinations_of(graph)
+    assert all_of_them == (len(graph.switches) <= MOST_COMBINED)
+    least = relaxed(graph)
+    budget = int(0.6 * noremat_peak_nbytes(graph))
+    bound_s = least_time_s(least, budget, Deadline())
+    (overhead,) = bounds_of(graph, [budget])
+    smallest = min_budget(graph)
+    for on in tried:
+        decided = specialize(graph, on).graph
+        assert budget_floor(least).nbytes <= budget_floor(decided).nbytes
+        assert smallest.floor_nbytes <= min_budget(decided).nbytes
+        solution = AUTO.solve(Problem(decided, budget))
+        if solution.time_s is not None:
+            assert bound_s <= solution.time_s + 1e-9
+            assert overhead <= solution.time_s / graph.time_s - 1 + 1e-9
+    found = solve_switches(AUTO, Problem(graph, budget))
+    if found.schedule is not None and found.time_s is not None:
+        assert simulate(graph, found.schedule).time_s == found.time_s
+        assert found.lower_bound_s <= found.time_s
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_smallest_budget_is_that_of_the_best_combination(seed: int) -> None:
+    """Its schedule runs on the graph with switches."""
+    graph = with_random_switches(random_graph(seed, 6), seed, most=3)
+    found = min_budget(graph)
+    each = [min_budget(specialize(graph, on).graph) for on in combinations_of(graph)[0]]
+    assert min(one.nbytes for one in each) == found.nbytes
+    assert min(one.floor_nbytes for one in each) == found.floor_nbytes
+    assert found.nbytes == simulate(graph, found.schedule).peak_nbytes
+
+
+def test_every_entry_point_decides_switches() -> None:
+    """`solve` and `pareto` reach the smallest budget, which needs one."""
+    graphs = (with_random_switches(random_graph(seed, 6), seed, most=3) for seed in range(40))
+    for graph in graphs:
+        small, off = min_budget(graph), min_budget(specialize(graph, ()).graph)
+        if small.nbytes < off.floor_nbytes:
+            break
+    else:
+        pytest.fail("no graph whose smallest budget needs a switch")
+    solution = solve(graph, small.nbytes, moves=300)
+    assert solution.schedule is not None
+    assert switches_on(graph, solution.schedule)
+    points = pareto(graph, [small.nbytes, off.nbytes], moves=300)
+    assert all(point.solution.schedule is not None for point in points)
+
+
+def test_other_methods_run_on_every_combination() -> None:
+    """A method that knows nothing of switches solves what was decided."""
+    graph = with_random_switches(random_graph(3, 6), 3, most=3)
+    budget = noremat_peak_nbytes(graph)
+    for name in ("noremat", "twremat", "chen_greedy", "search"):
+        found = solve_switches(get_solver(name), Problem(graph, budget))
+        if found.schedule is not None:
+            assert simulate(graph, found.schedule).peak_nbytes <= budget
+
+
+def test_no_switches_change_nothing() -> None:
+    """The solver gets the problem itself."""
+    graph = random_graph(5, 8)
+    problem = Problem(graph, noremat_peak_nbytes(graph))
+    assert solve_switches(AUTO, problem).schedule == Schedule.unplanned(graph)
