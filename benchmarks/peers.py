@@ -59,7 +59,7 @@ from remat_executor import MemoryMeter, PlannedModule, StepOverBudget, allocator
 from remat_facade import Hiremate
 from remat_facade.planning.planner import PLANNING_S
 from remat_graph import Graph, Plan, Schedule, get_platform, simulate
-from remat_solvers import Deadline, InfeasibleBudget, Problem, get_solver, infeasible
+from remat_solvers import Deadline, InfeasibleBudget, Problem, get_solver, infeasible, solve_switches
 from remat_solvers.bounds import tight_bound
 
 MIB = 1 << 20
@@ -200,7 +200,7 @@ def planned(
     def plan(graph: Graph) -> Plan:
         began_s = time.perf_counter()
         metered = without_workspaces(graph)
-        solution = get_solver("auto").solve(Problem(metered, budget_nbytes))
+        solution = solve_switches(get_solver("auto"), Problem(metered, budget_nbytes))
         if solution.schedule is None:
             raise infeasible(metered, budget_nbytes)
         found = Plan.from_schedule(

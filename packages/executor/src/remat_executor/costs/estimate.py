@@ -20,6 +20,7 @@ from remat_executor.inspection.devices import check_device
 from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.translation.translate import translate
 from remat_executor.ways.registry import families
+from remat_executor.ways.way import Family
 from remat_graph import Graph, Platform, with_platform
 
 
@@ -31,6 +32,7 @@ def estimated_graph(
     *,
     device: torch.device | str = "cpu",
     differentiate: Iterable[int] | None = None,
+    ways: Iterable[Family] | None = None,
 ) -> Graph:
     """Trace a training step from shapes.
 
@@ -41,6 +43,7 @@ def estimated_graph(
         platform: gives the times.
         device: the device whose operators are traced; ``cuda`` on machines without one, too.
         differentiate: indices among the output tensors that get gradients; None: a scalar in front, else all.
+        ways: families of other ways to run ops, of which plans may choose; None for all.
 
     Raises:
         BadInput: the model is not an `nn.Module`, or this machine does not have the device.
@@ -60,7 +63,7 @@ def estimated_graph(
         conditions = (("estimate", device.type), ("training", str(model.training)))
         name = type(model).__name__
         found = translate(
-            captured, tensors, name=name, conditions=conditions, absent=absent, families=families()
+            captured, tensors, name=name, conditions=conditions, absent=absent, families=families(ways)
         )
     costs = {
         (i, k): op_cost(found, found.graph, i, k)

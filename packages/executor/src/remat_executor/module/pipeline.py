@@ -39,7 +39,6 @@ from remat_executor.torch_private.precision import without_any_autocast
 from remat_executor.torch_private.pytrees import unflatten
 from remat_executor.translation.translate import translate
 from remat_executor.translation.translation import Translation
-from remat_executor.ways.registry import families
 from remat_executor.ways.way import Family
 from remat_graph import Graph, OverBudget, Plan, simulate
 from remat_graph.contexts import context
@@ -161,7 +160,7 @@ class PipelineStages:
     replanner: PlanFunction | None = None
     part_nbytes: int | None = None
     backend: OffloadBackend | None = None
-    families: tuple[Family, ...] = attrs.field(factory=families)
+    families: tuple[Family, ...] = ()
 
     @_unknown_cases_refused()
     def capture(self, call: CallToPlan) -> Traced:

@@ -32,6 +32,8 @@ from remat_executor.module.planned_step import PlannedStep
 from remat_executor.module.replanning import PlanManager
 from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
+from remat_executor.ways.registry import families
+from remat_executor.ways.way import Family
 from remat_graph import Graph, Plan, Platform
 from remat_graph.platforms.measured import Measurement
 
@@ -73,6 +75,7 @@ class PlannedModule(nn.Module):
         backend: OffloadBackend | None = None,
         device: torch.device | None = None,
         costs: CostSource | None = None,
+        ways: Iterable[Family] | None = None,
     ) -> None:
         """Capture, measure and plan a step; the model, its buffers and the generators stay unchanged.
 
@@ -99,6 +102,8 @@ class PlannedModule(nn.Module):
             device: where plans run; None: where the model is. With it, the model may be on the meta device if
                 `backend` fills its tensors when it places them.
             costs: gives graphs their times and workspaces; None: measured ones, or those of `platform`.
+            ways: families of other ways to run ops, of which plans may choose; None for all. Only plans that
+                do nothing but compute, and run eagerly or as CUDA graphs, have a choice.
 
         Raises:
             BadInput: the model or the sample cannot be planned, or platform, max_plans, buckets or
@@ -129,6 +134,7 @@ class PlannedModule(nn.Module):
                 replanner=planner,
                 part_nbytes=part_nbytes,
                 backend=backend,
+                families=() if runtime == "inductor" or backend is not None else families(ways),
             ),
             platform=platform,
             buckets=buckets,

@@ -13,6 +13,8 @@ from remat_executor.costs.check_platform import check_platform
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.module.input_checks import check_input, output_indices
 from remat_executor.module.pipeline import CallToPlan, PipelineStages, Progress
+from remat_executor.ways.registry import families
+from remat_executor.ways.way import Family
 from remat_graph import Graph, Platform
 
 
@@ -25,6 +27,7 @@ def step_graph(
     cache_dir: str | Path | None = None,
     differentiate: Iterable[int] | None = None,
     on_progress: Progress | None = None,
+    ways: Iterable[Family] | None = None,
 ) -> Graph:
     """The measured graph of a training step, for planning without a `PlannedModule`.
 
@@ -36,6 +39,7 @@ def step_graph(
         cache_dir: folder of the cost cache; None for the user's.
         differentiate: indices among the output tensors that get gradients; None: a scalar in front, else all.
         on_progress: called with (what, done, total).
+        ways: families of other ways to run ops, of which plans may choose; None for all.
 
     Raises:
         BadInput: the model, an input or the platform is not what is expected.
@@ -47,6 +51,7 @@ def step_graph(
         costs=functools.partial(with_costs, cache=cache, platform=platform),
         differentiate=output_indices(differentiate),
         on_progress=on_progress,
+        families=families(ways),
     )
     conditions = Snapshot.take(model).signature(tensors).conditions()
     call = CallToPlan(model=model, tensors=tensors, conditions=conditions, forward=model.forward)

@@ -1,5 +1,6 @@
 """The families that plans may choose from: those of this package, and of others by entry point."""
 
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 
 from remat_executor.ways.loss_head import loss_head
@@ -8,6 +9,8 @@ from remat_executor.ways.way import Family
 GROUP = "remat.ways"
 
 
-def families() -> tuple[Family, ...]:
-    """All families; a package adds one by an entry point of the group ``remat.ways``."""
+def families(chosen: Iterable[Family] | None = None) -> tuple[Family, ...]:
+    """These families; all if None. A package adds one by an entry point of the group ``remat.ways``."""
+    if chosen is not None:
+        return tuple(chosen)
     return (loss_head, *(point.load() for point in entry_points(group=GROUP)))

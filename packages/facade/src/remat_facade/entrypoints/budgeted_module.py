@@ -43,6 +43,7 @@ class BudgetedModule(PlannedModule):
             part_nbytes=run.part_nbytes,
             backend=backend,
             device=device,
+            ways=run.families,
         )
         object.__setattr__(self, "_remat_optimizer", optimizer)
 

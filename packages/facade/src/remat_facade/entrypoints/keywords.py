@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from remat_executor import Buckets
 from remat_executor.module.shared_plan import Ranks
 from remat_facade.config.types import Config
+from remat_facade.entrypoints.options import Ways
 from remat_facade.planning.memory_fit import Optimizer
 from remat_facade.planning.planner import Progress
 from remat_graph import Plan, Platform
@@ -45,6 +46,7 @@ class RockmateKeywords(SharedKeywords, total=False):
     ranks: Ranks | None
     optimizer: Optimizer
     runtime: str
+    ways: Ways
 
 
 class LimitKeywords(RockmateKeywords, total=False):

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal, get_args
 
 import attrs
 import torch
@@ -10,13 +11,19 @@ import torch
 from remat_executor import Buckets
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.check_platform import check_platform
+from remat_executor.errors import BadInput
 from remat_executor.module.plan_cache import MOST_PLANS
+from remat_executor.ways.way import Family
 from remat_facade.entrypoints.inputs import Arguments
 from remat_facade.planning.memory_fit import Optimizer
 from remat_facade.planning.planner import Progress, silent
 from remat_facade.planning.zoo import Zoo
 from remat_graph import Platform
+from remat_graph.errors import shown
 from remat_graph.serialization.fields import AnyPath
+
+Ways = Literal["exact", "none"]
+"""Which other ways to run ops a plan may choose."""
 
 
 @attrs.frozen(kw_only=True)
@@ -91,3 +98,16 @@ class RunOptions:
     max_plans: int = MOST_PLANS
     buckets: Buckets | None = None
     part_nbytes: int | None = None
+    ways: Ways = "exact"
+
+    def __attrs_post_init__(self) -> None:
+        if self.ways not in get_args(Ways):
+            raise BadInput(
+                problem=f"ways is {shown(self.ways)}, not one of {', '.join(map(repr, get_args(Ways)))}",
+                advice='leave it out for "exact"',
+            )
+
+    @property
+    def families(self) -> tuple[Family, ...] | None:
+        """The families of `ways`; None for all."""
+        return None if self.ways == "exact" else ()

@@ -18,7 +18,7 @@ from remat_executor.module.shared_plan import Ranks, plan_sharing
 from remat_facade.config.types import Config
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call, device_of
-from remat_facade.entrypoints.options import CallOptions, CostOptions, PlanOptions, RunOptions
+from remat_facade.entrypoints.options import CallOptions, CostOptions, PlanOptions, RunOptions, Ways
 from remat_facade.entrypoints.prepare import fixed_planner, prepare
 from remat_facade.errors import UnknownOptimizer
 from remat_facade.planning.memory_fit import Optimizer, fit_of
@@ -74,6 +74,8 @@ class Rockmate(BudgetedModule):
         part_nbytes: largest number of gradient bytes that the backward collects before it delivers them to
             hooks, optimizers and all-reduces; 0 delivers each gradient by itself, None divides the backward
             into as many parts as cost 1 % of the step.
+        ways: ``"exact"`` lets the plan choose other ways to run parts of the step that give the same bits,
+            such as a cross entropy by chunks of rows; ``"none"`` keeps every operator as it was captured.
 
     Raises:
         InfeasibleBudget: no schedule fits; the error has a budget that works.
@@ -126,10 +128,13 @@ class Rockmate(BudgetedModule):
         max_plans: int = MOST_PLANS,
         buckets: Buckets | None = None,
         part_nbytes: int | None = None,
+        ways: Ways = "exact",
     ) -> None:
         options = PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, optimizer=optimizer, zoo=zoo)
         cost = CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress)
-        run = RunOptions(runtime=runtime, max_plans=max_plans, buckets=buckets, part_nbytes=part_nbytes)
+        run = RunOptions(
+            runtime=runtime, max_plans=max_plans, buckets=buckets, part_nbytes=part_nbytes, ways=ways
+        )
         with plan_sharing(ranks) as together:
             method = choose_method(self._remat_method, config, solver, seed, time_limit_s)
             call = CallOptions(arguments=as_call(sample, sample_kwargs), differentiate=differentiate)
