@@ -3,7 +3,8 @@
 import random
 
 from remat_executor import PlanFunction
-from remat_graph import Graph, Plan, Schedule
+from remat_graph import Graph, Plan, Schedule, specialize
+from remat_graph.testing.random_schedules import random_order
 
 AMPLE_NBYTES = 1 << 50
 
@@ -30,5 +31,20 @@ def repeat_at_random(count: int, seed: int = 0) -> PlanFunction:
             place = rng.randrange(forward, len(order) + 1)
             order.insert(place, rng.choice([op for op in order[:place] if graph.ops[op].rerun is not None]))
         return plan_order(graph, order, "repeat_at_random")
+
+    return plan
+
+
+def all_switched(seed: int | None = None) -> PlanFunction:
+    """Every switch on; every op once, or with a seed, an order with random repeats."""
+
+    def plan(graph: Graph) -> Plan:
+        decided = specialize(graph, graph.switches)
+        order = range(len(graph.ops)) if seed is None else random_order(decided.graph, seed)
+        schedule = decided.restore(Schedule.from_order(decided.graph, order))
+        budget = AMPLE_NBYTES
+        return Plan.from_schedule(
+            graph, schedule, budget_nbytes=budget, lower_bound_s=0.0, solver="all_switched"
+        )
 
     return plan

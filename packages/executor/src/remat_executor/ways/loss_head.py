@@ -188,7 +188,7 @@ def _way(head: _Head, rows: int) -> Way:
                 node=head.loss,
                 kernel=chunked_loss,
                 reads=(head.logits, target),
-                constants=(reduction, ignored, made.dtype, half_to_float, rows),
+                constants=(reduction, ignored, made.dtype, half_to_float, made.shape[1], rows),
                 counts_as=(*before, head.loss),
                 workspace_nbytes=chunk_nbytes + len(made) * (made.element_size() + 2 * 8),
             ),
@@ -198,7 +198,7 @@ def _way(head: _Head, rows: int) -> Way:
                 over_kernel=chunked_gradient_over,
                 over=head.logits,
                 reads=(tangent, head.logits, again, total),
-                constants=(reduction, ignored, made.dtype, half_to_float, rows),
+                constants=(reduction, ignored, made.dtype, half_to_float, made.shape[1], rows),
                 counts_as=(*before, *after),
                 workspace_nbytes=2 * chunk_nbytes,
             ),
@@ -214,26 +214,28 @@ def chunked_loss(
     ignored: int,
     dtype: torch.dtype,
     half_to_float: bool,
+    columns: int,
     rows: int,
 ) -> tuple[Tensor, Tensor]:
     """`nll_loss_forward` of the log-softmax of logits.
 
     Args:
-        logits: in rows, contiguous.
+        logits: contiguous; any shape whose numbers are the rows one after the other.
         target: one class a row.
         reduction: 0, 1 or 2 for none, mean, sum.
         ignored: the class that counts nothing.
         dtype: of the log-softmax.
         half_to_float: whether its kernel takes the logits as they are and changes their dtype.
+        columns: number of classes.
         rows: of a chunk.
 
     Raises:
         IndexError: a target is no class, on the CPU; kernels of a device stop the process's work on it.
     """
-    table = logits.view(len(target), -1)
+    table = logits.view(len(target), columns)
     counts = target != ignored
     if target.device.type == "cpu":
-        wrong = counts & ((target < 0) | (target >= table.shape[1]))
+        wrong = counts & ((target < 0) | (target >= columns))
         if wrong.any():
             raise IndexError(f"Target {target[wrong][0].item()} is out of bounds.")
     index = torch.where(counts, target, 0)[:, None]
@@ -256,11 +258,12 @@ def chunked_gradient(
     ignored: int,
     dtype: torch.dtype,
     half_to_float: bool,
+    columns: int,
     rows: int,
 ) -> Tensor:
     """The logits' gradient of `chunked_loss`: `tangent` is the loss's, `total` its second result."""
     made = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    constants = (reduction, ignored, dtype, half_to_float, rows)
+    constants = (reduction, ignored, dtype, half_to_float, columns, rows)
     return _write_gradient(made, tangent, logits, target, total, *constants)
 
 
@@ -273,10 +276,11 @@ def chunked_gradient_over(
     ignored: int,
     dtype: torch.dtype,
     half_to_float: bool,
+    columns: int,
     rows: int,
 ) -> Tensor:
     """`chunked_gradient`, written over the logits."""
-    constants = (reduction, ignored, dtype, half_to_float, rows)
+    constants = (reduction, ignored, dtype, half_to_float, columns, rows)
     return _write_gradient(logits, tangent, logits, target, total, *constants)
 
 
@@ -290,9 +294,10 @@ def _write_gradient(
     ignored: int,
     dtype: torch.dtype,
     half_to_float: bool,
+    columns: int,
     rows: int,
 ) -> Tensor:
-    table, written = logits.view(len(target), -1), made.view(len(target), -1)
+    table, written = logits.view(len(target), columns), made.view(len(target), columns)
     for start, part in _chunks(table, rows):
         end = start + rows
         outputs = _log_softmax(part, dtype, half_to_float)

@@ -1,0 +1,319 @@
+"""The loss head by chunks of rows: eager's bits, and a fraction of its memory."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from remat_executor import PlannedModule
+from remat_executor.memory.allocator import allocator_peak
+from remat_executor.ways.loss_head import (
+    ALIGNED_ROWS,
+    chunked_gradient,
+    chunked_gradient_over,
+    chunked_loss,
+    loss_head,
+)
+from remat_graph import noremat_peak_nbytes, simulate
+from remat_solvers import min_budget
+from tests.helpers.models import import_transformers
+from tests.helpers.planners import all_switched, save_all
+from tests.helpers.small_llama import small_llama
+
+aten = torch.ops.aten
+SMALL = partial(loss_head, least_nbytes=0)
+MEAN, SUM, NONE = 1, 2, 0
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bits of a tensor, so that NaN equals NaN and zeros have signs."""
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+
+
+def assert_same(one: Tensor, other: Tensor) -> None:
+    assert one.shape == other.shape
+    assert one.stride() == other.stride()
+    assert one.dtype == other.dtype
+    assert torch.equal(bits(one), bits(other))
+
+
+def eager(
+    logits: Tensor, target: Tensor, reduction: int, ignored: int, tangent: Tensor, half_to_float: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, total weight and the logits' gradient by the calls that are captured."""
+    wide = logits if half_to_float or logits.dtype is torch.float64 else logits.float()
+    outputs = aten._log_softmax(wide.view(len(target), logits.shape[-1]), 1, half_to_float)
+    loss, total = aten.nll_loss_forward(outputs, target, None, reduction, ignored)
+    gradient = aten.nll_loss_backward(tangent, outputs, target, None, reduction, ignored, total)
+    dtype = logits.dtype if half_to_float else outputs.dtype
+    made = aten._log_softmax_backward_data(gradient, outputs, 1, dtype)
+    return loss, total, made.view(logits.shape).to(logits.dtype)
+
+
+def chunked(
+    logits: Tensor, target: Tensor, reduction: int, ignored: int, tangent: Tensor, *, rows: int, over: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by chunks."""
+    dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
+    constants = (reduction, ignored, dtype, False, logits.shape[-1], rows)
+    logits = logits.clone()
+    before = logits.clone()
+    loss, total = chunked_loss(logits, target, *constants)
+    assert_same(before, logits)
+    gradient = chunked_gradient_over if over else chunked_gradient
+    made = gradient(tangent, logits, target, total, *constants)
+    assert (made is logits) == over
+    return loss, total, made
+
+
+@pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_kernels_give_the_bits_of_the_calls(dtype: torch.dtype, reduction: int) -> None:
+    """Also where rows are no multiple of a chunk, or there is one row, or none."""
+    torch.manual_seed(0)
+    for rows, columns, ignored in ((40, 257, -100), (33, 50, 3), (1, 7, -1), (16, 1, -100), (0, 5, -100)):
+        logits = (torch.randn(rows, columns) * 5).to(dtype)
+        target = torch.randint(0, columns, (rows,))
+        target[::3] = ignored
+        shape = (rows,) if reduction == NONE else ()
+        tangent = torch.randn(shape).to(torch.float64 if dtype is torch.float64 else torch.float32)
+        wanted = eager(logits, target, reduction, ignored, tangent, False)
+        for size, over in itertools.product((16, 48), (False, True)):
+            found = chunked(logits, target, reduction, ignored, tangent, rows=size, over=over)
+            for one, other in zip(wanted, found, strict=True):
+                assert_same(one, other)
+
+
+@pytest.mark.parametrize("reduction", [MEAN, SUM])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_special_values_and_rows_without_a_class(dtype: torch.dtype, reduction: int) -> None:
+    """NaN, infinities, zeros of both signs; all rows ignored, whose mean is NaN."""
+    torch.manual_seed(1)
+    special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, -3e38, 88.0])
+    logits = special[torch.randint(0, len(special), (48, 33))]
+    logits[::5] = torch.randn(33)
+    logits[7] = -float("inf")
+    target = torch.randint(0, 33, (48,))
+    tangent = torch.ones((), dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+    for ignored in (-100, 4):
+        for each in (target, torch.full_like(target, ignored)):
+            wanted = eager(logits.to(dtype), each, reduction, ignored, tangent, False)
+            found = chunked(logits.to(dtype), each, reduction, ignored, tangent, rows=16, over=True)
+            for one, other in zip(wanted, found, strict=True):
+                assert_same(one, other)
+
+
+def test_a_target_that_is_no_class_is_an_error_as_before() -> None:
+    """With the words of the original call."""
+    logits = torch.randn(32, 5)
+    for wrong in (5, -1):
+        target = torch.zeros(32, dtype=torch.int64)
+        target[20] = wrong
+        with pytest.raises(IndexError) as ours:
+            chunked_loss(logits, target, MEAN, -100, torch.float32, False, 5, 16)
+        with pytest.raises(IndexError) as torchs:
+            F.cross_entropy(logits, target)
+        assert str(ours.value) == str(torchs.value)
+
+
+@pytest.mark.parametrize("rows", [ALIGNED_ROWS, 4 * ALIGNED_ROWS])
+def test_the_workspace_is_what_the_way_says(rows: int) -> None:
+    """Within the small tensors of one entry a row."""
+    logits, target = torch.randn(256, 1024), torch.randint(0, 1024, (256,))
+    constants = (MEAN, -100, torch.float32, False, 1024, rows)
+    total = torch.tensor(256.0)
+    chunk = rows * 1024 * 4
+    record = allocator_peak(lambda: chunked_loss(logits, target, *constants), torch.device("cpu"))
+    assert chunk <= record.peak_nbytes <= chunk + 256 * 64
+    run = partial(chunked_gradient_over, torch.ones(()), logits, target, total, *constants)
+    record = allocator_peak(run, torch.device("cpu"))
+    assert 2 * chunk <= record.peak_nbytes <= 2 * chunk + 1024
+
+
+class Head(nn.Module):
+    """A linear layer and its loss; `logits` returns the logits too."""
+
+    def __init__(self, classes: int, **options: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, classes)
+        self.logits = options.pop("logits", False)
+        self.scale = options.pop("scale", None)
+        self.wide = options.pop("wide", False)
+        self.options = options
+
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        logits = self.linear(x)
+        if self.scale:
+            logits = torch.tanh(logits / self.scale) * self.scale
+        read = logits.float() if self.wide else logits
+        loss = F.cross_entropy(read.flatten(0, -2), target.flatten(), **self.options)
+        return (loss, logits) if self.logits else loss
+
+
+def steps(model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Losses, gradients and buffers of three steps."""
+    found: list[Tensor] = []
+    for seed in range(3):
+        model.zero_grad()
+        torch.manual_seed(seed)
+        made = model(*inputs, **kwargs)
+        loss = made["loss"] if isinstance(made, dict) else made[0] if isinstance(made, tuple) else made
+        loss.backward() if loss.ndim == 0 else loss.sum().backward()
+        found += [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+    return found
+
+
+def assert_exact(model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], switches: int) -> None:
+    """Plans with the ways on, without and with repeats, give eager's bits."""
+    wanted = steps(copy.deepcopy(model), inputs, kwargs)
+    for planner in (all_switched(), all_switched(1)):
+        module = PlannedModule(copy.deepcopy(model), inputs, kwargs, planner, ways=[SMALL])
+        assert switches == len(module.graph.switches)
+        found = steps(module, inputs, kwargs)
+        assert len(wanted) == len(found)
+        for one, other in zip(wanted, found, strict=True):
+            assert_same(one, other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reduction": "sum"},
+        {"ignore_index": 3},
+        {"logits": True},
+        {"wide": True},
+        {"wide": True, "logits": True},
+        {"scale": 30.0},
+        {"reduction": "none"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_losses_of_a_linear_layer(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = Head(37, **options).to(dtype)
+    x, target = torch.randn(3, 20, 8).to(dtype), torch.randint(0, 37, (3, 20))
+    target[0, :5] = options.get("ignore_index", -100)
+    assert_exact(model, (x, target), {}, 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"label_smoothing": 0.1}, {"weight": torch.rand(37)}], ids=["smooth", "weight"]
+)
+def test_other_losses_are_left_as_they_are(options: dict[str, Any]) -> None:
+    """Label smoothing reads the log-softmax a second time; weights of classes have other kernels."""
+    model = Head(37, **options)
+    inputs = (torch.randn(3, 20, 8), torch.randint(0, 37, (3, 20)))
+    assert_exact(model, inputs, {}, 0)
+
+
+class Twice(nn.Module):
+    """Two heads on one layer, and a log-softmax or logits that something else reads."""
+
+    def __init__(self, also: str) -> None:
+        super().__init__()
+        self.first, self.second, self.also = nn.Linear(8, 40), nn.Linear(8, 23), also
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        wide = self.first(x).float()
+        found = F.log_softmax(wide, 1)
+        loss = F.nll_loss(found, target) + F.cross_entropy(self.second(x), target % 23)
+        if self.also == "log_softmax":
+            loss = loss + found.exp().mean()
+        if self.also == "logits":
+            loss = loss + wide.logsumexp(1).square().mean()  # a z-loss
+        return loss
+
+
+@pytest.mark.parametrize(("also", "switches"), [("", 2), ("log_softmax", 1), ("logits", 2)])
+def test_each_head_has_a_switch_unless_its_log_softmax_is_read(also: str, switches: int) -> None:
+    torch.manual_seed(0)
+    model = Twice(also).to(torch.bfloat16)
+    assert_exact(model, (torch.randn(50, 8).bfloat16(), torch.randint(0, 40, (50,))), {}, switches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_language_models(name: str, dtype: torch.dtype) -> None:
+    """Hugging Face's losses: shifted labels, ignored ones, `num_items_in_batch`."""
+    transformers = import_transformers()
+    torch.manual_seed(0)
+    ids = torch.randint(0, 64, (2, 24))
+    labels = ids.masked_fill(ids < 9, -100)
+    kwargs: dict[str, Any] = {"input_ids": ids, "labels": labels}
+    if name == "llama":
+        model = small_llama()
+        kwargs["num_items_in_batch"] = torch.tensor(30)
+    elif name == "gpt2":
+        config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, n_positions=32)
+        model = transformers.GPT2LMHeadModel(config).train()
+    else:
+        config = transformers.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, vocab_size=64)
+        config.decoder_start_token_id = 0
+        model = transformers.T5ForConditionalGeneration(config).train()
+    assert_exact(model.to(dtype), (), kwargs, 1)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_heads(seed: int) -> None:
+    """Shapes, dtypes, reductions, ignored rows, soft caps and returned logits at random."""
+    torch.manual_seed(seed)
+
+    def draw(*choices: Any) -> Any:
+        return choices[int(torch.randint(len(choices), ()))]
+
+    rows, classes = draw(17, 31, 64, 100), draw(2, 3, 16, 129)
+    options = {"reduction": draw("mean", "sum", "none"), "ignore_index": draw(-100, 1)}
+    options |= {"wide": draw(True, False), "logits": draw(True, False), "scale": draw(None, 5.0)}
+    dtype = draw(torch.float32, torch.bfloat16, torch.float16)
+    model = Head(classes, **options).to(dtype)
+    target = torch.randint(0, classes, (rows,))
+    target[torch.rand(rows) < draw(0.0, 0.3, 1.0)] = options["ignore_index"]
+    assert_exact(model, ((torch.randn(rows, 8) * draw(0.1, 10.0)).to(dtype), target), {}, 1)
+
+
+def test_small_losses_have_no_way() -> None:
+    """Those of one chunk of the usual size."""
+    model = Head(37)
+    inputs = (torch.randn(3, 20, 8), torch.randint(0, 37, (3, 20)))
+    assert not PlannedModule(model, inputs, {}, save_all).graph.switches
+
+
+def test_the_floor_of_a_loss_is_its_logits() -> None:
+    """The search finds the switch, and the budget falls below what the original needs."""
+    torch.manual_seed(0)
+    model = Head(4000, wide=True).to(torch.bfloat16)
+    inputs = (torch.randn(2, 512, 8).bfloat16(), torch.randint(0, 4000, (2, 512)))
+    graph = PlannedModule(model, inputs, {}, save_all).graph
+    logits_nbytes = 2 * 512 * 4000 * 2
+    found = min_budget(graph)
+    assert noremat_peak_nbytes(graph) > 4 * logits_nbytes
+    assert found.nbytes < 1.5 * logits_nbytes
+    assert simulate(graph, found.schedule).peak_nbytes == found.nbytes
+
+
+def test_the_caller_keeps_returned_logits() -> None:
+    """They are not written over, also where the caller changes them before the backward."""
+    torch.manual_seed(0)
+    model = Head(37, logits=True)
+    inputs = (torch.randn(3, 20, 8), torch.randint(0, 37, (3, 20)))
+    module = PlannedModule(copy.deepcopy(model), inputs, {}, all_switched(), ways=[SMALL])
+    (loss, logits), (wanted, same) = module(*inputs), model(*inputs)
+    before = logits.detach().clone()
+    loss.backward()
+    wanted.backward()
+    assert_same(before, logits)
+    assert_same(logits, same)
+    for one, other in zip(module.parameters(), model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert_same(one.grad, other.grad)
