@@ -286,12 +286,13 @@ ROCKMATE = {
     "max_plans",
     "buckets",
     "part_nbytes",
+    "ways",
 }
 PUBLIC = {
     "Buckets": {"sizes", "pad", "dim", "cut"},
     "Config": COMMON,
     "Hiremate": ROCKMATE,
-    "Offmate": ROCKMATE - {"solver", "plan", "runtime", "ranks"}
+    "Offmate": ROCKMATE - {"solver", "plan", "runtime", "ranks", "ways"}
     | {
         "host_budget",
         "optimizer_in_backward",
@@ -440,6 +441,8 @@ def test_the_attributes_of_a_plan() -> None:
         "solver",
         "solver_stats",
         "summary",
+        "switched",
+        "switched_s",
         "time_s",
         "versions",
         "waits_for_host",

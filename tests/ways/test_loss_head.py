@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from remat_executor import PlannedModule
-from remat_executor.memory.allocator import allocator_peak
+from remat_executor import PlannedModule, allocator_peak
 from remat_executor.ways.loss_head import (
     ALIGNED_ROWS,
     chunked_gradient,

@@ -9,6 +9,7 @@ import pytest
 from remat_graph import (
     Alternative,
     Compute,
+    ForeignPlan,
     Graph,
     Implementation,
     InvalidGraph,
@@ -26,7 +27,7 @@ from remat_graph import (
 )
 from remat_graph.serialization.graphs import graph_from_data, graph_to_data
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
-from remat_graph.switches import conflicting
+from remat_graph.switches.specialize import conflicting
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.random_switches import with_random_switches
@@ -92,6 +93,23 @@ def test_a_plan_knows_its_switches_and_what_they_cost() -> None:
     assert plan == plan_from_data(data)
     assert plan == plan_from_data(data, graph=graph)
     assert {"head.wide"} == switches_on(graph, on)
+
+
+def test_plans_of_the_graph_without_switches_load() -> None:
+    """As saved by a version that knew none; a plan of another graph does not."""
+    graph = head()
+    before = specialize(graph, ()).graph
+    schedule = Schedule.unplanned(before)
+    plan = Plan.from_schedule(before, schedule, budget_nbytes=2000, lower_bound_s=5.0, solver="tester")
+    read = plan_from_data(json.loads(json.dumps(plan_to_data(plan))), graph=graph)
+    assert fingerprint(graph) == read.fingerprint
+    assert (plan.schedule, plan.peak_nbytes, ()) == (read.schedule, read.peak_nbytes, read.switched)
+    on = specialize(graph, graph.switches).graph
+    other = Plan.from_schedule(
+        on, Schedule.unplanned(on), budget_nbytes=2000, lower_bound_s=5.0, solver="tester"
+    )
+    with pytest.raises(ForeignPlan):
+        plan_from_data(json.loads(json.dumps(plan_to_data(other))), graph=graph)
 
 
 def test_a_faster_way_makes_the_overhead_negative() -> None:

@@ -6,6 +6,7 @@ from remat_graph import Schedule, noremat_peak_nbytes, relaxed, simulate, specia
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_switches import with_random_switches
 from remat_solvers import (
+    Deadline,
     Problem,
     Status,
     bounds_of,
@@ -16,7 +17,6 @@ from remat_solvers import (
     solve_switches,
 )
 from remat_solvers.bounds import budget_floor
-from remat_solvers.protocol import Deadline
 from remat_solvers.switching import MOST_COMBINED, combinations_of, least_time_s
 
 AUTO = get_solver("auto", moves=300)

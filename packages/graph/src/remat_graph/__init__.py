@@ -36,7 +36,8 @@ from remat_graph.serialization.plans import load_plan, save_plan
 from remat_graph.serialization.schedules import load_order, save_order
 from remat_graph.simulator.simulate import simulate
 from remat_graph.simulator.timeline import Grads, Timeline
-from remat_graph.switches import Specialized, relaxed, specialize, switches_on
+from remat_graph.switches.relax import relaxed
+from remat_graph.switches.specialize import Specialized, specialize, switches_on
 from remat_graph.units import format_nbytes, format_seconds
 from remat_graph.verify import verify
 

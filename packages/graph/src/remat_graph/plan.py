@@ -17,7 +17,7 @@ from remat_graph.ir import Graph, Placement, as_indices
 from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
 from remat_graph.simulator.simulate import simulate
-from remat_graph.switches import switches_on
+from remat_graph.switches.specialize import switches_on
 from remat_graph.training import persistent, with_placement
 from remat_graph.units import format_nbytes, format_seconds
 
@@ -63,7 +63,7 @@ def _names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _switched_s(graph: Graph, schedule: Schedule) -> float:
-    """Seconds that the first runs of all ops take more than in the unplanned step."""
+    """Seconds of all first runs beyond those of the unplanned step."""
     if not graph.switches:
         return 0.0
     ran: dict[int, int] = {}
@@ -108,7 +108,7 @@ class Plan:
         issue_s: seconds in which the host issues the ops of the step to the device.
         noremat_issue_s: the same of every op once.
         switched: names of the switches that are on, sorted.
-        switched_s: seconds that first runs take more because of them; negative if they take less.
+        switched_s: seconds that they add to the first runs; negative if those are faster.
 
     `recomputed_s`, `lower_bound_s`, the overheads and the gap are of the ops' own time, without issuing.
     """

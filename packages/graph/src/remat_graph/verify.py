@@ -7,7 +7,7 @@ from remat_graph.errors import InvalidGraph
 from remat_graph.ir import MOST_NBYTES, Graph, Implementation, Op, Role
 from remat_graph.schedule import Schedule
 from remat_graph.simulator.simulate import simulate
-from remat_graph.switches import specialize
+from remat_graph.switches.specialize import specialize
 
 
 def verify(graph: Graph, schedule: Schedule | None = None) -> None:

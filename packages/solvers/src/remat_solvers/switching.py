@@ -1,10 +1,10 @@
 """Plan a graph with switches: decide them by bounds, and let a solver plan what is decided.
 
 The candidates are all combinations of up to `MOST_COMBINED` switches; with more, only: all off, all on, one
-family on, one family off. Each candidate is a graph without switches, and the cut bound on its time is cheap
-beside a solve. Candidates are solved from the lowest bound up until no bound is below the best time, so most
-are never solved. The bound of the whole is the least of the candidates' bounds, where these are all
-combinations, and that of the relaxed graph otherwise.
+family on, one family off. Each candidate is a graph without switches, and the cut bound on its time costs
+little compared with a solve. Candidates are solved from the lowest bound up until no bound is below the best
+time, so most are never solved. The bound of the whole is the least of the candidates' bounds, where these are
+all combinations, and that of the relaxed graph otherwise.
 
 Imperfect: with many switches, only whole families are decided.
 """
@@ -16,7 +16,7 @@ from itertools import chain, combinations
 import attrs
 
 from remat_graph import Graph, Specialized, noremat_peak_nbytes, relaxed, specialize
-from remat_graph.switches import conflicting
+from remat_graph.switches.specialize import conflicting
 from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.reachability import reachability
 from remat_solvers.bounds.time_bound import CutBound

@@ -19,7 +19,7 @@ from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.dispatch import argument_names
 from remat_executor.torch_private.precision import float32_precisions
 from remat_executor.translation.keys import anywhere, kernel_key
-from remat_executor.translation.recipes import CallOperator, Draw, RunKernel, TrainBatchNorm
+from remat_executor.translation.recipes import CallOperator, Draw, Recipe, RunKernel, TrainBatchNorm
 from remat_executor.translation.translation import Translation
 from remat_graph import Graph, Measured, Op, OpCost, Platform
 from remat_graph.platforms.base import issue_s_of
@@ -67,10 +67,7 @@ def with_costs(
             if isinstance(platform, Measured) and queries[i, k].key in platform.measurements:
                 known[i, k] = platform.measurements[queries[i, k].key]
                 continue
-            key = f"again: {op.key}" if k else op.key
-            if isinstance(recipe, RunKernel):
-                key = kernel_key(recipe.change, translation.device)
-            keys[i, k] = key
+            key = keys[i, k] = _key(translation, op, k, recipe)
             if key not in requests:
                 requests[key] = arguments.request(recipe, repeat=k > 0)
     costs = measure(requests, translation.device, cache, on_progress)
@@ -146,6 +143,13 @@ def _with_real_sizes(
 
 def _storage_sizes(results: object) -> list[int]:
     return [tensor.untyped_storage().nbytes() for tensor in meta_tensors(results)]
+
+
+def _key(translation: Translation, op: Op, implementation: int, recipe: Recipe) -> str:
+    """What a measurement is saved under."""
+    if isinstance(recipe, RunKernel):
+        return kernel_key(recipe.change, translation.device)
+    return f"again: {op.key}" if implementation else op.key
 
 
 def op_cost(translation: Translation, graph: Graph, op: int, implementation: int) -> OpCost:

@@ -41,7 +41,7 @@ from remat_executor.translation.recipes import (
     own_copy,
 )
 from remat_executor.translation.translation import Translation
-from remat_executor.ways.way import Change
+from remat_executor.ways.substitution import Change
 
 aten = torch.ops.aten
 _DRAWN = 1 << 20

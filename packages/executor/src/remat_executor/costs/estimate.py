@@ -20,7 +20,7 @@ from remat_executor.inspection.devices import check_device
 from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.translation.translate import translate
 from remat_executor.ways.registry import families
-from remat_executor.ways.way import Family
+from remat_executor.ways.substitution import Family
 from remat_graph import Graph, Platform, with_platform
 
 

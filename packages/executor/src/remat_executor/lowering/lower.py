@@ -46,7 +46,7 @@ from remat_executor.translation.recipes import (
     own_copy,
 )
 from remat_executor.translation.translation import Translation
-from remat_executor.ways.way import Change, Kernel
+from remat_executor.ways.substitution import Change, Kernel
 from remat_graph import Compute, Deliver, Free, Placement, Role, Schedule, Step
 
 aten = torch.ops.aten

@@ -39,7 +39,7 @@ from remat_executor.torch_private.precision import without_any_autocast
 from remat_executor.torch_private.pytrees import unflatten
 from remat_executor.translation.translate import translate
 from remat_executor.translation.translation import Translation
-from remat_executor.ways.way import Family
+from remat_executor.ways.substitution import Family
 from remat_graph import Graph, OverBudget, Plan, simulate
 from remat_graph.contexts import context
 from remat_graph.errors import text_of

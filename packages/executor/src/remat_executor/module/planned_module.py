@@ -33,7 +33,7 @@ from remat_executor.module.replanning import PlanManager
 from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
 from remat_executor.ways.registry import families
-from remat_executor.ways.way import Family
+from remat_executor.ways.substitution import Family
 from remat_graph import Graph, Plan, Platform
 from remat_graph.platforms.measured import Measurement
 

@@ -14,7 +14,7 @@ from remat_executor.guards.snapshot import Snapshot
 from remat_executor.module.input_checks import check_input, output_indices
 from remat_executor.module.pipeline import CallToPlan, PipelineStages, Progress
 from remat_executor.ways.registry import families
-from remat_executor.ways.way import Family
+from remat_executor.ways.substitution import Family
 from remat_graph import Graph, Platform
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from remat_executor.torch_private.fake_tensors import copies_storages
-from remat_executor.ways.way import Change
+from remat_executor.ways.substitution import Change
 
 
 def describe(argument: Any) -> str:

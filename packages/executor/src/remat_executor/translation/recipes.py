@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from remat_executor.ways.way import Change
+from remat_executor.ways.substitution import Change
 
 
 @attrs.frozen(eq=False)

@@ -34,7 +34,7 @@ from remat_executor.translation.recipes import (
 from remat_executor.translation.translation import Translation
 from remat_executor.translation.varying_kernels import may_vary
 from remat_executor.translation.with_ways import with_ways
-from remat_executor.ways.way import Family
+from remat_executor.ways.substitution import Family
 from remat_graph import Graph, Implementation, Op, Role, Value
 
 

@@ -8,11 +8,11 @@ from torch.fx import Node
 from remat_executor.fx_nodes import is_item, source_of
 from remat_executor.translation.recipes import RunKernel
 from remat_executor.translation.translation import Translation
-from remat_executor.ways.way import Change, Way
+from remat_executor.ways.substitution import Change, Substitution
 from remat_graph import Alternative, Graph, Implementation, Op, Role
 
 
-def with_ways(translation: Translation, ways: Iterable[Way]) -> Translation:
+def with_ways(translation: Translation, ways: Iterable[Substitution]) -> Translation:
     """The translation with an alternative for each change of each way that the graph allows.
 
     A way is left out if what it does not make is read by an op that it does not change or is delivered, if it
@@ -44,7 +44,7 @@ def with_ways(translation: Translation, ways: Iterable[Way]) -> Translation:
 _Changed = list[tuple[int, Implementation, Change]]
 
 
-def _alternatives(translation: Translation, ops: dict[Node, int], way: Way) -> _Changed | None:
+def _alternatives(translation: Translation, ops: dict[Node, int], way: Substitution) -> _Changed | None:
     """The new implementations; None if a node is no op, or is not the only one to make its results."""
     changed: _Changed = []
     for change in way.changes:

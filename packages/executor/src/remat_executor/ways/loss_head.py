@@ -19,7 +19,7 @@ from torch.fx import Node
 from remat_executor.capture.captured import Captured
 from remat_executor.fx_nodes import args_of, is_item, meta_tensors
 from remat_executor.torch_private.tensors import storage_id
-from remat_executor.ways.way import Change, Way
+from remat_executor.ways.substitution import Change, Substitution
 
 aten = torch.ops.aten
 
@@ -29,12 +29,12 @@ ALIGNED_ROWS = 16  # of a chunk, so that each begins where a row of the whole wo
 IGNORED = -100
 
 
-def loss_head(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterator[Way]:
+def loss_head(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterator[Substitution]:
     """A way for each cross entropy whose log-softmax nothing else reads.
 
     Args:
         captured: the step.
-        least_nbytes: bytes of log-softmax in a chunk; a loss of one chunk is left as it is.
+        least_nbytes: bytes of log-softmax in a chunk; a loss of one chunk is left alone.
     """
     readers = _Readers(captured)
     for node in captured.graph_module.graph.find_nodes(op="call_function", target=aten._log_softmax.default):
@@ -172,7 +172,7 @@ def _rows(head: _Head, least_nbytes: int) -> int:
     return -(-wanted // ALIGNED_ROWS) * ALIGNED_ROWS
 
 
-def _way(head: _Head, rows: int) -> Way:
+def _way(head: _Head, rows: int) -> Substitution:
     made: Tensor = head.log_softmax.meta["val"]
     half_to_float = bool(args_of(head.log_softmax)[2])
     _, target, _, reduction, ignored = args_of(head.loss)
@@ -181,7 +181,7 @@ def _way(head: _Head, rows: int) -> Way:
     before = [call for call in (head.up, head.log_softmax) if call is not None]
     after = [call for call in (head.loss_backward, head.backward, head.down) if call is not None]
     gone = [call for call in (*before, *after) if call is not head.last]
-    return Way(
+    return Substitution(
         family="loss_head",
         changes=(
             Change(
@@ -225,7 +225,7 @@ def chunked_loss(
         reduction: 0, 1 or 2 for none, mean, sum.
         ignored: the class that counts nothing.
         dtype: of the log-softmax.
-        half_to_float: whether its kernel takes the logits as they are and changes their dtype.
+        half_to_float: whether its kernel reads the logits in their dtype.
         columns: number of classes.
         rows: of a chunk.
 

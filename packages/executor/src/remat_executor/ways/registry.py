@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from importlib.metadata import entry_points
 
 from remat_executor.ways.loss_head import loss_head
-from remat_executor.ways.way import Family
+from remat_executor.ways.substitution import Family
 
 GROUP = "remat.ways"
 

@@ -8,12 +8,11 @@ from typing import Literal, get_args
 import attrs
 import torch
 
-from remat_executor import Buckets
+from remat_executor import BadInput, Buckets
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.check_platform import check_platform
-from remat_executor.errors import BadInput
 from remat_executor.module.plan_cache import MOST_PLANS
-from remat_executor.ways.way import Family
+from remat_executor.ways.substitution import Family
 from remat_facade.entrypoints.inputs import Arguments
 from remat_facade.planning.memory_fit import Optimizer
 from remat_facade.planning.planner import Progress, silent

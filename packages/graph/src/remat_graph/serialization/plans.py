@@ -17,6 +17,7 @@ from remat_graph.plan import MOST_PERIODS, Plan
 from remat_graph.serialization.fields import ANY, VERSION, AnyPath, keys_of, links_to_data, read_links
 from remat_graph.serialization.json_reader import Reader, read_json, write_json
 from remat_graph.serialization.schedules import read_schedule, schedule_to_data
+from remat_graph.switches.specialize import specialize
 
 PLAN_FORMAT = "remat-plan"
 
@@ -63,7 +64,8 @@ def plan_from_data(data: Any, *, graph: Graph | None = None, source: str = "plan
     reader = Reader(data, source)
     reader.header(PLAN_FORMAT, VERSION, "plan")
     reader.known(keys_of(Plan) - {"notes"} | {"format", "version"})
-    if graph is not None and (found := reader.get("fingerprint").text()) != (wanted := fingerprint(graph)):
+    if graph is not None and (found := reader.get("fingerprint").text()) not in _fingerprints(graph):
+        wanted = fingerprint(graph)
         name = reader.get("graph_name").text()
         problem = (
             f"is a plan for another graph, {name or 'unnamed'} ({found[:15]}...), not for "
@@ -78,6 +80,13 @@ def plan_from_data(data: Any, *, graph: Graph | None = None, source: str = "plan
     except RecursionError:
         reader.fail("its statistics are nested too deeply for a plan of remat")
     return plan if graph is None else _simulated_again(plan, graph, source)
+
+
+def _fingerprints(graph: Graph) -> tuple[str, ...]:
+    """Of graphs whose plans are plans of this one: without switches, too, as earlier versions made them."""
+    if not graph.switches:
+        return (fingerprint(graph),)
+    return (fingerprint(graph), fingerprint(specialize(graph, ()).graph))
 
 
 def _read_plan(reader: Reader, graph: Graph | None) -> Plan:

@@ -1,4 +1,4 @@
-"""A way: what a family changes in one place of a captured graph."""
+"""A substitution: what a family changes in one place of a captured graph, to run it in another way."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -40,7 +40,7 @@ class Change:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Way:
+class Substitution:
     """Changes that are made together.
 
     Attributes:
@@ -62,5 +62,5 @@ class Way:
 class Family(Protocol):
     """Finds the ways of one family."""
 
-    def __call__(self, captured: Captured) -> Iterable[Way]:
+    def __call__(self, captured: Captured) -> Iterable[Substitution]:
         """The places of a captured graph where this family applies."""
