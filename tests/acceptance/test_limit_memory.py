@@ -9,7 +9,7 @@ import threading
 import weakref
 from contextlib import nullcontext
 from pathlib import Path
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -380,6 +380,9 @@ def test_a_dropped_model_gives_its_memory_back(options: dict[str, Any]) -> None:
 class Slotted(nn.Module):
     __slots__ = ("secret",)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
@@ -412,3 +415,71 @@ def test_wrong_arguments(options: dict[str, Any]) -> None:
         Hiremate(model, batch(), "50%", **options)
     with pytest.raises(UnplannedUse, match="DistributedDataParallel"):
         model._replicate_for_data_parallel()  # as DataParallel does
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (nn.Linear, "is the class Linear; expected an nn.Module: make an object of it"),
+        ([nn.Linear(2, 2)], "is of type list; expected an nn.Module: limit each model by a call of its own"),
+        (None, r'is of type NoneType; expected an nn.Module: as in limit_memory\(model, "20GiB"\)'),
+        (SimpleNamespace(model=nn.Linear(2, 2)), "is of type SimpleNamespace; .*: give its `model`"),
+        (nn.ModuleList([nn.Linear(2, 2)]), r"a ModuleList has no forward, .* that training calls \(0\)"),
+    ],
+)
+def test_what_came_instead_of_a_model(model: Any, text: str) -> None:
+    with pytest.raises(BadModel, match=text):
+        limit_memory(model, "50%")
+
+
+def test_a_gradient_of_another_output_names_it(options: dict[str, Any]) -> None:
+    """The error has the argument to give."""
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = self.network.body(x)
+            return hidden.square().mean(), hidden
+
+    _, hidden = limit_memory(Loss(), "70%", **options)(batch())
+    with pytest.raises(UnplannedUse, match=r"output 1 .* as in differentiate=\[1\]"):
+        hidden.sum().backward()
+    _, hidden = limit_memory(Loss(), "70%", differentiate=[1], **options)(batch())
+    hidden.sum().backward()
+
+
+def test_a_budget_without_a_unit(options: dict[str, Any]) -> None:
+    """Text is refused at once; a number, which programs compute, with the error of a budget too small."""
+    with pytest.raises(BadBudget, match=r"'40': has no unit, so it would be 40 B; give .*40%"):
+        limit_memory(network(), "40", **options)
+    with pytest.raises(BadBudget, match="has no unit"):
+        Hiremate(network(), batch(), " 1e2 ", **options)
+    with pytest.raises(InfeasibleBudget, match='a number is bytes: "20GiB" is a size, "20%" a share'):
+        limit_memory(network(), 20, sample=batch(), **options)
+    with pytest.raises(InfeasibleBudget, match="raise the budget"):
+        limit_memory(network(), "4KB", sample=batch(), **options)
+    limit_memory(network(), "40B", **options)
+    limit_memory(network(), "2000000", **options)
+
+
+class Around(nn.Module):
+    """What a trainer or an adapter makes of a model."""
+
+    def __init__(self, *models: nn.Module) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_planned_of_a_module_around_the_model(options: dict[str, Any]) -> None:
+    model, other = limit_memory(network(), "50%", **options), limit_memory(network(), "50%", **options)
+    around = Around(model, nn.Linear(2, 2))
+    assert planned(around) is None
+    model(batch()).backward()
+    assert planned(around) is planned(model) is not None
+    assert planned(Around(torch.compile(model))) is planned(model)
+    assert planned(Around(Hiremate(network(), batch(), "50%", **options))) is not None
+    assert planned(Around(model, other)) is None  # which one is not known

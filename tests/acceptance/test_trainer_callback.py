@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from remat_facade import planned, release
+from remat_graph import BadBudget
+from remat_solvers import UnknownSolver
 from tests.helpers.models import import_transformers
 from tests.helpers.offmates import PLATFORM
 from tests.helpers.small_llama import WORDS, small_llama
@@ -102,3 +104,19 @@ def test_trackers_get_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = planned(model)
     assert found is not None
     assert found.runs["planned"] == 2  # the second training keeps the plan
+
+
+def test_wrong_arguments_are_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the user wrote them, not after the data are loaded."""
+    from remat_facade.integrations.transformers import RematCallback
+
+    for budget in ("forty", "40", 0, -1):
+        with pytest.raises(BadBudget, match="give whole bytes"):
+            RematCallback(budget)
+    with pytest.raises(TypeError, match=r"RematCallback\(\) got an unexpected keyword argument 'bugdet'"):
+        RematCallback(bugdet="40%")  # type: ignore[call-arg]
+    with pytest.raises(UnknownSolver):
+        RematCallback("40%", solver="none")
+    monkeypatch.setenv("REMAT_BUDGET", "many")
+    with pytest.raises(BadBudget, match="many"):
+        RematCallback()

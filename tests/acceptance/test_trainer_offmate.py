@@ -118,6 +118,9 @@ def test_generators_are_unchanged(tmp_path: Path) -> None:
 def test_trainings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     from remat_facade.integrations.transformers import RematCallback
 
+    for other in (small_llama(), None):
+        with pytest.raises(OffloadMisuse, match=r"expected a transformers\.Trainer; make the Trainer first"):
+            offloaded(other, tmp_path)
     with pytest.raises(OffloadMisuse, match="steps the optimizer, and clips before; omit it"):
         offloaded(trainer_in(tmp_path), tmp_path, optimizer_in_backward=True)
     config = tmp_path / "offmate.yaml"

@@ -18,7 +18,8 @@ from benchmarks.integrations.peft_adapters import adapted
 from benchmarks.integrations.scenario import Run
 from benchmarks.integrations.tiny import batches, llama, tool
 from remat_executor import RematWarning
-from remat_facade import limit_memory, planned
+from remat_facade import BadModel, limit_memory, planned
+from remat_graph import BadBudget
 
 pytestmark = pytest.mark.usefixtures("only_our_warnings_count")
 
@@ -216,3 +217,30 @@ def test_lightning_asks_for_the_callback(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("REMAT_BUDGET", "2GiB")
     (callback,) = callbacks_of_environment()
     assert isinstance(callback, MemoryLimit)
+
+
+def test_a_lightning_module_that_cannot_be_limited_as_it_is_given(run: Run) -> None:
+    """One without a forward, where a limit would never be looked at; a module that it does not have."""
+    lightning = pytest.importorskip("lightning", reason="lightning is in the environment `integrations` only")
+    from remat_facade.integrations.lightning import MemoryLimit
+
+    base_class: Any = lightning.LightningModule
+
+    class Inside(base_class):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = llama()
+
+    class Forward(Inside):
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.net(ids)[0]
+
+    with pytest.raises(BadModel, match=r"a Inside has no forward, .* that training calls \(net\)"):
+        limit_memory(Inside(), "60%")
+    limit_memory(Forward(), "60%")
+    with pytest.raises(BadModel, match=r"Inside has no submodule 'model': name one of its modules \(net\)"):
+        MemoryLimit("60%", module="model").on_fit_start(None, Inside())
+    with pytest.raises(BadBudget, match="has no unit"):
+        MemoryLimit("60")
+    with pytest.raises(TypeError, match=r"MemoryLimit\(\) got an unexpected keyword argument 'modul'"):
+        MemoryLimit("60%", modul="net")  # type: ignore[call-arg]

@@ -214,10 +214,11 @@ class PlannedCall:
             value = self.wiring.tangent_values[place]
             if like is None or value is None:
                 if tangent is not None:
+                    output = self.wiring.differentiable[place]
                     raise UnplannedUse(
-                        problem=f"output {self.wiring.differentiable[place]} received a gradient, but the "
-                        "plan differentiates other outputs only",
-                        advice="name the outputs that you differentiate with differentiate=[...]",
+                        problem=f"output {output} received a gradient, but the plan differentiates other "
+                        "outputs only",
+                        advice=f"name the outputs that you differentiate, as in differentiate=[{output}]",
                     )
                 continue
             if tangent is None:

@@ -6,6 +6,7 @@
 `release` undoes it.
 """
 
+import inspect
 import os
 from collections.abc import Mapping
 from typing import Any, TypeVar, Unpack, cast
@@ -18,10 +19,11 @@ from remat_executor.module.forward_binding import ForwardBinding
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call
 from remat_facade.entrypoints.keywords import LimitKeywords
+from remat_facade.entrypoints.model_budget import check_model_budget
 from remat_facade.entrypoints.rockmate import Rockmate
 from remat_facade.errors import BadModel
 from remat_facade.planning.method import choose_method
-from remat_graph import Budget
+from remat_solvers import get_solver
 
 BUDGET = "REMAT_BUDGET"
 """The environment variable with the budget of models for which none is given."""
@@ -58,27 +60,13 @@ def limit_memory(
         BadInput: its class cannot be replaced.
         BadBudget: the budget is invalid.
         BadConfig: the config, solver or class contradict each other.
+        UnknownSolver: no solver has this name.
         TypeError: an option is unknown.
 
     With a sample, or else at the first call that needs gradients, all errors of `Rockmate` are raised too.
     """
-    if not isinstance(model, nn.Module):
-        raise BadModel(problem=f"is of type {type(model).__name__}; expected an nn.Module")
-    if isinstance(in_place.unwrapped(model), PlannedModule):
-        raise BadModel(problem="is planned already: give the original, which is its `module`")
-    for name in options:
-        if name not in LimitKeywords.__annotations__:
-            raise TypeError(f"limit_memory() got an unexpected keyword argument {name!r}")
-    chosen = (os.environ.get(BUDGET) or "auto") if budget is None else budget
-    if chosen != "auto":
-        Budget.parse(chosen)
-    choose_method(
-        "auto",
-        options.get("config"),
-        options.get("solver"),
-        options.get("seed", 0),
-        options.get("time_limit_s"),
-    )
+    _check_limitable(model)
+    chosen = check_limit("limit_memory", budget, options)
     sample_kwargs, call = options.pop("sample_kwargs", None), None
     if sample is not None or sample_kwargs is not None:
         call = as_call(() if sample is None else sample, sample_kwargs)
@@ -98,6 +86,40 @@ def limit_memory(
     return model
 
 
+def check_limit(caller: str, budget: int | str | None, options: Mapping[str, Any]) -> int | str:
+    """Check the arguments of `limit_memory` before there is a model.
+
+    Args:
+        caller: the function that a user calls, for messages.
+        budget: as for `limit_memory`.
+        options: as for `limit_memory`.
+
+    Returns:
+        The budget: the given one, that of the environment, or ``"auto"``.
+
+    Raises:
+        BadBudget: the budget is invalid.
+        BadConfig: the config, solver or class contradict each other.
+        UnknownSolver: no solver has this name.
+        TypeError: an option is unknown.
+    """
+    for name in options:
+        if name not in LimitKeywords.__annotations__:
+            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
+    chosen = (os.environ.get(BUDGET) or "auto") if budget is None else budget
+    if chosen != "auto":
+        check_model_budget(chosen)
+    method = choose_method(
+        "auto",
+        options.get("config"),
+        options.get("solver"),
+        options.get("seed", 0),
+        options.get("time_limit_s"),
+    )
+    get_solver(method.solver, **method.parameters)
+    return chosen
+
+
 def release(model: _M) -> _M:
     """Undo `limit_memory`: the model has its own class again, and plans are dropped.
 
@@ -114,11 +136,56 @@ def release(model: _M) -> _M:
 def planned(model: nn.Module) -> BudgetedModule | None:
     """The planned module behind a model with a memory limit, with `plan`, `runs` and `will_it_fit`.
 
+    Args:
+        model: the model with the limit, or a module that has one such model in it, such as a
+            `LightningModule` or a PEFT model.
+
     Returns:
         The model itself if it is a `Rockmate` or an `Offmate`. None if nothing is planned yet, or if the
-        model has no memory limit.
+        model has no memory limit, and neither has exactly one module in it.
     """
+    found = _planned_itself(model)
+    if found is not None or in_place.state_of(model) is not None or not isinstance(model, nn.Module):
+        return found
+    limited = [m for m in model.modules() if isinstance(m, BudgetedModule) or in_place.state_of(m)]
+    inside = list({id(in_place.unwrapped(each)): each for each in limited}.values())
+    return _planned_itself(inside[0]) if len(inside) == 1 else None
+
+
+def _planned_itself(model: nn.Module) -> BudgetedModule | None:
     if isinstance(model, BudgetedModule):
         return model
     state = in_place.state_of(model)
     return None if state is None else cast("BudgetedModule | None", state.planned)
+
+
+def _check_limitable(model: object) -> None:
+    """Raise `BadModel` if a limit of this object would bound nothing."""
+    if isinstance(model, type):
+        raise BadModel(problem=f"is the class {model.__name__}; expected an nn.Module: make an object of it")
+    if not isinstance(model, nn.Module):
+        hint = 'as in limit_memory(model, "20GiB")'
+        if isinstance(getattr(model, "model", None), nn.Module):
+            hint = "give its `model`"
+        elif isinstance(model, list | tuple):
+            hint = "limit each model by a call of its own"
+        raise BadModel(problem=f"is of type {type(model).__name__}; expected an nn.Module: {hint}")
+    trained = in_place.unwrapped(model)
+    if isinstance(trained, PlannedModule):
+        raise BadModel(problem="is planned already: give the original, which is its `module`")
+    if _has_no_forward(trained):
+        inside = ", ".join(name for name, _ in trained.named_children()) or "none"
+        raise BadModel(
+            problem=f"a {type(trained).__name__} has no forward, so a limit would bound nothing: limit the "
+            f"modules in it that training calls ({inside})"
+        )
+
+
+def _has_no_forward(model: nn.Module) -> bool:
+    """Whether nobody wrote a forward for a module, as for a `ModuleList` or many a `LightningModule`."""
+    if "forward" in vars(model):
+        return False
+    function = inspect.unwrap(type(model).forward)
+    # Lightning's base class calls nn.Module's, which raises.
+    of_lightning = getattr(function, "__qualname__", "") == "LightningModule.forward"
+    return function is nn.Module.forward or of_lightning

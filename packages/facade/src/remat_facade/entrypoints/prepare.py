@@ -5,6 +5,7 @@ from torch import nn
 
 from remat_executor import PlannedModule, step_graph
 from remat_facade.entrypoints.inputs import Arguments, check_model, device_of
+from remat_facade.entrypoints.model_budget import check_model_budget
 from remat_facade.entrypoints.options import CostOptions, PlanOptions
 from remat_facade.errors import BadModel
 from remat_facade.planning.memory_fit import Fit, auto_budget, fit_of, nbytes_of, total_nbytes
@@ -31,6 +32,8 @@ def prepare(
         raise BadModel(problem="is planned already: give the original, which is its `module`")
     device = check_model(model, *arguments)
     auto = options.budget == "auto"
+    if not auto:
+        check_model_budget(options.budget)
     planner = RecomputePlanner(
         budget=auto_budget(model, options.optimizer, device) if auto else options.budget,
         method=method,
@@ -70,7 +73,9 @@ def plan_model(
     else:
         planner = prepare(model, arguments, attrs.evolve(options, budget="100%"), method, cost)
         budget = options.budget
-        if budget == "auto":
+        if budget != "auto":
+            check_model_budget(budget)
+        else:
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             held_nbytes = nbytes_of((*model.parameters(), *model.buffers(), *gradients))
             free_nbytes = max(0, device_nbytes - held_nbytes)

@@ -9,10 +9,13 @@ Its YAML names the plugin and the budget.
 
 from typing import Any
 
-from axolotl.integrations.base import BasePlugin
 from pydantic import BaseModel
 
+from remat_facade.integrations.extras import from_extra
 from remat_facade.integrations.transformers import RematCallback
+
+with from_extra("axolotl"):
+    from axolotl.integrations.base import BasePlugin
 
 
 class RematArgs(BaseModel):

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import nn
-from torchtitan.config.override import derive, override
-from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 
 from remat_facade.entrypoints.limit_memory import limit_memory
+from remat_facade.integrations.extras import from_extra
+
+with from_extra("torchtitan"):
+    from torchtitan.config.override import derive, override
+    from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 
 
 @dataclass(kw_only=True, slots=True)

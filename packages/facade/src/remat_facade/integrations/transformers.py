@@ -16,22 +16,26 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from torch import nn
-from transformers import TrainerCallback
 
 from remat_executor.module.in_place import state_of
 from remat_facade.entrypoints.keywords import LimitKeywords, OffmateTrainerKeywords
-from remat_facade.entrypoints.limit_memory import limit_memory, planned
+from remat_facade.entrypoints.limit_memory import check_limit, limit_memory, planned
 from remat_facade.entrypoints.offload_options import offmate_config
 from remat_facade.entrypoints.offmate import Offmate
+from remat_facade.integrations.extras import from_extra
 from remat_facade.integrations.plan_report import plan_figures, plan_text, warn_uncalled
 from remat_offload import OffloadMisuse
 from remat_offload.optimizer.trial_steps import generators_kept
+
+with from_extra("transformers"):
+    from transformers import TrainerCallback
 
 
 class RematCallback(TrainerCallback):  # type: ignore[misc]
     """Limit the memory of the trainer's model; all arguments are those of `limit_memory`."""
 
     def __init__(self, budget: int | str | None = None, **options: Unpack[LimitKeywords]) -> None:
+        check_limit("RematCallback", budget, options)
         self.budget, self.options = budget, options
         self.limited: nn.Module | None = None
         self.reported = self.warned = False
@@ -96,8 +100,8 @@ def offmate(
         The model that the trainer now has.
 
     Raises:
-        OffloadMisuse: the trainer trains in a way that `Offmate` does not support, or its optimizer would be
-            stepped during the backward.
+        OffloadMisuse: this is no trainer, it trains in a way that `Offmate` does not support, or its
+            optimizer would be stepped during the backward.
 
     All errors of `Offmate` are raised too.
     """
@@ -117,6 +121,11 @@ def offmate(
 
 def _check_trainer(trainer: Any, options: Mapping[str, Any]) -> None:
     """Raise `OffloadMisuse` if an `Offmate` cannot train in this trainer."""
+    if not hasattr(trainer, "callback_handler"):
+        raise OffloadMisuse(
+            problem=f"trainer: is of type {type(trainer).__name__}; expected a transformers.Trainer",
+            advice="make the Trainer first, or call Offmate(model, sample, budget) for a loop of your own",
+        )
     if options.get("optimizer_in_backward") or offmate_config(options.get("config")).optimizer_in_backward:
         raise OffloadMisuse(
             problem="optimizer_in_backward is set, but a Trainer steps the optimizer, and clips before",

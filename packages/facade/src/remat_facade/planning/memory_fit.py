@@ -87,7 +87,7 @@ class Fit:
         held = {
             "parameters": self.parameters_nbytes,
             "buffers": self.buffers_nbytes,
-            "gradients": self.gradients_nbytes,
+            "gradients of an earlier step": self.gradients_nbytes,
             f"states of {self.optimizer}": self.states_nbytes,
         }
         parts = ", ".join(f"{what} {format_nbytes(nbytes)}" for what, nbytes in held.items())

@@ -1,0 +1,25 @@
+"""Check the budget of a model before its step is captured."""
+
+import re
+
+from remat_graph import BadBudget, Budget, format_nbytes
+from remat_graph.budget import BudgetLike
+
+LEAST_BARE_NBYTES = 1024
+"""The smallest budget that may be text without a unit."""
+
+
+def check_model_budget(budget: BudgetLike) -> None:
+    """Check that a budget can be parsed, and that a small one names its unit.
+
+    ``"40"`` would be 40 bytes, which no model trains in; the user means ``"40%"`` or ``"40GiB"``. An int is
+    not refused, because programs compute it, and neither is ``"40B"``.
+
+    Raises:
+        BadBudget: the budget is invalid, or text below 1024 bytes without a unit.
+    """
+    parsed = Budget.parse(budget)
+    small = parsed.nbytes is not None and parsed.nbytes < LEAST_BARE_NBYTES
+    if small and isinstance(budget, str) and not re.search(r"[a-z%]\s*$", budget, re.IGNORECASE):
+        problem = f"has no unit, so it would be {format_nbytes(parsed.nbytes or 0)}"
+        raise BadBudget(budget=parsed.text, problem=problem)
