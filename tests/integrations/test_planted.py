@@ -17,7 +17,8 @@ from benchmarks.integrations.hf_trainer import trainer_of
 from benchmarks.integrations.peft_adapters import adapted
 from benchmarks.integrations.scenario import Run
 from benchmarks.integrations.tiny import batches, llama, tool
-from remat_executor import RematWarning
+from benchmarks.integrations.trl_trainers import sft
+from remat_executor import CaptureError, RematWarning
 from remat_facade import BadModel, limit_memory, planned
 from remat_graph import BadBudget
 
@@ -244,3 +245,28 @@ def test_a_lightning_module_that_cannot_be_limited_as_it_is_given(run: Run) -> N
         MemoryLimit("60")
     with pytest.raises(TypeError, match=r"MemoryLimit\(\) got an unexpected keyword argument 'modul'"):
         MemoryLimit("60%", modul="net")  # type: ignore[call-arg]
+
+
+def test_the_body_is_limited_where_trl_selects_tokens_by_labels(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As TRL's fused head does on a GPU: the whole model is no graph, and the error says what to limit."""
+    from remat_facade.integrations.transformers import RematCallback
+
+    monkeypatch.setattr(tool("trl.trainer.utils"), "_use_triton", lambda device: True)
+    losses = []
+    for callbacks in ([], [RematCallback("60%", module="model", **run.line)]):
+        torch.manual_seed(0)
+        trainer = sft(run, llama(), trainer={"callbacks": callbacks}, max_steps=2)
+        trainer.train()
+        losses.append([(e["loss"], e["grad_norm"]) for e in trainer.state.log_history if "loss" in e])
+    assert len(losses[0]) == 2
+    assert losses[0] == losses[1]
+    found = planned(trainer.model)
+    assert found is not None
+    assert (found.runs["planned"], found.plan.peak_nbytes <= found.plan.budget_nbytes) == (2, True)
+    refused = sft(run, llama(), trainer={"callbacks": [RematCallback("60%", **run.line)]})
+    with pytest.raises(CaptureError, match=r"values of a tensor .*limit_memory\(model\.part, budget\)"):
+        refused.train()
+    with pytest.raises(BadModel, match=r"no submodule 'body': name one of its modules \(model, lm_head\)"):
+        sft(run, llama(), trainer={"callbacks": [RematCallback("60%", module="body", **run.line)]}).train()

@@ -26,7 +26,8 @@ def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureErro
         what = "a shape" if has_dynamic_shape(error) else "a branch"
         return CaptureError(
             problem=f"{what} depends on the values of a tensor{place}",
-            advice="wrap the submodules on either side of it instead of the whole model",
+            advice="plan the submodules on either side of it instead of the whole model, as by "
+            "limit_memory(model.part, budget)",
         )
     first_line = (text_of(error).splitlines() or [""])[0][:300]
     if "_GuardedGenerator" in first_line or "torch._C.Generator" in first_line:

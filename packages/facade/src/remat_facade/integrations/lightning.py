@@ -16,6 +16,7 @@ from remat_facade.entrypoints.keywords import LimitKeywords
 from remat_facade.entrypoints.limit_memory import BUDGET, check_limit, limit_memory, planned
 from remat_facade.errors import BadModel
 from remat_facade.integrations.extras import from_extra
+from remat_facade.integrations.named_module import module_named
 from remat_facade.integrations.plan_report import plan_figures, plan_text, warn_uncalled
 
 with from_extra("lightning"):
@@ -43,7 +44,7 @@ class MemoryLimit(Callback):  # type: ignore[misc]
 
     def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Limit the module, unless that is done since an earlier fit."""
-        chosen = _named(pl_module, self.module or _only_trained(pl_module))
+        chosen = module_named(pl_module, self.module or _only_trained(pl_module))
         if self.limited is not chosen:
             self.limited = limit_memory(chosen, self.budget, **self.options)
             self.reported = False
@@ -64,20 +65,6 @@ class MemoryLimit(Callback):  # type: ignore[misc]
 def callbacks_of_environment() -> list[Callback]:
     """What Lightning adds to every trainer: the callback, if the environment has a budget."""
     return [MemoryLimit()] if os.environ.get(BUDGET) else []
-
-
-def _named(module: nn.Module, name: str) -> nn.Module:
-    """The submodule of this name.
-
-    Raises:
-        BadModel: there is none.
-    """
-    try:
-        return module.get_submodule(name)
-    except AttributeError as error:
-        kind, found = type(module).__name__, ", ".join(child for child, _ in module.named_children())
-        problem = f"{kind} has no submodule {name!r}: name one of its modules ({found or 'none'})"
-        raise BadModel(problem=problem) from error
 
 
 def _only_trained(module: nn.Module) -> str:

@@ -23,6 +23,7 @@ from remat_facade.entrypoints.limit_memory import check_limit, limit_memory, pla
 from remat_facade.entrypoints.offload_options import offmate_config
 from remat_facade.entrypoints.offmate import Offmate
 from remat_facade.integrations.extras import from_extra
+from remat_facade.integrations.named_module import module_named
 from remat_facade.integrations.plan_report import plan_figures, plan_text, warn_uncalled
 from remat_offload import OffloadMisuse
 from remat_offload.optimizer.trial_steps import generators_kept
@@ -32,18 +33,28 @@ with from_extra("transformers"):
 
 
 class RematCallback(TrainerCallback):  # type: ignore[misc]
-    """Limit the memory of the trainer's model; all arguments are those of `limit_memory`."""
+    """Limit the memory of the trainer's model.
 
-    def __init__(self, budget: int | str | None = None, **options: Unpack[LimitKeywords]) -> None:
+    Args:
+        budget: as for `limit_memory`.
+        module: the name of a submodule to limit instead, such as ``"model"``, where the whole model cannot be
+            captured: on a GPU, TRL's fused head selects tokens by their labels.
+        **options: as for `limit_memory`.
+    """
+
+    def __init__(
+        self, budget: int | str | None = None, *, module: str | None = None, **options: Unpack[LimitKeywords]
+    ) -> None:
         check_limit("RematCallback", budget, options)
-        self.budget, self.options = budget, options
+        self.budget, self.module, self.options = budget, module, options
         self.limited: nn.Module | None = None
         self.reported = self.warned = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any) -> None:
         """Limit the model, unless that is done since an earlier training."""
-        if self.limited is not model:
-            self.limited = limit_memory(model, self.budget, **self.options)
+        chosen = model if self.module is None else module_named(model, self.module)
+        if self.limited is not chosen:
+            self.limited = limit_memory(chosen, self.budget, **self.options)
             self.reported = False
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
