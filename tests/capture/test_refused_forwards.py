@@ -38,7 +38,8 @@ class Draws(nn.Module):
 
 def test_a_data_dependent_branch_is_refused_with_its_line(cache: Path) -> None:
     """The error names the file, the line and a way out."""
-    with pytest.raises(CaptureError, match=r"test_refused_forwards\.py.*y\.sum\(\) > 0.*limit_memory\(model\.part, budget\)"):
+    named = r"test_refused_forwards\.py.*y\.sum\(\) > 0.*limit_memory\(model\.part, budget\)"
+    with pytest.raises(CaptureError, match=named):
         pair(Branch(), cache, torch.randn(2, 3))
 
 
