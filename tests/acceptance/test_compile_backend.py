@@ -232,10 +232,10 @@ def test_options_that_mean_nothing(options: dict[str, Any] | None, text: str) ->
 
 def test_the_mode_is_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """For programs that take a backend and a mode from their users; or the environment has it."""
-    call = torch.compile(network(), backend="remat", mode="1000")
+    call = torch.compile(network(), backend="remat", mode="1000B")
     with pytest.raises(InfeasibleBudget, match="budget 1000 B is too small"):
         call(batch())
-    monkeypatch.setenv("REMAT_BUDGET", "1000")
+    monkeypatch.setenv("REMAT_BUDGET", "1000B")
     call = torch.compile(network(), backend="remat")
     with pytest.raises(InfeasibleBudget, match="budget 1000 B is too small"):
         call(batch())
@@ -248,6 +248,9 @@ def test_a_mode_that_is_no_budget() -> None:
     """The other modes are Inductor's. Torch refuses a mode beside options, and so does the backend."""
     call = torch.compile(network(), backend="remat", mode="reduce-overhead")
     with pytest.raises(BadOption, match="'mode' is the budget, as in mode=\"2GiB\": "):
+        call(batch())
+    call = torch.compile(network(), backend="remat", mode="40")
+    with pytest.raises(BadOption, match=r"'mode' is the budget.*has no unit, so it would be 40 B"):
         call(batch())
     graph = torch.fx.symbolic_trace(nn.Linear(2, 2))
     both = remat(graph, [], mode="1GiB", options={"budget": "1GiB"})

@@ -22,9 +22,10 @@ from torch.fx import GraphModule
 from remat_executor.autograd.pending_calls import planned_calls_behind
 from remat_executor.errors import NothingToDifferentiate, warn
 from remat_facade.entrypoints.limit_memory import BUDGET
+from remat_facade.entrypoints.model_budget import check_model_budget
 from remat_facade.entrypoints.rockmate import Rockmate
 from remat_facade.errors import BadOption
-from remat_graph import BadBudget, Budget
+from remat_graph import BadBudget
 
 _NOT_OPTIONS = frozenset({"model", "sample", "sample_kwargs", "plan"})
 
@@ -139,7 +140,7 @@ def _checked(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, A
         if "budget" in given:
             raise BadOption(option="mode", problem="is a budget, and the options have one: give either")
         try:
-            Budget.parse(mode)
+            check_model_budget(mode)
         except BadBudget as error:
             raise BadOption(option="mode", problem=f'is the budget, as in mode="2GiB": {error}') from error
     budget = given.pop("budget", mode) or os.environ.get(BUDGET)
