@@ -134,7 +134,9 @@ def test_a_faster_way_makes_the_overhead_negative() -> None:
     )
     decided = specialize(fast, fast.switches)
     on = decided.restore(Schedule.unplanned(decided.graph))
-    plan = Plan.from_schedule(fast, on, budget_nbytes=300, lower_bound_s=fast.least_time_s, solver="tester")
+    plan = Plan.from_schedule(
+        fast, on, budget_nbytes=300, lower_bound_s=relaxed(fast).time_s, solver="tester"
+    )
     assert plan.overhead < 0
     assert plan.lower_bound_overhead <= plan.overhead
     assert plan == plan_from_data(json.loads(json.dumps(plan_to_data(plan))), graph=fast)
@@ -232,4 +234,12 @@ def test_random_switches(seed: int) -> None:
         assert here == there
         # What the relaxed graph allows is at least as fast and as small.
         assert least.time_s <= decided.graph.time_s
-        assert graph.least_time_s <= decided.graph.time_s
+
+
+def test_random_switches_are_of_every_kind() -> None:
+    """Several on one graph, of both families, some in conflict; else the test above would show little."""
+    graphs = [with_random_switches(random_graph(seed, 6), seed) for seed in range(60)]
+    families = {switch.partition(".")[0] for graph in graphs for switch in graph.switches}
+    assert {"fused", "other"} == families
+    assert sum(len(graph.switches) > 2 for graph in graphs) > 30
+    assert sum(conflicting(graph, graph.switches) for graph in graphs) > 5

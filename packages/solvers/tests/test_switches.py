@@ -17,7 +17,7 @@ from remat_solvers import (
     solve_switches,
 )
 from remat_solvers.bounds import budget_floor
-from remat_solvers.switching import MOST_COMBINED, combinations_of, least_time_s
+from remat_solvers.switching import MOST_COMBINED, combinations_of, time_bound_s
 
 AUTO = get_solver("auto", moves=300)
 
@@ -45,9 +45,7 @@ def test_the_best_combination_is_found(seed: int, share: float) -> None:
     assert (found.time_s, found.peak_nbytes) == (timeline.time_s, timeline.peak_nbytes)
     assert timeline.peak_nbytes <= budget
     assert found.lower_bound_s <= found.time_s
-    assert found.lower_bound_s == pytest.approx(min(max(s.lower_bound_s, 0.0) for s in each), rel=1e-9) or (
-        found.lower_bound_s <= min(s.lower_bound_s for s in each)
-    )
+    assert found.lower_bound_s >= min(specialize(graph, on).graph.time_s for on in combinations)
     if graph.switches:
         assert found.stats["switched"] == ", ".join(sorted(switches_on(graph, found.schedule)))
 
@@ -60,7 +58,7 @@ def test_with_many_switches_the_relaxed_graph_bounds_all_of_them(seed: int) -> N
     assert all_of_them == (len(graph.switches) <= MOST_COMBINED)
     least = relaxed(graph)
     budget = int(0.6 * noremat_peak_nbytes(graph))
-    bound_s = least_time_s(least, budget, Deadline())
+    bound_s = time_bound_s(least, budget, Deadline())
     (overhead,) = bounds_of(graph, [budget])
     smallest = min_budget(graph)
     for on in tried:
@@ -110,8 +108,8 @@ def test_other_methods_run_on_every_combination() -> None:
     budget = noremat_peak_nbytes(graph)
     for name in ("noremat", "twremat", "chen_greedy", "search"):
         found = solve_switches(get_solver(name), Problem(graph, budget))
-        if found.schedule is not None:
-            assert simulate(graph, found.schedule).peak_nbytes <= budget
+        assert found.schedule is not None, name
+        assert simulate(graph, found.schedule).peak_nbytes <= budget
 
 
 def test_no_switches_change_nothing() -> None:

@@ -256,12 +256,6 @@ class Graph:
         return tuple(dict.fromkeys(other.switch for op in self.ops for other in op.alternatives))
 
     @cached_property
-    def least_time_s(self) -> float:
-        """Seconds of running every op once in its fastest way, whether or not the switches allow it."""
-        ways = ((op.first, *(op.implementations[a.first] for a in op.alternatives)) for op in self.ops)
-        return sum(min(way.time_s for way in each) for each in ways)
-
-    @cached_property
     def time_s(self) -> float:
         """Seconds of running every op once: the unplanned step."""
         return sum(op.first.time_s for op in self.ops)

@@ -17,7 +17,7 @@ from remat_graph.ir import Graph, Placement, as_indices
 from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
 from remat_graph.simulator.simulate import simulate
-from remat_graph.switches.specialize import switches_on
+from remat_graph.switches.specialize import family_of, switches_on
 from remat_graph.training import persistent, with_placement
 from remat_graph.units import format_nbytes, format_seconds
 
@@ -260,7 +260,7 @@ class Plan:
         """A few lines for people, without a newline at the end."""
         share = self.peak_nbytes / self.noremat_peak_nbytes if self.noremat_peak_nbytes else 1.0
         repeats = len(self.schedule.order) - len(set(self.schedule.order))
-        families = Counter(name.partition(".")[0] for name in self.switched)
+        families = Counter(map(family_of, self.switched))
         ways = ", ".join(f"{family} ({count})" for family, count in families.items())
         lines = [
             f"{self.graph_name or 'plan'}: peak {format_nbytes(self.peak_nbytes)} within a budget of "

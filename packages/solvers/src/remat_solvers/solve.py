@@ -32,5 +32,4 @@ def solve(
     solution = solve_switches(get_solver(solver, **parameters), Problem(graph, budget_nbytes), deadline)
     if solution.feasible:
         return solution
-
     raise infeasible(graph, budget_nbytes, deadline)

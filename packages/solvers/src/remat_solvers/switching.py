@@ -16,7 +16,7 @@ from itertools import chain, combinations
 import attrs
 
 from remat_graph import Graph, Specialized, noremat_peak_nbytes, relaxed, specialize
-from remat_graph.switches.specialize import conflicting
+from remat_graph.switches.specialize import conflicting, family_of
 from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.reachability import reachability
 from remat_solvers.bounds.time_bound import CutBound
@@ -24,11 +24,6 @@ from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status
 
 MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
-
-
-def family_of(switch: str) -> str:
-    """The family of a switch: its name up to the first dot."""
-    return switch.partition(".")[0]
 
 
 def combinations_of(graph: Graph) -> tuple[tuple[frozenset[str], ...], bool]:
@@ -69,7 +64,7 @@ def bounding_graphs(graph: Graph) -> tuple[Graph, ...]:
     return tuple(specialize(graph, on).graph for on in tried) if all_of_them else (relaxed(graph),)
 
 
-def least_time_s(graph: Graph, budget_nbytes: int, deadline: Deadline) -> float:
+def time_bound_s(graph: Graph, budget_nbytes: int, deadline: Deadline) -> float:
     """A lower bound on the compute seconds of a graph without switches; infinite if nothing fits."""
     reach = reachability(graph)
     if budget_nbytes < budget_floor(graph, reach).nbytes:
@@ -86,14 +81,14 @@ def solve_switches(solver: Solver, problem: Problem, deadline: Deadline | None =
         return solver.solve(problem, deadline)
     deadline = deadline or Deadline()
     tried, all_of_them = combinations_of(graph)
-    bound_s = partial(least_time_s, budget_nbytes=problem.budget_nbytes, deadline=deadline)
-    waiting = [(specialize(graph, on), on) for on in tried]
-    ranked = sorted(((bound_s(made.graph), len(on), i) for i, (made, on) in enumerate(waiting)))
+    bound_s = partial(time_bound_s, budget_nbytes=problem.budget_nbytes, deadline=deadline)
+    waiting = [specialize(graph, on) for on in tried]
+    ranked = sorted((bound_s(made.graph), len(made.on), i) for i, made in enumerate(waiting))
     bounds: list[float] = []
     solved: list[tuple[Solution, Specialized]] = []
     best_s = float("inf")
     for place, (least_s, _, i) in enumerate(ranked):
-        made = waiting[i][0]
+        made = waiting[i]
         if least_s >= best_s and solved:
             bounds.append(least_s)
             continue

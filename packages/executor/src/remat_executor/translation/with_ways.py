@@ -5,7 +5,6 @@ from collections.abc import Iterable
 import attrs
 from torch.fx import Node
 
-from remat_executor.fx_nodes import is_item, source_of
 from remat_executor.translation.recipes import RunKernel
 from remat_executor.translation.translation import Translation
 from remat_executor.ways.substitution import Change, Substitution
@@ -18,19 +17,20 @@ def with_ways(translation: Translation, ways: Iterable[Substitution]) -> Transla
     A way is left out if what it does not make is read by an op that it does not change or is delivered, if it
     reads a tensor of the caller that the step overwrites, or if it changes an op that is no plain call.
     """
-    ops = translation.op_of
     found = list(translation.graph.ops)
     kernels: dict[tuple[int, int], RunKernel] = dict(translation.kernels)
     overwritten = {value.replaces for value in translation.graph.values}
     for way in ways:
-        changed = _alternatives(translation, ops, way)
+        changed = _alternatives(translation, way)
         if changed is None or any(overwritten.intersection(run.inputs) for _, run, _ in changed):
             continue
         if not _sufficient(translation.graph, changed):
             continue
         for i, run, change in changed:
             number = len(found[i].implementations)
-            other = Alternative(switch=way.name, first=number, again=number, exact=way.exact)
+            # A way of an op whose kernel may vary is not repeated either.
+            again = None if found[i].rerun is None and change.kernel is not None else number
+            other = Alternative(switch=way.name, first=number, again=again, exact=way.exact)
             found[i] = attrs.evolve(
                 found[i],
                 implementations=(*found[i].implementations, run),
@@ -44,12 +44,13 @@ def with_ways(translation: Translation, ways: Iterable[Substitution]) -> Transla
 _Changed = list[tuple[int, Implementation, Change]]
 
 
-def _alternatives(translation: Translation, ops: dict[Node, int], way: Substitution) -> _Changed | None:
-    """The new implementations; None if a node is no op, or is not the only one to make its results."""
+def _alternatives(translation: Translation, way: Substitution) -> _Changed | None:
+    """The new implementations; None if a node is no op, or reads what is no value."""
     changed: _Changed = []
     for change in way.changes:
-        op = ops.get(change.node)
-        if op is None or not all(_value(translation, node) is not None for node in change.reads):
+        op = translation.op_of.get(change.node)
+        reads = [_value(translation, node) for node in change.reads]
+        if op is None or None in reads:
             return None
         changed.append((op, _implementation(translation, op, change), change))
     return changed
@@ -63,8 +64,8 @@ def _implementation(translation: Translation, op: int, change: Change) -> Implem
     outputs = graph.ops[op].first.outputs
     reuses: list[tuple[int, int]] = []
     if change.over is not None and len(outputs) == 1:
-        source = _value(translation, change.over)
-        if source is not None and _may_overwrite(graph, source, outputs[0]) and reads.count(source) == 1:
+        source = reads[change.reads.index(change.over)]
+        if _may_overwrite(graph, source, outputs[0]) and reads.count(source) == 1:
             reuses.append((outputs[0], source))
     return Implementation(
         inputs=tuple(dict.fromkeys(reads)),
@@ -103,9 +104,4 @@ def _own(op: Op) -> list[Implementation]:
 def _value(translation: Translation, node: Node) -> int | None:
     """The value whose storage a node shows."""
     base = translation.base_of.get(node)
-    if base is None:
-        return None
-    value = translation.value_of.get(base)
-    if value is None and is_item(base):
-        value = translation.value_of.get(source_of(base))
-    return value
+    return None if base is None else translation.value_of.get(base)

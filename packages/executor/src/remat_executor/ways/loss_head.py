@@ -10,6 +10,7 @@ and that last call run by chunks. It holds two chunks, and computes the log-soft
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import attrs
 import torch
@@ -177,6 +178,7 @@ def _way(head: _Head, rows: int) -> Substitution:
     half_to_float = bool(args_of(head.log_softmax)[2])
     _, target, _, reduction, ignored = args_of(head.loss)
     tangent, _, again, _, _, _, total = args_of(head.loss_backward)
+    constants = (reduction, ignored, made.dtype, half_to_float, made.shape[1], rows)
     chunk_nbytes = rows * made.shape[1] * made.element_size()
     before = [call for call in (head.up, head.log_softmax) if call is not None]
     after = [call for call in (head.loss_backward, head.backward, head.down) if call is not None]
@@ -188,7 +190,7 @@ def _way(head: _Head, rows: int) -> Substitution:
                 node=head.loss,
                 kernel=chunked_loss,
                 reads=(head.logits, target),
-                constants=(reduction, ignored, made.dtype, half_to_float, made.shape[1], rows),
+                constants=constants,
                 counts_as=(*before, head.loss),
                 workspace_nbytes=chunk_nbytes + len(made) * (made.element_size() + 2 * 8),
             ),
@@ -198,7 +200,7 @@ def _way(head: _Head, rows: int) -> Substitution:
                 over_kernel=chunked_gradient_over,
                 over=head.logits,
                 reads=(tangent, head.logits, again, total),
-                constants=(reduction, ignored, made.dtype, half_to_float, made.shape[1], rows),
+                constants=constants,
                 counts_as=(*before, *after),
                 workspace_nbytes=2 * chunk_nbytes,
             ),
@@ -249,39 +251,25 @@ def chunked_loss(
     return loss, total
 
 
-def chunked_gradient(
-    tangent: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    total: Tensor,
-    reduction: int,
-    ignored: int,
-    dtype: torch.dtype,
-    half_to_float: bool,
-    columns: int,
-    rows: int,
-) -> Tensor:
-    """The logits' gradient of `chunked_loss`: `tangent` is the loss's, `total` its second result."""
+def chunked_gradient(tangent: Tensor, logits: Tensor, target: Tensor, total: Tensor, *rest: Any) -> Tensor:
+    """The logits' gradient of `chunked_loss`.
+
+    Args:
+        tangent: of the loss.
+        logits: as for the loss.
+        target: as for the loss.
+        total: the second result of the loss.
+        *rest: the other arguments of the loss.
+    """
     made = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    constants = (reduction, ignored, dtype, half_to_float, columns, rows)
-    return _write_gradient(made, tangent, logits, target, total, *constants)
+    return _write_gradient(made, tangent, logits, target, total, *rest)
 
 
 def chunked_gradient_over(
-    tangent: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    total: Tensor,
-    reduction: int,
-    ignored: int,
-    dtype: torch.dtype,
-    half_to_float: bool,
-    columns: int,
-    rows: int,
+    tangent: Tensor, logits: Tensor, target: Tensor, total: Tensor, *rest: Any
 ) -> Tensor:
     """`chunked_gradient`, written over the logits."""
-    constants = (reduction, ignored, dtype, half_to_float, columns, rows)
-    return _write_gradient(logits, tangent, logits, target, total, *constants)
+    return _write_gradient(logits, tangent, logits, target, total, *rest)
 
 
 def _write_gradient(

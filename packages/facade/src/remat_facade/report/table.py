@@ -66,8 +66,8 @@ def plan_table(plan: Plan) -> Table:
         ("budget", "", format_nbytes(plan.budget_nbytes)),
         ("time of a step", format_seconds(plan.noremat_step_s), format_seconds(plan.time_s)),
         ("ops run", f"{ops}", f"{len(runs)}"),
-        ("recomputed", "", f"{format_seconds(plan.recomputed_s)} (+{plan.overhead:.2%})"),
-        ("lower bound", "", f"+{plan.lower_bound_overhead:.2%}, gap {plan.gap:.2%}"),
+        ("recomputed", "", f"{format_seconds(plan.recomputed_s)} ({plan.overhead:+.2%})"),
+        ("lower bound", "", f"{plan.lower_bound_overhead:+.2%}, gap {plan.gap:.2%}"),
     )
     note = f"planned by {plan.solver}" + (f" for {plan.platform}" if plan.platform else "")
     if plan.deadline_hit:

@@ -55,6 +55,11 @@ def specialize(graph: Graph, on: Iterable[str]) -> Specialized:
     )
 
 
+def family_of(switch: str) -> str:
+    """The family of a switch: its name up to the first dot."""
+    return switch.partition(".")[0]
+
+
 def conflicting(graph: Graph, on: Iterable[str]) -> bool:
     """Whether two of these switches change the same op."""
     chosen = frozenset(on)
