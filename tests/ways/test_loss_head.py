@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from remat_executor import PlannedModule, estimated_graph, step_graph
+from remat_executor import BadInput, PlannedModule, estimated_graph, step_graph
 from remat_executor.ways.loss_head import (
     chunked_gradient,
     chunked_gradient_over,
     chunked_loss,
     loss_head,
 )
+from remat_facade import Hiremate, limit_memory
 from remat_graph import Roofline, noremat_peak_nbytes, simulate
-from remat_solvers import min_budget
+from remat_solvers import InfeasibleBudget, min_budget
 from tests.helpers.models import import_transformers
 from tests.helpers.planners import all_switched, save_all
 from tests.helpers.small_llama import small_llama
@@ -318,3 +320,22 @@ def test_the_caller_keeps_returned_logits() -> None:
         assert one.grad is not None
         assert other.grad is not None
         assert_same(one.grad, other.grad)
+
+
+def test_the_option_of_the_entry_points(tmp_path: Path) -> None:
+    """`ways="none"` needs a larger budget; without it, the summary names the family; others are refused."""
+    torch.manual_seed(0)
+    model = Head(4000, wide=True).to(torch.bfloat16)
+    inputs = (torch.randn(2, 512, 8).bfloat16(), torch.randint(0, 4000, (2, 512)))
+    options: dict[str, Any] = {"cache_dir": tmp_path, "platform": Roofline()}
+    planned = Hiremate(model, inputs, "16MiB", **options)
+    assert "other ways to run ops: loss_head (1)" in planned.plan.summary()
+    assert planned.plan.peak_nbytes <= 16 << 20
+    with pytest.raises(InfeasibleBudget):
+        Hiremate(model, inputs, "16MiB", ways="none", **options)
+    for refused in (
+        lambda: Hiremate(model, inputs, "16MiB", ways="all"),
+        lambda: limit_memory(model, ways=["exact"]),
+    ):
+        with pytest.raises(BadInput, match=r"ways is .*, not one of 'exact', 'none'; leave it out"):
+            refused()

@@ -20,6 +20,7 @@ from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call
 from remat_facade.entrypoints.keywords import LimitKeywords
 from remat_facade.entrypoints.model_budget import check_model_budget
+from remat_facade.entrypoints.options import check_ways
 from remat_facade.entrypoints.rockmate import Rockmate
 from remat_facade.errors import BadModel
 from remat_facade.planning.method import choose_method
@@ -57,7 +58,7 @@ def limit_memory(
 
     Raises:
         BadModel: it is no module, or is planned by a wrapper.
-        BadInput: its class cannot be replaced.
+        BadInput: its class cannot be replaced, or `ways` is unknown.
         BadBudget: the budget is invalid.
         BadConfig: the config, solver or class contradict each other.
         UnknownSolver: no solver has this name.
@@ -101,6 +102,7 @@ def check_limit(caller: str, budget: int | str | None, options: Mapping[str, Any
         BadBudget: the budget is invalid.
         BadConfig: the config, solver or class contradict each other.
         UnknownSolver: no solver has this name.
+        BadInput: `ways` is unknown.
         TypeError: an option is unknown.
     """
     for name in options:
@@ -117,6 +119,7 @@ def check_limit(caller: str, budget: int | str | None, options: Mapping[str, Any
         options.get("time_limit_s"),
     )
     get_solver(method.solver, **method.parameters)
+    check_ways(options.get("ways", "exact"))
     return chosen
 
 

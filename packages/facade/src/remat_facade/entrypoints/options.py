@@ -25,6 +25,19 @@ Ways = Literal["exact", "none"]
 """Which other ways to run ops a plan may choose."""
 
 
+def check_ways(ways: object) -> None:
+    """Check the option `ways`.
+
+    Raises:
+        BadInput: it is not one of `Ways`.
+    """
+    if ways not in get_args(Ways):
+        raise BadInput(
+            problem=f"ways is {shown(ways)}, not one of {', '.join(map(repr, get_args(Ways)))}",
+            advice='leave it out for "exact"',
+        )
+
+
 @attrs.frozen(kw_only=True)
 class PlanOptions:
     """What a plan must satisfy, and whether saved plans are used."""
@@ -100,11 +113,7 @@ class RunOptions:
     ways: Ways = "exact"
 
     def __attrs_post_init__(self) -> None:
-        if self.ways not in get_args(Ways):
-            raise BadInput(
-                problem=f"ways is {shown(self.ways)}, not one of {', '.join(map(repr, get_args(Ways)))}",
-                advice='leave it out for "exact"',
-            )
+        check_ways(self.ways)
 
     @property
     def families(self) -> tuple[Family, ...] | None:
