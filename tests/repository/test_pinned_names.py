@@ -436,6 +436,7 @@ def test_the_attributes_of_a_plan() -> None:
         "peak_nbytes",
         "periods",
         "platform",
+        "recomputed_overhead",
         "recomputed_s",
         "schedule",
         "solver",

@@ -135,7 +135,11 @@ class Demo:
             ("peak, allocator", *_against(one.allocator_nbytes, two.allocator_nbytes)),
             ("  predicted", "", format_nbytes(plan.peak_nbytes)),
             ("step time, median", format_seconds(time_one), planned_time),
-            ("recomputed", "", f"{repeats} runs in a step of {ops} ops, {plan.overhead:+.1%} predicted"),
+            (
+                "recomputed",
+                "",
+                f"{repeats} runs in a step of {ops} ops, {plan.recomputed_overhead:+.1%} predicted",
+            ),
             ("lower bound", "", f"{plan.lower_bound_overhead:+.1%}"),
             ("losses", "", "identical" if all(a == b for a, b in self._losses) else "DIFFERENT"),
             ("weights at the end", "", "identical" if self.same_weights else "DIFFERENT"),

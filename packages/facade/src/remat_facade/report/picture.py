@@ -74,9 +74,9 @@ def draw(graph: Graph, plan: Plan) -> Figure:
         headline(
             figure,
             f"{plan.graph_name}: {format_nbytes(plan.peak_nbytes)} instead of "
-            f"{format_nbytes(plan.noremat_peak_nbytes)}, for {plan.overhead:.1%} more time",
+            f"{format_nbytes(plan.noremat_peak_nbytes)}, with {plan.overhead:+.1%} time",
             f"budget {format_nbytes(plan.budget_nbytes)}  ·  {len(graph.ops)} ops, {len(planned.repeats)} "
-            f"repeats  ·  lower bound {plan.lower_bound_overhead:.1%} more time  ·  solver {plan.solver}",
+            f"repeats  ·  lower bound {plan.lower_bound_overhead:+.1%}  ·  solver {plan.solver}",
         )
         scale, unit = _time_unit(max(planned.end_s, without.end_s), planned.has_times)
         _draw_memory(memory, plan, planned, without, scale)

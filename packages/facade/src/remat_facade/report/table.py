@@ -59,6 +59,7 @@ def plan_table(plan: Plan) -> Table:
     """Memory and time of a plan, and of the unplanned step."""
     runs = plan.schedule.order
     ops = len(set(runs))
+    ways = f"{len(plan.switched)} ({plan.overhead - plan.recomputed_overhead:+.2%})"
     rows = (
         ("peak, allocator", format_nbytes(plan.noremat_peak_nbytes), format_nbytes(plan.peak_nbytes)),
         ("peak, tensors only", "", format_nbytes(plan.live_peak_nbytes)),
@@ -66,7 +67,8 @@ def plan_table(plan: Plan) -> Table:
         ("budget", "", format_nbytes(plan.budget_nbytes)),
         ("time of a step", format_seconds(plan.noremat_step_s), format_seconds(plan.time_s)),
         ("ops run", f"{ops}", f"{len(runs)}"),
-        ("recomputed", "", f"{format_seconds(plan.recomputed_s)} ({plan.overhead:+.2%})"),
+        ("recomputed", "", f"{format_seconds(plan.recomputed_s)} ({plan.recomputed_overhead:+.2%})"),
+        *((("other ways to run ops", "", ways),) if plan.switched else ()),
         ("lower bound", "", f"{plan.lower_bound_overhead:+.2%}, gap {plan.gap:.2%}"),
     )
     note = f"planned by {plan.solver}" + (f" for {plan.platform}" if plan.platform else "")
