@@ -21,7 +21,8 @@ from remat_executor.torch_private.precision import float32_precisions
 from remat_executor.translation.keys import anywhere, kernel_key
 from remat_executor.translation.recipes import CallOperator, Draw, Recipe, RunKernel, TrainBatchNorm
 from remat_executor.translation.translation import Translation
-from remat_graph import Graph, Measured, Op, OpCost, Platform
+from remat_executor.ways.substitution import Change
+from remat_graph import Graph, Implementation, Measured, Op, OpCost, Platform
 from remat_graph.platforms.base import issue_s_of
 from remat_graph.platforms.measured import Measurement
 
@@ -149,7 +150,8 @@ def _key(translation: Translation, op: Op, implementation: int, recipe: Recipe) 
     """What a measurement is saved under."""
     if isinstance(recipe, RunKernel):
         return kernel_key(recipe.change, translation.device)
-    return f"again: {op.key}" if implementation else op.key
+    # A plain call is repeated as it first runs.
+    return f"again: {op.key}" if implementation and not isinstance(recipe, CallOperator) else op.key
 
 
 def op_cost(translation: Translation, graph: Graph, op: int, implementation: int) -> OpCost:
@@ -158,17 +160,9 @@ def op_cost(translation: Translation, graph: Graph, op: int, implementation: int
     The kernel of another way takes those of the calls that it counts as.
     """
     recipe = translation.recipe(op, implementation)
-    if isinstance(recipe, RunKernel):
-        change, ops = recipe.change, translation.op_of
-        parts = [op_cost(translation, graph, ops[node], 0) for node in change.counts_as if node in ops]
-        return OpCost(
-            flops=sum(part.flops for part in parts),
-            read_nbytes=sum(part.read_nbytes for part in parts),
-            written_nbytes=sum(part.written_nbytes for part in parts),
-            key="" if change.kernel is None else anywhere(kernel_key(change, translation.device)),
-            arithmetic=next((part.arithmetic for part in parts if part.arithmetic), ""),
-        )
     run = graph.ops[op].implementations[implementation]
+    if isinstance(recipe, RunKernel):
+        return _kernel_cost(translation, graph, run, recipe.change)
     read = sum(graph.values[v].nbytes for v in run.inputs)
     written = sum(graph.values[v].nbytes for v in run.outputs)
     flops, arithmetic = 0, ""
@@ -181,9 +175,32 @@ def op_cost(translation: Translation, graph: Graph, op: int, implementation: int
             counted = count(*args, **kwargs, out_val=node.meta["val"])
             flops = int(counted * _unmasked(node.target, args, kwargs))
             arithmetic = _arithmetic(packet, args)
-    again = "again: " if implementation else ""
+    again = "again: " if implementation and not isinstance(recipe, CallOperator) else ""
     key = f"{again}{anywhere(graph.ops[op].key)}" if graph.ops[op].key else ""
     return OpCost(flops=flops, read_nbytes=read, written_nbytes=written, key=key, arithmetic=arithmetic)
+
+
+def _kernel_cost(translation: Translation, graph: Graph, run: Implementation, change: Change) -> OpCost:
+    if change.kernel is None:
+        return OpCost(key="")
+    key, ops = anywhere(kernel_key(change, translation.device)), translation.op_of
+    if change.counts_as is None:
+        called = ops.get(change.node) if change.flops else None
+        return OpCost(
+            flops=change.flops,
+            read_nbytes=sum(graph.values[v].nbytes for v in run.inputs),
+            written_nbytes=sum(graph.values[v].nbytes for v in run.outputs),
+            key=key,
+            arithmetic="" if called is None else op_cost(translation, graph, called, 0).arithmetic,
+        )
+    parts = [op_cost(translation, graph, ops[node], 0) for node in change.counts_as if node in ops]
+    return OpCost(
+        flops=sum(part.flops for part in parts),
+        read_nbytes=sum(part.read_nbytes for part in parts),
+        written_nbytes=sum(part.written_nbytes for part in parts),
+        key=key,
+        arithmetic=next((part.arithmetic for part in parts if part.arithmetic), ""),
+    )
 
 
 def _unmasked(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:

@@ -61,6 +61,8 @@ class Arguments:
         self, constants: torch.nn.Module, given: Mapping[Node, Tensor], translation: Translation
     ) -> None:
         self.constants, self.given, self.translation = constants, given, translation
+        changes = [kernel.change for kernel in translation.kernels.values()]
+        self.made_in_ways = {node: change for change in changes for node in change.makes or ()}
 
     def request(self, recipe: Recipe, *, repeat: bool) -> Request:
         """A factory of thunks that run an op, or its repeat, on arguments made when the factory is called."""
@@ -114,8 +116,11 @@ class Arguments:
 
     def kernel(self, change: Change) -> Thunk:
         """The kernel of another way on random arguments."""
+        return self.kernel_with(change, {})
+
+    def kernel_with(self, change: Change, integers: dict[Node, Any]) -> Thunk:
+        """The kernel of another way; `integers` keeps what ops have computed for it."""
         assert change.kernel is not None, change.node
-        integers: dict[Node, Any] = {}
         inputs = sorted(change.reads, key=lambda n: not _integer(n.meta.get("val")))
         made = {node: self.tensor(node, False, integers, {}) for node in inputs}
         return partial(change.kernel, *map(made.__getitem__, change.reads), *change.constants)
@@ -166,6 +171,10 @@ class Arguments:
         if (own := self.callers(base)) is not None:
             return self.view(node, base, own)
         value = node.meta["val"]
+        maker = None if base in self.translation.base_of else self.made_in_ways.get(base)
+        if maker is not None and _integer(value):
+            results: Any = self.kernel_with(maker, integers)()
+            return results[maker.makes.index(base)] if maker.makes else results
         if base.op == "call_function":
             if _op_of(base) in shared:
                 return self.view(node, base, _of_results(base, shared[_op_of(base)]))

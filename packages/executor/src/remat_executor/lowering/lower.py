@@ -188,7 +188,7 @@ class _GraphLowering:
             return
         if isinstance(recipe, RunKernel) and recipe.change.kernel is None:
             return
-        made = self.translation.made_by[step.op]
+        made = self.translation.defined(step.op, step.implementation)
         over = next((source for _, source in implementation.reuses if source in dying), None)
         if over is not None and not any(self.is_live(v) for _, v in made):
             self.overwritten.add(over)
@@ -201,10 +201,12 @@ class _GraphLowering:
         if isinstance(recipe, OwnGradient):
             self.define(implementation.outputs[0], result)
             return
-        for node, value in made:
+        several = isinstance(recipe, RunKernel) and recipe.change.makes is not None
+        for i, (node, value) in enumerate(made):
             if value in dying and value in implementation.outputs:
                 continue
-            made_node = self.fx.call_function(getitem, (result, node.args[1])) if is_item(node) else result
+            place = i if several else node.args[1] if is_item(node) else None
+            made_node = result if place is None else self.fx.call_function(getitem, (result, place))
             self.define(value, _like(made_node, node))
 
     def define(self, value: int, node: Node) -> None:
@@ -262,7 +264,7 @@ class _GraphLowering:
 
     def resolve(self, node: Node) -> Node:
         """The lowered node for an original one: a value, or a view rebuilt from its base."""
-        base = self.translation.base_of[node]
+        base = self.translation.base_of.get(node, node)  # the tensors of ways are no part of the graph
         value = self.translation.value_of[base]
         if node is base or is_second_name(node, base):
             return self.value_node(value)

@@ -43,6 +43,13 @@ class Translation:
         """Per fx node the index of the op that calls it."""
         return {recipe.node: i for i, recipe in enumerate(self.recipes) if isinstance(recipe, CallOperator)}
 
+    def defined(self, op: int, implementation: int) -> tuple[tuple[Node, int], ...]:
+        """The (fx node, value index) pairs that an implementation defines, in the order of its results."""
+        kernel = self.kernels.get((op, implementation))
+        if kernel is None or kernel.change.makes is None:
+            return self.made_by[op]
+        return tuple((node, self.value_of[node]) for node in kernel.change.makes)
+
     def recipe(self, op: int, implementation: int) -> Recipe:
         """How to carry out an implementation of an op."""
         return self.kernels.get((op, implementation), self.recipes[op])
