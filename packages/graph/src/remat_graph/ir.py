@@ -37,6 +37,7 @@ class Role(StrEnum):
 
     ACTIVATION = "activation"
     OUTPUT = "output"  # made by the forward, held by the caller until the backward ends
+    DROPPED = "dropped"  # an output that the caller drops before the backward
     TANGENT = "tangent"  # gradient of an output, live from the boundary on
     PARAM = "param"
     GRAD = "grad"  # delivered to autograd by a `Deliver` step
@@ -227,8 +228,13 @@ class Graph:
 
     @cached_property
     def outputs(self) -> tuple[int, ...]:
-        """Indices of the values returned to the caller."""
+        """Indices of the values returned to the caller, who holds them until the backward ends."""
         return self._with_role(Role.OUTPUT)
+
+    @cached_property
+    def dropped(self) -> tuple[int, ...]:
+        """Indices of the values returned to the caller, who drops them before the backward."""
+        return self._with_role(Role.DROPPED)
 
     @cached_property
     def tangents(self) -> tuple[int, ...]:

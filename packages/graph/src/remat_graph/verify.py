@@ -21,6 +21,7 @@ def verify(graph: Graph, schedule: Schedule | None = None) -> None:
     _check_sizes(graph)
     _check_values(graph)
     _check_updates(graph)
+    _check_dropped(graph)
     _OpChecker(graph).check()
     for switch in graph.switches:  # each alone is a graph in which every value is made before it is read
         _OpChecker(specialize(graph, [switch]).graph).check()
@@ -74,6 +75,15 @@ def _check_updates(graph: Graph) -> None:
             if value in seen:
                 _fail(graph.values[value].name, "two updates change it; only one may")
             seen.add(value)
+
+
+def _check_dropped(graph: Graph) -> None:
+    """Every output that the caller drops lives until the forward ends, so its last op reads it."""
+    last = next((op for op in reversed(graph.ops) if not op.backward), None)
+    for value in graph.dropped:
+        read = last is not None and all(value in run.inputs for run in last.implementations)
+        if not read or (last is not None and last.rerun is not None):
+            _fail(graph.values[value].name, "is returned, but not read by a last forward op that runs once")
 
 
 class _OpChecker:

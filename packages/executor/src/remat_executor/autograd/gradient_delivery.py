@@ -8,7 +8,8 @@ handler waits for it. Live values travel with the token's gradient, so they belo
 """
 
 import contextlib
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import attrs
@@ -19,7 +20,7 @@ from remat_executor.errors import UnplannedUse, add_note
 from remat_executor.lowering.program import LoweredGraph, LoweredStep, Segment
 from remat_executor.lowering.step_handler import StepHandler
 from remat_executor.torch_private.autograd import apply_plainly, backward_keeps_graph
-from remat_executor.torch_private.tensors import tensor_versions
+from remat_executor.torch_private.tensors import storage_holders, storage_id, tensor_versions
 from remat_graph import OptimizerStep, format_nbytes
 
 _SHORTAGE = (
@@ -82,6 +83,8 @@ class Wiring:
         tangent_values: per output of function 0 the value index of its tangent.
         reach: per gradient the places of the tangents that it depends on.
         guarded: indices of values that the caller could write to before the backward.
+        dropped: (value index, place among the outputs that are not replayed) of each output that the plan
+            expects the caller to have dropped when the backward begins.
         differentiable: per output of function 0 its place among the outputs that are not replayed.
         device: where the tokens are.
         peak_nbytes: the peak of the plan.
@@ -92,6 +95,7 @@ class Wiring:
     tangent_values: tuple[int | None, ...]
     reach: tuple[frozenset[int], ...]
     guarded: frozenset[int]
+    dropped: tuple[tuple[int, int], ...]
     differentiable: tuple[int, ...]
     device: torch.device
     peak_nbytes: int
@@ -111,6 +115,8 @@ class PlannedCall:
         guarded: tensors that must not be written before the backward.
         versions: how often each of them had been written.
         others: outputs without gradients, by their place among the outputs that are not replayed.
+        returned: weak references to the storages that the caller should drop, by value index.
+        on_kept: called with the bytes of those that the caller holds when the backward begins, if any.
     """
 
     wiring: Wiring
@@ -121,6 +127,8 @@ class PlannedCall:
     guarded: list[Tensor] = attrs.field(factory=list)
     versions: list[int] = attrs.field(factory=list)
     others: dict[int, Tensor] = attrs.field(factory=dict)
+    returned: dict[int, "weakref.ref[torch.UntypedStorage]"] = attrs.field(factory=dict)
+    on_kept: Callable[[int], None] = lambda nbytes: None
 
     def run_segment(self, segment: Segment, live: dict[int, Tensor]) -> list[Tensor | None]:
         """Run a segment and return its results; `live` holds the values before and after."""
@@ -159,6 +167,8 @@ class PlannedCall:
         self.guarded = [*(saved[value] for value in shared), *again.values()]
         self.versions = tensor_versions(self.guarded)
         self.saved = saved
+        for value, place in self.wiring.dropped:
+            self.returned[value] = weakref.ref(outputs[place].untyped_storage())
         if len(outputs) > len(self.wiring.differentiable):
             others = set(range(len(outputs))).difference(self.wiring.differentiable)
             self.others = {i: outputs[i] for i in sorted(others)}
@@ -197,6 +207,7 @@ class PlannedCall:
         if self.handler is not None:
             self.handler.begin_backward()
         values = dict(self.saved)
+        kept = self._outputs_kept(values)
         if backward_keeps_graph():
             if self.handler is not None:
                 raise UnplannedUse(
@@ -209,6 +220,9 @@ class PlannedCall:
             self.saved = None
             self.guarded.clear()
             self.versions.clear()
+            self.returned.clear()
+            # The plan may overwrite what it expects to be its own.
+            values.update({v: values[v].clone() for v in self.wiring.program.overwritten & kept & values.keys()})
         missing = set()
         for place, (tangent, like) in enumerate(zip(tangents, self.wiring.tangents, strict=True)):
             value = self.wiring.tangent_values[place]
@@ -233,6 +247,21 @@ class PlannedCall:
         if doubtful and self.handler is not None:
             self.handler.read_gradients()
         return BackwardState(values, undefined, doubtful)
+
+    def _outputs_kept(self, saved: Mapping[int, Tensor]) -> set[int]:
+        """Of the outputs that the plan expects to be dropped, those that the caller holds: their values."""
+        kept: dict[int, int] = {}
+        for value, reference in self.returned.items():
+            storage = reference()
+            if storage is None:
+                continue
+            own = saved.get(value)
+            # One that the plan saved has two holders: the saved tensor, and Python's object for its storage.
+            if own is None or storage_id(own) != storage._cdata or storage_holders(own) > 2:
+                kept[value] = storage.nbytes()
+        if kept:
+            self.on_kept(sum(kept.values()))
+        return set(kept)
 
     def run_backward(self, index: int, live: BackwardState) -> tuple[Tensor | None, list[Tensor | None]]:
         """Run one segment; return the token's gradient (None after the last) and the segment's gradients."""

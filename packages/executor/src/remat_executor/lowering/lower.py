@@ -47,7 +47,7 @@ from remat_executor.translation.recipes import (
 )
 from remat_executor.translation.translation import Translation
 from remat_executor.ways.substitution import Change, Kernel
-from remat_graph import Compute, Deliver, Free, Placement, Role, Schedule, Step
+from remat_graph import Compute, Deliver, Free, Graph, Placement, Role, Schedule, Step
 
 aten = torch.ops.aten
 
@@ -86,7 +86,7 @@ def lower(
                 items.append(item)
                 continue
             lowering = _GraphLowering(shared, live)
-            lowering.follow(item)
+            lowering.follow(item if i else [step for step in item if not _returns(graph, step)])
             last_of_forward = i == 0 and item is group[-1]
             results = [lowering.resolve(node) for node in outputs] if last_of_forward else []
             results += [lowering.gradient(g) for g in lowering.delivered]
@@ -107,6 +107,11 @@ def lower(
         read_again=tuple(sorted({v for segment in backward for g in segment.graphs for v in g.reads})),
         tail=() if schedule.end is None else schedule.steps[schedule.end :],
     )
+
+
+def _returns(graph: Graph, step: Step) -> bool:
+    """Whether a step of the forward frees an output for the caller to drop: its results hold it."""
+    return isinstance(step, Free) and graph.values[step.value].role is Role.DROPPED
 
 
 @attrs.frozen(eq=False)

@@ -69,5 +69,14 @@ def fragments(fragments_nbytes: int | None, rehearsed_nbytes: int | None) -> str
     )
 
 
+def kept_outputs(nbytes: int) -> str:
+    """That the caller holds outputs in the backward that the plan expects to be dropped."""
+    return (
+        f"outputs of {format_nbytes(nbytes)} are still held when the backward begins, but the plan expects "
+        'outputs="dropped": they are outside the budget; drop them, as in loss = model(...).loss, or plan '
+        'with outputs="kept"'
+    )
+
+
 def _listed(found: Sequence[Difference]) -> str:
     return ", ".join(map(str, found))

@@ -93,7 +93,12 @@ def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
         call = step.call(inputs)
         outputs = run_under_autograd(call, owners)
         visible = [o for o, like in zip(outputs, call.wiring.tangents, strict=True) if like is not None]
-        return outputs, call, _backward(visible, owners)
+        dropped = {place for _, place in call.wiring.dropped}
+        places = call.wiring.differentiable
+        held = [o for o, place in zip(outputs, places, strict=True) if place not in dropped]
+        call.others = {place: o for place, o in call.others.items() if place not in dropped}
+        del outputs
+        return held, call, _backward(visible, owners)
 
     device = translation.device
     try:

@@ -37,6 +37,7 @@ from remat_executor.runtime.eager import Eager
 from remat_executor.runtime.registry import RuntimeFactory
 from remat_executor.torch_private.precision import without_any_autocast
 from remat_executor.torch_private.pytrees import unflatten
+from remat_executor.translation.dropped_outputs import OutputsState
 from remat_executor.translation.translate import translate
 from remat_executor.translation.translation import Translation
 from remat_executor.ways.substitution import Family
@@ -149,6 +150,7 @@ class PipelineStages:
         part_nbytes: gradient bytes that may wait together in the backward.
         backend: carries out what plans do in addition to computing.
         families: of other ways to run ops, of which plans may choose.
+        outputs: whether the caller holds the outputs that are not differentiated during the backward.
     """
 
     costs: CostSource
@@ -161,6 +163,7 @@ class PipelineStages:
     part_nbytes: int | None = None
     backend: OffloadBackend | None = None
     families: tuple[Family, ...] = ()
+    outputs: OutputsState = "kept"
 
     @_unknown_cases_refused()
     def capture(self, call: CallToPlan) -> Traced:
@@ -185,9 +188,13 @@ class PipelineStages:
     @_unknown_cases_refused()
     def translate(self, call: CallToPlan, traced: Traced) -> Translation:
         """Turn the joint graph into ops and values."""
-        name = type(call.model).__name__
         return translate(
-            traced.captured, traced.tensors, name=name, conditions=call.conditions, families=self.families
+            traced.captured,
+            traced.tensors,
+            name=type(call.model).__name__,
+            conditions=call.conditions,
+            families=self.families,
+            outputs=self.outputs,
         )
 
     def annotate(self, call: CallToPlan, traced: Traced, translation: Translation) -> Graph:

@@ -32,6 +32,7 @@ from remat_executor.module.planned_step import PlannedStep
 from remat_executor.module.replanning import PlanManager
 from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
+from remat_executor.translation.dropped_outputs import OutputsState
 from remat_executor.ways.registry import families
 from remat_executor.ways.substitution import Family
 from remat_graph import Graph, Plan, Platform
@@ -76,6 +77,7 @@ class PlannedModule(nn.Module):
         device: torch.device | None = None,
         costs: CostSource | None = None,
         ways: Iterable[Family] | None = None,
+        outputs: OutputsState = "kept",
     ) -> None:
         """Capture, measure and plan a step; the model, its buffers and the generators stay unchanged.
 
@@ -104,6 +106,8 @@ class PlannedModule(nn.Module):
             costs: gives graphs their times and workspaces; None: measured ones, or those of `platform`.
             ways: families of other ways to run ops, of which plans may choose; None for all. Only plans that
                 do nothing but compute, and run eagerly or as CUDA graphs, have a choice.
+            outputs: "dropped" if the caller drops the outputs that are not differentiated before the
+                backward, so that plans need not hold them then.
 
         Raises:
             BadInput: the model or the sample cannot be planned, or platform, max_plans, buckets or
@@ -135,6 +139,7 @@ class PlannedModule(nn.Module):
                 part_nbytes=part_nbytes,
                 backend=backend,
                 families=() if runtime == "inductor" or backend is not None else families(ways),
+                outputs=outputs,
             ),
             platform=platform,
             buckets=buckets,

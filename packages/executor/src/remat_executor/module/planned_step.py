@@ -78,7 +78,8 @@ class PlannedStep:
                 tangents=tuple(None if t is None else t.meta["val"] for t in tangents),
                 tangent_values=tuple(None if t is None else translation.value_of[t] for t in tangents),
                 reach=_reach(translation, tangents),
-                guarded=frozenset(graph.outputs),
+                guarded=frozenset((*graph.outputs, *graph.dropped)),
+                dropped=_dropped(captured, translation, direct),
                 differentiable=differentiable,
                 device=translation.device,
                 peak_nbytes=plan.peak_nbytes,
@@ -174,6 +175,16 @@ class PlannedStep:
         for place, output in enumerate(captured.outputs):
             if place not in made:
                 made[place] = replayed(output.node, sources)
+
+
+def _dropped(
+    captured: Captured, translation: Translation, direct: tuple[int, ...]
+) -> tuple[tuple[int, int], ...]:
+    """The values that the caller should drop, with the places of the outputs that show them."""
+    bases = [translation.base_of.get(n, n) for n in (captured.outputs[i].node for i in direct)]
+    values = [translation.value_of.get(base) for base in bases]
+    dropped = set(translation.graph.dropped)
+    return tuple((value, place) for place, value in enumerate(values) if value in dropped)
 
 
 def _reach(translation: Translation, tangents: list[torch.fx.Node | None]) -> tuple[frozenset[int], ...]:

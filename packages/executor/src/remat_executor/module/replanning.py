@@ -307,6 +307,7 @@ class PlanManager:
                 "pending call needs a budget of its own; call backward first, or lower the budget",
             )
         self.last_call = weakref.ref(call)
+        call.on_kept = lambda nbytes: self._warn_once("kept outputs", notices.kept_outputs(nbytes))
         # Checked at calls 1, 2, 4, 8, ...: a walk up the stack costs some microseconds.
         count = self.runs["planned"]
         if not count & (count - 1) and "compiled" not in self.warned and under_dynamo():

@@ -19,6 +19,7 @@ from remat_executor.fx_nodes import is_item, meta_tensors, nodes_in
 from remat_executor.generator_state import default_generator
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.tensors import storage_id
+from remat_executor.translation.dropped_outputs import OutputsState, with_dropped_outputs
 from remat_executor.translation.gradient_layouts import obeys_layout, own_stride
 from remat_executor.translation.inplace import InPlace, in_place_forms
 from remat_executor.translation.keys import call_key, target_name
@@ -46,6 +47,7 @@ def translate(
     conditions: Iterable[tuple[str, str]] = (),
     absent: torch.device | None = None,
     families: Iterable[Family] = (),
+    outputs: OutputsState = "kept",
 ) -> Translation:
     """Build the IR of a captured step.
 
@@ -56,11 +58,13 @@ def translate(
         conditions: what a plan depends on in addition to the ops.
         absent: the device for which the meta device stands.
         families: of other ways to run its ops.
+        outputs: whether the caller holds the outputs that are not differentiated during the backward.
 
     Raises:
         CaptureError: an op shares storage in a way that cannot be followed.
     """
     found = _Translator(captured, tensors, absent).run(name, tuple(conditions))
+    found = with_dropped_outputs(found, captured) if outputs == "dropped" else found
     return with_ways(found, (way for family in families for way in family(captured)))
 
 
@@ -299,8 +303,7 @@ class _Translator:
 
     def add_outputs_and_tangents(self) -> None:
         for output in self.captured.outputs:
-            base = self.flow.base_of.get(output.node, output.node)
-            index = self.value_of.get(base)
+            index = self.value_of.get(self.flow.base_of.get(output.node, output.node))
             if index is not None and not output.replayed and not self.values[index].external:
                 self.values[index] = attrs.evolve(self.values[index], role=Role.OUTPUT)
             if output.tangent is not None:

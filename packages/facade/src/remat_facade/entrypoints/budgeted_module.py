@@ -44,6 +44,7 @@ class BudgetedModule(PlannedModule):
             backend=backend,
             device=device,
             ways=run.families,
+            outputs=run.outputs,
         )
         object.__setattr__(self, "_remat_optimizer", optimizer)
 

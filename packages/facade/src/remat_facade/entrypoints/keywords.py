@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from remat_executor import Buckets
 from remat_executor.module.shared_plan import Ranks
+from remat_executor.translation.dropped_outputs import OutputsState
 from remat_facade.config.types import Config
 from remat_facade.entrypoints.options import Ways
 from remat_facade.planning.memory_fit import Optimizer
@@ -47,6 +48,7 @@ class RockmateKeywords(SharedKeywords, total=False):
     optimizer: Optimizer
     runtime: str
     ways: Ways
+    outputs: OutputsState
 
 
 class LimitKeywords(RockmateKeywords, total=False):

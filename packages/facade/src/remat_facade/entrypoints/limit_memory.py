@@ -20,7 +20,7 @@ from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call
 from remat_facade.entrypoints.keywords import LimitKeywords
 from remat_facade.entrypoints.model_budget import check_model_budget
-from remat_facade.entrypoints.options import check_ways
+from remat_facade.entrypoints.options import check_outputs, check_ways
 from remat_facade.entrypoints.rockmate import Rockmate
 from remat_facade.errors import BadModel
 from remat_facade.planning.method import choose_method
@@ -120,6 +120,7 @@ def check_limit(caller: str, budget: int | str | None, options: Mapping[str, Any
     )
     get_solver(method.solver, **method.parameters)
     check_ways(options.get("ways", "exact"))
+    check_outputs(options.get("outputs", "kept"))
     return chosen
 
 

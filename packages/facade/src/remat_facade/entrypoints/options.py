@@ -12,6 +12,7 @@ from remat_executor import BadInput, Buckets
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.check_platform import check_platform
 from remat_executor.module.plan_cache import MOST_PLANS
+from remat_executor.translation.dropped_outputs import OutputsState
 from remat_executor.ways.substitution import Family
 from remat_facade.entrypoints.inputs import Arguments
 from remat_facade.planning.memory_fit import Optimizer
@@ -35,6 +36,19 @@ def check_ways(ways: object) -> None:
         raise BadInput(
             problem=f"ways is {shown(ways)}, not one of {', '.join(map(repr, get_args(Ways)))}",
             advice='leave it out for "exact"',
+        )
+
+
+def check_outputs(outputs: object) -> None:
+    """Check the option `outputs`.
+
+    Raises:
+        BadInput: it is not one of `OutputsState`.
+    """
+    if outputs not in get_args(OutputsState):
+        raise BadInput(
+            problem=f"outputs is {shown(outputs)}, not one of {', '.join(map(repr, get_args(OutputsState)))}",
+            advice='leave it out for "kept"',
         )
 
 
@@ -111,9 +125,11 @@ class RunOptions:
     buckets: Buckets | None = None
     part_nbytes: int | None = None
     ways: Ways = "exact"
+    outputs: OutputsState = "kept"
 
     def __attrs_post_init__(self) -> None:
         check_ways(self.ways)
+        check_outputs(self.outputs)
 
     @property
     def families(self) -> tuple[Family, ...] | None:

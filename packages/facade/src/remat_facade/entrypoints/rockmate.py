@@ -15,6 +15,7 @@ from torch import nn
 from remat_executor import Buckets, MarginPlanner
 from remat_executor.module.plan_cache import MOST_PLANS
 from remat_executor.module.shared_plan import Ranks, plan_sharing
+from remat_executor.translation.dropped_outputs import OutputsState
 from remat_facade.config.types import Config
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call, device_of
@@ -76,6 +77,9 @@ class Rockmate(BudgetedModule):
             into as many parts as cost 1 % of the step.
         ways: ``"exact"`` lets the plan choose other ways to run parts of the step that give the same bits,
             such as a cross entropy by chunks of rows; ``"none"`` keeps every operator as it was captured.
+        outputs: ``"dropped"`` if you drop the outputs that are not differentiated before the backward, as
+            ``model(...).loss.backward()`` drops the logits: plans then hold them only to the end of the
+            forward. With ``"kept"``, the default, they count to the end of the backward.
 
     Raises:
         InfeasibleBudget: no schedule fits; the error has a budget that works.
@@ -129,11 +133,17 @@ class Rockmate(BudgetedModule):
         buckets: Buckets | None = None,
         part_nbytes: int | None = None,
         ways: Ways = "exact",
+        outputs: OutputsState = "kept",
     ) -> None:
         options = PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, optimizer=optimizer, zoo=zoo)
         cost = CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress)
         run = RunOptions(
-            runtime=runtime, max_plans=max_plans, buckets=buckets, part_nbytes=part_nbytes, ways=ways
+            runtime=runtime,
+            max_plans=max_plans,
+            buckets=buckets,
+            part_nbytes=part_nbytes,
+            ways=ways,
+            outputs=outputs,
         )
         with plan_sharing(ranks) as together:
             method = choose_method(self._remat_method, config, solver, seed, time_limit_s)

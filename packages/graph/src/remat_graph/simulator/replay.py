@@ -51,6 +51,7 @@ class Replay:
         self.ran: dict[int, int | None] = {}  # per op that has run, the implementation that repeats it
         self.switched: dict[str, bool] = {}  # per switch, how the first op that it concerns has run
         self.written: set[int] = set()  # external versions made so far
+        self.returned = ""  # an output that the forward has freed, for the caller to drop
         self.produced = {v for op in graph.ops for i in op.implementations for v in i.outputs}
         self.recomputed_s = 0.0
         self.issue_s = 0.0
@@ -142,6 +143,8 @@ class Replay:
             self.ran[step.op] = self._switch(op, step.implementation)
         if not again and not op.backward and self.step >= self.schedule.boundary:
             self._fail(f"forward op {op.name} runs first after the boundary")
+        if self.returned and self.step < self.schedule.boundary:
+            self._fail(f"{op.name} runs after {self.returned} was freed, which the forward returns at its end")
         for value in implementation.inputs:
             self._check_readable(value, op.name)
 
@@ -223,6 +226,8 @@ class Replay:
             self._fail(f"gradient {stored.name} is freed before it is delivered, moved or used")
         if self._is_pending(value):
             self._fail(f"{stored.name} is freed while its transfer is pending")
+        if stored.role is Role.DROPPED and self.step < self.schedule.boundary:
+            self.returned = stored.name
         self.memory.free(value)
         self.stale_on_device.discard(value)
 

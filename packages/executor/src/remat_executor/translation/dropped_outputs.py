@@ -1,0 +1,51 @@
+"""Plan the outputs that are not differentiated as dropped by the caller before the backward.
+
+Such an output is returned, so the forward holds it to its end: an op that runs nothing reads it there. After
+that it is an activation like any other: freed, kept for the backward, or recomputed.
+"""
+
+from typing import Literal, TypeVar
+
+import attrs
+
+from remat_executor.capture.captured import Captured
+from remat_executor.translation.recipes import RunKernel
+from remat_executor.translation.translation import Translation
+from remat_executor.ways.substitution import Change
+from remat_graph import Implementation, Op, Role
+
+T = TypeVar("T")
+
+OutputsState = Literal["kept", "dropped"]
+"""Whether the caller holds the outputs that are not differentiated until the backward ends."""
+
+
+def with_dropped_outputs(translation: Translation, captured: Captured) -> Translation:
+    """The translation with another role for these outputs; one that shares a differentiated storage stays."""
+    graph = translation.graph
+    differentiated = {graph.values[tangent].of for tangent in graph.tangents}
+    dropped = [value for value in graph.outputs if value not in differentiated]
+    if not dropped:
+        return translation
+    values = list(graph.values)
+    for value in dropped:
+        values[value] = attrs.evolve(values[value], role=Role.DROPPED)
+    op = Op(
+        name="return_outputs",
+        target="return",
+        rerun=None,
+        implementations=(Implementation(inputs=dropped, outputs=()),),
+    )
+    nothing = RunKernel(Change(node=captured.graph_module.graph.output_node()))
+    place = sum(not each.backward for each in graph.ops)
+    return attrs.evolve(
+        translation,
+        graph=attrs.evolve(graph, values=tuple(values), ops=_inserted(graph.ops, place, op)),
+        recipes=_inserted(translation.recipes, place, nothing),
+        made_by=_inserted(translation.made_by, place, ()),
+        in_place=_inserted(translation.in_place, place, {}),
+    )
+
+
+def _inserted(items: tuple[T, ...], place: int, item: T) -> tuple[T, ...]:
+    return (*items[:place], item, *items[place:])
