@@ -17,6 +17,7 @@ from remat_graph.ir import Graph, Placement, as_indices
 from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
 from remat_graph.simulator.simulate import simulate
+from remat_graph.simulator.timeline import Grads
 from remat_graph.switches.specialize import family_of, switches_on
 from remat_graph.training import persistent, with_placement
 from remat_graph.units import format_nbytes, format_seconds
@@ -109,6 +110,7 @@ class Plan:
         noremat_issue_s: the same of every op once.
         switched: names of the switches that are on, sorted.
         switched_s: seconds that they add to the first runs; negative if those are faster.
+        grads: the state of ``.grad`` for which the peaks are predicted.
 
     `recomputed_s`, `lower_bound_s`, the overheads and the gap are of the ops' own time, without issuing.
     """
@@ -139,6 +141,7 @@ class Plan:
     noremat_issue_s: float = attrs.field(default=0.0, converter=float, validator=_finite)
     switched: tuple[str, ...] = attrs.field(default=(), converter=_names)
     switched_s: float = attrs.field(default=0.0, converter=float, validator=_signed)
+    grads: Grads = attrs.field(default=Grads.NEW, converter=Grads)
 
     def __attrs_post_init__(self) -> None:
         if self.peak_nbytes > self.budget_nbytes:
@@ -161,6 +164,7 @@ class Plan:
         deadline_hit: bool = False,
         links: Links | None = None,
         periods: int = 1,
+        grads: Grads = Grads.NEW,
     ) -> "Plan":
         """Make the plan of a schedule; `simulate` gives its peaks and times.
 
@@ -177,13 +181,14 @@ class Plan:
             deadline_hit: whether a wall-clock deadline stopped the solver.
             links: bandwidths, if the schedule moves values.
             periods: number of consecutive training steps; see `simulate`.
+            grads: the state of ``.grad``.
 
         Raises:
             InvalidSchedule: the schedule cannot be carried out.
             OverBudget: the schedule peaks above the budget. A plan above its budget is never made.
             FalseBound: the lower bound is above the compute time of the schedule.
         """
-        timeline = simulate(graph, schedule, links=links, periods=periods)
+        timeline = simulate(graph, schedule, grads=grads, links=links, periods=periods)
         compute_s = timeline.lane_s[Lane.COMPUTE]
         if lower_bound_s > compute_s * (1 + _BOUND_SLACK):
             raise FalseBound(solver=solver, lower_bound_s=lower_bound_s, time_s=compute_s)
@@ -214,6 +219,7 @@ class Plan:
             noremat_issue_s=graph.issue_s,
             switched=sorted(switches_on(graph, schedule)),
             switched_s=_switched_s(graph, schedule),
+            grads=grads,
         )
 
     @property
@@ -279,6 +285,7 @@ class Plan:
             + (f" on {self.platform}" if self.platform else "")
             + (", cut short by the deadline" if self.deadline_hit else ""),
             *([f"other ways to run ops: {ways}"] if ways else []),
+            *(["for steps that find a .grad for every parameter"] if self.grads is Grads.PRESENT else []),
             *([self.launch_note] if self.waits_for_host else []),
             *self.notes,
         ]

@@ -27,6 +27,7 @@ from remat_solvers.solve import solve
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from remat_solvers.present_gradients import min_present_budget, solve_present
     from remat_solvers.queries import (
         BudgetPoint,
         MaxBatch,
@@ -66,8 +67,10 @@ __all__ = [
     "judge_schedule",
     "max_batch",
     "min_budget",
+    "min_present_budget",
     "pareto",
     "solve",
+    "solve_present",
     "solve_switches",
     "solver_names",
     "solver_parameters",
@@ -77,7 +80,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load the queries, which need numpy and the compiled parts, when one is first used."""
     if name in __all__:
-        from remat_solvers import queries, switching
+        from remat_solvers import present_gradients, queries, switching
 
-        return getattr(switching if name == "solve_switches" else queries, name)
+        home = next(module for module in (present_gradients, switching, queries) if hasattr(module, name))
+        return getattr(home, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -222,7 +222,9 @@ class PlannedCall:
             self.versions.clear()
             self.returned.clear()
             # The plan may overwrite what it expects to be its own.
-            values.update({v: values[v].clone() for v in self.wiring.program.overwritten & kept & values.keys()})
+            values.update(
+                {v: values[v].clone() for v in self.wiring.program.overwritten & kept & values.keys()}
+            )
         missing = set()
         for place, (tangent, like) in enumerate(zip(tangents, self.wiring.tangents, strict=True)):
             value = self.wiring.tangent_values[place]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import attrs
 import torch
 
-from remat_graph import Graph, Schedule, simulate
+from remat_graph import Grads, Graph, Schedule, simulate
 
 _MIB = 1 << 20
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -39,7 +39,9 @@ def _has_fixed_segments() -> bool:
     return any(not segment.get("is_expandable", True) for segment in torch.cuda.memory_snapshot())
 
 
-def worst_case_nbytes(graph: Graph, schedule: Schedule, slack_nbytes: int = _MIB) -> int:
+def worst_case_nbytes(
+    graph: Graph, schedule: Schedule, slack_nbytes: int = _MIB, grads: Grads = Grads.NEW
+) -> int:
     """An upper bound of a schedule's peak if each block above 1 MiB has this much slack.
 
     The number of blocks of a workspace is unknown: it is at most its bytes by 1 MiB.
@@ -66,10 +68,10 @@ def worst_case_nbytes(graph: Graph, schedule: Schedule, slack_nbytes: int = _MIB
         attrs.evolve(update, workspace_nbytes=workspace(update.workspace_nbytes)) for update in graph.updates
     )
     slack = attrs.evolve(graph, values=values, ops=ops, updates=updates)
-    return simulate(slack, schedule).peak_nbytes
+    return simulate(slack, schedule, grads=grads).peak_nbytes
 
 
-def slack_variation_nbytes(graph: Graph, schedule: Schedule) -> int:
+def slack_variation_nbytes(graph: Graph, schedule: Schedule, grads: Grads = Grads.NEW) -> int:
     """By how much the slack at a schedule's peak may vary from step to step, as a rule.
 
     Which cached block serves a request depends on what else the process has allocated, for instance states of
@@ -79,5 +81,6 @@ def slack_variation_nbytes(graph: Graph, schedule: Schedule) -> int:
     """
     if largest_slack_nbytes() == 0:
         return 0
-    most_nbytes = worst_case_nbytes(graph, schedule) - simulate(graph, schedule).peak_nbytes
+    peak_nbytes = simulate(graph, schedule, grads=grads).peak_nbytes
+    most_nbytes = worst_case_nbytes(graph, schedule, grads=grads) - peak_nbytes
     return min(most_nbytes, math.ceil(_MIB * math.sqrt(most_nbytes / _MIB)))

@@ -32,7 +32,7 @@ from remat_executor.memory.block_slack import (
 )
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.torch_private.autograd import apply_plainly
-from remat_graph import Graph, Plan, RematError, Schedule
+from remat_graph import Grads, Graph, Plan, RematError, Schedule
 from remat_graph.training import with_placement
 
 T = TypeVar("T")
@@ -88,6 +88,9 @@ def measure_peak(step: PlannedStep, tensors: Tensors) -> int:
     pairs = zip(captured.externals, inputs, strict=True)
     before = [(tensor, tensor.clone()) for node, tensor in pairs if node in written]
     owners = [inputs[place] for place, _, _ in translation.gradients]
+    if step.plan.grads is Grads.PRESENT:  # each is freed as if it had been added to another one
+        for parameter in filter(_gets_gradient, inputs[: len(tensors.parameters)]):
+            parameter.register_post_accumulate_grad_hook(_free_gradient)
 
     def once() -> Any:
         call = step.call(inputs)
@@ -140,15 +143,25 @@ def _backward(outputs: list[Tensor], owners: Sequence[Tensor]) -> list[Tensor | 
     return gradients
 
 
+def _gets_gradient(parameter: Tensor) -> bool:
+    return parameter.requires_grad
+
+
+def _free_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
 def _release_blocks(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.empty_cache()
 
 
-def surely_within(budget_nbytes: int, graph: Graph, schedule: Schedule) -> bool:
+def surely_within(budget_nbytes: int, graph: Graph, schedule: Schedule, grads: Grads) -> bool:
     """Whether a schedule keeps to a budget on CUDA whatever blocks the allocator hands out."""
     slack_nbytes = largest_slack_nbytes()
-    return slack_nbytes is not None and worst_case_nbytes(graph, schedule, slack_nbytes) <= budget_nbytes
+    return (
+        slack_nbytes is not None and worst_case_nbytes(graph, schedule, slack_nbytes, grads) <= budget_nbytes
+    )
 
 
 def replan_until_it_fits(
@@ -184,7 +197,7 @@ def replan_until_it_fits(
 
 def block_headroom(step: PlannedStep) -> int:
     """By how much the blocks of CUDA's allocator may vary: a `headroom` of `replan_until_it_fits`."""
-    return slack_variation_nbytes(step.graph, step.plan.schedule)
+    return slack_variation_nbytes(step.graph, step.plan.schedule, step.plan.grads)
 
 
 def replan_for_slack(graph: Graph, plan: Plan, planner: MarginPlanner) -> Plan:

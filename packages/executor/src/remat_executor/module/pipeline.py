@@ -117,7 +117,7 @@ def planned_step(stages: "PipelineStages", call: CallToPlan, planner: PlanFuncti
     graph = stages.annotate(call, traced, translation)
     plan = planner(graph)
     placed = stages.place(call, graph, plan)
-    return stages.lower(call, traced, translation, placed, plan)
+    return stages.lower(traced.captured, call.tensors, translation, placed, plan)
 
 
 @context
@@ -238,7 +238,7 @@ class PipelineStages:
         return self.backend.apply_placement(graph, frozenset(plan.on_host), call.tensors)
 
     def lower(
-        self, call: CallToPlan, traced: Traced, translation: Translation, graph: Graph, plan: Plan
+        self, captured: Captured, tensors: Tensors, translation: Translation, graph: Graph, plan: Plan
     ) -> PlannedStep:
         """Return the step, ready to run; it is replanned if its runtime needs more than the budget."""
 
@@ -247,19 +247,19 @@ class PipelineStages:
             runtime = self.new_runtime()
             with without_any_autocast():  # as the step will run
                 return PlannedStep.build(
-                    traced.captured, translation, graph, plan, runtime, self.part_nbytes, self.backend
+                    captured, translation, graph, plan, runtime, self.part_nbytes, self.backend
                 )
 
         step = build(plan)
         if self.runtime != "eager":
             assert self.replanner is not None
-            return replan_until_it_fits(step, call.tensors, self.replanner, build, self.runtime)
+            return replan_until_it_fits(step, tensors, self.replanner, build, self.runtime)
         planner = self._slack_planner
         if self.backend is not None or planner is None:
             return step
-        if surely_within(planner.budget_for(graph), graph, plan.schedule):
+        if surely_within(planner.budget_for(graph), graph, plan.schedule, plan.grads):
             return step
-        return replan_until_it_fits(step, call.tensors, planner, build, "eager", block_headroom)
+        return replan_until_it_fits(step, tensors, planner, build, "eager", block_headroom)
 
     @property
     def _slack_planner(self) -> MarginPlanner | None:
@@ -294,7 +294,7 @@ def _verify(graph: Graph, plan: Plan) -> None:
         WrongPrediction: its peak differs from the plan's. Where an optimizer steps, a plan may predict more:
             existing gradients cost bytes that this simulation does not see.
     """
-    peak_nbytes = simulate(graph, plan.schedule).peak_nbytes
+    peak_nbytes = simulate(graph, plan.schedule, grads=plan.grads).peak_nbytes
     if peak_nbytes > plan.budget_nbytes:
         raise OverBudget(solver=plan.solver, peak_nbytes=peak_nbytes, budget_nbytes=plan.budget_nbytes)
     if peak_nbytes > plan.peak_nbytes or (peak_nbytes < plan.peak_nbytes and not graph.updates):

@@ -15,6 +15,7 @@ from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.check_platform import check_platform
 from remat_executor.errors import CaptureError, UnplannedUse
+from remat_executor.fork_lock import ForkAwareLock
 from remat_executor.guards.objections import reason_for_original, reason_in_force
 from remat_executor.guards.signature import Signature
 from remat_executor.inspection.devices import check_device
@@ -25,6 +26,12 @@ from remat_executor.module.buckets import Buckets
 from remat_executor.module.combined_class import attribute_of, class_for
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget
+from remat_executor.module.gradient_states import (
+    GradientsState,
+    GradientStates,
+    checked_state,
+    planner_for,
+)
 from remat_executor.module.input_checks import check_input, output_indices
 from remat_executor.module.pipeline import CostSource, PipelineStages, PlanFunction, Progress
 from remat_executor.module.plan_cache import MOST_PLANS, LRUCache
@@ -35,7 +42,7 @@ from remat_executor.torch_private.dynamo import unseen_by_dynamo
 from remat_executor.translation.dropped_outputs import OutputsState
 from remat_executor.ways.registry import families
 from remat_executor.ways.substitution import Family
-from remat_graph import Graph, Plan, Platform
+from remat_graph import Grads, Graph, Plan, Platform
 from remat_graph.platforms.measured import Measurement
 
 
@@ -78,6 +85,7 @@ class PlannedModule(nn.Module):
         costs: CostSource | None = None,
         ways: Iterable[Family] | None = None,
         outputs: OutputsState = "kept",
+        gradients: GradientsState = "auto",
     ) -> None:
         """Capture, measure and plan a step; the model, its buffers and the generators stay unchanged.
 
@@ -108,6 +116,9 @@ class PlannedModule(nn.Module):
                 do nothing but compute, and run eagerly or as CUDA graphs, have a choice.
             outputs: "dropped" if the caller drops the outputs that are not differentiated before the
                 backward, so that plans need not hold them then.
+            gradients: whether calls find a `.grad` for every parameter: "present" plans for that at once and
+                otherwise when a call finds none, "new" never, "auto" once it pays off. Runtimes other than
+                ``"eager"`` and plans with a backend have one plan, for "new".
 
         Raises:
             BadInput: the model or the sample cannot be planned, or platform, max_plans, buckets or
@@ -125,25 +136,31 @@ class PlannedModule(nn.Module):
         device = device or tensors.device
         new_runtime = runtime_factory(runtime, device)
         check_part_nbytes(part_nbytes)
+        lock = ForkAwareLock("a module that is planned")
+        state = checked_state(gradients, other_plans=runtime == "eager" and backend is None)
+        first = planner_for(planner, Grads.PRESENT if state == "present" else Grads.NEW)
+        stages = PipelineStages(
+            costs=costs or partial(with_costs, cache=CostCache(device, cache_dir), platform=platform),
+            differentiate=output_indices(differentiate),
+            on_progress=on_progress,
+            device=device,
+            new_runtime=new_runtime,
+            runtime=runtime if isinstance(runtime, str) else "custom",
+            replanner=first,
+            part_nbytes=part_nbytes,
+            backend=backend,
+            families=() if runtime == "inductor" or backend is not None else families(ways),
+            outputs=outputs,
+        )
         manager = PlanManager(
             binding=getattr(self, "_remat_binding", None) or ForwardBinding(original=model),
-            planner=planner,
-            stages=PipelineStages(
-                costs=costs or partial(with_costs, cache=CostCache(device, cache_dir), platform=platform),
-                differentiate=output_indices(differentiate),
-                on_progress=on_progress,
-                device=device,
-                new_runtime=new_runtime,
-                runtime=runtime if isinstance(runtime, str) else "custom",
-                replanner=planner,
-                part_nbytes=part_nbytes,
-                backend=backend,
-                families=() if runtime == "inductor" or backend is not None else families(ways),
-                outputs=outputs,
-            ),
+            planner=first,
+            stages=stages,
             platform=platform,
             buckets=buckets,
             steps=steps,
+            gradients=GradientStates(state=state, planner=planner, stages=stages, lock=lock),
+            lock=lock,
         )
         target = manager.binding.target()
         with torch.enable_grad():

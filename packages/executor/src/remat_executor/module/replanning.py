@@ -32,6 +32,7 @@ from remat_executor.module.changing_numbers import ChangingNumbers, check_same_o
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import ForwardTarget
 from remat_executor.module.gc_pause import raised_gc_threshold
+from remat_executor.module.gradient_states import GradientStates
 from remat_executor.module.pipeline import CallToPlan, PipelineStages, PlanFunction, planned_step
 from remat_executor.module.plan_cache import LRUCache
 from remat_executor.module.planned_step import PlannedStep
@@ -62,6 +63,7 @@ class PlanManager:
             forwards that it calls run planned.
         reads: the attributes that any of the captures read; only these are guarded.
         numbers: which numbers among the arguments are inputs of the plans.
+        gradients: chooses a step's plan by the gradients that a call finds.
     """
 
     MOST_UNNEEDED_CAPTURES: ClassVar[int] = 3
@@ -72,6 +74,7 @@ class PlanManager:
     platform: Platform | None
     buckets: Buckets | None
     steps: LRUCache[Signature, PlannedStep]
+    gradients: GradientStates
     undifferentiable: LRUCache[Signature, bool] = attrs.field(factory=LRUCache)
     lock: Any = attrs.field(factory=lambda: ForkAwareLock("a module that is planned"))
     runs: Counter[str] = attrs.field(factory=Counter)
@@ -161,6 +164,7 @@ class PlanManager:
             with contextlib.suppress(NothingToDifferentiate):
                 step, tensors, signature = self._replan(tensors, signature, target)
         if step is not None:
+            step = self.gradients.step_for(step, tensors)
             self.latest, self.latest_signature = step, signature
         return step, tensors
 

@@ -45,6 +45,7 @@ class BudgetedModule(PlannedModule):
             device=device,
             ways=run.families,
             outputs=run.outputs,
+            gradients=run.gradients,
         )
         object.__setattr__(self, "_remat_optimizer", optimizer)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from remat_executor import Buckets
+from remat_executor.module.gradient_states import GradientsState
 from remat_executor.module.shared_plan import Ranks
 from remat_executor.translation.dropped_outputs import OutputsState
 from remat_facade.config.types import Config
@@ -49,6 +50,7 @@ class RockmateKeywords(SharedKeywords, total=False):
     runtime: str
     ways: Ways
     outputs: OutputsState
+    gradients: GradientsState
 
 
 class LimitKeywords(RockmateKeywords, total=False):

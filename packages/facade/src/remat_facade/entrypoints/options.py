@@ -11,6 +11,7 @@ import torch
 from remat_executor import BadInput, Buckets
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.check_platform import check_platform
+from remat_executor.module.gradient_states import GradientsState
 from remat_executor.module.plan_cache import MOST_PLANS
 from remat_executor.translation.dropped_outputs import OutputsState
 from remat_executor.ways.substitution import Family
@@ -126,6 +127,7 @@ class RunOptions:
     part_nbytes: int | None = None
     ways: Ways = "exact"
     outputs: OutputsState = "kept"
+    gradients: GradientsState = "auto"
 
     def __attrs_post_init__(self) -> None:
         check_ways(self.ways)

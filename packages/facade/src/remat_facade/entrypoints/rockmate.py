@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from remat_executor import Buckets, MarginPlanner
+from remat_executor import Buckets
+from remat_executor.module.gradient_states import GradientsState
 from remat_executor.module.plan_cache import MOST_PLANS
 from remat_executor.module.shared_plan import Ranks, plan_sharing
 from remat_executor.translation.dropped_outputs import OutputsState
@@ -25,7 +26,7 @@ from remat_facade.errors import UnknownOptimizer
 from remat_facade.planning.memory_fit import Optimizer, fit_of
 from remat_facade.planning.method import choose_method
 from remat_facade.planning.planner import Progress
-from remat_facade.planning.planner_wrappers import AnnotatedPlanner, RanksPlanner
+from remat_facade.planning.planner_wrappers import AnnotatedPlanner, EntryPlanner, RanksPlanner
 from remat_graph import Plan, Platform
 from remat_graph.serialization.fields import AnyPath
 
@@ -80,6 +81,13 @@ class Rockmate(BudgetedModule):
         outputs: ``"dropped"`` if you drop the outputs that are not differentiated before the backward, as
             ``model(...).loss.backward()`` drops the logits: plans then hold them only to the end of the
             forward. With ``"kept"``, the default, they count to the end of the backward.
+        gradients: what the budget must hold in addition to a ``.grad`` that exists when a call begins. A plan
+            for ``"new"`` gradients holds each to the end of the backward. A plan for ``"present"`` ones, for
+            calls that find a ``.grad`` for every parameter (accumulation, ``zero_grad(set_to_none=False)``,
+            bucket views of DDP), adds each to that and frees it, so it works at smaller budgets or is faster;
+            a call that finds none is planned like ``"new"``, which must then fit too. ``"auto"``, the
+            default, begins with ``"new"`` and makes the other plan when recomputation in calls that find
+            gradients has taken as long as planning did.
 
     Raises:
         InfeasibleBudget: no schedule fits; the error has a budget that works.
@@ -134,6 +142,7 @@ class Rockmate(BudgetedModule):
         part_nbytes: int | None = None,
         ways: Ways = "exact",
         outputs: OutputsState = "kept",
+        gradients: GradientsState = "auto",
     ) -> None:
         options = PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, optimizer=optimizer, zoo=zoo)
         cost = CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress)
@@ -144,15 +153,16 @@ class Rockmate(BudgetedModule):
             part_nbytes=part_nbytes,
             ways=ways,
             outputs=outputs,
+            gradients=gradients,
         )
         with plan_sharing(ranks) as together:
             method = choose_method(self._remat_method, config, solver, seed, time_limit_s)
             call = CallOptions(arguments=as_call(sample, sample_kwargs), differentiate=differentiate)
             own = prepare(model, call.arguments, options, method, cost)
-            planner: MarginPlanner = own if plan is None else fixed_planner(plan, own)
+            planner: EntryPlanner = own if plan is None else fixed_planner(plan, own)
             if together is not None:
                 terms = {"budget": str(own.budget), "reserve_nbytes": str(own.reserve_nbytes)}
-                planner = RanksPlanner(together.planner(planner, terms), planner)
+                planner = RanksPlanner(partial(together.planner, terms=terms), planner)
             annotated = AnnotatedPlanner(planner, partial(_fit_note, model, optimizer))
             self._remat_build(model, annotated, call, cost, run, optimizer)
 

@@ -15,9 +15,18 @@ import attrs
 from remat_facade.errors import BudgetAboveDevice, NotFound
 from remat_facade.planning.method import Method
 from remat_facade.planning.zoo import Zoo
-from remat_graph import BadBudget, Budget, Graph, Plan, Schedule, format_nbytes, format_seconds
+from remat_graph import BadBudget, Budget, Grads, Graph, Plan, Schedule, format_nbytes, format_seconds
 from remat_graph.errors import shown
-from remat_solvers import Deadline, Problem, Solution, get_solver, min_budget, solve_switches
+from remat_solvers import (
+    Deadline,
+    Problem,
+    Solution,
+    get_solver,
+    min_budget,
+    min_present_budget,
+    solve_present,
+    solve_switches,
+)
 from remat_solvers import Progress as SolverProgress
 
 Progress = Callable[[str], None]
@@ -25,6 +34,9 @@ Progress = Callable[[str], None]
 
 PLANNING_S = "planning_s"
 """Key of `Plan.solver_stats`: seconds of planning."""
+
+SOLVING_S = "solving_s"
+"""Key of `Plan.solver_stats` of a plan from the zoo: the seconds of planning when it was made."""
 
 SAVED = "saved"
 """Key of `Plan.solver_stats`: present, and true, if the plan was loaded from the zoo."""
@@ -79,7 +91,9 @@ class StepPlanner(ABC):
         method = self.saved_as()
         plan = None if self.zoo is None else self.zoo.find(graph, budget_nbytes, method)
         if plan is not None and self.serves(graph, plan):
-            stats = {**plan.solver_stats, PLANNING_S: time.perf_counter() - began_s, SAVED: True}
+            solving_s = plan.solver_stats.get(SOLVING_S) or plan.solver_stats.get(PLANNING_S)
+            loading_s = time.perf_counter() - began_s
+            stats = {**plan.solver_stats, PLANNING_S: loading_s, SOLVING_S: solving_s, SAVED: True}
             return self.finished(attrs.evolve(plan, solver_stats=stats), budget_nbytes)
         self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
         plan = self.finished(self.solve(graph, budget_nbytes, began_s), budget_nbytes)
@@ -94,6 +108,7 @@ class RecomputePlanner(StepPlanner):
 
     Attributes:
         method: the solver.
+        grads: the state of ``.grad`` that the planned calls find.
         device_nbytes: memory of the device; None if unknown.
         device: name of the device, for messages.
         granted_nbytes: the budget of the first graph. A percentage is of each graph, but a smaller graph (the
@@ -101,6 +116,7 @@ class RecomputePlanner(StepPlanner):
     """
 
     method: Method = attrs.field(factory=Method)
+    grads: Grads = Grads.NEW
     device_nbytes: int | None = None
     device: str = ""
     granted_nbytes: int = 0
@@ -112,6 +128,15 @@ class RecomputePlanner(StepPlanner):
                 budget=self.budget if isinstance(self.budget, str) else shown(self.budget),
                 problem=f"reserve_nbytes {shown(reserve)} is not a number of bytes",
             )
+
+    def for_grads(self, grads: Grads) -> Self:
+        """The same planner for a state of ``.grad``."""
+        return attrs.evolve(self, grads=grads)
+
+    def planning_s(self, plan: Plan) -> float:
+        """The seconds that the solver took for a plan, when it was made."""
+        stats = plan.solver_stats
+        return float(stats.get(SOLVING_S) or stats.get(PLANNING_S) or 0.0)
 
     def check(self) -> None:
         """Check the budget and the solver before there is a graph.
@@ -148,8 +173,10 @@ class RecomputePlanner(StepPlanner):
         return nbytes - self.reserve_nbytes
 
     def saved_as(self) -> Method:
-        """The method: all that a plan of this planner depends on."""
-        return self.method
+        """The method and the state of ``.grad``: all that a plan of this planner depends on."""
+        if self.grads is Grads.NEW:
+            return self.method
+        return attrs.evolve(self.method, parameters={**self.method.parameters, "grads": self.grads})
 
     def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
         """The plan; its budget is granted to later graphs too."""
@@ -166,7 +193,8 @@ class RecomputePlanner(StepPlanner):
         """
         deadline = Deadline(self.method.time_limit_s, self._tell)
         solver = get_solver(self.method.solver, **self.method.parameters)
-        solution = solve_switches(solver, Problem(graph, budget_nbytes), deadline)
+        solve = solve_switches if self.grads is Grads.NEW else solve_present
+        solution = solve(solver, Problem(graph, budget_nbytes), deadline)
         schedule = solution.schedule or self._smallest(graph, budget_nbytes, deadline, solution)
         return Plan.from_schedule(
             graph,
@@ -178,12 +206,14 @@ class RecomputePlanner(StepPlanner):
             versions=versions(),
             platform=self.platform,
             deadline_hit=deadline.hit,
+            grads=self.grads,
         )
 
     def _smallest(self, graph: Graph, budget_nbytes: int, deadline: Deadline, solution: Solution) -> Schedule:
         """The schedule with the smallest peak, if the solver found none; only the portfolio may use it."""
         self.on_progress(f"no schedule in {format_nbytes(budget_nbytes)}: searching for the smallest budget")
-        smallest = min_budget(graph, deadline)
+        find = min_budget if self.grads is Grads.NEW else min_present_budget
+        smallest = find(graph, deadline)
         if smallest.nbytes > budget_nbytes:
             least_nbytes = min(smallest.nbytes, solution.smallest_nbytes or smallest.nbytes)
             raise attrs.evolve(smallest.as_error(budget_nbytes), smallest_nbytes=least_nbytes)

@@ -1,16 +1,32 @@
 """Planners that wrap another planner: to reuse a given plan, to plan with other ranks, to add notes."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import attrs
 
 from remat_facade.planning.onednn_note import onednn_note
-from remat_graph import Graph, OverBudget, Plan, fingerprint
+from remat_graph import Grads, Graph, OverBudget, Plan, fingerprint
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 
-if TYPE_CHECKING:  # the module imports torch
-    from remat_executor import MarginPlanner
+
+class EntryPlanner(Protocol):
+    """A planner of an entry point: for a budget, with a margin, for either state of `.grad`."""
+
+    def budget_for(self, graph: Graph) -> int:
+        """The bytes that a plan of `graph` may take."""
+
+    def with_margin(self, nbytes: int) -> "EntryPlanner":
+        """The same planner with a margin of n bytes."""
+
+    def for_grads(self, grads: Grads) -> "EntryPlanner":
+        """The same planner for a state of `.grad`."""
+
+    def planning_s(self, plan: Plan) -> float:
+        """The seconds that planning took."""
+
+    def __call__(self, graph: Graph) -> Plan:
+        """Plan a graph."""
 
 
 @attrs.define(eq=False)
@@ -18,17 +34,26 @@ class FixedPlanner:
     """A planner that returns one plan for its graph, and asks another planner for later graphs."""
 
     plan: Plan  # the plan
-    otherwise: "MarginPlanner"  # the planner of other graphs, which also gives the budget
+    otherwise: EntryPlanner  # the planner of other graphs, which also gives the budget
     source: str = "the plan"  # the origin of the plan, for messages
+    grads: Grads = Grads.NEW  # the state of `.grad` that calls find; the plan may be for another one
     used: bool = attrs.field(default=False, init=False)  # whether the plan was returned
 
     def budget_for(self, graph: Graph) -> int:
         """The bytes that a plan may take; the budget of the fixed plan does not matter."""
         return self.otherwise.budget_for(graph)
 
-    def with_margin(self, nbytes: int) -> "MarginPlanner":
+    def with_margin(self, nbytes: int) -> EntryPlanner:
         """The other planner with a margin of n bytes: the measured peak of the fixed plan was too high."""
         return self.otherwise.with_margin(nbytes)
+
+    def for_grads(self, grads: Grads) -> "FixedPlanner":
+        """The planner for a state of `.grad`; the fixed plan is for one of them."""
+        return FixedPlanner(self.plan, self.otherwise.for_grads(grads), self.source, grads)
+
+    def planning_s(self, plan: Plan) -> float:
+        """The seconds that planning took."""
+        return self.otherwise.planning_s(plan)
 
     def __call__(self, graph: Graph) -> Plan:
         """The fixed plan, simulated again on this graph.
@@ -37,6 +62,8 @@ class FixedPlanner:
             ForeignPlan: the first graph is not the graph of the plan.
             OverBudget: the plan's peak on this graph exceeds the budget.
         """
+        if self.plan.grads is not self.grads:
+            return self.otherwise(graph)
         if self.used and fingerprint(graph) != self.plan.fingerprint:
             return self.otherwise(graph)
         plan = plan_from_data(plan_to_data(self.plan), graph=graph, source=self.source)
@@ -52,24 +79,32 @@ class RanksPlanner:
     """A planner for one of the ranks that plan together.
 
     Attributes:
-        together: plans with the other ranks.
+        shared: makes a planner of this rank one that plans with the other ranks.
         alone: the planner of this rank, for its budget and for plans with a margin that only it needs.
     """
 
-    together: Callable[[Graph], Plan]
-    alone: "MarginPlanner"
+    shared: Callable[[EntryPlanner], Callable[[Graph], Plan]]
+    alone: EntryPlanner
 
     def budget_for(self, graph: Graph) -> int:
         """The budget of this rank."""
         return self.alone.budget_for(graph)
 
-    def with_margin(self, nbytes: int) -> "MarginPlanner":
+    def with_margin(self, nbytes: int) -> EntryPlanner:
         """This rank's planner with a margin of n bytes."""
         return self.alone.with_margin(nbytes)
 
+    def for_grads(self, grads: Grads) -> "RanksPlanner":
+        """The same planner for a state of `.grad`."""
+        return RanksPlanner(self.shared, self.alone.for_grads(grads))
+
+    def planning_s(self, plan: Plan) -> float:
+        """The seconds that planning took."""
+        return self.alone.planning_s(plan)
+
     def __call__(self, graph: Graph) -> Plan:
         """The common plan of all ranks."""
-        return self.together(graph)
+        return self.shared(self.alone)(graph)
 
 
 @attrs.frozen
@@ -81,7 +116,7 @@ class AnnotatedPlanner:
         note: returns the notes on a plan, as lines; memory of oneDNN outside the budget is noted too.
     """
 
-    planner: "MarginPlanner"
+    planner: EntryPlanner
     note: Callable[[Plan], tuple[str, ...]]
 
     def budget_for(self, graph: Graph) -> int:
@@ -91,6 +126,14 @@ class AnnotatedPlanner:
     def with_margin(self, nbytes: int) -> "AnnotatedPlanner":
         """The planner with a margin of n bytes; its plans carry notes too."""
         return attrs.evolve(self, planner=self.planner.with_margin(nbytes))
+
+    def for_grads(self, grads: Grads) -> "AnnotatedPlanner":
+        """The planner for a state of `.grad`."""
+        return attrs.evolve(self, planner=self.planner.for_grads(grads))
+
+    def planning_s(self, plan: Plan) -> float:
+        """The seconds that planning took."""
+        return self.planner.planning_s(plan)
 
     def __call__(self, graph: Graph) -> Plan:
         """The plan of the planner, with notes."""

@@ -10,13 +10,14 @@ from typing import Any
 
 import attrs
 
-from remat_graph.errors import BadFile, FalseBound, ForeignPlan, InvalidSchedule, OverBudget
+from remat_graph.errors import BadFile, FalseBound, ForeignPlan, InvalidSchedule, OverBudget, shown
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph
 from remat_graph.plan import MOST_PERIODS, Plan
 from remat_graph.serialization.fields import ANY, VERSION, AnyPath, keys_of, links_to_data, read_links
 from remat_graph.serialization.json_reader import Reader, read_json, write_json
 from remat_graph.serialization.schedules import read_schedule, schedule_to_data
+from remat_graph.simulator.timeline import Grads
 from remat_graph.switches.specialize import specialize
 
 PLAN_FORMAT = "remat-plan"
@@ -56,6 +57,8 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
         figures |= {name: getattr(plan, name) for name in _OF_ISSUING}
     if plan.switched:
         figures |= {"switched": list(plan.switched), "switched_s": plan.switched_s}
+    if plan.grads is not Grads.NEW:
+        figures["grads"] = plan.grads.value
     return {"format": PLAN_FORMAT, "version": VERSION, **figures, "schedule": schedule_to_data(plan.schedule)}
 
 
@@ -108,6 +111,7 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
     if "switched" in reader.mapping():
         figures["switched"] = [name.text() for name in reader.get("switched").items()]
         figures["switched_s"] = reader.get("switched_s").signed_seconds()
+    figures["grads"] = reader.get_or("grads", _read_grads, Grads.NEW)
     versions = reader.get("versions")
     return Plan(
         **figures,
@@ -115,6 +119,13 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
         solver_stats=reader.get("solver_stats").mapping(),
         versions={package: versions.get(package).text() for package in versions.mapping()},
     )
+
+
+def _read_grads(reader: Reader) -> Grads:
+    text = reader.text()
+    if text not in list(Grads):
+        reader.fail(f"one of {', '.join(Grads)} was wanted, but it is {shown(text)}")
+    return Grads(text)
 
 
 _READERS: Mapping[Any, Callable[[Reader], Any]] = {
@@ -134,6 +145,7 @@ def _simulated_again(plan: Plan, graph: Graph, source: str) -> Plan:
             lower_bound_s=plan.lower_bound_s if same_times else 0.0,
             links=plan.links,
             periods=plan.periods,
+            grads=plan.grads,
             **{name: getattr(plan, name) for name in _GIVEN},
         )
     except InvalidSchedule as error:
@@ -153,7 +165,7 @@ def _simulated_again(plan: Plan, graph: Graph, source: str) -> Plan:
 _GIVEN = ("budget_nbytes", "solver", "solver_stats", "versions", "platform", "deadline_hit")
 _OF_THE_HOST = ("on_host", "host_peak_nbytes", "links", "periods")
 _OF_ISSUING = ("issue_s", "noremat_issue_s")
-_SOMETIMES = (*_OF_THE_HOST, *_OF_ISSUING, "switched", "switched_s")
+_SOMETIMES = (*_OF_THE_HOST, *_OF_ISSUING, "switched", "switched_s", "grads")
 
 _PLAN_FIELDS = tuple(
     field.name

@@ -144,7 +144,9 @@ class Replay:
         if not again and not op.backward and self.step >= self.schedule.boundary:
             self._fail(f"forward op {op.name} runs first after the boundary")
         if self.returned and self.step < self.schedule.boundary:
-            self._fail(f"{op.name} runs after {self.returned} was freed, which the forward returns at its end")
+            self._fail(
+                f"{op.name} runs after {self.returned} was freed, which the forward returns at its end"
+            )
         for value in implementation.inputs:
             self._check_readable(value, op.name)
 
@@ -246,7 +248,9 @@ class Replay:
         self.delivered[value] = Placement.HOST if moved else Placement.DEVICE
         if moved and self.adds:
             self.events.append((Clock.add, value))
-        bytes_stay = self.grads is Grads.NEW
+        owner = None if stored.of is None else self.graph.values[stored.of]
+        added = owner is not None and owner.role is Role.PARAM
+        bytes_stay = self.grads is Grads.NEW or (self.grads is Grads.PRESENT and not added)
         if moved:
             self.memory.free_on_host(value, bytes_stay=bytes_stay)
         else:

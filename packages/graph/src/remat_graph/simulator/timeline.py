@@ -12,6 +12,7 @@ class Grads(StrEnum):
 
     NEW = "new"  # None: each delivered gradient stays
     ACCUMULATE = "accumulate"  # a tensor: each delivered gradient is added to it and freed
+    PRESENT = "present"  # a tensor for every parameter; the gradients of inputs stay
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,100 @@
+"""Plan a step that finds a `.grad` for every parameter: a gradient is added to it and freed when delivered.
+
+In a plan for the first step (`Grads.NEW`) each gradient stays to the end. Here (`Grads.PRESENT`) solvers get
+a graph in which the gradients of parameters are activations that nothing reads, so these are freed where
+they are made. Their schedule becomes one of the graph itself by a `Deliver` in the place of each `Free`.
+
+A gradient is delivered after the last use of its parameter, which a hook may change then. Solvers do not
+know this rule. Backwards use a parameter before they make its gradient, or in the same op, so it seldom
+matters; where the referee finds a schedule above the budget for it, the solver runs again with less.
+"""
+
+import attrs
+
+from remat_graph import Compute, Deliver, Free, Grads, Graph, Role, Schedule, Step, simulate
+from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status
+from remat_solvers.queries import MinBudget, min_budget
+from remat_solvers.switching import solve_switches
+
+MOST_ATTEMPTS = 4
+
+
+def freed_when_made(graph: Graph) -> Graph:
+    """The graph for solvers: the gradients of parameters are activations."""
+    added = set(_added(graph))
+    values = (
+        attrs.evolve(value, role=Role.ACTIVATION) if i in added else value
+        for i, value in enumerate(graph.values)
+    )
+    return attrs.evolve(graph, values=tuple(values))
+
+
+def with_deliveries(graph: Graph, schedule: Schedule) -> Schedule:
+    """The schedule of `freed_when_made(graph)` as one of the graph."""
+    added = set(_added(graph))
+    owner = {graph.values[gradient].of: gradient for gradient in added}
+    delivered: dict[int, int] = {}  # per gradient the step after which it is delivered
+    for place, step in enumerate(schedule.steps):
+        if isinstance(step, Compute):
+            run = graph.ops[step.op].implementations[step.implementation]
+            delivered.update(dict.fromkeys(added.intersection((*run.inputs, *run.outputs)), place))
+            # A use of the parameter before its gradient is made is followed by the place of that.
+            delivered.update((owner[value], place) for value in run.inputs if value in owner)
+    after: dict[int, list[Step]] = {}
+    for gradient, place in sorted(delivered.items()):
+        after.setdefault(place, []).append(Deliver(gradient))
+    steps: list[Step] = []
+    boundary, waiting = 0, list[Step]()
+    for place, step in enumerate(schedule.steps):
+        if not isinstance(step, Free):  # what is freed directly after an op may be overwritten by it
+            steps += waiting
+            waiting = []
+        if place == schedule.boundary:
+            boundary = len(steps)
+        if not (isinstance(step, Free) and step.value in added):
+            steps.append(step)
+        waiting += after.get(place, [])
+    return Schedule((*steps, *waiting), boundary)
+
+
+def solve_present(solver: Solver, problem: Problem, deadline: Deadline | None = None) -> Solution:
+    """Solve a problem for steps that find a `.grad` for every parameter; its graph may have switches."""
+    graph, budget_nbytes = problem.graph, problem.budget_nbytes
+    deadline = deadline or Deadline()
+    view, margin_nbytes = freed_when_made(graph), 0
+    lower_s = 0.0
+    for attempt in range(MOST_ATTEMPTS):
+        part = attrs.evolve(problem, graph=view, budget_nbytes=max(0, budget_nbytes - margin_nbytes))
+        solution = solve_switches(solver, part, deadline)
+        lower_s = lower_s if attempt else solution.lower_bound_s
+        if solution.schedule is None:
+            break
+        schedule = with_deliveries(graph, solution.schedule)
+        peak_nbytes = simulate(graph, schedule, grads=Grads.PRESENT).peak_nbytes
+        if peak_nbytes <= budget_nbytes:
+            status = Status.FEASIBLE if attempt else solution.status
+            return attrs.evolve(
+                solution, schedule=schedule, status=status, lower_bound_s=lower_s, peak_nbytes=peak_nbytes
+            )
+        margin_nbytes += peak_nbytes - budget_nbytes
+    status = Status.NOT_FOUND if margin_nbytes else solution.status
+    return attrs.evolve(
+        solution, schedule=None, status=status, time_s=None, peak_nbytes=None, lower_bound_s=lower_s
+    )
+
+
+def min_present_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
+    """`min_budget` for steps that find a `.grad` for every parameter."""
+    found = min_budget(freed_when_made(graph), deadline)
+    schedule = with_deliveries(graph, found.schedule)
+    nbytes = simulate(graph, schedule, grads=Grads.PRESENT).peak_nbytes
+    return attrs.evolve(found, schedule=schedule, nbytes=nbytes)
+
+
+def _added(graph: Graph) -> list[int]:
+    """The gradients that are added to the `.grad` of a parameter."""
+    return [
+        gradient
+        for gradient in graph.gradients
+        if (owner := graph.values[gradient].of) is not None and graph.values[owner].role is Role.PARAM
+    ]
