@@ -1,14 +1,17 @@
-"""Extend a captured step to a training step: parameters and optimizer states become values that can move.
+"""Change what a captured step is part of: an optimizer that steps, gradients, outputs that the caller drops.
 
 In a captured graph parameters are external and count 0 bytes. Here they get a placement, the states of the
 optimizer are added, and each parameter gets its update. The values of the captured graph keep their indices.
+
+Outputs that the caller drops before the backward are held to the end of the forward by an op that runs
+nothing and comes last: every other op of the forward is its ancestor, if only by a value of 0 bytes.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 
 import attrs
 
-from remat_graph.ir import Graph, Placement, Role, Update, Value
+from remat_graph.ir import Graph, Implementation, Op, Placement, Role, Update, Value
 
 
 @attrs.frozen(kw_only=True)
@@ -98,6 +101,43 @@ def accumulating(graph: Graph) -> Graph:
         if (owner := graph.values[grad].of) is not None and graph.values[owner].placement is not None
     ]
     return attrs.evolve(graph, values=(*graph.values, *accumulated))
+
+
+def with_dropped(graph: Graph, outputs: Collection[int]) -> Graph:
+    """The same graph with outputs that the caller drops before the backward.
+
+    Args:
+        graph: in which the forward makes these values.
+        outputs: indices of values; at least one.
+
+    Returns:
+        the graph with one more op, the last of the forward; later ops have the next index.
+    """
+    place = sum(not op.backward for op in graph.ops)
+    values = list(graph.values)
+    for value in outputs:
+        values[value] = attrs.evolve(values[value], role=Role.DROPPED)
+    reads, ops = list(outputs), list(graph.ops)
+    needed = set(outputs)
+    for i in range(place - 1, -1, -1):
+        runs = [ops[i].first, *(ops[i].implementations[other.first] for other in ops[i].alternatives)]
+        if needed.isdisjoint(set(runs[0].outputs).intersection(*(run.outputs for run in runs))):
+            reads.append(len(values))
+            values.append(Value(name=f"{ops[i].name}_ran", nbytes=0))
+            ops[i] = _also_making(ops[i], reads[-1])
+        needed.update(set(runs[0].inputs).intersection(*(run.inputs for run in runs)))
+    last = Op(
+        name="return_outputs",
+        target="return",
+        rerun=None,
+        implementations=(Implementation(inputs=reads, outputs=()),),
+    )
+    return attrs.evolve(graph, values=tuple(values), ops=(*ops[:place], last, *ops[place:]))
+
+
+def _also_making(op: Op, value: int) -> Op:
+    runs = (attrs.evolve(run, outputs=(*run.outputs, value)) for run in op.implementations)
+    return attrs.evolve(op, implementations=tuple(runs))
 
 
 def persistent(graph: Graph, placement: Placement) -> Sequence[int]:

@@ -78,12 +78,16 @@ def _check_updates(graph: Graph) -> None:
 
 
 def _check_dropped(graph: Graph) -> None:
-    """Every output that the caller drops lives until the forward ends, so its last op reads it."""
-    last = next((op for op in reversed(graph.ops) if not op.backward), None)
+    """Outputs that the caller drops live until the forward ends: its last op in any order reads them."""
+    forward = [op for op in graph.ops if not op.backward]
     for value in graph.dropped:
-        read = last is not None and all(value in run.inputs for run in last.implementations)
-        if not read or (last is not None and last.rerun is not None):
+        if not forward or forward[-1].rerun is not None or value not in forward[-1].first.inputs:
             _fail(graph.values[value].name, "is returned, but not read by a last forward op that runs once")
+    needed: set[int] = set()
+    for op in reversed(forward if graph.dropped else []):
+        if op is not forward[-1] and needed.isdisjoint(op.first.outputs):
+            _fail(op.name, "may run after the forward's last op, which reads what the caller drops")
+        needed.update(op.first.inputs)
 
 
 class _OpChecker:

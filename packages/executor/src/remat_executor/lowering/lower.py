@@ -187,7 +187,7 @@ class _GraphLowering:
         implementation = op.implementations[step.implementation]
         repeat = step.implementation != 0
         if isinstance(recipe, ReadGenerator):
-            (state,) = implementation.outputs
+            state = implementation.outputs[0]
             if state in self.shared.replays:
                 self.nodes_of[state] = self.fx.call_function(read_state, (recipe.device,))
             return

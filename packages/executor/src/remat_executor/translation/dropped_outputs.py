@@ -1,7 +1,7 @@
 """Plan the outputs that are not differentiated as dropped by the caller before the backward.
 
-Such an output is returned, so the forward holds it to its end: an op that runs nothing reads it there. After
-that it is an activation like any other: freed, kept for the backward, or recomputed.
+Such an output is returned, so the forward holds it to its end, as `with_dropped` says. After that it is an
+activation like any other: freed, kept for the backward, or recomputed.
 """
 
 from typing import Literal, TypeVar
@@ -12,7 +12,7 @@ from remat_executor.capture.captured import Captured
 from remat_executor.translation.recipes import RunKernel
 from remat_executor.translation.translation import Translation
 from remat_executor.ways.substitution import Change
-from remat_graph import Implementation, Op, Role
+from remat_graph.training import with_dropped
 
 T = TypeVar("T")
 
@@ -27,23 +27,15 @@ def with_dropped_outputs(translation: Translation, captured: Captured) -> Transl
     dropped = [value for value in graph.outputs if value not in differentiated]
     if not dropped:
         return translation
-    values = list(graph.values)
-    for value in dropped:
-        values[value] = attrs.evolve(values[value], role=Role.DROPPED)
-    op = Op(
-        name="return_outputs",
-        target="return",
-        rerun=None,
-        implementations=(Implementation(inputs=dropped, outputs=()),),
-    )
     nothing = RunKernel(Change(node=captured.graph_module.graph.output_node()))
-    place = sum(not each.backward for each in graph.ops)
+    place = sum(not op.backward for op in graph.ops)
     return attrs.evolve(
         translation,
-        graph=attrs.evolve(graph, values=tuple(values), ops=_inserted(graph.ops, place, op)),
+        graph=with_dropped(graph, dropped),
         recipes=_inserted(translation.recipes, place, nothing),
         made_by=_inserted(translation.made_by, place, ()),
         in_place=_inserted(translation.in_place, place, {}),
+        kernels={(i + (i >= place), k): recipe for (i, k), recipe in translation.kernels.items()},
     )
 
 

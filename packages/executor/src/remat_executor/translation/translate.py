@@ -64,8 +64,8 @@ def translate(
         CaptureError: an op shares storage in a way that cannot be followed.
     """
     found = _Translator(captured, tensors, absent).run(name, tuple(conditions))
-    found = with_dropped_outputs(found, captured) if outputs == "dropped" else found
-    return with_ways(found, (way for family in families for way in family(captured)))
+    found = with_ways(found, (way for family in families for way in family(captured)))
+    return with_dropped_outputs(found, captured) if outputs == "dropped" else found
 
 
 @attrs.define(eq=False)

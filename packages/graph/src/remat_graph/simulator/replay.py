@@ -51,7 +51,8 @@ class Replay:
         self.ran: dict[int, int | None] = {}  # per op that has run, the implementation that repeats it
         self.switched: dict[str, bool] = {}  # per switch, how the first op that it concerns has run
         self.written: set[int] = set()  # external versions made so far
-        self.returned = ""  # an output that the forward has freed, for the caller to drop
+        self.last_run = -1  # the step that computed last
+        self.freed: dict[int, int] = {}  # outputs that the caller drops: the step that freed each last
         self.produced = {v for op in graph.ops for i in op.implementations for v in i.outputs}
         self.recomputed_s = 0.0
         self.issue_s = 0.0
@@ -143,10 +144,6 @@ class Replay:
             self.ran[step.op] = self._switch(op, step.implementation)
         if not again and not op.backward and self.step >= self.schedule.boundary:
             self._fail(f"forward op {op.name} runs first after the boundary")
-        if self.returned and self.step < self.schedule.boundary:
-            self._fail(
-                f"{op.name} runs after {self.returned} was freed, which the forward returns at its end"
-            )
         for value in implementation.inputs:
             self._check_readable(value, op.name)
 
@@ -157,6 +154,7 @@ class Replay:
         still_live = self.memory.compute(implementation, freed_next, self.delivered, self.step)
         if still_live is not None:
             self._fail(f"{op.name} makes {self.graph.values[still_live].name}, which is still live")
+        self.last_run = self.step
         self.events.append((Clock.compute, implementation.time_s))
         self.issue_s += implementation.issue_s
         if again:
@@ -228,8 +226,8 @@ class Replay:
             self._fail(f"gradient {stored.name} is freed before it is delivered, moved or used")
         if self._is_pending(value):
             self._fail(f"{stored.name} is freed while its transfer is pending")
-        if stored.role is Role.DROPPED and self.step < self.schedule.boundary:
-            self.returned = stored.name
+        if stored.role is Role.DROPPED:
+            self.freed[value] = self.step
         self.memory.free(value)
         self.stale_on_device.discard(value)
 
@@ -258,6 +256,9 @@ class Replay:
 
     def _begin_backward(self) -> None:
         self.memory.host_peak_forward_nbytes = self.memory.host_peak_nbytes
+        for value in self.graph.dropped:
+            if value not in self.memory.on_device and self.freed.get(value, -1) < self.last_run:
+                self._fail(f"output {self.graph.values[value].name} is not live when the forward ends")
         for value in self.graph.tangents:
             self.memory.allocate(value)
         self.memory.note_peak(self.step)

@@ -14,17 +14,18 @@ from typing import Any
 import attrs
 
 from remat_graph.ir import Graph, Implementation, Op, Role, Value
+from remat_graph.training import with_dropped
 
 
-def random_graph(seed: int, forward_ops: int = 8) -> Graph:
+def random_graph(seed: int, forward_ops: int = 8, *, dropped: bool = False) -> Graph:
     """A small training step of about `forward_ops` forward ops and twice as many backward ops.
 
     It has ops of several outputs, parameters, random ops that read a saved generator state, batch norms that
     write running statistics only on their first run, pairs of implementations tied by a mask, in-place
     reuses, workspaces, outputs that the backward reads, tangents, ops in the backward that read forward
-    values alone, and an allocator's rounding.
+    values alone, and an allocator's rounding. With `dropped`, the caller drops some outputs.
     """
-    return _Maker(random.Random(seed), forward_ops).graph(f"random-{seed}-{forward_ops}")
+    return _Maker(random.Random(seed), forward_ops).graph(f"random-{seed}-{forward_ops}", dropped)
 
 
 def random_chain(seed: int, stages: int) -> Graph:
@@ -78,7 +79,7 @@ class _Maker:
         self.ops: list[Op] = []
         self.grads: dict[int, int] = {}
 
-    def graph(self, name: str) -> Graph:
+    def graph(self, name: str, dropped: bool) -> Graph:
         pool = [self.value("input", external=True)]
         while len(self.ops) < self.forward_ops:
             pool += self.forward_op(pool)
@@ -90,7 +91,9 @@ class _Maker:
         for op in reversed(forward):
             self.backward_op(op)
         rounding = self.rng.choice((1, 512))
-        return Graph(name=name, values=self.values, ops=self.ops, rounding_nbytes=rounding)
+        graph = Graph(name=name, values=self.values, ops=self.ops, rounding_nbytes=rounding)
+        others = [v for v in made if v not in graph.outputs] if dropped else []
+        return with_dropped(graph, self.rng.sample(others, min(len(others), 2))) if others else graph
 
     def value(self, word: str, nbytes: int | None = None, **fields: Any) -> int:
         size = self.rng.choice((0, 1, 64, 500, 512, 513, 1000, 1000, 4000)) if nbytes is None else nbytes
