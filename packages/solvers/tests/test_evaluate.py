@@ -40,10 +40,11 @@ def test_agrees_with_the_referee_on_random_sequences(seed: int) -> None:
         assert_agrees(graph, arrays, order)
 
 
+@pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("seed", range(60))
-def test_agrees_with_the_referee_on_rich_graphs(seed: int) -> None:
+def test_agrees_with_the_referee_on_rich_graphs(seed: int, dropped: bool) -> None:
     """Graphs with everything that the memory rule knows; orders that recompute, some with one run moved."""
-    graph = random_graphs.random_graph(seed, seed % 12 + 1)
+    graph = random_graphs.random_graph(seed, seed % 12 + 1, dropped=dropped)
     arrays, rng = flatten(graph), random.Random(seed)
     for variant in range(6):
         order = random_order(graph, seed + 100 * variant, forget=variant * 0.12)

@@ -12,9 +12,10 @@ matters; where the referee finds a schedule above the budget for it, the solver 
 import attrs
 
 from remat_graph import Compute, Deliver, Free, Grads, Graph, Role, Schedule, Step, simulate
+from remat_solvers.bounds import budget_floor
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status
 from remat_solvers.queries import MinBudget, min_budget
-from remat_solvers.switching import solve_switches
+from remat_solvers.switching import bounding_graphs, solve_switches
 
 MOST_ATTEMPTS = 4
 
@@ -44,7 +45,8 @@ def with_deliveries(graph: Graph, schedule: Schedule) -> Schedule:
     for gradient, place in sorted(delivered.items()):
         after.setdefault(place, []).append(Deliver(gradient))
     steps: list[Step] = []
-    boundary, waiting = 0, list[Step]()
+    waiting: list[Step] = []
+    boundary: int | None = None
     for place, step in enumerate(schedule.steps):
         if not isinstance(step, Free):  # what is freed directly after an op may be overwritten by it
             steps += waiting
@@ -54,17 +56,18 @@ def with_deliveries(graph: Graph, schedule: Schedule) -> Schedule:
         if not (isinstance(step, Free) and step.value in added):
             steps.append(step)
         waiting += after.get(place, [])
-    return Schedule((*steps, *waiting), boundary)
+    steps += waiting
+    return Schedule(steps, len(steps) if boundary is None else boundary)
 
 
 def solve_present(solver: Solver, problem: Problem, deadline: Deadline | None = None) -> Solution:
     """Solve a problem for steps that find a `.grad` for every parameter; its graph may have switches."""
     graph, budget_nbytes = problem.graph, problem.budget_nbytes
     deadline = deadline or Deadline()
-    view, margin_nbytes = freed_when_made(graph), 0
+    view, limit_nbytes = freed_when_made(graph), budget_nbytes
     lower_s = 0.0
     for attempt in range(MOST_ATTEMPTS):
-        part = attrs.evolve(problem, graph=view, budget_nbytes=max(0, budget_nbytes - margin_nbytes))
+        part = attrs.evolve(problem, graph=view, budget_nbytes=limit_nbytes)
         solution = solve_switches(solver, part, deadline)
         lower_s = lower_s if attempt else solution.lower_bound_s
         if solution.schedule is None:
@@ -76,11 +79,14 @@ def solve_present(solver: Solver, problem: Problem, deadline: Deadline | None = 
             return attrs.evolve(
                 solution, schedule=schedule, status=status, lower_bound_s=lower_s, peak_nbytes=peak_nbytes
             )
-        margin_nbytes += peak_nbytes - budget_nbytes
-    status = Status.NOT_FOUND if margin_nbytes else solution.status
-    return attrs.evolve(
-        solution, schedule=None, status=status, time_s=None, peak_nbytes=None, lower_bound_s=lower_s
-    )
+        seen_nbytes = min(limit_nbytes, simulate(view, solution.schedule).peak_nbytes)
+        limit_nbytes = max(0, seen_nbytes - (peak_nbytes - budget_nbytes))
+    if solution.status is Status.INFEASIBLE and limit_nbytes == budget_nbytes:
+        return solution
+    # A plan that holds new gradients to the end is a plan for this state too.
+    safe = solve_switches(solver, problem, deadline)
+    status = Status.NOT_FOUND if safe.schedule is None else Status.FEASIBLE
+    return attrs.evolve(safe, status=status, lower_bound_s=lower_s)
 
 
 def min_present_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
@@ -88,6 +94,10 @@ def min_present_budget(graph: Graph, deadline: Deadline | None = None) -> MinBud
     found = min_budget(freed_when_made(graph), deadline)
     schedule = with_deliveries(graph, found.schedule)
     nbytes = simulate(graph, schedule, grads=Grads.PRESENT).peak_nbytes
+    if min(budget_floor(each).nbytes for each in bounding_graphs(graph)) < nbytes:
+        safe = min_budget(graph, deadline).schedule
+        safe_nbytes = simulate(graph, safe, grads=Grads.PRESENT).peak_nbytes
+        schedule, nbytes = min((schedule, nbytes), (safe, safe_nbytes), key=lambda one: one[1])
     return attrs.evolve(found, schedule=schedule, nbytes=nbytes)
 
 

@@ -68,7 +68,7 @@ class GradientStates:
 
     def step_for(self, step: PlannedStep, tensors: Tensors) -> PlannedStep:
         """The step or its other plan, whichever is for what the call finds; planned if it is new."""
-        if self.state == "new":
+        if self.state == "new" or (self.state == "auto" and step.plan.overhead < LEAST_OVERHEAD):
             return step
         found = Grads.PRESENT if finds_gradients(step, tensors) else Grads.NEW
         if step.plan.grads is found:
@@ -82,7 +82,7 @@ class GradientStates:
     def pays_off(self, step: PlannedStep) -> bool:
         """Whether recomputation in such calls has taken as long as another plan would take."""
         plan = step.plan
-        if plan.overhead < LEAST_OVERHEAD or not isinstance(self.planner, StatePlanner):
+        if not isinstance(self.planner, StatePlanner):
             return False
         lost_s = self.lost_s[step] = self.lost_s.get(step, 0.0) + plan.overhead * plan.noremat_time_s
         return lost_s >= self.planner.planning_s(plan)

@@ -16,6 +16,7 @@ from torch import nn
 from remat_executor import PlannedModule
 from remat_executor.module import in_place
 from remat_executor.module.forward_binding import ForwardBinding
+from remat_executor.module.gradient_states import checked_state
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call
 from remat_facade.entrypoints.keywords import LimitKeywords
@@ -121,6 +122,7 @@ def check_limit(caller: str, budget: int | str | None, options: Mapping[str, Any
     get_solver(method.solver, **method.parameters)
     check_ways(options.get("ways", "exact"))
     check_outputs(options.get("outputs", "kept"))
+    checked_state(options.get("gradients", "auto"), other_plans=options.get("runtime", "eager") == "eager")
     return chosen
 
 

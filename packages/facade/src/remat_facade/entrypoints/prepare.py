@@ -3,7 +3,8 @@
 import attrs
 from torch import nn
 
-from remat_executor import PlannedModule, step_graph
+from remat_executor import BadInput, PlannedModule, step_graph
+from remat_executor.module.gradient_states import GradientsState
 from remat_facade.entrypoints.inputs import Arguments, check_model, device_of
 from remat_facade.entrypoints.model_budget import check_model_budget
 from remat_facade.entrypoints.options import CostOptions, PlanOptions
@@ -12,7 +13,7 @@ from remat_facade.planning.memory_fit import Fit, auto_budget, fit_of, nbytes_of
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.planner_wrappers import FixedPlanner
-from remat_graph import Graph, Plan, load_plan
+from remat_graph import Grads, Graph, Plan, load_plan
 from remat_graph.serialization.fields import AnyPath
 
 
@@ -93,12 +94,19 @@ def plan_model(
     return graph, plan, fit
 
 
-def fixed_planner(plan: Plan | AnyPath, planner: RecomputePlanner) -> FixedPlanner:
+def fixed_planner(plan: Plan | AnyPath, planner: RecomputePlanner, gradients: GradientsState) -> FixedPlanner:
     """A planner that returns a saved plan for its graph, and uses `planner` for other graphs.
 
     Raises:
         BadFile: the path holds no plan.
+        BadInput: the plan is for another state of `.grad` than calls find.
     """
-    if isinstance(plan, Plan):
-        return FixedPlanner(plan, planner)
-    return FixedPlanner(load_plan(plan), planner, source=str(plan))
+    given = isinstance(plan, Plan)
+    found = plan if isinstance(plan, Plan) else load_plan(plan)
+    if (found.grads is Grads.PRESENT) != (gradients == "present"):
+        state = "present" if found.grads is Grads.PRESENT else "new"
+        raise BadInput(
+            problem=f'the plan is for gradients="{state}", and calls are expected to find "{gradients}"',
+            advice=f'give gradients="{state}", or another plan',
+        )
+    return FixedPlanner(found, planner, source="the plan" if given else str(plan))

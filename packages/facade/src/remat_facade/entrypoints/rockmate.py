@@ -159,7 +159,7 @@ class Rockmate(BudgetedModule):
             method = choose_method(self._remat_method, config, solver, seed, time_limit_s)
             call = CallOptions(arguments=as_call(sample, sample_kwargs), differentiate=differentiate)
             own = prepare(model, call.arguments, options, method, cost)
-            planner: EntryPlanner = own if plan is None else fixed_planner(plan, own)
+            planner: EntryPlanner = own if plan is None else fixed_planner(plan, own, gradients)
             if together is not None:
                 terms = {"budget": str(own.budget), "reserve_nbytes": str(own.reserve_nbytes)}
                 planner = RanksPlanner(partial(together.planner, terms=terms), planner)
