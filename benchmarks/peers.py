@@ -13,8 +13,9 @@ block, selective: what matrix products, convolutions and attention return is kep
 `activation_memory_budget`, on the graph as captured ("torch 0.5") and on one taken apart by decompositions
 ("torch 0.5 d"); remat at 70 to 20 % of what eager holds beyond its gradients, at the peak of each of them
 that recomputes, and at the budgets of our promises. remat plans on the platform `flops`, the currency of the
-others, and its budget binds both states of `.grad`. Here the budget covers what the meter sees: scratch
-inside kernels counts on neither side.
+others, and its budget binds both states of `.grad`; rows that say ".grad" are of plans with
+`gradients="present"`, at the peaks of the others in steps that find gradients, and run in such only. Here
+the budget covers what the meter sees: scratch inside kernels counts on neither side.
 
 Last, Inductor alone and under remat's plans. The meter cannot see into compiled kernels, so these rows have
 no FLOPs, and their peak is the allocator's, scratch included; their budgets are shares of that reading, their
@@ -56,11 +57,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import record
 from benchmarks.peer_models import MODELS, Model, Step
 from remat_executor import MemoryMeter, PlannedModule, StepOverBudget, allocator_peak
+from remat_executor.module.gradient_states import GradientsState
 from remat_facade import Hiremate
 from remat_facade.planning.planner import PLANNING_S
-from remat_graph import Graph, Plan, Schedule, get_platform, simulate
-from remat_solvers import Deadline, InfeasibleBudget, Problem, get_solver, infeasible, solve_switches
+from remat_graph import Grads, Graph, Plan, Schedule, get_platform, simulate
+from remat_solvers import (
+    Deadline,
+    InfeasibleBudget,
+    Problem,
+    get_solver,
+    min_budget,
+    min_present_budget,
+    solve_present,
+    solve_switches,
+)
 from remat_solvers.bounds import tight_bound
+from remat_solvers.present_gradients import freed_when_made
 
 MIB = 1 << 20
 TORCH_BUDGETS = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
@@ -181,8 +193,62 @@ def as_if_captured() -> Iterator[None]:
         compiler._is_compiling_flag = False
 
 
+@attrs.frozen
+class MeteredPlanner:
+    """Plans within a budget of the peak as the meter sees it.
+
+    Attributes:
+        budget_nbytes: the budget.
+        close: whether the plan is promised to be close to its bound, which is worth minutes.
+        grads: the state of `.grad` that the step finds.
+    """
+
+    budget_nbytes: int
+    close: bool = True
+    grads: Grads = Grads.NEW
+
+    def for_grads(self, grads: Grads) -> "MeteredPlanner":
+        """The planner for a state of `.grad`."""
+        return attrs.evolve(self, grads=grads)
+
+    def planning_s(self, plan: Plan) -> float:
+        """The seconds that planning took."""
+        return float(plan.solver_stats[PLANNING_S])
+
+    def __call__(self, graph: Graph) -> Plan:
+        """Plan the graph.
+
+        Raises:
+            InfeasibleBudget: no schedule was found.
+        """
+        began_s = time.perf_counter()
+        metered, present = without_workspaces(graph), self.grads is Grads.PRESENT
+        solve = solve_present if present else solve_switches
+        solution = solve(get_solver("auto"), Problem(metered, self.budget_nbytes))
+        if solution.schedule is None:
+            least = min_present_budget(metered) if present else min_budget(metered)
+            raise least.as_error(self.budget_nbytes)
+        found = Plan.from_schedule(
+            graph,
+            solution.schedule,
+            budget_nbytes=simulate(graph, solution.schedule, grads=self.grads).peak_nbytes,  # with workspaces
+            lower_bound_s=solution.lower_bound_s,
+            solver="auto",
+            solver_stats={PLANNING_S: time.perf_counter() - began_s},
+            grads=self.grads,
+        )
+        bounded = freed_when_made(metered) if present else metered
+        return better_bounded(found, bounded, self.budget_nbytes) if self.close else found
+
+
 def planned(
-    step: Step, sample: Tensor, budget_nbytes: int, cache: Path, *, close: bool = True
+    step: Step,
+    sample: Tensor,
+    budget_nbytes: int,
+    cache: Path,
+    *,
+    close: bool = True,
+    gradients: GradientsState = "new",
 ) -> PlannedModule:
     """Ours.
 
@@ -191,29 +257,14 @@ def planned(
         sample: its input.
         budget_nbytes: of the peak as the meter sees it.
         cache: folder of measured costs.
-        close: whether the plan is promised to be close to its bound, which is worth minutes.
+        close: as for `MeteredPlanner`.
+        gradients: what its calls find in `.grad`.
 
     Raises:
         InfeasibleBudget: no schedule was found.
     """
-
-    def plan(graph: Graph) -> Plan:
-        began_s = time.perf_counter()
-        metered = without_workspaces(graph)
-        solution = solve_switches(get_solver("auto"), Problem(metered, budget_nbytes))
-        if solution.schedule is None:
-            raise infeasible(metered, budget_nbytes)
-        found = Plan.from_schedule(
-            graph,
-            solution.schedule,
-            budget_nbytes=simulate(graph, solution.schedule).peak_nbytes,  # with workspaces
-            lower_bound_s=solution.lower_bound_s,
-            solver="auto",
-            solver_stats={PLANNING_S: time.perf_counter() - began_s},
-        )
-        return better_bounded(found, metered, budget_nbytes) if close else found
-
-    return PlannedModule(step, (sample,), {}, plan, platform=get_platform("flops"), cache_dir=cache)
+    planner, flops = MeteredPlanner(budget_nbytes, close), get_platform("flops")
+    return PlannedModule(step, (sample,), {}, planner, platform=flops, cache_dir=cache, gradients=gradients)
 
 
 def better_bounded(plan: Plan, graph: Graph, budget_nbytes: int) -> Plan:
@@ -310,7 +361,9 @@ class Row:
         Bytes belong to it: a plan uses the headroom that its budget leaves to keep also what costs no FLOPs.
         """
         fewer_pct = self.recomputed_pct - other.recomputed_pct
-        fewer = (self.metered_nbytes - other.metered_nbytes, self.made_nbytes - other.made_nbytes)
+        # A plan for steps that find gradients is compared in such.
+        theirs = other.metered_nbytes if self.peak_nbytes is not None else other.accumulating_peak_nbytes
+        fewer = (self.metered_nbytes - theirs, self.made_nbytes - other.made_nbytes)
         no_worse = min(fewer) >= 0 and fewer_pct > -SAME_PCT
         return no_worse and (max(fewer) > 0 or fewer_pct >= SAME_PCT)
 
@@ -344,6 +397,7 @@ class Bench:
         plan: Plan | None = None,
         prepare_s: float | None = None,
         in_double: Callable[[], float] | None = None,
+        present: bool = False,
     ) -> Row:
         """Run a method: one step to compare, some to read its memory, a few to time; print its row.
 
@@ -356,7 +410,11 @@ class Bench:
             plan: what it runs.
             prepare_s: the preparation before the first step; None if that step is the preparation.
             in_double: measures the distance from eager in double precision; asked if it is above rounding.
+            present: it is for steps that find a `.grad` for every parameter, and only run in such.
         """
+        if present:
+            for parameter in step.parameters():
+                parameter.grad = torch.zeros_like(parameter)
         began_s = time.perf_counter()
         first = numbers(step, self.sample, call)
         if prepare_s is None:
@@ -371,7 +429,7 @@ class Bench:
             method=method,
             budget_nbytes=budget_nbytes,
             gradient_nbytes=self.gradient_nbytes,
-            **({} if opaque else self.metered(step, call)),
+            **({} if opaque else self.metered(step, call, present)),
             allocated_nbytes=self.allocated(step, call) if opaque or is_eager else None,
             modelled_pct=None if plan is None else 100 * plan.overhead,
             bound_pct=None if plan is None else 100 * plan.lower_bound_overhead,
@@ -391,13 +449,14 @@ class Bench:
         print(shown(row), flush=True)
         return row
 
-    def metered(self, step: Step, call: Call) -> dict[str, Any]:
-        """What the meter reads, in both states of `.grad`, as fields of a row."""
-        step.zero_grad()
+    def metered(self, step: Step, call: Call, present: bool) -> dict[str, Any]:
+        """What the meter reads, in both states of `.grad` or with one there, as fields of a row."""
+        if not present:
+            step.zero_grad()
         new, accumulating = (self.meter(step, call) for _ in range(2))
         eager = self.rows[0] if self.rows else None
         return {
-            "peak_nbytes": new.peak_nbytes,
+            "peak_nbytes": None if present else new.peak_nbytes,
             "accumulating_peak_nbytes": accumulating.peak_nbytes,
             "flops": new.flops,
             "recomputed_pct": 100 * (new.flops / eager.flops - 1) if eager else 0.0,
@@ -495,7 +554,6 @@ def bench(name: str, *, quick: bool, cache: Path) -> list[Row]:
     for percent in QUICK_SHARES_PCT if quick else SHARES_PCT:
         budgets[share_of(eager.peak_nbytes, run.gradient_nbytes, percent)] = f"remat at {percent} %"
     budgets[blocks.peak_nbytes] = f"remat as {PER_BLOCK}"
-    budgets[blocks.accumulating_peak_nbytes] = f"remat as {PER_BLOCK}, .grad"
     for row in peers:
         useful = row.recomputed_pct > 0.05 and row.peak_nbytes < eager.peak_nbytes
         if useful and not (quick and model.promises):
@@ -510,6 +568,7 @@ def bench(name: str, *, quick: bool, cache: Path) -> list[Row]:
         ):
             least_nbytes = found_nbytes
             run_planned(run, "remat at the least that works", least_nbytes, cache)
+    run_present(run, [blocks, *peers], cache)
     if not quick:
         step = run.fresh()
         run.measure(INDUCTOR, step, compiled(step), opaque=True)
@@ -524,18 +583,46 @@ def share_of(peak_nbytes: int, gradient_nbytes: int, percent: int) -> int:
     return gradient_nbytes + math.ceil((peak_nbytes - gradient_nbytes) * percent / 100)
 
 
+def run_present(run: Bench, peers: list[Row], cache: Path) -> None:
+    """Rows of ours for steps that find gradients: at the peaks of peers in such, and at the least."""
+    eager = run.rows[0]
+    budgets = {
+        row.accumulating_peak_nbytes: f"remat as {row.method}, .grad"
+        for row in reversed(peers)
+        if row.recomputed_pct > 0.05 and row.accumulating_peak_nbytes < eager.accumulating_peak_nbytes
+    }
+    close_nbytes = eager.accumulating_peak_nbytes * TIGHT_FROM_PCT // 100
+    for budget_nbytes in sorted(filter(None, budgets), reverse=True):
+        close = budget_nbytes >= close_nbytes
+        found_nbytes = run_planned(
+            run, budgets[budget_nbytes], budget_nbytes, cache, close=close, present=True
+        )
+        if found_nbytes:
+            run_planned(run, "remat at the least that works, .grad", found_nbytes, cache, present=True)
+            return
+
+
 def run_planned(
-    run: Bench, method: str, budget_nbytes: int, cache: Path, *, close: bool = False
+    run: Bench, method: str, budget_nbytes: int, cache: Path, *, close: bool = False, present: bool = False
 ) -> int | None:
     """A row of ours; the least budget that works if this one does not."""
     step = run.fresh()
+    state: GradientsState = "present" if present else "new"
     try:
-        module = planned(step, run.sample, budget_nbytes, cache, close=close)
+        module = planned(step, run.sample, budget_nbytes, cache, close=close, gradients=state)
     except InfeasibleBudget as error:
         run.show(infeasible_row(run, method, budget_nbytes, error.smallest_nbytes))
         return error.smallest_nbytes
     prepare_s = module.plan.solver_stats[PLANNING_S]
-    run.measure(method, step, module, budget_nbytes=budget_nbytes, plan=module.plan, prepare_s=prepare_s)
+    run.measure(
+        method,
+        step,
+        module,
+        budget_nbytes=budget_nbytes,
+        plan=module.plan,
+        prepare_s=prepare_s,
+        present=present,
+    )
     return None
 
 
@@ -625,12 +712,15 @@ def broken_in(model: Model, rows: list[Row]) -> Iterator[str]:
         by_meter = row.metered_nbytes is not None
         peak_nbytes = row.metered_nbytes if by_meter else row.allocated_nbytes
         full_nbytes = eager.peak_nbytes if by_meter else eager.allocated_nbytes
+        least_nbytes = share_of(full_nbytes, row.gradient_nbytes, TIGHT_FROM_PCT)
+        if by_meter and row.peak_nbytes is None:  # in steps that find gradients
+            least_nbytes = eager.accumulating_peak_nbytes * TIGHT_FROM_PCT // 100
         if peak_nbytes > row.budget_nbytes:
             yield f"{row.method}: the peak of {peak_nbytes} bytes is above the budget of {row.budget_nbytes}"
         if not (row.exact if by_meter else row.exact_but_for_rounding):
             yield f"{row.method}: the numbers are not eager's"
         gap = row.modelled_pct - row.bound_pct
-        if gap > MOST_GAP and row.budget_nbytes >= share_of(full_nbytes, row.gradient_nbytes, TIGHT_FROM_PCT):
+        if gap > MOST_GAP and row.budget_nbytes >= least_nbytes:
             yield f"{row.method}: the plan is {gap:.2f} points above its bound"
         if by_meter:
             for peer in filter(row.dominated_by, peers):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import warnings
 import weakref
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from remat_executor import BadInput, MemoryMeter, PlannedModule, PlanFunction, RematWarning, allocator_peak
+from remat_executor import BadInput, MemoryMeter, PlanFunction, PlannedModule, RematWarning, allocator_peak
 from remat_executor.ways.loss_head import loss_head
 from remat_facade import Hiremate, limit_memory
 from remat_graph import Role, get_platform
@@ -38,7 +37,13 @@ class Head(nn.Module):
         hidden = self.norm(torch.tanh(self.body(x)))
         logits = self.head(hidden)
         loss = F.cross_entropy(logits.float(), target)
-        return {"loss": loss, "logits": logits, "last": logits[-1:], "hidden": hidden, "top": logits.argmax(1)}
+        return {
+            "loss": loss,
+            "logits": logits,
+            "last": logits[-1:],
+            "hidden": hidden,
+            "top": logits.argmax(1),
+        }
 
 
 def head() -> Head:

@@ -117,27 +117,42 @@ def with_dropped(graph: Graph, outputs: Collection[int]) -> Graph:
     values = list(graph.values)
     for value in outputs:
         values[value] = attrs.evolve(values[value], role=Role.DROPPED)
-    reads, ops = list(outputs), list(graph.ops)
-    needed = set(outputs)
-    for i in range(place - 1, -1, -1):
-        runs = [ops[i].first, *(ops[i].implementations[other.first] for other in ops[i].alternatives)]
-        if needed.isdisjoint(set(runs[0].outputs).intersection(*(run.outputs for run in runs))):
-            reads.append(len(values))
-            values.append(Value(name=f"{ops[i].name}_ran", nbytes=0))
-            ops[i] = _also_making(ops[i], reads[-1])
-        needed.update(set(runs[0].inputs).intersection(*(run.inputs for run in runs)))
     last = Op(
         name="return_outputs",
         target="return",
         rerun=None,
-        implementations=(Implementation(inputs=reads, outputs=()),),
+        implementations=(Implementation(inputs=outputs, outputs=()),),
     )
-    return attrs.evolve(graph, values=tuple(values), ops=(*ops[:place], last, *ops[place:]))
+    ops = (*graph.ops[:place], last, *graph.ops[place:])
+    needed, loose = set(outputs), []
+    for i in range(place - 1, -1, -1):
+        runs = [ops[i].first, *(ops[i].implementations[other.first] for other in ops[i].alternatives)]
+        if needed.isdisjoint(set(runs[0].outputs).intersection(*(run.outputs for run in runs))):
+            loose.append((i, place))
+        needed.update(set(runs[0].inputs).intersection(*(run.inputs for run in runs)))
+    return ordered(attrs.evolve(graph, values=tuple(values), ops=ops), loose)
 
 
-def _also_making(op: Op, value: int) -> Op:
-    runs = (attrs.evolve(run, outputs=(*run.outputs, value)) for run in op.implementations)
-    return attrs.evolve(op, implementations=tuple(runs))
+def ordered(graph: Graph, pairs: Iterable[tuple[int, int]]) -> Graph:
+    """The same graph in which of each pair of ops the first runs before the second.
+
+    Each first op also makes a value of 0 bytes, which the second reads. The new values have the last indices.
+
+    Args:
+        graph: a graph.
+        pairs: indices of ops, the first one lower.
+    """
+    values, ops = list(graph.values), list(graph.ops)
+    made: dict[int, int] = {}
+    for before, after in pairs:
+        if before not in made:
+            made[before] = len(values)
+            values.append(Value(name=f"{ops[before].name}_ran", nbytes=0))
+            runs = [attrs.evolve(r, outputs=(*r.outputs, made[before])) for r in ops[before].implementations]
+            ops[before] = attrs.evolve(ops[before], implementations=tuple(runs))
+        runs = [attrs.evolve(r, inputs=(*r.inputs, made[before])) for r in ops[after].implementations]
+        ops[after] = attrs.evolve(ops[after], implementations=tuple(runs))
+    return attrs.evolve(graph, values=tuple(values), ops=tuple(ops))
 
 
 def persistent(graph: Graph, placement: Placement) -> Sequence[int]:

@@ -4,14 +4,16 @@ In a plan for the first step (`Grads.NEW`) each gradient stays to the end. Here 
 a graph in which the gradients of parameters are activations that nothing reads, so these are freed where
 they are made. Their schedule becomes one of the graph itself by a `Deliver` in the place of each `Free`.
 
-A gradient is delivered after the last use of its parameter, which a hook may change then. Solvers do not
-know this rule. Backwards use a parameter before they make its gradient, or in the same op, so it seldom
-matters; where the referee finds a schedule above the budget for it, the solver runs again with less.
+A gradient is delivered after the last use of its parameter, which a hook may change then. So ops of the
+backward that use the parameter, and come before its gradient in the trace, are made to run before. Solvers do
+not know the rule for other uses, such as repeats of the forward: where the referee finds a schedule above the
+budget for that, the solver runs again with less.
 """
 
 import attrs
 
 from remat_graph import Compute, Deliver, Free, Grads, Graph, Role, Schedule, Step, simulate
+from remat_graph.training import ordered
 from remat_solvers.bounds import budget_floor
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status
 from remat_solvers.queries import MinBudget, min_budget
@@ -21,13 +23,23 @@ MOST_ATTEMPTS = 4
 
 
 def freed_when_made(graph: Graph) -> Graph:
-    """The graph for solvers: the gradients of parameters are activations."""
-    added = set(_added(graph))
-    values = (
-        attrs.evolve(value, role=Role.ACTIVATION) if i in added else value
-        for i, value in enumerate(graph.values)
-    )
-    return attrs.evolve(graph, values=tuple(values))
+    """The graph for solvers: gradients of parameters are activations. New values have the last indices."""
+    added = _added(graph)
+    values = list(graph.values)
+    for gradient in added:
+        values[gradient] = attrs.evolve(values[gradient], role=Role.ACTIVATION)
+    users: dict[int | None, set[int]] = {}
+    for i, op in enumerate(graph.ops):
+        for value in op.first.inputs if op.backward else ():
+            users.setdefault(value, set()).add(i)
+    pairs = [
+        (user, maker)
+        for gradient in added
+        if (maker := graph.producer[gradient]) is not None
+        for user in sorted(users.get(graph.values[gradient].of, ()))
+        if user < maker
+    ]
+    return ordered(attrs.evolve(graph, values=tuple(values)), pairs)
 
 
 def with_deliveries(graph: Graph, schedule: Schedule) -> Schedule:
@@ -53,7 +65,7 @@ def with_deliveries(graph: Graph, schedule: Schedule) -> Schedule:
             waiting = []
         if place == schedule.boundary:
             boundary = len(steps)
-        if not (isinstance(step, Free) and step.value in added):
+        if not (isinstance(step, Free) and (step.value in added or step.value >= len(graph.values))):
             steps.append(step)
         waiting += after.get(place, [])
     steps += waiting
