@@ -16,6 +16,11 @@ ForwardTarget = Callable[..., Any] | None
 """What a `forward` runs: a function, or None for the method of the original's class."""
 
 
+def must_be_planned(target: ForwardTarget) -> bool:
+    """Whether what a forward runs is an error if it cannot be captured, not a reason to run it unplanned."""
+    return getattr(target, "must_be_planned", False)
+
+
 class Nothing(Enum):
     """The type of a sentinel: nothing was assigned."""
 
@@ -54,7 +59,7 @@ class Forward:
         holders = [vars(kind)["forward"] for kind in owner.__mro__ if "forward" in vars(kind)]
         after = holders[holders.index(self) + 1]
 
-        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def forward(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             return self.function(module, *args, **kwargs)
 
         return functools.update_wrapper(forward, after)

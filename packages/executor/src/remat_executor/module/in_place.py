@@ -22,7 +22,7 @@ from remat_executor.guards.objections import NO_GRADIENT, calls_itself, reason_f
 from remat_executor.inspection.object_contents import slots_of
 from remat_executor.inspection.tensors import called_with, owned_by
 from remat_executor.module.forward_binding import ForwardBinding
-from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget
+from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget, must_be_planned
 from remat_executor.module.notices import COMPILED
 from remat_executor.module.planned_module import PlannedModule
 from remat_executor.torch_private.dynamo import compiled_module, unseen_by_dynamo
@@ -64,10 +64,10 @@ class InPlaceState:
         self.warned: set[str] = set()
         self.lock = ForkAwareLock("a module that is planned")
 
-    def _forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _forward(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         return self.run(self.binding.first, args, kwargs)
 
-    def _run(self, module: nn.Module, target: ForwardTarget, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, module: nn.Module, target: ForwardTarget, /, *args: Any, **kwargs: Any) -> Any:
         return self.run(target, args, kwargs)
 
     def run(self, target: ForwardTarget, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -103,7 +103,7 @@ class InPlaceState:
             except NothingToDifferentiate:
                 return _Unplanned("nothing that it returns requires a gradient")
             except CaptureError as error:
-                if target is self.binding.first:
+                if target is self.binding.first or must_be_planned(target):
                     raise
                 return _Unplanned(error.problem, assigned=True)
         return None
@@ -244,7 +244,7 @@ def _subclass(state: InPlaceState) -> type:
         # The class is called to make another model, for a slice of a `Sequential` say.
         "__new__": staticmethod(lambda _, *args, **kwargs: kind(*args, **kwargs)),
         "_remat": state,
-        "forward": Forward(lambda module, *args, **kwargs: module.forward(*args, **kwargs)),
+        "forward": Forward(lambda module, /, *args, **kwargs: module.forward(*args, **kwargs)),
         "_compiled_call_impl": property(lambda _: None),
         "compile": lambda _, *args, **kwargs: state.warn_once(f"is not compiled: {COMPILED}"),
         "__deepcopy__": _deepcopy,

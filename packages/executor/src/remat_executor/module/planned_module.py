@@ -25,7 +25,7 @@ from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.module.buckets import Buckets
 from remat_executor.module.combined_class import attribute_of, class_for
 from remat_executor.module.forward_binding import ForwardBinding
-from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget
+from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget, must_be_planned
 from remat_executor.module.gradient_states import (
     GradientsState,
     GradientStates,
@@ -250,7 +250,7 @@ class PlannedModule(nn.Module):
         """The original's result, computed by a plan."""
         return self._remat_run(self._remat.binding.first, *args, **kwargs)
 
-    def _remat_run(self, target: ForwardTarget, *args: Any, **kwargs: Any) -> Any:
+    def _remat_run(self, target: ForwardTarget, /, *args: Any, **kwargs: Any) -> Any:
         """Run a forward by a plan."""
         manager: PlanManager = self._remat
         if manager.binding.inside:
@@ -284,7 +284,7 @@ class PlannedModule(nn.Module):
         try:
             step, tensors = manager.step_for(tensors, signature, target)
         except CaptureError as error:
-            if signature.forward is None:
+            if signature.forward is None or must_be_planned(target):
                 raise
             manager.uncapturable[signature.forward] = error.problem
             return error.problem, None

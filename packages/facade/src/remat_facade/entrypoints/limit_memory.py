@@ -17,6 +17,7 @@ from remat_executor import PlannedModule
 from remat_executor.module import in_place
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.gradient_states import checked_state
+from remat_executor.module.planned_loss import LossFunction, check_loss, leave_loss, plan_loss
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call
 from remat_facade.entrypoints.keywords import LimitKeywords
@@ -38,6 +39,7 @@ def limit_memory(
     budget: int | str | None = None,
     *,
     sample: Any = None,
+    loss: LossFunction | None = None,
     **options: Unpack[LimitKeywords],
 ) -> _M:
     """Let a model's forward and backward stay within a memory budget from now on.
@@ -52,6 +54,9 @@ def limit_memory(
             limited already, the new limit replaces the old one.
         budget: as for `Rockmate`; None for the environment variable ``REMAT_BUDGET``, or else ``"auto"``.
         sample: plans at once, for this sample, as for `Rockmate`.
+        loss: a function of the model's output and a target. The model then takes one more keyword:
+            ``model(x, target=y)`` returns ``loss(output, y)``, computed within the budget, and ``model(x)``
+            the output, as before. A sample has ``{"target": y}`` in its ``sample_kwargs``.
         **options: as for `Rockmate`; ``sample_kwargs`` plans at once, too.
 
     Returns:
@@ -59,7 +64,7 @@ def limit_memory(
 
     Raises:
         BadModel: it is no module, or is planned by a wrapper.
-        BadInput: its class cannot be replaced, or `ways` is unknown.
+        BadInput: its class cannot be replaced, the loss cannot be planned with it, or an option is unknown.
         BadBudget: the budget is invalid.
         BadConfig: the config, solver or class contradict each other.
         UnknownSolver: no solver has this name.
@@ -73,17 +78,22 @@ def limit_memory(
     if sample is not None or sample_kwargs is not None:
         call = as_call(() if sample is None else sample, sample_kwargs)
     if in_place.state_of(model) is not None:
-        in_place.release(model)
+        release(model)
+    trained = in_place.unwrapped(model)
+    if loss is not None:
+        check_loss(trained, loss)
 
     def make(binding: ForwardBinding, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedModule:
         return Rockmate._remat_bound(binding, args, chosen, sample_kwargs=kwargs, **options)
 
-    state = in_place.plan_in_place(in_place.unwrapped(model), make)
+    state = in_place.plan_in_place(trained, make)
+    if loss is not None:
+        plan_loss(trained, loss)
     if call is not None:
         try:
             state.plan(*call)
         except BaseException:
-            in_place.release(model)
+            release(model)
             raise
     return model
 
@@ -135,6 +145,9 @@ def release(model: _M) -> _M:
     Raises:
         BadInput: the model has no memory limit.
     """
+    state = in_place.state_of(model)
+    if state is not None:
+        leave_loss(state)
     in_place.release(model)
     return model
 
