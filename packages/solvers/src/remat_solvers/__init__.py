@@ -82,6 +82,6 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from remat_solvers import present_gradients, queries, switching
 
-        home = next(module for module in (present_gradients, switching, queries) if hasattr(module, name))
-        return getattr(home, name)
+        found = next(module for module in (present_gradients, switching, queries) if hasattr(module, name))
+        return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

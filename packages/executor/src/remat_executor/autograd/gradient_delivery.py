@@ -184,26 +184,8 @@ class PlannedCall:
         Raises:
             UnplannedUse: this backward cannot run as planned.
         """
-        if torch.is_grad_enabled():
-            raise UnplannedUse(
-                problem="a planned module cannot be differentiated twice (create_graph=True)",
-                advice="use the original, at `.module`, for double backward",
-            )
-        if torch.is_autocast_enabled(self.wiring.device.type) and not self.autocast:
-            raise UnplannedUse(
-                problem="the backward runs under autocast and the forward did not",
-                advice="leave autocast before backward(), as torch advises",
-            )
-        if self.saved is None:
-            raise UnplannedUse(
-                problem="the backward of this call has already run and its saved values are freed",
-                advice="pass retain_graph=True to the first backward, or run the forward again",
-            )
-        if tensor_versions(self.guarded) != self.versions:
-            raise UnplannedUse(
-                problem="a tensor that the backward needs was modified in place after the forward",
-                advice="modify a clone of it, or call backward first",
-            )
+        self._check_backward()
+        assert self.saved is not None
         if self.handler is not None:
             self.handler.begin_backward()
         values = dict(self.saved)
@@ -249,6 +231,29 @@ class PlannedCall:
         if doubtful and self.handler is not None:
             self.handler.read_gradients()
         return BackwardState(values, undefined, doubtful)
+
+    def _check_backward(self) -> None:
+        """Check that the backward can run as planned."""
+        if torch.is_grad_enabled():
+            raise UnplannedUse(
+                problem="a planned module cannot be differentiated twice (create_graph=True)",
+                advice="use the original, at `.module`, for double backward",
+            )
+        if torch.is_autocast_enabled(self.wiring.device.type) and not self.autocast:
+            raise UnplannedUse(
+                problem="the backward runs under autocast and the forward did not",
+                advice="leave autocast before backward(), as torch advises",
+            )
+        if self.saved is None:
+            raise UnplannedUse(
+                problem="the backward of this call has already run and its saved values are freed",
+                advice="pass retain_graph=True to the first backward, or run the forward again",
+            )
+        if tensor_versions(self.guarded) != self.versions:
+            raise UnplannedUse(
+                problem="a tensor that the backward needs was modified in place after the forward",
+                advice="modify a clone of it, or call backward first",
+            )
 
     def _outputs_kept(self, saved: Mapping[int, Tensor]) -> set[int]:
         """Of the outputs that the plan expects to be dropped, those that the caller holds: their values."""

@@ -2,7 +2,7 @@
 
 The model's forward gets one more keyword, ``target``: a call with it returns the loss of the output, computed
 inside of the planned step. A call without it returns the output. It is assigned to the forward as a trainer
-would do it, so the model's class, attributes and state dict stay as they are.
+would do it: the model's class, attributes and state dict are unchanged.
 """
 
 import functools

@@ -19,7 +19,7 @@ from remat_executor.fork_lock import ForkAwareLock
 from remat_executor.guards.objections import reason_for_original, reason_in_force
 from remat_executor.guards.signature import Signature
 from remat_executor.inspection.devices import check_device
-from remat_executor.inspection.tensors import called_with
+from remat_executor.inspection.tensors import Tensors, called_with
 from remat_executor.lowering.gradient_segments import check_part_nbytes
 from remat_executor.lowering.step_handler import OffloadBackend
 from remat_executor.module.buckets import Buckets
@@ -162,13 +162,7 @@ class PlannedModule(nn.Module):
             gradients=GradientStates(state=state, planner=planner, stages=stages, lock=lock),
             lock=lock,
         )
-        target = manager.binding.target()
-        with torch.enable_grad():
-            signature = manager.signature(manager.current_snapshot(target), tensors, target)
-            manager.plan(tensors, signature, target)
-        if manager.binding.runner is None:
-            manager.binding.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
-            manager.binding.runner = unseen_by_dynamo(PlannedModule._remat_run)
+        _plan_sample(manager, tensors)
         self._remat_attach(manager)
 
     @classmethod
@@ -181,6 +175,9 @@ class PlannedModule(nn.Module):
 
     def _remat_attach(self, manager: PlanManager) -> None:
         """Share the original's attributes."""
+        if manager.binding.runner is None:
+            manager.binding.forward = unseen_by_dynamo(vars(PlannedModule)["forward"].function)
+            manager.binding.runner = unseen_by_dynamo(PlannedModule._remat_run)
         object.__setattr__(self, "__dict__", manager.original.__dict__)
         object.__setattr__(self, "_remat", manager)
 
@@ -386,3 +383,9 @@ class PlannedModule(nn.Module):
     def extra_repr(self) -> str:
         """The plan in one line."""
         return self.plan.summary().splitlines()[0]
+
+
+def _plan_sample(manager: PlanManager, tensors: Tensors) -> None:
+    target = manager.binding.target()
+    with torch.enable_grad():
+        manager.plan(tensors, manager.signature(manager.current_snapshot(target), tensors, target), target)
