@@ -115,6 +115,9 @@ def _implementations(items: Iterable[Implementation]) -> tuple[Implementation, .
 class Alternative:
     """Another way to run an op, in force while a switch is on.
 
+    Its values may be made by other ops while the switch is off, or not at all. An op that only a switch adds
+    has a first implementation that reads and makes nothing.
+
     Attributes:
         switch: name of the switch; alternatives with the same switch are in force together.
         first: index of the implementation of the first run.
@@ -242,7 +245,10 @@ class Graph:
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
-        """For each value the op that makes it; None for external and persistent values and tangents."""
+        """For each value the op that makes it; None for external and persistent values and tangents.
+
+        Of a graph without switches: a value may have another producer under another decision.
+        """
         made: list[int | None] = [None] * len(self.values)
         for i, op in enumerate(self.ops):
             for implementation in op.implementations:

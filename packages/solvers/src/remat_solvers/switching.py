@@ -9,14 +9,14 @@ all combinations, and that of the relaxed graph otherwise.
 Imperfect: with many switches, only whole families are decided.
 """
 
-from collections.abc import Iterable
 from functools import partial
 from itertools import chain, combinations
 
 import attrs
 
 from remat_graph import Graph, Specialized, noremat_peak_nbytes, relaxed, specialize
-from remat_graph.switches.specialize import conflicting, family_of
+from remat_graph.switches.conflicts import compatible, conflicts
+from remat_graph.switches.specialize import family_of
 from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.reachability import reachability
 from remat_solvers.bounds.time_bound import CutBound
@@ -28,29 +28,14 @@ BOUND_SHARE = 0.1  # of the remaining time, for one bound
 
 def combinations_of(graph: Graph) -> tuple[tuple[frozenset[str], ...], bool]:
     """The combinations of switches to try, and whether these are all; all off comes first."""
-    switches = graph.switches
+    switches, found = graph.switches, conflicts(graph)
     if len(switches) <= MOST_COMBINED:
         subsets = chain.from_iterable(combinations(switches, n) for n in range(len(switches) + 1))
-        return tuple(frozenset(s) for s in subsets if not conflicting(graph, s)), True
+        return tuple(frozenset(s) for s in subsets if compatible(found, s) == set(s)), True
     families = {name: [s for s in switches if family_of(s) == name] for name in map(family_of, switches)}
     tried = [(), switches, *families.values()]
     tried += [[s for s in switches if family_of(s) != name] for name in families]
-    return tuple(dict.fromkeys(_compatible(graph, each) for each in tried)), False
-
-
-def _compatible(graph: Graph, switches: Iterable[str]) -> frozenset[str]:
-    """These switches without those that change an op which an earlier one changes."""
-    taken: set[int] = set()
-    changed: dict[str, set[int]] = {}
-    for i, op in enumerate(graph.ops):
-        for other in op.alternatives:
-            changed.setdefault(other.switch, set()).add(i)
-    found = []
-    for switch in switches:
-        if taken.isdisjoint(changed[switch]):
-            taken |= changed[switch]
-            found.append(switch)
-    return frozenset(found)
+    return tuple(dict.fromkeys(compatible(found, each) for each in tried)), False
 
 
 def specializations(graph: Graph) -> tuple[Specialized, ...]:

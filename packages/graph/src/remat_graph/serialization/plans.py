@@ -17,7 +17,8 @@ from remat_graph.plan import MOST_PERIODS, Plan
 from remat_graph.serialization.fields import ANY, VERSION, AnyPath, keys_of, links_to_data, read_links
 from remat_graph.serialization.json_reader import Reader, read_json, write_json
 from remat_graph.serialization.schedules import read_schedule, schedule_to_data
-from remat_graph.switches.specialize import specialize
+from remat_graph.switches.relax import relaxed
+from remat_graph.switches.specialize import Specialized, specialize
 
 PLAN_FORMAT = "remat-plan"
 
@@ -64,29 +65,36 @@ def plan_from_data(data: Any, *, graph: Graph | None = None, source: str = "plan
     reader = Reader(data, source)
     reader.header(PLAN_FORMAT, VERSION, "plan")
     reader.known(keys_of(Plan) - {"notes"} | {"format", "version"})
-    if graph is not None and (found := reader.get("fingerprint").text()) not in _fingerprints(graph):
-        wanted = fingerprint(graph)
-        name = reader.get("graph_name").text()
-        problem = (
-            f"is a plan for another graph, {name or 'unnamed'} ({found[:15]}...), not for "
-            f"{graph.name or 'this one'} ({wanted[:15]}...): solve again, or load it on "
-            "the model, sample and mode it was made with"
-        )
-        raise ForeignPlan(path=source, problem=problem)
+    base = None if graph is None else _base_of(reader, graph)
     try:
-        plan = _read_plan(reader, graph)
+        plan = _read_plan(reader, graph if base is None else base.graph)
     except OverBudget as error:
         reader.fail(f"its predicted peak is above its own budget: {error}")
     except RecursionError:
         reader.fail("its statistics are nested too deeply for a plan of remat")
-    return plan if graph is None else _simulated_again(plan, graph, source)
+    if graph is None:
+        return plan
+    if base is not None:  # its bound holds with all switches off
+        least_s = min(plan.lower_bound_s, relaxed(graph).time_s)
+        plan = attrs.evolve(plan, schedule=base.restore(plan.schedule), lower_bound_s=least_s)
+    return _simulated_again(plan, graph, source)
 
 
-def _fingerprints(graph: Graph) -> tuple[str, ...]:
-    """Of graphs whose plans are plans of this one: without switches, too, as earlier versions made them."""
-    if not graph.switches:
-        return (fingerprint(graph),)
-    return (fingerprint(graph), fingerprint(specialize(graph, ()).graph))
+def _base_of(reader: Reader, graph: Graph) -> Specialized | None:
+    """The graph without switches, if the plan is one of that, as earlier versions made them."""
+    found, wanted = reader.get("fingerprint").text(), fingerprint(graph)
+    if found == wanted:
+        return None
+    base = specialize(graph, ())
+    if graph.switches and found == fingerprint(base.graph):
+        return base
+    name = reader.get("graph_name").text()
+    problem = (
+        f"is a plan for another graph, {name or 'unnamed'} ({found[:15]}...), not for "
+        f"{graph.name or 'this one'} ({wanted[:15]}...): solve again, or load it on "
+        "the model, sample and mode it was made with"
+    )
+    raise ForeignPlan(path=reader.source, problem=problem)
 
 
 def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
