@@ -337,5 +337,7 @@ def test_the_option_of_the_entry_points(tmp_path: Path) -> None:
         lambda: Hiremate(model, inputs, "16MiB", ways="all"),
         lambda: limit_memory(model, ways=["exact"]),
     ):
-        with pytest.raises(BadInput, match=r"ways is .*, not one of 'exact', 'none'; leave it out"):
+        with pytest.raises(
+            BadInput, match=r"ways is .*, not one of 'exact', 'rounding', 'none'; leave it out"
+        ):
             refused()

@@ -17,7 +17,7 @@ from remat_graph.ir import Graph, Placement, as_indices
 from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
 from remat_graph.simulator.simulate import simulate
-from remat_graph.switches.specialize import family_of, switches_on
+from remat_graph.switches.specialize import family_of, rounding_runs, switches_on
 from remat_graph.training import persistent, with_placement
 from remat_graph.units import format_nbytes, format_seconds
 
@@ -60,6 +60,10 @@ def _copy_versions(versions: Mapping[str, str]) -> Mapping[str, str]:
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(str, names))
+
+
+def _name_pairs(pairs: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((first, second) for first, second in pairs)
 
 
 def _switched_s(graph: Graph, schedule: Schedule) -> float:
@@ -109,6 +113,8 @@ class Plan:
         noremat_issue_s: the same of every op once.
         switched: names of the switches that are on, sorted.
         switched_s: seconds that they add to the first runs; negative if those are faster.
+        rounding: ops that run in a way whose results may differ from the original's within rounding, and the
+            family of the way. Empty unless such ways were asked for.
 
     `recomputed_s`, `lower_bound_s`, the overheads and the gap are of the ops' own time, without issuing.
     """
@@ -139,6 +145,7 @@ class Plan:
     noremat_issue_s: float = attrs.field(default=0.0, converter=float, validator=_finite)
     switched: tuple[str, ...] = attrs.field(default=(), converter=_names)
     switched_s: float = attrs.field(default=0.0, converter=float, validator=_signed)
+    rounding: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_name_pairs)
 
     def __attrs_post_init__(self) -> None:
         if self.peak_nbytes > self.budget_nbytes:
@@ -214,6 +221,7 @@ class Plan:
             noremat_issue_s=graph.issue_s,
             switched=sorted(switches_on(graph, schedule)),
             switched_s=_switched_s(graph, schedule),
+            rounding=rounding_runs(graph, schedule),
         )
 
     @property
@@ -279,7 +287,18 @@ class Plan:
             + (f" on {self.platform}" if self.platform else "")
             + (", cut short by the deadline" if self.deadline_hit else ""),
             *([f"other ways to run ops: {ways}"] if ways else []),
+            *self._rounding_lines(),
             *([self.launch_note] if self.waits_for_host else []),
             *self.notes,
         ]
         return "\n".join(lines)
+
+    def _rounding_lines(self) -> list[str]:
+        """Per family, the ops that round differently."""
+        ops: dict[str, list[str]] = {}
+        for op, family in self.rounding:
+            ops.setdefault(family, []).append(op)
+        return [
+            f"not bit-identical, within rounding: {family} ({len(names)}): {', '.join(names)}"
+            for family, names in ops.items()
+        ]

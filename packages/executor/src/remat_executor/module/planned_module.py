@@ -102,8 +102,8 @@ class PlannedModule(nn.Module):
             device: where plans run; None: where the model is. With it, the model may be on the meta device if
                 `backend` fills its tensors when it places them.
             costs: gives graphs their times and workspaces; None: measured ones, or those of `platform`.
-            ways: families of other ways to run ops, of which plans may choose; None for all. Only plans that
-                do nothing but compute, and run eagerly or as CUDA graphs, have a choice.
+            ways: families of other ways to run ops, of which plans may choose; None for all that are exact.
+                Only plans that do nothing but compute, and run eagerly or as CUDA graphs, have a choice.
 
         Raises:
             BadInput: the model or the sample cannot be planned, or platform, max_plans, buckets or

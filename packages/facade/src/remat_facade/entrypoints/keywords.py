@@ -46,7 +46,7 @@ class RockmateKeywords(SharedKeywords, total=False):
     ranks: Ranks | None
     optimizer: Optimizer
     runtime: str
-    ways: Ways
+    ways: Ways | None
 
 
 class LimitKeywords(RockmateKeywords, total=False):

@@ -117,9 +117,10 @@ def check_limit(caller: str, budget: int | str | None, options: Mapping[str, Any
         options.get("solver"),
         options.get("seed", 0),
         options.get("time_limit_s"),
+        options.get("ways"),
     )
     get_solver(method.solver, **method.parameters)
-    check_ways(options.get("ways", "exact"))
+    check_ways(method.ways)
     return chosen
 
 

@@ -12,6 +12,7 @@ from remat_executor import BadInput, Buckets
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.check_platform import check_platform
 from remat_executor.module.plan_cache import MOST_PLANS
+from remat_executor.ways.registry import rounding_families
 from remat_executor.ways.substitution import Family
 from remat_facade.entrypoints.inputs import Arguments
 from remat_facade.planning.memory_fit import Optimizer
@@ -21,8 +22,8 @@ from remat_graph import Platform
 from remat_graph.errors import shown
 from remat_graph.serialization.fields import AnyPath
 
-Ways = Literal["exact", "none"]
-"""Which other ways to run ops a plan may choose."""
+Ways = Literal["exact", "rounding", "none"]
+"""Which other ways to run ops a plan may choose; "rounding": also those that may differ in the last bits."""
 
 
 def check_ways(ways: object) -> None:
@@ -36,6 +37,18 @@ def check_ways(ways: object) -> None:
             problem=f"ways is {shown(ways)}, not one of {', '.join(map(repr, get_args(Ways)))}",
             advice='leave it out for "exact"',
         )
+
+
+def families_of(ways: str) -> tuple[Family, ...] | None:
+    """The families of an option `ways`; None for all that are exact.
+
+    Raises:
+        BadInput: it is not one of `Ways`.
+    """
+    check_ways(ways)
+    if ways == "rounding":
+        return rounding_families()
+    return () if ways == "none" else None
 
 
 @attrs.frozen(kw_only=True)
@@ -110,12 +123,12 @@ class RunOptions:
     max_plans: int = MOST_PLANS
     buckets: Buckets | None = None
     part_nbytes: int | None = None
-    ways: Ways = "exact"
+    ways: str = "exact"
 
     def __attrs_post_init__(self) -> None:
         check_ways(self.ways)
 
     @property
     def families(self) -> tuple[Family, ...] | None:
-        """The families of `ways`; None for all."""
-        return None if self.ways == "exact" else ()
+        """The families of `ways`; None for all that are exact."""
+        return families_of(self.ways)

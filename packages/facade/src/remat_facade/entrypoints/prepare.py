@@ -6,7 +6,7 @@ from torch import nn
 from remat_executor import PlannedModule, step_graph
 from remat_facade.entrypoints.inputs import Arguments, check_model, device_of
 from remat_facade.entrypoints.model_budget import check_model_budget
-from remat_facade.entrypoints.options import CostOptions, PlanOptions
+from remat_facade.entrypoints.options import CostOptions, PlanOptions, families_of
 from remat_facade.errors import BadModel
 from remat_facade.planning.memory_fit import Fit, auto_budget, fit_of, nbytes_of, total_nbytes
 from remat_facade.planning.method import Method
@@ -84,7 +84,13 @@ def plan_model(
         planner.check()
     args, kwargs = arguments
     graph = step_graph(
-        model, args, kwargs, platform=cost.platform, cache_dir=cost.folder, on_progress=cost.stages
+        model,
+        args,
+        kwargs,
+        platform=cost.platform,
+        cache_dir=cost.folder,
+        on_progress=cost.stages,
+        ways=families_of(method.ways),
     )
     plan = planner(graph)
     fit = fit_of(

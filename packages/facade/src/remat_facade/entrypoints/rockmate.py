@@ -76,6 +76,9 @@ class Rockmate(BudgetedModule):
             into as many parts as cost 1 % of the step.
         ways: ``"exact"`` lets the plan choose other ways to run parts of the step that give the same bits,
             such as a cross entropy by chunks of rows; ``"none"`` keeps every operator as it was captured.
+            ``"rounding"`` allows in addition ways whose results differ from the original's within rounding,
+            such as a linear layer inside the chunks of a cross entropy; the plan names every op that such a
+            way runs. None keeps the config's choice, or else ``"exact"``.
 
     Raises:
         InfeasibleBudget: no schedule fits; the error has a budget that works.
@@ -128,15 +131,19 @@ class Rockmate(BudgetedModule):
         max_plans: int = MOST_PLANS,
         buckets: Buckets | None = None,
         part_nbytes: int | None = None,
-        ways: Ways = "exact",
+        ways: Ways | None = None,
     ) -> None:
         options = PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, optimizer=optimizer, zoo=zoo)
         cost = CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress)
-        run = RunOptions(
-            runtime=runtime, max_plans=max_plans, buckets=buckets, part_nbytes=part_nbytes, ways=ways
-        )
         with plan_sharing(ranks) as together:
-            method = choose_method(self._remat_method, config, solver, seed, time_limit_s)
+            method = choose_method(self._remat_method, config, solver, seed, time_limit_s, ways)
+            run = RunOptions(
+                runtime=runtime,
+                max_plans=max_plans,
+                buckets=buckets,
+                part_nbytes=part_nbytes,
+                ways=method.ways,
+            )
             call = CallOptions(arguments=as_call(sample, sample_kwargs), differentiate=differentiate)
             own = prepare(model, call.arguments, options, method, cost)
             planner: MarginPlanner = own if plan is None else fixed_planner(plan, own)

@@ -101,6 +101,16 @@ def fit_table(fit: "Fit") -> Table:
     )
 
 
+def rounding_table(plan: Plan) -> Table:
+    """Every op that runs in a way whose results may differ from the original's within rounding."""
+    return Table(
+        title="ops that are not bit-identical, within rounding",
+        columns=("op", "way"),
+        rows=plan.rounding,
+        note="allowed by ways=rounding",
+    )
+
+
 def repeats_table(graph: Graph, plan: Plan, most: int = 8) -> Table:
     """Recomputed kinds of ops, the most expensive first; kinds after the first `most` are summed up."""
     kinds = repeated_targets(graph, plan.schedule)
