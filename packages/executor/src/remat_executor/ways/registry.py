@@ -26,7 +26,7 @@ def families(chosen: Iterable[Family] | None = None) -> tuple[Family, ...]:
     """
     if chosen is not None:
         return tuple(chosen)
-    return tuple(map(_ExactOnly, (*EXACT, *_of_others())))
+    return tuple(map(ExactOnly, (*EXACT, *_of_others())))
 
 
 def rounding_families() -> tuple[Family, ...]:
@@ -42,7 +42,7 @@ def _of_others() -> tuple[Family, ...]:
 
 
 @attrs.frozen
-class _ExactOnly:
+class ExactOnly:
     """The exact ways of a family, whichever it finds."""
 
     family: Family
