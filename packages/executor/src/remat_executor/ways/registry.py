@@ -48,4 +48,5 @@ class ExactOnly:
     family: Family
 
     def __call__(self, captured: Captured) -> Iterator[Substitution]:
+        """Its exact ways."""
         return (way for way in self.family(captured) if way.exact)

@@ -154,7 +154,7 @@ def without_rounding(graph: Graph) -> Graph:
     """The graph without the alternatives whose results may differ from the first implementation's.
 
     Implementations and values at the end that only those have are left out too: if all of them were added
-    last, this is the graph without the families that have them. A graph without such alternatives is returned itself.
+    last, this is the graph without the families that have them. A graph that has none is returned itself.
     """
     if all(other.exact for op in graph.ops for other in op.alternatives):
         return graph
