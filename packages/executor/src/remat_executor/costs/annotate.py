@@ -188,7 +188,7 @@ def _kernel_cost(translation: Translation, graph: Graph, run: Implementation, ch
         called = ops.get(change.node) if change.flops else None
         return OpCost(
             flops=change.flops,
-            read_nbytes=sum(graph.values[v].nbytes for v in run.inputs),
+            read_nbytes=sum(graph.values[v].nbytes for v in run.inputs) + change.more_nbytes,
             written_nbytes=sum(graph.values[v].nbytes for v in run.outputs),
             key=key,
             arithmetic="" if called is None else op_cost(translation, graph, called, 0).arithmetic,
@@ -196,7 +196,7 @@ def _kernel_cost(translation: Translation, graph: Graph, run: Implementation, ch
     parts = [op_cost(translation, graph, ops[node], 0) for node in change.counts_as if node in ops]
     return OpCost(
         flops=sum(part.flops for part in parts),
-        read_nbytes=sum(part.read_nbytes for part in parts),
+        read_nbytes=sum(part.read_nbytes for part in parts) + change.more_nbytes,
         written_nbytes=sum(part.written_nbytes for part in parts),
         key=key,
         arithmetic=next((part.arithmetic for part in parts if part.arithmetic), ""),

@@ -53,11 +53,6 @@ class _Loss:
         return cls(**given, tensors=tensors)
 
     @property
-    def image(self) -> bool:
-        """Whether the classes are those of the points of images."""
-        return len(self.shape) > 2
-
-    @property
     def weight(self) -> Tensor | None:
         """Of the classes."""
         return self.tensors.get(WEIGHT)
@@ -111,7 +106,7 @@ def chunked_loss(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ..
                 torch.mul(made, weight.view(1, -1, *[1] * (made.ndim - 2)), out=made)
             torch.sum(made, [1], out=totals[place])
         del made
-    found = _reduced(loss, picked, index, counts)
+    found = reduced_loss(picked, index, counts, loss.weight, loss.reduction)
     return (*found, totals) if loss.smoothed else found
 
 
@@ -128,23 +123,33 @@ def class_index(target: Tensor, counts: Tensor, classes: int) -> Tensor:
     return torch.where(counts, target, 0).unsqueeze(1)
 
 
-def _reduced(loss: _Loss, picked: Tensor, index: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The kernel of the loss on one class: the log-probability of the target."""
-    run = aten.nll_loss2d_forward.default if loss.image else aten.nll_loss_forward.default
+def reduced_loss(
+    picked: Tensor, index: Tensor, counts: Tensor, weight: Tensor | None, reduction: int
+) -> tuple[Tensor, Tensor]:
+    """The loss and its total weight, by the original's kernel on one class.
+
+    Args:
+        picked: the log-probabilities of the targets, with a dimension for the class; may be written over.
+        index: the targets, with this dimension.
+        counts: which of them count.
+        weight: of the classes.
+        reduction: 0, 1 or 2 for none, mean, sum.
+    """
+    run = aten.nll_loss2d_forward.default if picked.ndim > 2 else aten.nll_loss_forward.default
     classes = torch.where(counts, 0, IGNORED)
     made: tuple[Tensor, Tensor]
-    if loss.weight is None:
-        made = run(picked, classes, None, loss.reduction, IGNORED)
+    if weight is None:
+        made = run(picked, classes, None, reduction, IGNORED)
         return made
     # The weights differ by row, so the products are made first; sums are those of the kernel, in its order.
-    weights = loss.weight[index]
+    weights = weight[index]
     picked.mul_(weights)
-    if not loss.reduction:
+    if not reduction:
         made = run(picked, classes, None, 0, IGNORED)
         return made
     summed, _ = run(picked, classes, None, 2, IGNORED)
     total, _ = run(weights.neg_(), classes, None, 2, IGNORED)
-    return (summed / total if loss.reduction == 1 else summed), total
+    return (summed / total if reduction == 1 else summed), total
 
 
 def chunked_gradient(tangent: Tensor, logits: Tensor, target: Tensor, total: Tensor, *rest: Any) -> Tensor:

@@ -10,13 +10,14 @@ from importlib.metadata import entry_points
 import attrs
 
 from remat_executor.capture.captured import Captured
+from remat_executor.ways.linear_head import linear_head
 from remat_executor.ways.loss_head import loss_head
 from remat_executor.ways.substitution import Family, Substitution
 
 GROUP = "remat.ways"
 
 EXACT: tuple[Family, ...] = (loss_head,)
-ROUNDING: tuple[Family, ...] = ()
+ROUNDING: tuple[Family, ...] = (linear_head,)
 
 
 def families(chosen: Iterable[Family] | None = None) -> tuple[Family, ...]:

@@ -46,6 +46,7 @@ class Change:
         counts_as: the captured calls whose FLOPs and bytes the kernel takes, for times by a platform. None:
             `flops`, and the bytes of the storages that it reads and makes.
         flops: see `counts_as`.
+        more_nbytes: bytes that the kernel reads and writes in addition to those.
         workspace_nbytes: bytes held while the kernel runs, in addition to its results, for graphs whose
             kernels are not measured.
     """
@@ -61,6 +62,7 @@ class Change:
     over_kernel: Kernel | None = None
     counts_as: tuple[Node, ...] | None = None
     flops: int = 0
+    more_nbytes: int = 0
     workspace_nbytes: int = 0
 
     def __attrs_post_init__(self) -> None:
