@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 import attrs
 
 from remat_executor.capture.captured import Captured
+from remat_executor.ways.fused_gelu import fused_gelu
 from remat_executor.ways.linear_head import linear_head
 from remat_executor.ways.loss_head import loss_head
 from remat_executor.ways.substitution import Family, Substitution
@@ -17,7 +18,7 @@ from remat_executor.ways.substitution import Family, Substitution
 GROUP = "remat.ways"
 
 EXACT: tuple[Family, ...] = (loss_head,)
-ROUNDING: tuple[Family, ...] = (linear_head,)
+ROUNDING: tuple[Family, ...] = (linear_head, fused_gelu)
 
 
 def families(chosen: Iterable[Family] | None = None) -> tuple[Family, ...]:
