@@ -19,7 +19,7 @@ from remat_facade.planning.method import choose_method
 from remat_facade.report.table import rounding_table
 from remat_graph import ForeignPlan, Graph, Plan, Roofline, fingerprint, load_plan, save_plan, specialize
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
-from remat_graph.switches.specialize import without_rounding
+from remat_graph.switches.rounding import without_rounding
 from tests.helpers.planners import all_switched, save_all
 
 aten = torch.ops.aten

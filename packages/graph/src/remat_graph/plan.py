@@ -17,7 +17,8 @@ from remat_graph.ir import Graph, Placement, as_indices
 from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
 from remat_graph.simulator.simulate import simulate
-from remat_graph.switches.specialize import family_of, rounding_runs, switches_on
+from remat_graph.switches.rounding import rounding_runs
+from remat_graph.switches.specialize import family_of, switches_on
 from remat_graph.training import persistent, with_placement
 from remat_graph.units import format_nbytes, format_seconds
 

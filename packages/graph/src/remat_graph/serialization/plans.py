@@ -20,7 +20,8 @@ from remat_graph.serialization.fields import ANY, VERSION, AnyPath, keys_of, lin
 from remat_graph.serialization.json_reader import Reader, read_json, write_json
 from remat_graph.serialization.schedules import read_schedule, schedule_to_data
 from remat_graph.switches.relax import relaxed
-from remat_graph.switches.specialize import specialize, without_rounding
+from remat_graph.switches.rounding import without_rounding
+from remat_graph.switches.specialize import specialize
 
 PLAN_FORMAT = "remat-plan"
 

@@ -150,48 +150,6 @@ def switches_on(graph: Graph, schedule: Schedule) -> frozenset[str]:
     )
 
 
-def without_rounding(graph: Graph) -> Graph:
-    """The graph without the alternatives whose results may differ from the first implementation's.
-
-    Implementations and values at the end that only those have are left out too: if all of them were added
-    last, this is the graph without the families that have them. A graph that has none is returned itself.
-    """
-    if all(other.exact for op in graph.ops for other in op.alternatives):
-        return graph
-    ops = tuple(_exact(op) for op in graph.ops)
-    made = {v for op in ops for run in op.implementations for v in run.outputs}
-    mentioned = {v for op in graph.ops for run in op.implementations for v in run.outputs}
-    values = list(graph.values)
-    while len(values) - 1 in mentioned - made:
-        values.pop()
-    return attrs.evolve(graph, values=tuple(values), ops=ops)
-
-
-def _exact(op: Op) -> Op:
-    if all(other.exact for other in op.alternatives):
-        return op
-    kept = tuple(other for other in op.alternatives if other.exact)
-    needed = {0, op.rerun, *(n for other in kept for n in (other.first, other.again))}
-    dropped = {n for other in op.alternatives for n in (other.first, other.again)} - needed
-    runs = list(op.implementations)
-    while len(runs) - 1 in dropped:
-        runs.pop()
-    return attrs.evolve(op, implementations=tuple(runs), alternatives=kept)
-
-
-def rounding_runs(graph: Graph, schedule: Schedule) -> tuple[tuple[str, str], ...]:
-    """The ops that a schedule runs in a way that may round differently, and the family of the way."""
-    runs = set(schedule.computes())
-    found: list[tuple[str, str]] = []
-    for i, op in enumerate(graph.ops):
-        for other in op.alternatives:
-            numbers = {other.first, other.again} - {None, 0, op.rerun}
-            rounds = any(Compute(i, n) in runs and op.implementations[n].outputs for n in numbers if n)
-            if rounds and not other.exact:
-                found.append((op.name, family_of(other.switch)))
-    return tuple(found)
-
-
 def _decided(op: Op, on: frozenset[str]) -> tuple[Op, tuple[int, ...]]:
     if not op.alternatives:
         return op, tuple(range(len(op.implementations)))
