@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from remat_executor import PlannedModule
-from remat_executor.torch_private.convolutions import runs_in_onednn
 from remat_executor.ways.convolutions import convolutions, input_gradient, weight_gradient
-from tests.helpers.planners import all_switched
 
 aten = torch.ops.aten
 ANY = partial(convolutions, least_nbytes=0)
@@ -53,7 +49,13 @@ def test_the_halves_give_the_bits_of_the_call(dtype: torch.dtype, dims: int, thr
     torch.manual_seed(0)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    shapes = [(1, 1, 1, 1, 1, 16), (3, 2, 1, 1, 1, 16), (3, 1, 0, 2, 8, 8), (3, 2, 1, 1, 2, 24), (2, 2, 0, 1, 1, 4)]
+    shapes = [
+        (1, 1, 1, 1, 1, 16),
+        (3, 2, 1, 1, 1, 16),
+        (3, 1, 0, 2, 8, 8),
+        (3, 2, 1, 1, 2, 24),
+        (2, 2, 0, 1, 1, 4),
+    ]
     for (size, stride, padding, dilation, groups, outs), transposed, last, rows, bias in itertools.product(
         shapes, (False, True), (False, True), (0, 2), (False, True)
     ):

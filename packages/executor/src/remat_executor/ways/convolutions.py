@@ -142,9 +142,7 @@ def _stand_in(
     return x
 
 
-def weight_gradient(
-    gradient: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest: Any
-) -> tuple[Tensor, ...]:
+def weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> tuple[Tensor, ...]:
     """The gradients of a convolution's weight, and of its bias if the mask asks for it.
 
     Args:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 
+from remat_executor.ways.batch_norms import batch_norms
 from remat_executor.ways.convolutions import convolutions
 from remat_executor.ways.loss_head import loss_head
 from remat_executor.ways.substitution import Family
@@ -14,4 +15,4 @@ def families(chosen: Iterable[Family] | None = None) -> tuple[Family, ...]:
     """These families; all if None. A package adds one by an entry point of the group ``remat.ways``."""
     if chosen is not None:
         return tuple(chosen)
-    return (loss_head, convolutions, *(point.load() for point in entry_points(group=GROUP)))
+    return (loss_head, convolutions, batch_norms, *(point.load() for point in entry_points(group=GROUP)))
