@@ -50,35 +50,36 @@ def convolutions(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterat
         fakes = [each.meta["val"] for each in (gradient, x, weight)]
         if fakes[1].nbytes < least_nbytes or not _has_stand_in(*fakes, bias, *rest):
             continue
-        constants = (_plain(bias), *map(_plain, rest))
-        layout = (tuple(fakes[1].shape), fakes[1].stride())
-        changes = [
-            Change(
-                node=node,
-                kernel=input_gradient,
-                reads=(gradient, weight),
-                constants=(*layout, *constants),
-                makes=(made[0],),
-                flops=_flops(node, (True, False, False)),
-            )
-        ]
-        if len(wanted) > 1:
-            changes.append(
-                Change(
-                    node=node,
-                    added=True,
-                    kernel=weight_gradient,
-                    reads=(gradient, x, weight),
-                    constants=(*constants, (False, *mask[1:])),
-                    makes=tuple(made[place] for place in wanted[1:]),
-                    flops=_flops(node, (False, *mask[1:])),
-                )
-            )
-        yield Substitution(family="convolutions", changes=tuple(changes))
+        yield Substitution(family="convolutions", changes=_changes(node, made, tuple(mask)))
 
 
-def _plain(argument: Any) -> Any:
-    return tuple(argument) if isinstance(argument, list | tuple) else argument
+def _changes(node: Node, made: dict[Any, Node], mask: tuple[bool, ...]) -> tuple[Change, ...]:
+    """First the weight's gradient, after which the input may be freed, then the input's."""
+    gradient, x, weight, *rest, _ = args_of(node)
+    constants = tuple(tuple(each) if isinstance(each, list | tuple) else each for each in rest)
+    given: Tensor = x.meta["val"]
+    both = mask[1]
+    of_input = Change(
+        node=node,
+        added=both,
+        kernel=input_gradient,
+        reads=(gradient, weight),
+        constants=(tuple(given.shape), given.stride(), *constants),
+        makes=(made[0],),
+        flops=_flops(node, (True, False, False)),
+    )
+    if not both:
+        return (of_input,)
+    others = (False, *mask[1:])
+    of_weight = Change(
+        node=node,
+        kernel=weight_gradient,
+        reads=(gradient, x, weight),
+        constants=(*constants, others),
+        makes=tuple(made[place] for place in range(3) if others[place]),
+        flops=_flops(node, others),
+    )
+    return (of_weight, of_input)
 
 
 def _flops(node: Node, mask: tuple[bool, ...]) -> int:
