@@ -10,6 +10,8 @@ from importlib.metadata import entry_points
 import attrs
 
 from remat_executor.capture.captured import Captured
+from remat_executor.ways.batch_norms import batch_norms
+from remat_executor.ways.convolutions import convolutions
 from remat_executor.ways.fused_gelu import fused_gelu
 from remat_executor.ways.linear_head import linear_head
 from remat_executor.ways.loss_head import loss_head
@@ -17,7 +19,7 @@ from remat_executor.ways.substitution import Family, Substitution
 
 GROUP = "remat.ways"
 
-EXACT: tuple[Family, ...] = (loss_head,)
+EXACT: tuple[Family, ...] = (loss_head, convolutions, batch_norms)
 ROUNDING: tuple[Family, ...] = (linear_head, fused_gelu)
 
 

@@ -41,8 +41,8 @@ class Change:
         constants: further arguments of the kernel.
         makes: None if the kernel returns what the call returns. Otherwise it returns a tuple, with a tensor
             for each of these nodes: results of calls that do not make them in this way, and new tensors.
-        over: the node among `reads` over which the result may be written.
-        over_kernel: like `kernel`; writes the result over `over` and returns it.
+        over: the node among `reads` over which the result, of several the first, may be written.
+        over_kernel: like `kernel`; writes that result over `over` and returns it, with the others.
         counts_as: the captured calls whose FLOPs and bytes the kernel takes, for times by a platform. None:
             `flops`, and the bytes of the storages that it reads and makes.
         flops: see `counts_as`.
