@@ -147,6 +147,7 @@ class Op:
         rerun: index of the implementation that recomputes its outputs; None if the op must run only once.
         implementations: at least one; a first run may use any that no alternative uses.
         alternatives: other ways to run it, at most one for each switch.
+        layer: name of the submodule that it belongs to, such as ``transformer.h.3.mlp``; "" if none is known.
     """
 
     name: str
@@ -158,6 +159,13 @@ class Op:
         converter=_implementations, validator=attrs.validators.min_len(1)
     )
     alternatives: tuple[Alternative, ...] = attrs.field(default=(), converter=_alternatives)
+    layer: str = ""
+
+    @property
+    def place(self) -> str:
+        """The op for people: what it calls, in which layer, and its name."""
+        layer = f" in {'the backward of ' if self.backward else ''}{self.layer}" if self.layer else ""
+        return f"{self.target}{layer} ({self.name})"
 
     @property
     def first(self) -> Implementation:

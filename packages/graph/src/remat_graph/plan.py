@@ -1,7 +1,6 @@
 """Combine a schedule with its simulated bytes and times, its origin and its lower bound: a plan."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from operator import index
@@ -14,11 +13,14 @@ from remat_graph.budget import gradient_nbytes
 from remat_graph.errors import FalseBound, OverBudget
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Placement, as_indices
+from remat_graph.layers.recomputed import LayerGroup, layer_groups
+from remat_graph.layers.summary import recomputed_line, ways_line
+from remat_graph.layers.ways import WayGroup, way_groups
 from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
 from remat_graph.simulator.simulate import simulate
 from remat_graph.switches.rounding import rounding_runs
-from remat_graph.switches.specialize import family_of, switches_on
+from remat_graph.switches.specialize import switches_on
 from remat_graph.training import persistent, with_placement
 from remat_graph.units import format_nbytes, format_seconds
 
@@ -65,6 +67,14 @@ def _names(names: Iterable[str]) -> tuple[str, ...]:
 
 def _name_pairs(pairs: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:
     return tuple((first, second) for first, second in pairs)
+
+
+def _layers(groups: Iterable[LayerGroup]) -> tuple[LayerGroup, ...]:
+    return tuple(groups)
+
+
+def _ways(groups: Iterable[WayGroup]) -> tuple[WayGroup, ...]:
+    return tuple(groups)
 
 
 def _switched_s(graph: Graph, schedule: Schedule) -> float:
@@ -116,6 +126,8 @@ class Plan:
         switched_s: seconds that they add to the first runs; negative if those are faster.
         rounding: ops that run in a way whose results may differ from the original's within rounding, and the
             family of the way. Empty unless such ways were asked for.
+        layers: what is recomputed and kept, by groups of layers, if the graph knows the layers of its ops.
+        ways: where ops run in another way, by groups of layers.
 
     `recomputed_s`, `lower_bound_s`, the overheads and the gap are of the ops' own time, without issuing.
     """
@@ -147,6 +159,8 @@ class Plan:
     switched: tuple[str, ...] = attrs.field(default=(), converter=_names)
     switched_s: float = attrs.field(default=0.0, converter=float, validator=_signed)
     rounding: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_name_pairs)
+    layers: tuple[LayerGroup, ...] = attrs.field(default=(), converter=_layers)
+    ways: tuple[WayGroup, ...] = attrs.field(default=(), converter=_ways)
 
     def __attrs_post_init__(self) -> None:
         if self.peak_nbytes > self.budget_nbytes:
@@ -223,6 +237,8 @@ class Plan:
             switched=sorted(switches_on(graph, schedule)),
             switched_s=_switched_s(graph, schedule),
             rounding=rounding_runs(graph, schedule),
+            layers=layer_groups(graph, schedule, Schedule.unplanned(graph)),
+            ways=way_groups(graph, schedule),
         )
 
     @property
@@ -274,9 +290,7 @@ class Plan:
         """A few lines for people, without a newline at the end."""
         share = self.peak_nbytes / self.noremat_peak_nbytes if self.noremat_peak_nbytes else 1.0
         repeats = len(self.schedule.order) - len(set(self.schedule.order))
-        families = Counter(map(family_of, self.switched))
-        ways = ", ".join(f"{family} ({count})" for family, count in families.items())
-        ways_cost = f", other ways {self.overhead - self.recomputed_overhead:+.2%}" if ways else ""
+        ways_cost = f", other ways {self.overhead - self.recomputed_overhead:+.2%}" if self.switched else ""
         lines = [
             f"{self.graph_name or 'plan'}: peak {format_nbytes(self.peak_nbytes)} within a budget of "
             f"{format_nbytes(self.budget_nbytes)} ({share:.0%} of the unplanned "
@@ -287,7 +301,8 @@ class Plan:
             f"by {self.solver}"
             + (f" on {self.platform}" if self.platform else "")
             + (", cut short by the deadline" if self.deadline_hit else ""),
-            *([f"other ways to run ops: {ways}"] if ways else []),
+            *recomputed_line(self.layers, self.noremat_time_s),
+            *ways_line(self.ways, self.noremat_time_s),
             *self._rounding_lines(),
             *([self.launch_note] if self.waits_for_host else []),
             *self.notes,

@@ -24,6 +24,7 @@ class MinBudget:
         schedule: a schedule with this peak.
         floor_nbytes: no schedule needs less.
         floor_op: name of the op that binds at the floor.
+        floor_place: the same for people, with the layer.
         floor_reason: in words.
         floor_op_nbytes: bytes of that op alone.
         cut_short: whether the deadline ended the search, so that a smaller budget may work too.
@@ -33,6 +34,7 @@ class MinBudget:
     schedule: Schedule
     floor_nbytes: int
     floor_op: str
+    floor_place: str
     floor_reason: str
     floor_op_nbytes: int
     cut_short: bool = False
@@ -44,6 +46,7 @@ class MinBudget:
             smallest_nbytes=self.nbytes,
             floor_nbytes=self.floor_nbytes,
             floor_op=self.floor_op,
+            floor_place=self.floor_place,
             floor_op_nbytes=self.floor_op_nbytes,
             cut_short=self.cut_short,
         )
@@ -77,6 +80,7 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
         schedule=best,
         floor_nbytes=floor.nbytes,
         floor_op=floor.op,
+        floor_place=floor.place,
         floor_reason=floor.reason,
         floor_op_nbytes=floor.op_nbytes,
         cut_short=deadline.hit,

@@ -179,6 +179,7 @@ def _empty_op(change: Change, before: int, followed: Op, device: torch.device) -
         backward=followed.backward,
         key=f"added {kernel_key(change, device)}",
         implementations=(Implementation(inputs=(), outputs=()),),
+        layer=followed.layer,
     )
 
 

@@ -24,10 +24,12 @@ from remat_facade.report.table import (
     Table,
     batch_table,
     fit_table,
+    layers_table,
     plan_table,
     repeats_table,
     rounding_table,
     smallest_table,
+    ways_table,
 )
 from remat_graph import (
     Graph,
@@ -281,16 +283,16 @@ def show_plan(
         Path | None, typer.Option(metavar="FILE", help="Write both pictures and the tables as one HTML page.")
     ] = None,
 ) -> None:
-    """Show a plan; with its graph also recomputed ops and pictures."""
+    """Show a plan, layer by layer; with its graph also recomputed operators and pictures."""
     places = {"--png": png, "--matrix": matrix, "--html": html}
     check_paths(places, {"PLAN": plan, "--graph": graph})
     if graph is None and any(places.values()):
         raise typer.BadParameter("a picture needs the graph of the plan: add --graph FILE")
     loaded = load_graph(graph) if graph is not None else None
     made = load_plan(plan, loaded)
-    show(plan_table(made))
-    if made.rounding:
-        show(rounding_table(made))
+    for table in (plan_table(made), layers_table(made), ways_table(made), rounding_table(made)):
+        if table.rows:
+            show(table)
     if loaded is None:
         return
     if made.recomputed_s or len(made.schedule.order) > len(loaded.ops):

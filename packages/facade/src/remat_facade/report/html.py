@@ -7,7 +7,14 @@ import attrs
 
 from remat_facade.report.matrix import draw_matrix
 from remat_facade.report.picture import LIGHT, Palette, draw, svg
-from remat_facade.report.table import Table, plan_table, repeats_table, rounding_table
+from remat_facade.report.table import (
+    Table,
+    layers_table,
+    plan_table,
+    repeats_table,
+    rounding_table,
+    ways_table,
+)
 from remat_graph import Graph, Plan
 
 _DARK = Palette(
@@ -65,7 +72,8 @@ def page(graph: Graph, plan: Plan, measured: Sequence[Table] = ()) -> str:
         plan: the plan.
         measured: tables to show before the tables of the plan.
     """
-    tables = [*measured, plan_table(plan), repeats_table(graph, plan), rounding_table(plan)]
+    tables = [*measured, plan_table(plan), layers_table(plan), ways_table(plan)]
+    tables += [repeats_table(graph, plan), rounding_table(plan)]
     return _PAGE.format(
         title=escape(f"{plan.graph_name} · remat"),
         light=_variables(LIGHT),
