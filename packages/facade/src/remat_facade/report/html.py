@@ -42,6 +42,7 @@ body {{ margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 68rem; background:
   color: var(--ink); font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; }}
 svg {{ width: 100%; height: auto; }}
 .tables {{ display: flex; flex-wrap: wrap; gap: 2.5rem; margin: 1.5rem 0; }}
+.tables div {{ max-width: 100%; overflow-x: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
 caption {{ text-align: left; font-weight: 600; padding-bottom: .4rem; }}
 th {{ font-weight: 500; color: var(--muted); text-align: right; }}

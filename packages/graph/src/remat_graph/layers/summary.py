@@ -27,8 +27,8 @@ def recomputed_line(groups: Sequence[LayerGroup], base_s: float) -> list[str]:
 def ways_line(groups: Sequence[WayGroup], base_s: float) -> list[str]:
     """The groups of other ways to run ops, those that save most first; nothing if none is on."""
     said = [
-        f"{group.family} ({group.on}){f' in {group.layers}' if group.layers else ''} {saves(group)}"
-        f"{_cost(group.extra_s, base_s)}"
+        f"{group.family} ({group.on}){f' in {group.layers}' if group.layers else ''}"
+        f"{_saves(group.saved_nbytes)}{_cost(group.extra_s, base_s)}"
         for group in groups[:_MOST]
     ]
     if rest := groups[_MOST:]:
@@ -36,11 +36,11 @@ def ways_line(groups: Sequence[WayGroup], base_s: float) -> list[str]:
     return ["other ways to run ops: " + ", ".join(said)] if said else []
 
 
-def saves(group: WayGroup) -> str:
-    """What a group saves, in words."""
-    if group.saved_nbytes < 0:
-        return f"takes {format_nbytes(-group.saved_nbytes)} more"
-    return f"saves {format_nbytes(group.saved_nbytes)}"
+def _saves(nbytes: int) -> str:
+    """What a group saves, in words; nothing where only repeats run in another way."""
+    if not nbytes:
+        return ""
+    return f" takes {format_nbytes(-nbytes)} more" if nbytes < 0 else f" saves {format_nbytes(nbytes)}"
 
 
 def _cost(seconds: float, base_s: float) -> str:
