@@ -144,6 +144,23 @@ def test_shared_submodules_containers_and_functions() -> None:
     )  # of both uses: the weight's and the bias's
 
 
+def test_a_sum_of_tangents() -> None:
+    """Two outputs pass their tangents on unchanged: no layer makes a gradient before they are added."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.first(x)
+            return y + x, y + 1
+
+    graph = graph_of(Twice(), torch.randn(3, 4))
+    backward = [(short(op.target), op.layer) for op in graph.ops if op.backward]
+    assert [("add", ""), ("mm", "first"), ("sum", "first")] == backward
+
+
 def test_a_model_that_raises_inside_and_goes_on() -> None:
     """The layers after an exception are right."""
 

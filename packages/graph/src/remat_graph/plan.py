@@ -209,7 +209,8 @@ class Plan:
         compute_s = timeline.lane_s[Lane.COMPUTE]
         if lower_bound_s > compute_s * (1 + _BOUND_SLACK):
             raise FalseBound(solver=solver, lower_bound_s=lower_bound_s, time_s=compute_s)
-        unplanned = simulate(with_placement(graph, ()), Schedule.unplanned(graph))
+        usual = Schedule.unplanned(graph)
+        unplanned = simulate(with_placement(graph, ()), usual)
         return cls(
             fingerprint=fingerprint(graph),
             graph_name=graph.name,
@@ -237,7 +238,7 @@ class Plan:
             switched=sorted(switches_on(graph, schedule)),
             switched_s=_switched_s(graph, schedule),
             rounding=rounding_runs(graph, schedule),
-            layers=layer_groups(graph, schedule, Schedule.unplanned(graph)),
+            layers=layer_groups(graph, schedule, usual),
             ways=way_groups(graph, schedule),
         )
 

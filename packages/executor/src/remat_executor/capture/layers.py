@@ -11,7 +11,7 @@ class stays unchanged. Torch copies the names to the nodes of the backward by au
 * A node of which nothing is known has the name of the module that encloses the nodes before and after it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,11 +61,12 @@ class LayerRecorder(TorchFunctionMode):
 def name_layers(graph: torch.fx.Graph) -> None:
     """Give every node its layer (`fx_nodes.layer_of`); remove the annotations."""
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    place = {node: i for i, node in enumerate(nodes)}
     named = {node: _recorded(node) for node in nodes}
     for node in nodes:
         if named[node] is None and sums_gradients(node):
-            added = [named[each] for each in node.all_input_nodes if each in named]
-            named[node] = added[-1] if len(set(added)) == 1 else (added[-1] or "").rpartition(".")[0]
+            parts = sorted((each for each in node.all_input_nodes if each in place), key=place.__getitem__)
+            named[node] = _of_sum([name for each in parts if (name := named[each]) is not None])
     after: list[str | None] = []
     following = None
     for node in reversed(nodes):
@@ -76,6 +77,13 @@ def name_layers(graph: torch.fx.Graph) -> None:
         before = before if named[node] is None else named[node]
         around = [name for name in (before, following) if name is not None]
         node.meta[LAYER] = enclosing(around) if named[node] is None else named[node]
+
+
+def _of_sum(names: Sequence[str]) -> str | None:
+    """The layer of a sum of gradients that these layers made, the latest last; of tangents none is known."""
+    if len(set(names)) <= 1:
+        return names[-1] if names else None
+    return names[-1].rpartition(".")[0]
 
 
 def _recorded(node: Node) -> str | None:

@@ -10,6 +10,7 @@ from remat_graph.layers.names import cut, depth_for, enclosing, folded
 from remat_graph.schedule import Compute, Schedule
 from remat_graph.simulator.simulate import simulate
 from remat_graph.switches.specialize import family_of, specialize, switches_on
+from remat_graph.training import with_placement
 
 _size = [attrs.validators.instance_of(int), attrs.validators.ge(0)]
 
@@ -62,6 +63,7 @@ def way_groups(graph: Graph, schedule: Schedule) -> tuple[WayGroup, ...]:
     for switch, ops in changed.items():
         layer = enclosing([graph.ops[i].layer for i in ops])
         groups[family_of(switch), folded(cut(layer, depth))].append(switch)
+    graph = with_placement(graph, ())  # nothing moves in an unplanned step
     usual = _held_nbytes(graph, ())
     found = []
     for (family, layers), switches in groups.items():
