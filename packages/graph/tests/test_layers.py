@@ -148,6 +148,8 @@ def test_layers_are_saved_and_change_no_fingerprint() -> None:
     assert plan == plan_from_data(data)
     assert plan == plan_from_data(data, graph=graph)
     assert () == plan_from_data(data, graph=bare).layers
+    renamed = plan_from_data(data, graph=blocks(block="encoder.{}")).layers
+    assert {"encoder.*", ""} == {group.layers for group in renamed}
     del data["layers"]
     assert () == plan_from_data(data).layers
     assert plan == plan_from_data(data, graph=graph)
