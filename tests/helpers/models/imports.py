@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +27,17 @@ def import_torchvision() -> ModuleType:
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _KEPT_LIBRARIES.append(library)
     return importlib.import_module("torchvision")
+
+
+def import_torchaudio() -> ModuleType:
+    """Import torchaudio, or an empty module in its place where its extension does not fit the installed torch."""
+    try:
+        return importlib.import_module("torchaudio")
+    except OSError:
+        module = ModuleType("torchaudio")
+        module.__spec__ = ModuleSpec("torchaudio", None)
+        sys.modules["torchaudio"] = module
+        return module
 
 
 def import_transformers() -> Any:
