@@ -12,7 +12,7 @@ def write(folder: Path) -> Path:
     """Write ``model``, with its tokenizer, and ``sentences.json``; return the folder."""
     words = Tokenizer(models.WordLevel({str(number): number for number in range(WORDS)}, "0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = {name: "0" for name in ("pad_token", "bos_token", "eos_token", "unk_token")}
+    special = dict.fromkeys(("pad_token", "bos_token", "eos_token", "unk_token"), "0")
     PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder / "model")
     model().save_pretrained(folder / "model")
     texts = [" ".join(map(str, sentence["input_ids"][:48].tolist())) for sentence in Sentences()]

@@ -1,7 +1,7 @@
 """Run an example as its reader would: ``python -m tests.helpers.example SCRIPT [ARGUMENT...]``.
 
 The tests' torchvision has none of its operators, which other packages need when they import it, and their
-torchaudio may lack its extension.
+torchaudio may lack its extension, and torchtitan the package triton.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.helpers.models.imports import import_torchaudio, import_torchvision
+from tests.helpers.models.imports import import_torchaudio, import_torchtitan, import_torchvision
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,6 +43,7 @@ if __name__ == "__main__":
         import_torchvision()
     if find_spec("torchaudio") is not None:
         import_torchaudio()
+    import_torchtitan()
     sys.argv = sys.argv[1:]
     sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as if Python ran it
     runpy.run_path(sys.argv[0], run_name="__main__")

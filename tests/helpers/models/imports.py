@@ -30,7 +30,7 @@ def import_torchvision() -> ModuleType:
 
 
 def import_torchaudio() -> ModuleType:
-    """Import torchaudio, or an empty module in its place where its extension does not fit the installed torch."""
+    """Import torchaudio, or put an empty module in its place if its extension does not fit the torch."""
     try:
         return importlib.import_module("torchaudio")
     except OSError:
@@ -38,6 +38,14 @@ def import_torchaudio() -> ModuleType:
         module.__spec__ = ModuleSpec("torchaudio", None)
         sys.modules["torchaudio"] = module
         return module
+
+
+def import_torchtitan() -> None:
+    """Let torchtitan be imported without triton, which kernels of its experts need and a CPU build lacks."""
+    if importlib.util.find_spec("triton") is None:
+        absent: Any = ModuleType("kernels")
+        absent.__getattr__ = lambda name: None
+        sys.modules["torchtitan.distributed.minimal_async_ep.kernels"] = absent
 
 
 def import_transformers() -> Any:
