@@ -36,6 +36,22 @@ def external_state(before: Snapshot, now: Snapshot) -> Iterator[tuple[str, str]]
         )
 
 
+def uncalled(parts: Sequence[str], *, original: bool = False) -> str:
+    """That a step of training did not call a module.
+
+    Args:
+        parts: the children of the module that have gradients.
+        original: whether the planned module is another object than the original.
+    """
+    instead = f"its parts ({', '.join(parts[:5])}) or other methods of it" if parts else "a copy of it"
+    advice = "limit the module that training calls"
+    if original:
+        instead, advice = f"the original, {instead}", "call the planned module, or use limit_memory"
+    return (
+        f"was not called in a step of training, which ran without a plan: training calls {instead}; {advice}"
+    )
+
+
 def replanned(found: Sequence[Difference], took_s: float, advice: str) -> str:
     """That differences to the last call made a plan, which took some seconds, and what to do about them."""
     return (

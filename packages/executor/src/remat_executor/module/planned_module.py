@@ -30,6 +30,7 @@ from remat_executor.module.pipeline import CostSource, PipelineStages, PlanFunct
 from remat_executor.module.plan_cache import MOST_PLANS, LRUCache
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.module.replanning import PlanManager
+from remat_executor.module.training_watch import TrainingWatch
 from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
 from remat_executor.ways.registry import families
@@ -157,6 +158,11 @@ class PlannedModule(nn.Module):
         cls.__init__(made, binding.original, *args, **kwargs)
         return made
 
+    def _remat_warn_if_uncalled(self) -> None:
+        """Warn once if training steps the parameters before it calls this module."""
+        manager: PlanManager = self._remat
+        manager.watch = TrainingWatch(self, manager.warn_uncalled)
+
     def _remat_attach(self, manager: PlanManager) -> None:
         """Share the original's attributes."""
         object.__setattr__(self, "__dict__", manager.original.__dict__)
@@ -231,6 +237,8 @@ class PlannedModule(nn.Module):
     def _remat_run(self, target: ForwardTarget, *args: Any, **kwargs: Any) -> Any:
         """Run a forward by a plan."""
         manager: PlanManager = self._remat
+        if manager.watch is not None:
+            manager.watch.called()
         if manager.binding.inside:
             return manager.binding.resolved(target)(*args, **kwargs)
         with nullcontext() if manager.backend is None else manager.backend.call_context():

@@ -35,6 +35,7 @@ from remat_executor.module.gc_pause import raised_gc_threshold
 from remat_executor.module.pipeline import CallToPlan, PipelineStages, PlanFunction, planned_step
 from remat_executor.module.plan_cache import LRUCache
 from remat_executor.module.planned_step import PlannedStep
+from remat_executor.module.training_watch import TrainingWatch
 from remat_executor.torch_private.dynamo import under_dynamo
 from remat_graph import Graph, Plan, Platform
 
@@ -62,6 +63,7 @@ class PlanManager:
             forwards that it calls run planned.
         reads: the attributes that any of the captures read; only these are guarded.
         numbers: which numbers among the arguments are inputs of the plans.
+        watch: whether training steps the parameters without a call.
     """
 
     MOST_UNNEEDED_CAPTURES: ClassVar[int] = 3
@@ -86,6 +88,7 @@ class PlanManager:
     uncapturable: LRUCache[Any, str] = attrs.field(factory=LRUCache)
     reads: Reads = EVERYTHING
     numbers: ChangingNumbers = attrs.field(factory=ChangingNumbers)
+    watch: TrainingWatch | None = None
 
     def copied(self, original: nn.Module) -> "PlanManager":
         """The manager of a copied module: the same plans, without a record of calls."""
@@ -101,6 +104,7 @@ class PlanManager:
             runs=Counter(),
             last_call=None,
             numbers=self.numbers.copied(),
+            watch=None,
         )
 
     @property
@@ -360,6 +364,11 @@ class PlanManager:
         )
         if self.unneeded_captures == self.MOST_UNNEEDED_CAPTURES:
             self._warn_once("unneeded captures", notices.unneeded_captures(found))
+
+    def warn_uncalled(self, parts: list[str]) -> None:
+        """Warn that training did not call the planned module."""
+        kind = type(self.original).__name__
+        self._warn_once("uncalled", f"a planned {kind} {notices.uncalled(parts, original=True)}")
 
     def warn_compiled(self) -> None:
         """Warn that compiling the planned module has no effect."""

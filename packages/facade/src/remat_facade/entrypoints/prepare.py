@@ -1,9 +1,11 @@
 """Check a model and its options, and plan a training step."""
 
+from os import PathLike
+
 import attrs
 from torch import nn
 
-from remat_executor import PlannedModule, step_graph
+from remat_executor import BadInput, PlannedModule, step_graph
 from remat_facade.entrypoints.inputs import Arguments, check_model, device_of
 from remat_facade.entrypoints.model_budget import check_model_budget
 from remat_facade.entrypoints.options import CostOptions, PlanOptions, families_of
@@ -13,6 +15,7 @@ from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.planner_wrappers import FixedPlanner
 from remat_graph import Graph, Plan, load_plan
+from remat_graph.errors import shown
 from remat_graph.serialization.fields import AnyPath
 
 
@@ -105,6 +108,22 @@ def fixed_planner(plan: Plan | AnyPath, planner: RecomputePlanner) -> FixedPlann
     Raises:
         BadFile: the path holds no plan.
     """
+    found = saved_plan(plan)
+    return FixedPlanner(found, planner) if found is plan else FixedPlanner(found, planner, source=str(plan))
+
+
+def saved_plan(plan: Plan | AnyPath) -> Plan:
+    """A saved plan, or the one at a path.
+
+    Raises:
+        BadFile: the path holds no plan.
+        BadInput: it is neither a plan nor a path.
+    """
     if isinstance(plan, Plan):
-        return FixedPlanner(plan, planner)
-    return FixedPlanner(load_plan(plan), planner, source=str(plan))
+        return plan
+    if not isinstance(plan, str | PathLike):
+        raise BadInput(
+            problem=f"plan is {shown(plan)}, neither a plan nor a path",
+            advice="give the path of a saved plan, or leave it out to plan",
+        )
+    return load_plan(plan)

@@ -152,6 +152,8 @@ class Rockmate(BudgetedModule):
                 planner = RanksPlanner(together.planner(planner, terms), planner)
             annotated = AnnotatedPlanner(planner, partial(_fit_note, model, optimizer))
             self._remat_build(model, annotated, call, cost, run, optimizer)
+        if getattr(self, "_remat_binding", None) is None:  # `limit_memory` watches the model itself
+            self._remat_warn_if_uncalled()
 
 
 def _fit_note(model: nn.Module, optimizer: Optimizer, plan: Plan) -> tuple[str, ...]:
