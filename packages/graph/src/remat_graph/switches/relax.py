@@ -9,9 +9,13 @@ from remat_graph.switches.specialize import runs_nothing
 def relaxed(graph: Graph) -> Graph:
     """A graph without switches in which every decision's schedule is possible, as fast and as small.
 
-    Each op reads what it reads in all of its ways, makes what it makes in all of them, takes the least time
-    and workspace, and may overwrite what any of them may. A value that different ops make under different
-    decisions has no bytes and is read by nothing.
+    Each op reads what it reads in all of its ways, makes what it makes in all of them, takes the least
+    workspace and the least time to repeat, and may overwrite what any of them may. First runs take together
+    the base's time less what each switch saves as a whole.
+
+    A value that different ops make under different decisions is read by nothing and has no bytes. Only a
+    pinned one, which every decision holds at the end, keeps its bytes if an added op makes it: that op then
+    reads nothing, so it may run last.
     """
     ops = [_relaxed(op) for op in graph.ops]
     switched = {v for op in graph.ops if op.alternatives for v in _made(op)}
@@ -19,17 +23,52 @@ def relaxed(graph: Graph) -> Graph:
     ops = [_without(op, moving) for op in ops]
     values = list(graph.values)
     for value in sorted(moving):
-        values[value] = attrs.evolve(values[value], nbytes=0)
+        makers = [i for i, op in enumerate(graph.ops) if value in _made(op)]
+        last = ops[makers[-1]]
+        if not (values[value].pinned and all(not (r.inputs or r.outputs) for r in last.implementations)):
+            values[value] = attrs.evolve(values[value], nbytes=0)
+    for value in sorted(moving):
         if values[value].pinned:
-            maker = next(i for i, op in enumerate(graph.ops) if value in _made(op))
+            maker = max(i for i, op in enumerate(graph.ops) if value in _made(op))
             runs = [attrs.evolve(r, outputs=(*r.outputs, value)) for r in ops[maker].implementations]
             ops[maker] = attrs.evolve(ops[maker], implementations=runs)
+    times = _first_times_s(graph)
+    ops = [_with_first_time(op, time_s) for op, time_s in zip(ops, times, strict=True)]
     kept = [
         op
         for op, before in zip(ops, graph.ops, strict=True)
         if not (before.alternatives and all(map(runs_nothing, op.implementations)))
     ]
     return attrs.evolve(graph, ops=kept, values=values)
+
+
+def _first_times_s(graph: Graph) -> list[float]:
+    """Seconds of each first run whose sum is at most that of any decision.
+
+    A decision takes the base's time and what each of its switches adds. What a switch saves is taken from its
+    ops; if they have less left, because other switches of theirs have saved it, they take no time at all.
+    """
+    times = [op.first.time_s for op in graph.ops]
+    changed: dict[str, list[int]] = {}
+    added_s: dict[str, float] = {}
+    for i, op in enumerate(graph.ops):
+        for other in op.alternatives:
+            changed.setdefault(other.switch, []).append(i)
+            extra_s = op.implementations[other.first].time_s - op.first.time_s
+            added_s[other.switch] = added_s.get(other.switch, 0.0) + extra_s
+    for switch, ops in changed.items():
+        saved_s = max(0.0, -added_s[switch])
+        for i in ops:
+            part_s = min(times[i], saved_s)
+            times[i] -= part_s
+            saved_s -= part_s
+    return times
+
+
+def _with_first_time(op: Op, time_s: float) -> Op:
+    if op.first.time_s == time_s:
+        return op
+    return attrs.evolve(op, implementations=[attrs.evolve(op.first, time_s=time_s), *op.implementations[1:]])
 
 
 def _made(op: Op) -> set[int]:
