@@ -8,11 +8,9 @@ from remat_graph import Graph, Schedule, noremat_peak_nbytes, simulate
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.errors import InfeasibleBudget
-from remat_solvers.evaluation.arrays import flatten
-from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.protocol import Deadline, Problem, Solution
 from remat_solvers.registry import get_solver, solver_parameters
-from remat_solvers.switching import bounding_graphs, solve_switches, specializations
+from remat_solvers.switching import bounding_graphs, smallest_peak, solve_switches
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -60,23 +58,10 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
         deadline: limit by the clock; without one about 10 s at 600 ops.
     """
     deadline = Deadline() if deadline is None else deadline.within(None)
-    tried = [(budget_floor(made.graph), made) for made in specializations(graph)]
-    tried.sort(key=lambda one: one[0].nbytes)
-    best: Schedule | None = None
-    nbytes = 0
-    for place, (least, made) in enumerate(tried):
-        if best is not None and least.nbytes >= nbytes:
-            break
-        part = deadline.within(None) if place + 1 == len(tried) else deadline.share(0.6)
-        order = minimize_peak(flatten(made.graph), least.nbytes, least.nbytes, part)
-        schedule = made.restore(Schedule.from_order(made.graph, order.tolist()))
-        peak_nbytes = simulate(graph, schedule).peak_nbytes
-        if best is None or peak_nbytes < nbytes:
-            best, nbytes = schedule, peak_nbytes
-    assert best is not None
     floor = min((budget_floor(each) for each in bounding_graphs(graph)), key=lambda floor: floor.nbytes)
+    best = smallest_peak(graph, floor.nbytes, deadline)
     return MinBudget(
-        nbytes=nbytes,
+        nbytes=simulate(graph, best).peak_nbytes,
         schedule=best,
         floor_nbytes=floor.nbytes,
         floor_op=floor.op,
@@ -168,16 +153,17 @@ def pareto(
         **parameters: of the solver.
     """
     points: list[BudgetPoint] = []
-    known: tuple[int, ...] | None = None
+    known: Solution | None = None
     takes_starts = "starts" in solver_parameters(solver)
     for budget in sorted(budgets if budgets is not None else budgets_of(graph, seconds=seconds)):
         # A start of one combination of switches may be no valid order of another.
-        warm = {"starts": (known,)} if takes_starts and known is not None and not graph.switches else {}
+        warm = {"starts": (known.order,)} if takes_starts and known and not graph.switches else {}
         deadline = Deadline(seconds)
         chosen = get_solver(solver, **{**parameters, **warm})
-        solution = solve_switches(chosen, Problem(graph, budget), deadline)
+        start = known.schedule if known else None
+        solution = solve_switches(chosen, Problem(graph, budget), deadline, start=start)
         points.append(BudgetPoint(budget_nbytes=budget, solution=solution, wall_s=deadline.elapsed_s))
-        known = solution.order or known
+        known = solution if solution.feasible else known
     return tuple(points)
 
 
