@@ -12,6 +12,7 @@ a choice is slower than one without.
 """
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -45,6 +46,7 @@ BEFORE: Mapping[str, tuple[int, float]] = {
     "efficientnet_b0": (2821316760, 0.010587010141013336),
     "resnet50": (2798266072, 0.01042193951850668),
     "vit_b": (3829812184, 0.027016263195946726),
+    "unet": (1375747852, 0.006038926541119992),
 }
 """Save-all peak in bytes and seconds of the graph at commit 4128af0, which had neither rewrites nor ways."""
 
@@ -75,7 +77,7 @@ class LanguageLoss(nn.Module):
 
 
 class ImageLoss(nn.Module):
-    """The cross entropy of a classifier, in float32."""
+    """The cross entropy of a classifier of images or of their pixels, in float32."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -107,6 +109,51 @@ def classifier(name: str, batch: int) -> Made:
     return ImageLoss(model), {"images": torch.empty(batch, 3, 224, 224), "target": target}
 
 
+class ConvPair(nn.Sequential):
+    """Two convolutions, each with a batch norm and a relu."""
+
+    def __init__(self, given: int, made: int) -> None:
+        layers: list[nn.Module] = []
+        for channels in (given, made):
+            convolution = nn.Conv2d(channels, made, 3, padding=1, bias=False)
+            layers += [convolution, nn.BatchNorm2d(made), nn.ReLU(inplace=True)]
+        super().__init__(*layers)
+
+
+class UNet(nn.Module):
+    """A U-Net of five levels that pools on the way down and interpolates on the way up."""
+
+    def __init__(self, width: int = 64, classes: int = 2) -> None:
+        super().__init__()
+        down = [3, width, 2 * width, 4 * width, 8 * width, 8 * width]
+        up = [(16 * width, 4 * width), (8 * width, 2 * width), (4 * width, width), (2 * width, width)]
+        self.down = nn.ModuleList(itertools.starmap(ConvPair, itertools.pairwise(down)))
+        self.up = nn.ModuleList(itertools.starmap(ConvPair, up))
+        self.shrink = nn.MaxPool2d(2)
+        self.enlarge = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """A score for each pixel and class."""
+        first, *others = self.down
+        levels = [first(images)]
+        for level in others:
+            levels.append(level(self.shrink(levels[-1])))
+        x = levels.pop()
+        for level in self.up:
+            x = level(torch.cat([self.enlarge(x), levels.pop()], dim=1))
+        scores: Tensor = self.head(x)
+        return scores
+
+
+def unet() -> Made:
+    """A U-Net on the meta device, and the layout of a batch of 8 x 256 x 256 pixels."""
+    with torch.device("meta"):
+        model = UNet()
+    target = torch.zeros(8, 256, 256, dtype=torch.long)
+    return ImageLoss(model), {"images": torch.empty(8, 3, 256, 256), "target": target}
+
+
 MODELS: Mapping[str, Callable[[], Made]] = {
     "gpt2_nodrop": lambda: language_model("GPT2LMHeadModel", "GPT2Config", 8, 1024, **NO_DROPOUT),
     "gpt2": lambda: language_model("GPT2LMHeadModel", "GPT2Config", 8, 1024),
@@ -122,6 +169,7 @@ MODELS: Mapping[str, Callable[[], Made]] = {
     "efficientnet_b0": lambda: classifier("efficientnet_b0", 64),
     "resnet50": lambda: classifier("resnet50", 64),
     "vit_b": lambda: classifier("vit_b_16", 64),
+    "unet": unet,
 }
 
 

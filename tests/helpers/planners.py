@@ -40,7 +40,7 @@ def all_switched(seed: int | None = None) -> PlanFunction:
 
     def plan(graph: Graph) -> Plan:
         decided = specialize(graph, graph.switches)
-        order = range(len(graph.ops)) if seed is None else random_order(decided.graph, seed)
+        order = range(len(decided.graph.ops)) if seed is None else random_order(decided.graph, seed)
         schedule = decided.restore(Schedule.from_order(decided.graph, order))
         budget = AMPLE_NBYTES
         return Plan.from_schedule(

@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from remat_graph import parse_nbytes
+from tests.helpers.example import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {
-    page.stem: block
+    f"{page.stem}-{number}": block
     for page in sorted(ROOT.glob("docs/trainers/*.md"))
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for number, block in enumerate(
+        re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    )
     if "# the one line" in block
 }
-EXTRA = {"lightning": "lightning", "timm": "timm", "others": "diffusers"}
-"""What only the environment `integrations` has."""
+EXTRA = ("lightning", "timm", "diffusers", "ignite", "fastai", "torchtitan")
+"""Pages on what only the environment `integrations` has."""
 
 
-def test_each_page_but_those_without_python_has_a_script() -> None:
+def test_each_page_but_those_of_other_environments_has_a_script() -> None:
     pages = {page.stem for page in ROOT.glob("docs/trainers/*.md")}
-    assert set(SCRIPTS) == pages - {"axolotl", "torchtitan"}
+    assert {name.partition("-")[0] for name in SCRIPTS} == pages - {"axolotl", "llamafactory"}
 
 
-@pytest.mark.parametrize("page", SCRIPTS)
-def test_the_script_of_the_page_runs(page: str, tmp_path: Path) -> None:
-    if page in EXTRA and find_spec(EXTRA[page]) is None:
-        pytest.skip(f"{EXTRA[page]} is in the environment `integrations` only")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_script_of_the_page_runs(name: str, tmp_path: Path) -> None:
+    tool = name.partition("-")[0]
+    if tool in EXTRA and find_spec(tool) is None:
+        pytest.skip(f"{tool} is in the environment `integrations` only")
     script = tmp_path / "script.py"
-    script.write_text(SCRIPTS[page], encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.example", str(script)],
-        cwd=ROOT,
-        env={**os.environ, "REMAT_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    script.write_text(SCRIPTS[name], encoding="utf-8")
+    done = run_script(str(script), cache=tmp_path)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     peak, budget = re.findall(r"peak (\S+ \w+) within a budget of (\S+ \w+)", said)[-1]

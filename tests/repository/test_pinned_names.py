@@ -228,13 +228,13 @@ def test_the_keys_of_a_saved_plan(tmp_path: Path) -> None:
 
 COMMON = {"seed", "time_limit_s"}
 CONFIGS = {
-    "auto": {"gap"},
-    "noremat": set(),
-    "rotor": {"stages", "slots"},
-    "rockmate": {"stages", "slots", "levels", "exact", "block_seconds", "backend"},
-    "checkmate": {"backend", "accounting"},
-    "hilp": {"segments", "leaf", "levels", "options", "leaf_seconds", "top_seconds", "backend"},
-    "hiremate": {"segments", "leaf", "exact", "slots", "levels", "leaf_seconds", "moves", "backend"},
+    "auto": {"gap", "ways"},
+    "noremat": {"ways"},
+    "rotor": {"stages", "slots", "ways"},
+    "rockmate": {"stages", "slots", "levels", "exact", "block_seconds", "backend", "ways"},
+    "checkmate": {"backend", "accounting", "ways"},
+    "hilp": {"segments", "leaf", "levels", "options", "leaf_seconds", "top_seconds", "backend", "ways"},
+    "hiremate": {"segments", "leaf", "exact", "slots", "levels", "leaf_seconds", "moves", "backend", "ways"},
     "offmate": {
         "host_budget",
         "optimizer",
@@ -438,6 +438,7 @@ def test_the_attributes_of_a_plan() -> None:
         "platform",
         "recomputed_overhead",
         "recomputed_s",
+        "rounding",
         "schedule",
         "solver",
         "solver_stats",
@@ -516,11 +517,21 @@ SOLVE = {"--budget", "--solver", "--config", "--seed", "--time-limit"}
 VERBS = {
     "demo": {"--model", "--budget", "--steps", "--out"},
     "plan": SOLVE
-    | {"target", "--optimizer", "--device-memory", "--platform", "--zoo", "--no-zoo", "--out", "--graph-out"},
+    | {
+        "target",
+        "--ways",
+        "--optimizer",
+        "--device-memory",
+        "--platform",
+        "--zoo",
+        "--no-zoo",
+        "--out",
+        "--graph-out",
+    },
     "solve": SOLVE | {"graph", "--order-out", "--plan-out"},
     "min-budget": {"graph", "--time-limit"},
     "sweep": {"graph", "--solvers", "--budgets", "--points", "--time-limit", "--csv", "--png"},
-    "max-batch": {"target", "--budget", "--max-overhead", "--first", "--solver", "--time-limit"},
+    "max-batch": {"target", "--budget", "--max-overhead", "--first", "--solver", "--time-limit", "--ways"},
     "config": {"type", "--out"},
     "show": {"plan", "--graph", "--png", "--matrix", "--html"},
     "solvers": set(),

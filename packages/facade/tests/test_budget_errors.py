@@ -113,6 +113,11 @@ def test_an_infeasible_budget(model: nn.Module, sample: Tensor, tmp_path: Path) 
     planned = Hiremate(model, sample, smallest, cache_dir=tmp_path)
     assert planned.plan.peak_nbytes <= smallest
 
+    (binding,) = [op for op in planned.graph.ops if op.name == caught.value.floor_op]
+    assert binding.layer in dict(model.named_modules())
+    assert f"where {binding.target} in " in str(caught.value)
+    assert f"{binding.layer} ({binding.name}) needs" in str(caught.value)
+
 
 def test_a_sample_of_another_kind(model: nn.Module, sample: Tensor) -> None:
     """A number, a string or None is not a sample."""

@@ -2,14 +2,16 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 
 from remat_facade.cli.app import main
-from remat_graph import load_graph, load_plan, simulate
+from remat_graph import load_graph, load_plan, save_graph, simulate
 
 from .corpus import GRAPHS
 
@@ -88,6 +90,24 @@ def test_a_plan_is_shown_with_its_graph(tmp_path: Path, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert "unplanned" in out
     assert out.count("wrote") == 4
+
+
+def test_a_plan_is_told_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a graph whose ops know their layers: with the graph, from the plan alone, and as the binding op."""
+    graph = load_graph(UNET)
+    ops = [attrs.evolve(op, layer=f"stage.{i % 7}.conv") for i, op in enumerate(graph.ops)]
+    named, plan = tmp_path / "named.json", tmp_path / "plan.json"
+    save_graph(attrs.evolve(graph, ops=ops), named)
+    assert solve(named, "--budget", "60%", "--solver", "mincut", "--plan-out", plan) == 0
+    capsys.readouterr()
+    assert main(["show", str(plan)]) == 0
+    alone = capsys.readouterr().out
+    assert "stage.*.conv" in alone
+    assert main(["show", str(plan), "--graph", str(named)]) == 0
+    assert alone in (whole := capsys.readouterr().out)
+    assert " in stage.*.conv" in whole
+    assert solve(named, "--budget", "1%") == 2
+    assert re.search(r"where \S+ in (the backward of )?stage\.\d\.conv \(\S+\) needs", complaint(capsys))
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,20 @@ import pytest
 
 from remat_facade.report import picture
 from remat_facade.report.html import page
-from remat_facade.report.table import Table, plan_table, repeats_table
+from remat_facade.report.table import Table, layers_table, plan_table, repeats_table, ways_table
 from remat_facade.report.trace import repeated_targets, trace
-from remat_graph import Graph, Implementation, Op, Plan, Role, Schedule, Value, simulate
+from remat_graph import (
+    Alternative,
+    Graph,
+    Implementation,
+    Op,
+    Plan,
+    Role,
+    Schedule,
+    Value,
+    simulate,
+)
+from remat_graph.switches.specialize import specialize
 
 
 def chain(length: int = 6, name: str = "chain") -> Graph:
@@ -87,9 +98,59 @@ def test_repeats_add_up(graph: Graph, plan: Plan) -> None:
 
 def test_tables_have_a_cell_for_every_column(graph: Graph, plan: Plan) -> None:
     """No row is shorter or longer than the head."""
-    for table in (plan_table(plan), repeats_table(graph, plan)):
+    named = recompute_all(with_layers(graph))
+    tables = [plan_table(plan), repeats_table(graph, plan), layers_table(named), layers_table(named, most=1)]
+    for table in (*tables, ways_table(switched()), ways_table(switched(), most=0)):
         assert table.rows
         assert {len(table.columns)} == {len(row) for row in table.rows}
+    assert not layers_table(plan).rows
+    assert not ways_table(plan).rows
+
+
+def with_layers(graph: Graph) -> Graph:
+    """Each op in a block of its own; names with characters that HTML escapes."""
+    ops = [attrs.evolve(op, layer=f"<h>.{op.name[1:]}.mlp") for op in graph.ops]
+    return attrs.evolve(graph, ops=ops)
+
+
+def switched() -> Plan:
+    """A plan of a chain whose ops 1 and 2 run in another way, which makes no tensor between them."""
+    graph = with_layers(chain())
+    ops = list(graph.ops)
+    for i, inputs, outputs in ((1, (), ()), (2, (1,), (3,))):
+        other = Implementation(inputs=inputs, outputs=outputs, time_s=4e-3)
+        way = Alternative(switch="fused.f1", first=1)
+        ops[i] = attrs.evolve(ops[i], implementations=(ops[i].first, other), alternatives=[way])
+    for i, op in enumerate(ops):  # nothing else reads the tensor
+        if op.backward and 2 in op.first.inputs:
+            without = attrs.evolve(op.first, inputs=[v for v in op.first.inputs if v != 2])
+            ops[i] = attrs.evolve(op, implementations=[without])
+    graph = attrs.evolve(graph, ops=ops)
+    decided = specialize(graph, graph.switches)
+    schedule = decided.restore(Schedule.unplanned(decided.graph))
+    return Plan.from_schedule(graph, schedule, budget_nbytes=2**30, lower_bound_s=0.0, solver="hand")
+
+
+def test_layers_are_told_with_what_they_cost_and_save(graph: Graph) -> None:
+    """Blocks are one row; the kinds of ops name their layers."""
+    graph = with_layers(graph)
+    plan = recompute_all(graph)
+    (row,) = layers_table(plan).rows
+    assert ("<h>.*.mlp", "4 of 6", "10", f"{plan.recomputed_overhead:+.2%}", "2.00 MiB", "4.00 MiB") == row
+    kinds = [row[0] for row in repeats_table(graph, plan).rows]
+    assert ["relu in <h>.*.mlp", "mm in <h>.*.mlp"] == sorted(kinds, reverse=True)
+    shown = page(graph, plan)
+    assert "&lt;h&gt;.*.mlp" in shown
+    assert "<h>" not in shown
+
+
+def test_other_ways_are_told_with_what_they_cost_and_save() -> None:
+    """One row a family and pattern of layers: the ops, the time, and the bytes."""
+    plan = switched()
+    (row,) = ways_table(plan).rows
+    assert ("fused in <h>", "1 of 1", "relu, mm") == row[:3]
+    assert f"{3e-3 / plan.noremat_time_s:+.2%}" == row[3]
+    assert "1.00 MiB" == row[5]
 
 
 def test_the_png_is_one_and_always_the_same(graph: Graph, plan: Plan) -> None:

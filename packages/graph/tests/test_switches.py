@@ -1,6 +1,9 @@
 """Switches: parts of a step that run in another way, together."""
 
 import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
 from itertools import chain, combinations
 
 import attrs
@@ -17,6 +20,8 @@ from remat_graph import (
     Op,
     Plan,
     Schedule,
+    Specialized,
+    Timeline,
     Value,
     fingerprint,
     relaxed,
@@ -27,10 +32,11 @@ from remat_graph import (
 )
 from remat_graph.serialization.graphs import graph_from_data, graph_to_data
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
-from remat_graph.switches.specialize import conflicting
+from remat_graph.switches import data_flow
+from remat_graph.switches.conflicts import compatible, conflicting, conflicts
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_schedules import random_order
-from remat_graph.testing.random_switches import with_random_switches
+from remat_graph.testing.random_switches import NOTHING, with_random_switches
 
 
 def head() -> Graph:
@@ -222,8 +228,7 @@ def test_random_switches(seed: int) -> None:
         assert fingerprint(graph) != fingerprint(specialize(graph, ()).graph)
     least = relaxed(graph)
     verify(least)
-    subsets = chain.from_iterable(combinations(graph.switches, n) for n in range(len(graph.switches) + 1))
-    for on in subsets:
+    for on in subsets(graph):
         if conflicting(graph, on):
             continue
         decided = specialize(graph, on)
@@ -232,16 +237,144 @@ def test_random_switches(seed: int) -> None:
         own = Schedule.from_order(decided.graph, order)
         schedule = decided.restore(own)
         assert frozenset(on) == switches_on(graph, schedule)
-        here, there = simulate(graph, schedule), simulate(decided.graph, own)
-        assert here == there
+        assert without_voids(simulate(graph, schedule), schedule, decided) == simulate(decided.graph, own)
         # What the relaxed graph allows is at least as fast and as small.
         assert least.time_s <= decided.graph.time_s
 
 
+def subsets(graph: Graph) -> Iterator[tuple[str, ...]]:
+    """All sets of switches."""
+    return chain.from_iterable(combinations(graph.switches, n) for n in range(len(graph.switches) + 1))
+
+
+def without_voids(timeline: Timeline, schedule: Schedule, decided: Specialized) -> Timeline:
+    """The timeline without the steps of ops that run nothing."""
+    void = {each.run for each in decided.voids}
+    kept = [n for n, step in enumerate(schedule.steps) if step not in void]
+    per_step = ("live_nbytes", "during_nbytes", "host_nbytes")
+    shorter = {name: tuple(getattr(timeline, name)[n] for n in kept) for name in per_step}
+    return attrs.evolve(timeline, peak_step=bisect_left(kept, timeline.peak_step), **shorter)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_switches_conflict_where_their_graph_is_broken(seed: int) -> None:
+    """And only there."""
+    graph = with_random_switches(random_graph(seed, 6), seed, most=6)
+    for on in subsets(graph):
+        try:
+            verify(specialize(graph, on).graph)
+        except (ValueError, InvalidGraph):
+            broken = True
+        else:
+            broken = False
+        assert broken == conflicting(graph, on), on
+
+
+def test_a_switch_conflicts_with_one_that_removes_what_it_reads() -> None:
+    """They change different ops."""
+    graph = head()
+    make, widen, lose, back = graph.ops
+    slower = attrs.evolve(make.first, time_s=2)
+    way = Alternative(switch="other.make", first=1, again=1)
+    make = attrs.evolve(make, implementations=[make.first, slower], alternatives=[way])
+    reads_wide = Implementation(inputs=[1], outputs=[4])
+    end = Op(
+        name="end", target="end", backward=True, implementations=[NOTHING, reads_wide], alternatives=[way]
+    )
+    values = [*graph.values, Value(name="extra", nbytes=8)]
+    graph = attrs.evolve(graph, values=values, ops=[make, widen, lose, back, end])
+    verify(graph)
+    assert {"head.wide"} == conflicts(graph)["other.make"]
+    assert {"other.make"} == compatible(conflicts(graph), ["other.make", "head.wide"])
+    with pytest.raises(InvalidGraph, match="end: reads wide before anything makes it"):
+        verify(specialize(graph, graph.switches).graph)
+
+
 def test_random_switches_are_of_every_kind() -> None:
-    """Several on one graph, of both families, some in conflict; else the test above would show little."""
+    """Several on one graph, of all families, some in conflict; else the tests above would show little."""
     graphs = [with_random_switches(random_graph(seed, 6), seed) for seed in range(60)]
-    families = {switch.partition(".")[0] for graph in graphs for switch in graph.switches}
-    assert {"fused", "other"} == families
+    families = Counter(switch.partition(".")[0] for graph in graphs for switch in graph.switches)
+    assert {"fused", "other", "mask", "split"} == families.keys()
+    assert min(families.values()) >= 10
     assert sum(len(graph.switches) > 2 for graph in graphs) > 30
     assert sum(conflicting(graph, graph.switches) for graph in graphs) > 5
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_added_ops_and_values_leave_old_plans_valid(seed: int) -> None:
+    """A plan of the graph before there were switches is one of all off, and its bound is that of any."""
+    before = random_graph(seed, 6)
+    graph = with_random_switches(before, seed)
+    assert fingerprint(before) == fingerprint(specialize(graph, ()).graph)
+    schedule = Schedule.from_order(before, random_order(before, seed))
+    peak_nbytes = simulate(before, schedule).peak_nbytes
+    plan = Plan.from_schedule(
+        before, schedule, budget_nbytes=peak_nbytes, lower_bound_s=before.time_s, solver="tester"
+    )
+    read = plan_from_data(json.loads(json.dumps(plan_to_data(plan))), graph=graph)
+    assert fingerprint(graph) == read.fingerprint
+    assert (plan.peak_nbytes, plan.time_s, ()) == (read.peak_nbytes, read.time_s, read.switched)
+    assert relaxed(graph).time_s == read.lower_bound_s
+
+
+@pytest.mark.parametrize(
+    ("run", "problem"),
+    [
+        ({"inputs": [2], "outputs": [4]}, "added: reads loss before anything makes it, with 'more' on"),
+        ({"inputs": [0], "outputs": [1]}, "widen: makes wide, which added makes, with 'more' on"),
+    ],
+)
+def test_added_ops_are_checked(run: dict[str, list[int]], problem: str) -> None:
+    """With their switch on."""
+    graph = head()
+    added = Op(
+        name="added",
+        target="added",
+        implementations=[NOTHING, Implementation(inputs=run["inputs"], outputs=run["outputs"])],
+        alternatives=[Alternative(switch="more", first=1)],
+    )
+    values = [*graph.values, Value(name="extra", nbytes=8)]
+    graph = attrs.evolve(graph, values=values, ops=[graph.ops[0], added, *graph.ops[1:]])
+    with pytest.raises(InvalidGraph, match=problem):
+        verify(graph)
+
+
+def test_a_switch_leaves_no_buffer_unwritten() -> None:
+    """A caller's tensor that the step writes is written whatever is on."""
+    values = [
+        Value(name="mean", nbytes=4, role="buffer", external=True),
+        Value(name="new_mean", nbytes=4, role="buffer", external=True, replaces=0),
+        Value(name="loss", nbytes=4, role="output"),
+    ]
+    op = Op(
+        name="norm",
+        target="norm",
+        rerun=None,
+        implementations=[
+            Implementation(inputs=[0], outputs=[1, 2]),
+            Implementation(inputs=[0], outputs=[2]),
+        ],
+        alternatives=[Alternative(switch="quiet", first=1)],
+    )
+    with pytest.raises(InvalidGraph, match="new_mean: must be made by a first implementation, with 'quiet'"):
+        verify(Graph(name="norm", values=values, ops=[op]))
+
+
+def test_a_switch_costs_what_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To verify 100 small switches looks at few more reads than to verify none."""
+    looked = 0
+    check = data_flow._Decision.problem_of
+
+    def counted(self: data_flow._Decision, op: int, value: int, *, first: bool) -> str | None:
+        nonlocal looked
+        looked += 1
+        return check(self, op, value, first=first)
+
+    monkeypatch.setattr(data_flow._Decision, "problem_of", counted)
+    graph = random_graph(0, 400)
+    verify(graph)
+    without, looked = looked, 0
+    switched = with_random_switches(graph, 0, most=100)
+    verify(switched)
+    assert len(switched.switches) == 100
+    assert looked < 3 * without

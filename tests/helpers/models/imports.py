@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +27,25 @@ def import_torchvision() -> ModuleType:
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _KEPT_LIBRARIES.append(library)
     return importlib.import_module("torchvision")
+
+
+def import_torchaudio() -> ModuleType:
+    """Import torchaudio, or put an empty module in its place if its extension does not fit the torch."""
+    try:
+        return importlib.import_module("torchaudio")
+    except OSError:
+        module = ModuleType("torchaudio")
+        module.__spec__ = ModuleSpec("torchaudio", None)
+        sys.modules["torchaudio"] = module
+        return module
+
+
+def import_torchtitan() -> None:
+    """Let torchtitan be imported without triton, which kernels of its experts need and a CPU build lacks."""
+    if importlib.util.find_spec("triton") is None:
+        absent: Any = ModuleType("kernels")
+        absent.__getattr__ = lambda name: None
+        sys.modules["torchtitan.distributed.minimal_async_ep.kernels"] = absent
 
 
 def import_transformers() -> Any:

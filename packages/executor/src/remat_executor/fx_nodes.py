@@ -12,6 +12,15 @@ _TORCH_NAMESPACES = frozenset(
     | {"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem"}
 )
 
+LAYER = "layer"
+"""Key of a node's metadata: the name of the submodule whose call made it."""
+
+
+def layer_of(node: Node) -> str:
+    """The name of the submodule whose call made the node; "" outside of submodules."""
+    name: str = node.meta.get(LAYER, "")
+    return name
+
 
 def args_of(node: Node) -> tuple[Any, ...]:
     """The positional arguments."""

@@ -2,9 +2,9 @@
 
 The hash covers the ops (target, key, direction, rerun, the inputs, outputs and reuses of each implementation,
 and alternatives), the values (bytes, role, external, links, chunks, placement), the optimizer's updates and
-the conditions. It leaves out names, and what another measurement of the same step changes (times, workspaces,
-the allocator's rounding): a plan that is loaded for a graph is simulated again, which takes those into
-account.
+the conditions. It leaves out names (of ops, values and layers), and what another measurement of the same step
+changes (times, workspaces, the allocator's rounding): a plan that is loaded for a graph is simulated again,
+which takes those into account.
 """
 
 import hashlib

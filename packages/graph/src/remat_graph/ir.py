@@ -116,6 +116,9 @@ def _implementations(items: Iterable[Implementation]) -> tuple[Implementation, .
 class Alternative:
     """Another way to run an op, in force while a switch is on.
 
+    Its values may be made by other ops while the switch is off, or not at all. An op that only a switch adds
+    has a first implementation that reads and makes nothing.
+
     Attributes:
         switch: name of the switch; alternatives with the same switch are in force together.
         first: index of the implementation of the first run.
@@ -145,6 +148,7 @@ class Op:
         rerun: index of the implementation that recomputes its outputs; None if the op must run only once.
         implementations: at least one; a first run may use any that no alternative uses.
         alternatives: other ways to run it, at most one for each switch.
+        layer: name of the submodule that it belongs to, such as ``transformer.h.3.mlp``; "" if none is known.
     """
 
     name: str
@@ -156,6 +160,13 @@ class Op:
         converter=_implementations, validator=attrs.validators.min_len(1)
     )
     alternatives: tuple[Alternative, ...] = attrs.field(default=(), converter=_alternatives)
+    layer: str = ""
+
+    @property
+    def place(self) -> str:
+        """The op for people: what it calls, in which layer, and its name."""
+        layer = f" in {'the backward of ' if self.backward else ''}{self.layer}" if self.layer else ""
+        return f"{self.target}{layer} ({self.name})"
 
     @property
     def first(self) -> Implementation:
@@ -248,7 +259,10 @@ class Graph:
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
-        """For each value the op that makes it; None for external and persistent values and tangents."""
+        """For each value the op that makes it; None for external and persistent values and tangents.
+
+        Of a graph without switches: a value may have another producer under another decision.
+        """
         made: list[int | None] = [None] * len(self.values)
         for i, op in enumerate(self.ops):
             for implementation in op.implementations:

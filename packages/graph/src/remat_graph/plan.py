@@ -1,7 +1,6 @@
 """Combine a schedule with its simulated bytes and times, its origin and its lower bound: a plan."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from operator import index
@@ -14,11 +13,15 @@ from remat_graph.budget import gradient_nbytes
 from remat_graph.errors import FalseBound, OverBudget
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Placement, as_indices
+from remat_graph.layers.recomputed import LayerGroup, layer_groups
+from remat_graph.layers.summary import recomputed_line, ways_line
+from remat_graph.layers.ways import WayGroup, way_groups
 from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
 from remat_graph.simulator.simulate import simulate
 from remat_graph.simulator.timeline import Grads
-from remat_graph.switches.specialize import family_of, switches_on
+from remat_graph.switches.rounding import rounding_runs
+from remat_graph.switches.specialize import switches_on
 from remat_graph.training import persistent, with_placement
 from remat_graph.units import format_nbytes, format_seconds
 
@@ -61,6 +64,18 @@ def _copy_versions(versions: Mapping[str, str]) -> Mapping[str, str]:
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(str, names))
+
+
+def _name_pairs(pairs: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((first, second) for first, second in pairs)
+
+
+def _layers(groups: Iterable[LayerGroup]) -> tuple[LayerGroup, ...]:
+    return tuple(groups)
+
+
+def _ways(groups: Iterable[WayGroup]) -> tuple[WayGroup, ...]:
+    return tuple(groups)
 
 
 def _switched_s(graph: Graph, schedule: Schedule) -> float:
@@ -111,6 +126,10 @@ class Plan:
         switched: names of the switches that are on, sorted.
         switched_s: seconds that they add to the first runs; negative if those are faster.
         grads: the state of ``.grad`` for which the peaks are predicted.
+        rounding: ops that run in a way whose results may differ from the original's within rounding, and the
+            family of the way. Empty unless such ways were asked for.
+        layers: what is recomputed and kept, by groups of layers, if the graph knows the layers of its ops.
+        ways: where ops run in another way, by groups of layers.
 
     `recomputed_s`, `lower_bound_s`, the overheads and the gap are of the ops' own time, without issuing.
     """
@@ -142,6 +161,9 @@ class Plan:
     switched: tuple[str, ...] = attrs.field(default=(), converter=_names)
     switched_s: float = attrs.field(default=0.0, converter=float, validator=_signed)
     grads: Grads = attrs.field(default=Grads.NEW, converter=Grads)
+    rounding: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_name_pairs)
+    layers: tuple[LayerGroup, ...] = attrs.field(default=(), converter=_layers)
+    ways: tuple[WayGroup, ...] = attrs.field(default=(), converter=_ways)
 
     def __attrs_post_init__(self) -> None:
         if self.peak_nbytes > self.budget_nbytes:
@@ -192,7 +214,8 @@ class Plan:
         compute_s = timeline.lane_s[Lane.COMPUTE]
         if lower_bound_s > compute_s * (1 + _BOUND_SLACK):
             raise FalseBound(solver=solver, lower_bound_s=lower_bound_s, time_s=compute_s)
-        unplanned = simulate(with_placement(graph, ()), Schedule.unplanned(graph))
+        usual = Schedule.unplanned(graph)
+        unplanned = simulate(with_placement(graph, ()), usual)
         return cls(
             fingerprint=fingerprint(graph),
             graph_name=graph.name,
@@ -220,6 +243,9 @@ class Plan:
             switched=sorted(switches_on(graph, schedule)),
             switched_s=_switched_s(graph, schedule),
             grads=grads,
+            rounding=rounding_runs(graph, schedule),
+            layers=layer_groups(graph, schedule, usual),
+            ways=way_groups(graph, schedule),
         )
 
     @property
@@ -271,9 +297,7 @@ class Plan:
         """A few lines for people, without a newline at the end."""
         share = self.peak_nbytes / self.noremat_peak_nbytes if self.noremat_peak_nbytes else 1.0
         repeats = len(self.schedule.order) - len(set(self.schedule.order))
-        families = Counter(map(family_of, self.switched))
-        ways = ", ".join(f"{family} ({count})" for family, count in families.items())
-        ways_cost = f", other ways {self.overhead - self.recomputed_overhead:+.2%}" if ways else ""
+        ways_cost = f", other ways {self.overhead - self.recomputed_overhead:+.2%}" if self.switched else ""
         lines = [
             f"{self.graph_name or 'plan'}: peak {format_nbytes(self.peak_nbytes)} within a budget of "
             f"{format_nbytes(self.budget_nbytes)} ({share:.0%} of the unplanned "
@@ -284,9 +308,21 @@ class Plan:
             f"by {self.solver}"
             + (f" on {self.platform}" if self.platform else "")
             + (", cut short by the deadline" if self.deadline_hit else ""),
-            *([f"other ways to run ops: {ways}"] if ways else []),
             *(["for steps that find a .grad for every parameter"] if self.grads is Grads.PRESENT else []),
+            *recomputed_line(self.layers, self.noremat_time_s),
+            *ways_line(self.ways, self.noremat_time_s),
+            *self._rounding_lines(),
             *([self.launch_note] if self.waits_for_host else []),
             *self.notes,
         ]
         return "\n".join(lines)
+
+    def _rounding_lines(self) -> list[str]:
+        """Per family, the ops that round differently."""
+        ops: dict[str, list[str]] = {}
+        for op, family in self.rounding:
+            ops.setdefault(family, []).append(op)
+        return [
+            f"not bit-identical, within rounding: {family} ({len(names)}): {', '.join(names)}"
+            for family, names in ops.items()
+        ]

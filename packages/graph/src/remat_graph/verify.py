@@ -7,7 +7,7 @@ from remat_graph.errors import InvalidGraph
 from remat_graph.ir import MOST_NBYTES, Graph, Implementation, Op, Role
 from remat_graph.schedule import Schedule
 from remat_graph.simulator.simulate import simulate
-from remat_graph.switches.specialize import specialize
+from remat_graph.switches.data_flow import DataFlow
 
 
 def verify(graph: Graph, schedule: Schedule | None = None) -> None:
@@ -23,8 +23,7 @@ def verify(graph: Graph, schedule: Schedule | None = None) -> None:
     _check_updates(graph)
     _check_dropped(graph)
     _OpChecker(graph).check()
-    for switch in graph.switches:  # each alone is a graph in which every value is made before it is read
-        _OpChecker(specialize(graph, [switch]).graph).check()
+    _check_data_flow(graph)
     if schedule is not None:
         simulate(graph, schedule)
 
@@ -90,15 +89,19 @@ def _check_dropped(graph: Graph) -> None:
         needed.update(op.first.inputs)
 
 
+def _check_data_flow(graph: Graph) -> None:
+    """All switches off, and each switch alone, is a graph in which every value is made before it is read."""
+    flow = DataFlow(graph)
+    for on in ((), *((switch,) for switch in graph.switches)):
+        if (broken := flow.check(on)) is not None:
+            _fail(broken.where, broken.problem + (f", with {on[0]!r} on" if on else ""))
+
+
 class _OpChecker:
-    """Check the ops in one pass in graph order; `made_by` maps each value to the op that makes it."""
+    """Check each op by itself, with all of its implementations."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.made_by: dict[int, str] = {}
-        self.made_first: set[int] = set()  # by first implementations, which alone run in an unplanned step
-        self.overwritten: set[int] = set()
-        self.produced = {v for op in graph.ops for i in op.implementations for v in i.outputs}
 
     def check(self) -> None:
         backward_began = ""
@@ -109,19 +112,10 @@ class _OpChecker:
             if op.rerun is not None and not 0 <= op.rerun < len(op.implementations):
                 _fail(op.name, f"rerun {op.rerun} is not one of its implementations")
             self.check_alternatives(op)
-            own = {n for other in op.alternatives for n in (other.first, other.again)} - {0, op.rerun}
-            for n, implementation in enumerate(op.implementations):
-                self.check_indices(op, implementation)
-                for value in implementation.inputs if n not in own else ():
-                    self.check_input(op, value, first=implementation is op.first)
-                self.check_reuses(op, implementation)
             for implementation in op.implementations:
-                for value in implementation.outputs:
-                    self.make(op, value)
-            self.made_first.update(op.first.outputs)
-        for value in (*self.graph.outputs, *self.graph.gradients):
-            if value not in self.made_first and not self.graph.values[value].external:
-                _fail(self.graph.values[value].name, "must be made by a first implementation")
+                self.check_indices(op, implementation)
+                self.check_roles(op, implementation)
+                self.check_reuses(op, implementation)
 
     def check_alternatives(self, op: Op) -> None:
         names = [other.switch for other in op.alternatives]
@@ -142,17 +136,15 @@ class _OpChecker:
             if len(set(values)) < len(values):
                 _fail(op.name, "names a value twice")
 
-    def check_input(self, op: Op, value: int, *, first: bool) -> None:
-        stored = self.graph.values[value]
-        if stored.role is Role.TANGENT and not op.backward:
-            _fail(op.name, f"is a forward op that reads tangent {stored.name}")
-        if value in self.overwritten:
-            _fail(op.name, f"reads {stored.name}, which an earlier op has overwritten")
-        given = stored.external or stored.role is Role.TANGENT or stored.placement is not None
-        if value not in self.made_by and (value in self.produced or not given):
-            _fail(op.name, f"reads {stored.name} before anything makes it")
-        if first and value in self.made_by and value not in self.made_first:
-            _fail(op.name, f"reads {stored.name}, which no first implementation makes")
+    def check_roles(self, op: Op, implementation: Implementation) -> None:
+        for value in implementation.inputs:
+            stored = self.graph.values[value]
+            if stored.role is Role.TANGENT and not op.backward:
+                _fail(op.name, f"is a forward op that reads tangent {stored.name}")
+        for value in implementation.outputs:
+            stored = self.graph.values[value]
+            if stored.role is Role.TANGENT or stored.placement is not None:
+                _fail(op.name, f"makes {stored.name}, which exists before the step")
 
     def check_reuses(self, op: Op, implementation: Implementation) -> None:
         inputs, outputs = frozenset(implementation.inputs), frozenset(implementation.outputs)
@@ -161,12 +153,3 @@ class _OpChecker:
                 _fail(op.name, "reuses storages that it does not make or read")
             if self.graph.values[output].nbytes != self.graph.values[source].nbytes:
                 _fail(op.name, "reuses a storage of another size")
-
-    def make(self, op: Op, value: int) -> None:
-        stored = self.graph.values[value]
-        if self.made_by.setdefault(value, op.name) != op.name:
-            _fail(op.name, f"makes {stored.name}, which {self.made_by[value]} makes")
-        if stored.role is Role.TANGENT or stored.placement is not None:
-            _fail(op.name, f"makes {stored.name}, which exists before the step")
-        if stored.replaces is not None:
-            self.overwritten.add(stored.replaces)

@@ -73,7 +73,8 @@ class InfeasibleBudget(RematError):
         smallest_nbytes: the smallest budget for which a schedule was found.
         cut_short: whether a time limit ended that search, so that a smaller budget may work too.
         floor_nbytes: no schedule exists below this.
-        floor_op: the op that binds there.
+        floor_op: name of the op that binds there.
+        floor_place: the same for people: what the op calls, in which layer.
         floor_op_nbytes: bytes that this op needs alone.
     """
 
@@ -81,6 +82,7 @@ class InfeasibleBudget(RematError):
     smallest_nbytes: int
     floor_nbytes: int
     floor_op: str
+    floor_place: str
     floor_op_nbytes: int
     cut_short: bool = False
 
@@ -95,7 +97,7 @@ class InfeasibleBudget(RematError):
         return (
             f"budget {format_nbytes(self.budget_nbytes)} is too small: {verdict}; the smallest budget with a "
             f"schedule is {format_nbytes(self.smallest_nbytes)} ({self.smallest_nbytes} bytes), none exists "
-            f"below {format_nbytes(self.floor_nbytes)}, where {self.floor_op} needs "
+            f"below {format_nbytes(self.floor_nbytes)}, where {self.floor_place} needs "
             f"{format_nbytes(self.floor_op_nbytes)}; {hint}"
         )
 

@@ -8,11 +8,9 @@ from remat_graph import Graph, Schedule, noremat_peak_nbytes, simulate
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.errors import InfeasibleBudget
-from remat_solvers.evaluation.arrays import flatten
-from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.protocol import Deadline, Problem, Solution
 from remat_solvers.registry import get_solver, solver_parameters
-from remat_solvers.switching import bounding_graphs, solve_switches, specializations
+from remat_solvers.switching import bounding_graphs, smallest_peak, solve_switches
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -24,6 +22,7 @@ class MinBudget:
         schedule: a schedule with this peak.
         floor_nbytes: no schedule needs less.
         floor_op: name of the op that binds at the floor.
+        floor_place: the same for people, with the layer.
         floor_reason: in words.
         floor_op_nbytes: bytes of that op alone.
         cut_short: whether the deadline ended the search, so that a smaller budget may work too.
@@ -33,6 +32,7 @@ class MinBudget:
     schedule: Schedule
     floor_nbytes: int
     floor_op: str
+    floor_place: str
     floor_reason: str
     floor_op_nbytes: int
     cut_short: bool = False
@@ -44,6 +44,7 @@ class MinBudget:
             smallest_nbytes=self.nbytes,
             floor_nbytes=self.floor_nbytes,
             floor_op=self.floor_op,
+            floor_place=self.floor_place,
             floor_op_nbytes=self.floor_op_nbytes,
             cut_short=self.cut_short,
         )
@@ -57,26 +58,14 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
         deadline: limit by the clock; without one about 10 s at 600 ops.
     """
     deadline = Deadline() if deadline is None else deadline.within(None)
-    tried = [(budget_floor(made.graph), made) for made in specializations(graph)]
-    tried.sort(key=lambda one: one[0].nbytes)
-    best: Schedule | None = None
-    nbytes = 0
-    for place, (least, made) in enumerate(tried):
-        if best is not None and least.nbytes >= nbytes:
-            break
-        part = deadline.within(None) if place + 1 == len(tried) else deadline.share(0.6)
-        order = minimize_peak(flatten(made.graph), least.nbytes, least.nbytes, part)
-        schedule = made.restore(Schedule.from_order(made.graph, order.tolist()))
-        peak_nbytes = simulate(graph, schedule).peak_nbytes
-        if best is None or peak_nbytes < nbytes:
-            best, nbytes = schedule, peak_nbytes
-    assert best is not None
     floor = min((budget_floor(each) for each in bounding_graphs(graph)), key=lambda floor: floor.nbytes)
+    best = smallest_peak(graph, floor.nbytes, deadline)
     return MinBudget(
-        nbytes=nbytes,
+        nbytes=simulate(graph, best).peak_nbytes,
         schedule=best,
         floor_nbytes=floor.nbytes,
         floor_op=floor.op,
+        floor_place=floor.place,
         floor_reason=floor.reason,
         floor_op_nbytes=floor.op_nbytes,
         cut_short=deadline.hit,
@@ -164,16 +153,17 @@ def pareto(
         **parameters: of the solver.
     """
     points: list[BudgetPoint] = []
-    known: tuple[int, ...] | None = None
+    known: Solution | None = None
     takes_starts = "starts" in solver_parameters(solver)
     for budget in sorted(budgets if budgets is not None else budgets_of(graph, seconds=seconds)):
         # A start of one combination of switches may be no valid order of another.
-        warm = {"starts": (known,)} if takes_starts and known is not None and not graph.switches else {}
+        warm = {"starts": (known.order,)} if takes_starts and known and not graph.switches else {}
         deadline = Deadline(seconds)
         chosen = get_solver(solver, **{**parameters, **warm})
-        solution = solve_switches(chosen, Problem(graph, budget), deadline)
+        start = known.schedule if known else None
+        solution = solve_switches(chosen, Problem(graph, budget), deadline, start=start)
         points.append(BudgetPoint(budget_nbytes=budget, solution=solution, wall_s=deadline.elapsed_s))
-        known = solution.order or known
+        known = solution if solution.feasible else known
     return tuple(points)
 
 

@@ -1,61 +1,59 @@
-"""Plan a graph with switches: decide them by bounds, and let a solver plan what is decided.
+"""Plan a graph with switches: decide them, and let a solver plan what is decided.
 
-The candidates are all combinations of up to `MOST_COMBINED` switches; with more, only: all off, all on, one
-family on, one family off. Each candidate is a graph without switches, and the cut bound on its time costs
-little compared with a solve. Candidates are solved from the lowest bound up until no bound is below the best
-time, so most are never solved. The bound of the whole is the least of the candidates' bounds, where these are
-all combinations, and that of the relaxed graph otherwise.
+Up to `MOST_COMBINED` switches: all combinations are candidates. Each is a graph without switches, and the cut
+bound on its time costs little compared with a solve. Candidates are solved from the lowest bound up until no
+bound is below the best time, so most are never solved.
 
-Imperfect: with many switches, only whole families are decided.
+More switches: cheap plans of all off, all on, one family on and one family off; annealing that flips switches
+while it searches sequences (`local_search.joint`), from the best of these plans; the solver, with the whole
+of its effort, on the graph of the best decision, from the best sequence; on small graphs the solver on the
+whole families that may still be better; and short annealing again. A solver that takes no `starts` plans all
+off, all on, one family on and one family off in the order of their bounds. The bound of the whole is that of
+the relaxed graph.
+
+Deterministic for a solver that is, unless the deadline cuts in.
 """
 
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain, combinations
+from typing import Any
 
 import attrs
 
-from remat_graph import Graph, Specialized, noremat_peak_nbytes, relaxed, specialize
-from remat_graph.switches.specialize import conflicting, family_of
+from remat_graph import Graph, Schedule, Specialized, noremat_peak_nbytes, relaxed, specialize
+from remat_graph.switches.conflicts import compatible, conflicts
+from remat_graph.switches.specialize import family_of
 from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.reachability import reachability
 from remat_solvers.bounds.time_bound import CutBound
-from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status
+from remat_solvers.evaluation.arrays import flatten
+from remat_solvers.local_search.anneal import default_moves
+from remat_solvers.local_search.joint import DecidedOrder, JointSearch
+from remat_solvers.local_search.min_peak import default_peak_moves, minimize_peak
+from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
 
 MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
+QUICK_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.25, 0.35, 0.85  # of the remaining time, in this order
+PEAK_MOVES = 0.5  # changes that flip switches too, as a share of a search for the smallest peak
+JOINT_MOVES = 0.4  # the same as a share of a solve
+LEAST_MOVES = 40_000
+FURTHER_OPS = 1_200  # ops of all further decisions that the solver plans
+STARTS = 5  # whole families from which annealing starts
+GAP = 0.0005  # stop when the time is within this ratio of base time from the lower bound
 
 
 def combinations_of(graph: Graph) -> tuple[tuple[frozenset[str], ...], bool]:
     """The combinations of switches to try, and whether these are all; all off comes first."""
-    switches = graph.switches
+    switches, found = graph.switches, conflicts(graph)
     if len(switches) <= MOST_COMBINED:
         subsets = chain.from_iterable(combinations(switches, n) for n in range(len(switches) + 1))
-        return tuple(frozenset(s) for s in subsets if not conflicting(graph, s)), True
+        return tuple(frozenset(s) for s in subsets if compatible(found, s) == set(s)), True
     families = {name: [s for s in switches if family_of(s) == name] for name in map(family_of, switches)}
     tried = [(), switches, *families.values()]
     tried += [[s for s in switches if family_of(s) != name] for name in families]
-    return tuple(dict.fromkeys(_compatible(graph, each) for each in tried)), False
-
-
-def _compatible(graph: Graph, switches: Iterable[str]) -> frozenset[str]:
-    """These switches without those that change an op which an earlier one changes."""
-    taken: set[int] = set()
-    changed: dict[str, set[int]] = {}
-    for i, op in enumerate(graph.ops):
-        for other in op.alternatives:
-            changed.setdefault(other.switch, set()).add(i)
-    found = []
-    for switch in switches:
-        if taken.isdisjoint(changed[switch]):
-            taken |= changed[switch]
-            found.append(switch)
-    return frozenset(found)
-
-
-def specializations(graph: Graph) -> tuple[Specialized, ...]:
-    """The graphs to try, all off first."""
-    return tuple(specialize(graph, on) for on in combinations_of(graph)[0])
+    return tuple(dict.fromkeys(compatible(found, each) for each in tried)), False
 
 
 def bounding_graphs(graph: Graph) -> tuple[Graph, ...]:
@@ -74,12 +72,33 @@ def time_bound_s(graph: Graph, budget_nbytes: int, deadline: Deadline) -> float:
     return graph.time_s + CutBound(graph, reach).extra_s(budget_nbytes, deadline.share(BOUND_SHARE))
 
 
-def solve_switches(solver: Solver, problem: Problem, deadline: Deadline | None = None) -> Solution:
-    """Solve a problem whose graph may have switches; without any, this is `solver.solve`."""
+def solve_switches(
+    solver: Solver, problem: Problem, deadline: Deadline | None = None, *, start: Schedule | None = None
+) -> Solution:
+    """Solve a problem whose graph may have switches; without any, this is `solver.solve`.
+
+    Args:
+        solver: plans graphs without switches.
+        problem: graph and budget.
+        deadline: limit by the clock.
+        start: a schedule of the graph to begin with, for a graph with many switches.
+    """
     graph = problem.graph
     if not graph.switches:
         return solver.solve(problem, deadline)
     deadline = deadline or Deadline()
+    if len(graph.switches) > MOST_COMBINED and _takes_starts(solver):
+        return _Decisions(solver, problem, deadline).solve(start)
+    return _solve_each(solver, problem, deadline)
+
+
+def _takes_starts(solver: Solver) -> bool:
+    return attrs.has(type(solver)) and hasattr(solver, "starts")
+
+
+def _solve_each(solver: Solver, problem: Problem, deadline: Deadline) -> Solution:
+    """Solve the candidates from the lowest bound up."""
+    graph = problem.graph
     tried, all_of_them = combinations_of(graph)
     bound_s = partial(time_bound_s, budget_nbytes=problem.budget_nbytes, deadline=deadline)
     waiting = [specialize(graph, on) for on in tried]
@@ -102,6 +121,144 @@ def solve_switches(solver: Solver, problem: Problem, deadline: Deadline | None =
         best_s = min(best_s, float("inf") if solution.time_s is None else solution.time_s)
     lower_s = min(bounds) if all_of_them else bound_s(relaxed(graph))
     return _best(graph, solved, lower_s, all_of_them)
+
+
+def smallest_peak(graph: Graph, floor_nbytes: int, deadline: Deadline) -> Schedule:
+    """A schedule with a small peak, of the best decision that is found; none needs less than the floor."""
+    tried, all_of_them = combinations_of(graph)
+    candidates = [(budget_floor(made.graph).nbytes, made) for made in (specialize(graph, on) for on in tried)]
+    candidates.sort(key=lambda one: one[0])
+    search = JointSearch(graph, floor_nbytes)
+    if not all_of_them:
+        for _, made in candidates:
+            search.quick(made.on, deadline.share(QUICK_SHARE))
+        moves = default_peak_moves(len(graph.ops))
+        search.shrink(floor_nbytes, floor_nbytes, round(moves * PEAK_MOVES), deadline.share(0.5))
+        assert search.smallest is not None
+        candidates = [(floor_nbytes, search.smallest.made)]
+    for place, (least_nbytes, made) in enumerate(candidates):
+        if search.smallest is not None and least_nbytes >= search.smallest.peak_nbytes:
+            break
+        part = deadline.within(None) if place + 1 == len(candidates) else deadline.share(0.6)
+        known = search.found.get(made.on)
+        arrays, start = flatten(made.graph), None if known is None else known.order
+        search.add(made, arrays, minimize_peak(arrays, least_nbytes, least_nbytes, part, start=start), part)
+    assert search.smallest is not None
+    return search.smallest.schedule
+
+
+class _Decisions:
+    """One solve of a graph with many switches."""
+
+    def __init__(self, solver: Any, problem: Problem, deadline: Deadline) -> None:
+        self.solver, self.problem, self.deadline = solver, problem, deadline
+        self.graph, self.budget_nbytes = problem.graph, problem.budget_nbytes
+        self.search = JointSearch(self.graph, self.budget_nbytes, getattr(solver, "seed", 0))
+        moves = getattr(solver, "moves", None)
+        self.moves = default_moves(len(self.graph.ops)) if moves is None else moves
+        self.lower_s = self.graph.time_s
+
+    def solve(self, start: Schedule | None) -> Solution:
+        graph, budget, deadline = self.graph, self.budget_nbytes, self.deadline
+        least = relaxed(graph)
+        self.lower_s = time_bound_s(least, budget, deadline)
+        if self.lower_s == float("inf"):
+            nothing = judge_schedule(self.problem, None)
+            return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=self.lower_s)
+        self.candidates(start)
+        if not self.search.fitting:
+            moves = min(self.moves, default_peak_moves(len(graph.ops)))
+            self.search.shrink(budget, budget_floor(least).nbytes, moves, deadline.share(0.5))
+        moves = max(LEAST_MOVES, round(self.moves * JOINT_MOVES))
+        self.anneal(deadline.share(FLIP_SHARE), self.search.fitting[:STARTS], moves)
+        solution = self.decided(next(iter(self.search.fitting), self.search.smallest), self.moves)
+        self.further()
+        self.anneal(deadline, [], moves // 4)
+        return self.best(solution)
+
+    def candidates(self, start: Schedule | None) -> None:
+        """Cheap plans of whole families; all off is always among them."""
+        part = self.deadline.share(QUICK_SHARE)
+        for on in combinations_of(self.graph)[0]:
+            if self.search.found and part.reached():
+                break
+            self.search.quick(on, part)
+        if start is not None:
+            self.search.take(start, part)
+        self.report("candidates")
+
+    def closed(self) -> bool:
+        fitting = self.search.fitting
+        return bool(fitting) and fitting[0].time_s - self.lower_s <= GAP * self.graph.time_s
+
+    def report(self, method: str) -> None:
+        if self.search.fitting:
+            self.deadline.report(method, self.search.fitting[0].time_s, self.lower_s)
+
+    def anneal(self, deadline: Deadline, starts: Iterable[DecidedOrder], moves: int) -> None:
+        """Short annealing from each start, then from the best; flips switches too."""
+        plans: list[tuple[DecidedOrder | None, float, float]] = [(start, 1.0, 0.02) for start in starts]
+        plans += [(None, 1.0, 0.02), (None, 0.3, 0.3), (None, 0.2, 0.02)] if self.search.fitting else []
+        for start, hot, price in plans:
+            if self.closed() or deadline.reached():
+                break
+            self.search.anneal(
+                self.search.fitting[0] if start is None else start,
+                moves // len(plans),
+                hot,
+                price,
+                deadline,
+            )
+        self.report("switches")
+
+    def decided(self, one: DecidedOrder | None, moves: int) -> Solution:
+        """The solver's plan of one decision, which is kept."""
+        assert one is not None
+        part = self.deadline.share(SOLVER_SHARE)
+        part.on_progress = self.deadline.on_progress
+        chosen = attrs.evolve(self.solver, starts=(tuple(one.order.tolist()),))
+        if moves < self.moves and hasattr(chosen, "moves"):
+            chosen = attrs.evolve(chosen, moves=moves)
+        solution: Solution = chosen.solve(attrs.evolve(self.problem, graph=one.made.graph), part)
+        if solution.schedule is not None:
+            self.search.take(one.made.restore(solution.schedule), self.deadline)
+        return solution
+
+    def further(self) -> None:
+        """The solver's plans of whole families that may still be better; fewer of larger graphs."""
+        left = FURTHER_OPS // len(self.graph.ops)
+        families = [self.search.found.get(on) for on in combinations_of(self.graph)[0]]
+        for one in sorted(filter(None, families), key=self.search.rank):
+            if self.closed() or left <= 0 or self.deadline.reached():
+                return
+            best = next(iter(self.search.fitting), None)
+            part = self.deadline.share(BOUND_SHARE)
+            if one is best or (
+                best and time_bound_s(one.made.graph, self.budget_nbytes, part) >= best.time_s
+            ):
+                continue
+            self.decided(one, max(self.moves // 4, min(self.moves, LEAST_MOVES)))
+            left -= 1
+
+    def best(self, solution: Solution) -> Solution:
+        """The best schedule found, judged by the referee, with the solver's statistics."""
+        smallest, fitting = self.search.smallest, self.search.fitting
+        judged = judge_schedule(self.problem, fitting[0].schedule if fitting else None)
+        stats = {**solution.stats, "decisions": len(self.search.found)}
+        if not judged.feasible:
+            peaks = [smallest.peak_nbytes] if smallest else []
+            peaks += [solution.smallest_nbytes] if solution.smallest_nbytes is not None else []
+            least_s = max(self.lower_s, judged.lower_bound_s)
+            return attrs.evolve(judged, lower_bound_s=least_s, smallest_nbytes=min(peaks), stats=stats)
+        assert judged.time_s is not None
+        lower_s = min(self.lower_s, judged.time_s)
+        proven = judged.time_s <= lower_s * (1 + 1e-12)
+        return attrs.evolve(
+            judged,
+            status=Status.OPTIMAL if proven else Status.FEASIBLE,
+            lower_bound_s=lower_s,
+            stats={**stats, "switched": ", ".join(sorted(fitting[0].made.on))},
+        )
 
 
 def _best(

@@ -12,6 +12,7 @@ from remat_executor.capture.cuda_kernels import selects_cudnn
 from remat_executor.capture.cudnn_batch_norms import use_cudnn_batch_norms
 from remat_executor.capture.dropout_rounding import use_eager_rounding
 from remat_executor.capture.explain import foreign_generator
+from remat_executor.capture.layers import name_layers
 from remat_executor.capture.recurrent import flatten_gradients, keep_workspaces, separate_flat_weights
 from remat_executor.capture.rewrites import rewrite
 from remat_executor.capture.traced_step import TraceResult
@@ -36,6 +37,7 @@ def read_joint(
         CaptureError: the step has an effect that a lowered graph would not reproduce.
     """
     graph = joint.graph_module.graph
+    name_layers(graph)
     use_eager_rounding(graph)
     if absent is None:
         use_cudnn_batch_norms(graph)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from remat_executor.capture.absent_device import SeenDevice
 from remat_executor.capture.constant_branches import ConstantBranches
+from remat_executor.capture.layers import LayerRecorder
 from remat_executor.capture.number_inputs import NumberInput
 from remat_executor.capture.side_effects import SideEffectGuard
 from remat_executor.errors import CaptureError, NothingToDifferentiate, UnplannedUse
@@ -101,7 +102,7 @@ class TracedStep(nn.Module):
         absent: torch.device | None = self.__dict__["_absent"]
         seen: AbstractContextManager[Any] = nullcontext() if absent is None else SeenDevice(absent)
         try:
-            with seen, ConstantBranches():
+            with seen, ConstantBranches(), LayerRecorder(tensors.modules):
                 output = torch.func.functional_call(guard, named, (tensors, *args), kwargs, tie_weights=False)
         except Exception as error:
             user_error = guard.caused(error)

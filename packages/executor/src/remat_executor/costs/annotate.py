@@ -23,7 +23,7 @@ from remat_executor.translation.recipes import CallOperator, Draw, Recipe, RunKe
 from remat_executor.translation.translation import Translation
 from remat_executor.ways.substitution import Change
 from remat_graph import Graph, Implementation, Measured, Op, OpCost, Platform
-from remat_graph.platforms.base import issue_s_of
+from remat_graph.platforms.base import issue_s_of, time_s_of
 from remat_graph.platforms.measured import Measurement
 
 aten = torch.ops.aten
@@ -89,7 +89,8 @@ def with_costs(
                 if platform is None:
                     time_s, issue_s = here.time_s, here.issue_s
                 else:
-                    time_s, issue_s = platform.time_s(queries[i, k]), issue_s_of(platform, queries[i, k])
+                    time_s = time_s_of(platform, queries[i, k])
+                    issue_s = issue_s_of(platform, queries[i, k])
                 predicted = sum(graph.allocated_nbytes(v) for v in implementation.outputs)
                 # Output bytes beyond the fake tensors' sizes are counted as workspace.
                 surplus = max(0, here.output_nbytes - predicted) if implementation.outputs else 0
@@ -188,18 +189,21 @@ def _kernel_cost(translation: Translation, graph: Graph, run: Implementation, ch
         called = ops.get(change.node) if change.flops else None
         return OpCost(
             flops=change.flops,
-            read_nbytes=sum(graph.values[v].nbytes for v in run.inputs),
+            read_nbytes=sum(graph.values[v].nbytes for v in run.inputs) + change.more_nbytes,
             written_nbytes=sum(graph.values[v].nbytes for v in run.outputs),
             key=key,
             arithmetic="" if called is None else op_cost(translation, graph, called, 0).arithmetic,
         )
     parts = [op_cost(translation, graph, ops[node], 0) for node in change.counts_as if node in ops]
+    if change.more_nbytes:
+        parts.append(OpCost(read_nbytes=change.more_nbytes))
     return OpCost(
         flops=sum(part.flops for part in parts),
         read_nbytes=sum(part.read_nbytes for part in parts),
         written_nbytes=sum(part.written_nbytes for part in parts),
         key=key,
         arithmetic=next((part.arithmetic for part in parts if part.arithmetic), ""),
+        parts=tuple(parts),
     )
 
 

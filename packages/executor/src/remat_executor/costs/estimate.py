@@ -43,7 +43,7 @@ def estimated_graph(
         platform: gives the times.
         device: the device whose operators are traced; ``cuda`` on machines without one, too.
         differentiate: indices among the output tensors that get gradients; None: a scalar in front, else all.
-        ways: families of other ways to run ops, of which plans may choose; None for all.
+        ways: families of other ways to run ops, of which plans may choose; None for all that are exact.
 
     Raises:
         BadInput: the model is not an `nn.Module`, or this machine does not have the device.

@@ -23,8 +23,9 @@ from remat_executor.inspection.object_contents import slots_of
 from remat_executor.inspection.tensors import called_with, owned_by
 from remat_executor.module.forward_binding import ForwardBinding
 from remat_executor.module.forward_descriptor import NOTHING, Forward, ForwardTarget, must_be_planned
-from remat_executor.module.notices import COMPILED
+from remat_executor.module.notices import COMPILED, uncalled
 from remat_executor.module.planned_module import PlannedModule
+from remat_executor.module.training_watch import TrainingWatch
 from remat_executor.torch_private.dynamo import compiled_module, unseen_by_dynamo
 from remat_graph.contexts import context
 from remat_graph.errors import text_of
@@ -63,6 +64,7 @@ class InPlaceState:
         self.released = False
         self.warned: set[str] = set()
         self.lock = ForkAwareLock("a module that is planned")
+        self.watch = TrainingWatch(model, lambda parts: self.warn_once(uncalled(parts)))
 
     def _forward(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         return self.run(self.binding.first, args, kwargs)
@@ -72,6 +74,7 @@ class InPlaceState:
 
     def run(self, target: ForwardTarget, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a forward of the module: by a plan, if gradients are needed."""
+        self.watch.called()
         if self.released or self.binding.inside:
             return self.binding.resolved(target)(*args, **kwargs)
         if self.planned is None:
@@ -142,6 +145,7 @@ class InPlaceState:
 
     def close(self) -> None:
         """Let go of the plans and the tensors."""
+        self.watch.stop()
         self.released = True
         self.planned = None
         self.original = self.binding.original = nn.Module()
@@ -184,6 +188,7 @@ def plan_in_place(model: nn.Module, make: MakePlanned) -> InPlaceState:
     try:
         model.__class__ = _subclass(state)
     except TypeError as error:
+        state.watch.stop()
         raise BadInput(
             problem=f"the class of the {state.kind.__name__} cannot be replaced ({text_of(error)})",
             advice="plan it by a wrapper: Hiremate(model, sample, budget)",
@@ -211,6 +216,7 @@ def release(model: nn.Module) -> None:
             advice="undo that first, or make another model",
         )
     model.__class__ = state.kind
+    state.watch.stop()
     state.released = True
     state.planned = None
     if state.binding.assigned is None:  # restored to the method of the class

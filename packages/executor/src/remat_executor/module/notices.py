@@ -14,6 +14,11 @@ COMPILED = (
 
 NUMBERS_ARE_INPUTS = "from now on the plan takes numbers there as inputs, whose changes need no other plan"
 
+PENDING_CALLS = (
+    "called again before the backward of the previous call, whose values are still held: each pending call "
+    "needs a budget of its own; call backward first, or lower the budget"
+)
+
 # Fragments are mentioned from these on: below, they decide nothing.
 _FRAGMENTS_NBYTES, _FRAGMENTS_SHARE = 64 << 20, 0.05
 
@@ -34,6 +39,22 @@ def external_state(before: Snapshot, now: Snapshot) -> Iterator[tuple[str, str]]
             f"the forward changes {', '.join(sorted(changed)[:3])} outside of its module: a planned module "
             "does not do that",
         )
+
+
+def uncalled(parts: Sequence[str], *, original: bool = False) -> str:
+    """That a step of training did not call a module.
+
+    Args:
+        parts: the children of the module that have gradients.
+        original: whether the planned module is another object than the original.
+    """
+    instead = f"its parts ({', '.join(parts[:5])}) or other methods of it" if parts else "a copy of it"
+    advice = "limit the module that training calls"
+    if original:
+        instead, advice = f"the original, {instead}", "call the planned module, or use limit_memory"
+    return (
+        f"was not called in a step of training, which ran without a plan: training calls {instead}; {advice}"
+    )
 
 
 def replanned(found: Sequence[Difference], took_s: float, advice: str) -> str:
@@ -66,6 +87,14 @@ def fragments(fragments_nbytes: int | None, rehearsed_nbytes: int | None) -> str
         f"in a step of {format_nbytes(peak_nbytes)}, CUDA's allocator holds {format_nbytes(beyond_nbytes)} "
         "more than tensors take: PYTORCH_ALLOC_CONF=expandable_segments:True, set before the first use of "
         "the device, saves nearly all of that"
+    )
+
+
+def dropped_plans(most: int) -> str:
+    """That more plans are needed than are kept."""
+    return (
+        f"called in more than {most} ways: each new plan replaces the least recently used one; pad lengths "
+        "with buckets=, or raise max_plans="
     )
 
 

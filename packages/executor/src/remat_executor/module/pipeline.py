@@ -48,6 +48,9 @@ from remat_graph.errors import text_of
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total)."""
 
+ENDED = "ended"
+"""What is reported last."""
+
 
 class PlanFunction(Protocol):
     """Any function from a graph to a plan."""
@@ -112,12 +115,15 @@ def planned_step(stages: "PipelineStages", call: CallToPlan, planner: PlanFuncti
         StepOverBudget: the runtime needs more than the budget with every plan that was tried.
         Exception: the error that the original raises for this call, with a note.
     """
-    traced = stages.capture(call)
-    translation = stages.translate(call, traced)
-    graph = stages.annotate(call, traced, translation)
-    plan = planner(graph)
-    placed = stages.place(call, graph, plan)
-    return stages.lower(traced.captured, call.tensors, translation, placed, plan)
+    try:
+        traced = stages.capture(call)
+        translation = stages.translate(call, traced)
+        graph = stages.annotate(call, traced, translation)
+        plan = planner(graph)
+        placed = stages.place(call, graph, plan)
+        return stages.lower(traced.captured, call.tensors, translation, placed, plan)
+    finally:
+        stages.report_end()
 
 
 @context
@@ -141,7 +147,7 @@ class PipelineStages:
     Attributes:
         costs: gives the graph its times and workspaces.
         differentiate: indices among the output tensors that get gradients.
-        on_progress: called with (what, done, total).
+        on_progress: called with (what, done, total), and at the end with `ENDED`, after an error too.
         device: where the step runs; None: where the model is.
         new_runtime: makes the runtime of one step.
         runtime: the runtime's name; the peak of all but ``"eager"`` is measured, and on CUDA also of that.
@@ -271,6 +277,10 @@ class PipelineStages:
     def _blocks_may_be_larger(self) -> bool:
         """Whether the allocator's blocks may be larger than asked for, beyond the rounding of the graph."""
         return self.device is not None and self.device.type == "cuda"
+
+    def report_end(self) -> None:
+        """Report that the step is planned, or that planning failed."""
+        self._report(ENDED, 1, 1)
 
     def _report(self, what: str, done: int, total: int) -> None:
         if self.on_progress is not None:

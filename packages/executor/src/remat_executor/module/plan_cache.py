@@ -18,6 +18,19 @@ S = TypeVar("S")
 MOST_PLANS = 32
 
 
+def check_most(most: int) -> None:
+    """Check how many plans are kept.
+
+    Raises:
+        BadInput: it is not a whole number from 1 on.
+    """
+    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+        raise BadInput(
+            problem=f"max_plans is {shown(most)}, not a number of plans",
+            advice="give a whole number from 1 on",
+        )
+
+
 class LRUCache(Generic[K, S]):
     """A bounded mapping that drops the least recently used item.
 
@@ -30,11 +43,7 @@ class LRUCache(Generic[K, S]):
     """
 
     def __init__(self, most: int = MOST_PLANS) -> None:
-        if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-            raise BadInput(
-                problem=f"max_plans is {shown(most)}, not a number of plans",
-                advice="give a whole number from 1 on",
-            )
+        check_most(most)
         self.most = most
         self.dropped = 0
         self._items: OrderedDict[K, S] = OrderedDict()  # the least recently used first

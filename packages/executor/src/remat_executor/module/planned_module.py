@@ -37,6 +37,7 @@ from remat_executor.module.pipeline import CostSource, PipelineStages, PlanFunct
 from remat_executor.module.plan_cache import MOST_PLANS, LRUCache
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.module.replanning import PlanManager
+from remat_executor.module.training_watch import TrainingWatch
 from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
 from remat_executor.translation.dropped_outputs import OutputsState
@@ -112,8 +113,8 @@ class PlannedModule(nn.Module):
             device: where plans run; None: where the model is. With it, the model may be on the meta device if
                 `backend` fills its tensors when it places them.
             costs: gives graphs their times and workspaces; None: measured ones, or those of `platform`.
-            ways: families of other ways to run ops, of which plans may choose; None for all. Only plans that
-                do nothing but compute, and run eagerly or as CUDA graphs, have a choice.
+            ways: families of other ways to run ops, of which plans may choose; None for all that are exact.
+                Only plans that do nothing but compute, and run eagerly or as CUDA graphs, have a choice.
             outputs: "dropped" if the caller drops the outputs that are not differentiated before the
                 backward, so that plans need not hold them then.
             gradients: whether calls find a `.grad` for every parameter: "present" plans for that at once and
@@ -172,6 +173,11 @@ class PlannedModule(nn.Module):
         object.__setattr__(made, "_remat_binding", binding)
         cls.__init__(made, binding.original, *args, **kwargs)
         return made
+
+    def _remat_warn_if_uncalled(self) -> None:
+        """Warn once if training steps the parameters before it calls this module."""
+        manager: PlanManager = self._remat
+        manager.watch = TrainingWatch(self, manager.warn_uncalled)
 
     def _remat_attach(self, manager: PlanManager) -> None:
         """Share the original's attributes."""
@@ -250,6 +256,8 @@ class PlannedModule(nn.Module):
     def _remat_run(self, target: ForwardTarget, /, *args: Any, **kwargs: Any) -> Any:
         """Run a forward by a plan."""
         manager: PlanManager = self._remat
+        if manager.watch is not None:
+            manager.watch.called()
         if manager.binding.inside:
             return manager.binding.resolved(target)(*args, **kwargs)
         with nullcontext() if manager.backend is None else manager.backend.call_context():

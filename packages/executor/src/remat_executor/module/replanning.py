@@ -36,6 +36,7 @@ from remat_executor.module.gradient_states import GradientStates
 from remat_executor.module.pipeline import CallToPlan, PipelineStages, PlanFunction, planned_step
 from remat_executor.module.plan_cache import LRUCache
 from remat_executor.module.planned_step import PlannedStep
+from remat_executor.module.training_watch import TrainingWatch
 from remat_executor.torch_private.dynamo import under_dynamo
 from remat_graph import Graph, Plan, Platform
 
@@ -64,6 +65,7 @@ class PlanManager:
         reads: the attributes that any of the captures read; only these are guarded.
         numbers: which numbers among the arguments are inputs of the plans.
         gradients: chooses a step's plan by the gradients that a call finds.
+        watch: whether training steps the parameters without a call.
     """
 
     MOST_UNNEEDED_CAPTURES: ClassVar[int] = 3
@@ -89,6 +91,7 @@ class PlanManager:
     uncapturable: LRUCache[Any, str] = attrs.field(factory=LRUCache)
     reads: Reads = EVERYTHING
     numbers: ChangingNumbers = attrs.field(factory=ChangingNumbers)
+    watch: TrainingWatch | None = None
 
     def copied(self, original: nn.Module) -> "PlanManager":
         """The manager of a copied module: the same plans, without a record of calls."""
@@ -104,6 +107,7 @@ class PlanManager:
             runs=Counter(),
             last_call=None,
             numbers=self.numbers.copied(),
+            watch=None,
         )
 
     @property
@@ -305,11 +309,7 @@ class PlanManager:
         """Record a call; warn once if the previous one is still pending."""
         last = None if self.last_call is None else self.last_call()
         if last is not None and last.saved is not None:
-            self._warn_once(
-                "pending calls",
-                "called again before the backward of the previous call, whose values are still held: each "
-                "pending call needs a budget of its own; call backward first, or lower the budget",
-            )
+            self._warn_once("pending calls", notices.PENDING_CALLS)
         self.last_call = weakref.ref(call)
         call.on_kept = lambda nbytes: self._warn_once("kept outputs", notices.kept_outputs(nbytes))
         # Checked at calls 1, 2, 4, 8, ...: a walk up the stack costs some microseconds.
@@ -366,6 +366,11 @@ class PlanManager:
         if self.unneeded_captures == self.MOST_UNNEEDED_CAPTURES:
             self._warn_once("unneeded captures", notices.unneeded_captures(found))
 
+    def warn_uncalled(self, parts: list[str]) -> None:
+        """Warn that training did not call the planned module."""
+        kind = type(self.original).__name__
+        self._warn_once("uncalled", f"a planned {kind} {notices.uncalled(parts, original=True)}")
+
     def warn_compiled(self) -> None:
         """Warn that compiling the planned module has no effect."""
         self._warn_once("compiled", notices.COMPILED)
@@ -373,11 +378,7 @@ class PlanManager:
     def _warn_dropped(self) -> None:
         if self.steps.dropped > self.runs["dropped"]:
             self.runs["dropped"] = self.steps.dropped
-            self._warn_once(
-                "dropped",
-                f"called in more than {self.steps.most} ways: each new plan replaces the least recently used "
-                "one; pad lengths with buckets=, or raise max_plans=",
-            )
+            self._warn_once("dropped", notices.dropped_plans(self.steps.most))
 
     def _warn_of_fragments(self, step: PlannedStep) -> None:
         """Recommend expandable segments where they save memory of the device."""

@@ -32,6 +32,19 @@ if TYPE_CHECKING:
 Ranks: TypeAlias = Literal["together", "alone"] | "ProcessGroup"
 
 
+def check_ranks(ranks: Ranks | None) -> None:
+    """Check which ranks plan together.
+
+    Raises:
+        BadInput: it is neither "together", nor "alone", nor a process group, nor None.
+    """
+    is_group = dist.is_available() and isinstance(ranks, dist.ProcessGroup)
+    if ranks is not None and ranks not in ("together", "alone") and not is_group:
+        raise BadInput(
+            problem=f"ranks={shown(ranks)} is invalid", advice='give "together", "alone" or a process group'
+        )
+
+
 def plan_sharing(ranks: Ranks | None) -> AbstractContextManager["SharedPlan | None"]:
     """The context in which to build a module: a `SharedPlan` if ranks plan together.
 
@@ -42,6 +55,7 @@ def plan_sharing(ranks: Ranks | None) -> AbstractContextManager["SharedPlan | No
     Raises:
         BadInput: it is none of these.
     """
+    check_ranks(ranks)
     if ranks is None:
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             warn(
@@ -51,10 +65,6 @@ def plan_sharing(ranks: Ranks | None) -> AbstractContextManager["SharedPlan | No
         return nullcontext()
     if ranks == "alone":
         return nullcontext()
-    if isinstance(ranks, str) and ranks != "together":
-        raise BadInput(
-            problem=f"ranks={shown(ranks)} is invalid", advice='give "together", "alone" or a process group'
-        )
     return SharedPlan(None if isinstance(ranks, str) else ranks)
 
 

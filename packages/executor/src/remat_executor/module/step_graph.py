@@ -39,7 +39,7 @@ def step_graph(
         cache_dir: folder of the cost cache; None for the user's.
         differentiate: indices among the output tensors that get gradients; None: a scalar in front, else all.
         on_progress: called with (what, done, total).
-        ways: families of other ways to run ops, of which plans may choose; None for all.
+        ways: families of other ways to run ops, of which plans may choose; None for all that are exact.
 
     Raises:
         BadInput: the model, an input or the platform is not what is expected.

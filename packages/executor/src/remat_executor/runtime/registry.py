@@ -31,6 +31,19 @@ RUNTIMES: Mapping[str, Callable[[torch.device], RuntimeFactory]] = {
 """By name, what makes the factory of a module's runtimes on a device."""
 
 
+def check_runtime(runtime: str | RuntimeFactory) -> None:
+    """Check the name of a runtime; what the runtime needs is checked when there is a device.
+
+    Raises:
+        BadInput: there is no runtime of this name.
+    """
+    if not callable(runtime) and (not isinstance(runtime, str) or runtime not in RUNTIMES):
+        raise BadInput(
+            problem=f"runtime is {shown(runtime)}, not one of {', '.join(map(repr, RUNTIMES))}",
+            advice='leave it out for "eager"',
+        )
+
+
 def runtime_factory(
     runtime: str | RuntimeFactory,
     device: torch.device,
@@ -46,13 +59,9 @@ def runtime_factory(
     Raises:
         BadInput: there is no runtime of this name, or the machine lacks what it needs.
     """
+    check_runtime(runtime)
     if callable(runtime):
         return runtime
-    if not isinstance(runtime, str) or runtime not in RUNTIMES:
-        raise BadInput(
-            problem=f"runtime is {shown(runtime)}, not one of {', '.join(map(repr, RUNTIMES))}",
-            advice='leave it out for "eager"',
-        )
     if runtime == "cudagraph" and device.type != "cuda":
         raise BadInput(
             problem=f"runtime 'cudagraph' needs a CUDA device, and the model is on {device}",

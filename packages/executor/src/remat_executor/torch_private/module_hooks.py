@@ -1,5 +1,7 @@
-"""Private names of the attributes in which modules hold their hooks."""
+"""Private names of modules: the attributes that hold their hooks, and the function that calls them."""
 
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,3 +24,13 @@ def global_module_hooks() -> bool:
     """Whether hooks are registered for all modules."""
     kinds = ("forward", "forward_pre", "backward", "backward_pre")
     return any(private_name("torch.nn.modules.module", f"_global_{kind}_hooks") for kind in kinds)
+
+
+def running_modules() -> Iterator[torch.nn.Module]:
+    """The modules that are being called in this thread, the innermost first."""
+    call = torch.nn.Module._call_impl.__code__
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is call:
+            yield frame.f_locals["self"]
+        frame = frame.f_back  # type: ignore[assignment]

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.dataflow import Dataflow, is_random
-from remat_executor.fx_nodes import is_item, meta_tensors, nodes_in
+from remat_executor.fx_nodes import is_item, layer_of, meta_tensors, nodes_in
 from remat_executor.generator_state import default_generator
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.tensors import storage_id
@@ -201,6 +201,7 @@ class _Translator:
             key=key,
             rerun=None if once else 0,
             implementations=(first,),
+            layer=layer_of(node),
         )
         if state is None:
             self.append(op, CallOperator(node), made, forms)
@@ -261,6 +262,7 @@ class _Translator:
             key=f"read_generator {device.type}",
             rerun=None,
             implementations=(read,),
+            layer=layer_of(node),
         )
         self.append(op, ReadGenerator(str(device)))
         return state
@@ -281,6 +283,7 @@ class _Translator:
             key=call_key(node, self.device),
             rerun=1,
             implementations=(first, again),
+            layer=layer_of(node),
         )
         self.append(op, TrainBatchNorm(node, *self.flow.norms[node]), made)
 
@@ -298,6 +301,7 @@ class _Translator:
                 key=f"write {self.values[old].nbytes}",
                 rerun=None,
                 implementations=(write,),
+                layer=layer_of(source),
             )
             self.append(op, WriteBack(target, source))
 
@@ -338,8 +342,7 @@ class _Translator:
                 continue
             written = argument.meta["val"]
             base = self.flow.base_of[argument]
-            value = self.value_of[base]
-            stored = self.values[value]
+            stored = self.values[value := self.value_of[base]]
             alone = sum(self.flow.base_of.get(a) is base for a in nodes_in((node.args, node.kwargs))) == 1
             same = all(getattr(written, name) == getattr(result, name) for name in ("shape", "dtype"))
             same = same and written.stride() == result.stride()
@@ -356,9 +359,8 @@ class _Translator:
         bases = [self.flow.base_of.get(g, g) for _, g in self.captured.gradients]
         found = []
         for (owner, gradient), base in zip(self.captured.gradients, bases, strict=True):
-            place = places[owner]
+            place, value = places[owner], self.value_of[base]
             parameter, made = self.tensors.flat[place], gradient.meta["val"]
-            value = self.value_of[base]
             stored = self.values[value]
             own = (
                 bases.count(base) == 1
@@ -385,6 +387,7 @@ class _Translator:
             backward=True,
             key=f"own_gradient {tuple(made.shape)} {made.stride()} {stride} {made.dtype}",
             implementations=(Implementation(inputs=(source,), outputs=(value,)),),
+            layer=layer_of(gradient),
         )
         self.append(op, OwnGradient(gradient, tuple(made.shape), tuple(stride)))
         return value

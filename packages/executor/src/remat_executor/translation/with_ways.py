@@ -87,7 +87,7 @@ class _Adder:
         if change.makes is not None:
             outputs = tuple(self.value_of[node] for node in change.makes)
         reuses: list[tuple[int, int]] = []
-        if change.over is not None and len(outputs) == 1:
+        if change.over is not None and outputs:
             source = reads[change.reads.index(change.over)]
             if self.may_overwrite(source, outputs[0]) and reads.count(source) == 1:
                 reuses.append((outputs[0], source))
@@ -179,6 +179,7 @@ def _empty_op(change: Change, before: int, followed: Op, device: torch.device) -
         backward=followed.backward,
         key=f"added {kernel_key(change, device)}",
         implementations=(Implementation(inputs=(), outputs=()),),
+        layer=followed.layer,
     )
 
 

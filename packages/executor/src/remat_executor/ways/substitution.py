@@ -41,11 +41,12 @@ class Change:
         constants: further arguments of the kernel.
         makes: None if the kernel returns what the call returns. Otherwise it returns a tuple, with a tensor
             for each of these nodes: results of calls that do not make them in this way, and new tensors.
-        over: the node among `reads` over which the result may be written.
-        over_kernel: like `kernel`; writes the result over `over` and returns it.
+        over: the node among `reads` over which the result, of several the first, may be written.
+        over_kernel: like `kernel`; writes that result over `over` and returns it, with the others.
         counts_as: the captured calls whose FLOPs and bytes the kernel takes, for times by a platform. None:
             `flops`, and the bytes of the storages that it reads and makes.
         flops: see `counts_as`.
+        more_nbytes: bytes that the kernel reads and writes in addition to those.
         workspace_nbytes: bytes held while the kernel runs, in addition to its results, for graphs whose
             kernels are not measured.
     """
@@ -61,6 +62,7 @@ class Change:
     over_kernel: Kernel | None = None
     counts_as: tuple[Node, ...] | None = None
     flops: int = 0
+    more_nbytes: int = 0
     workspace_nbytes: int = 0
 
     def __attrs_post_init__(self) -> None:

@@ -20,7 +20,17 @@ from remat_facade.config.yaml_io import config_text, save_config
 from remat_facade.files import check_paths, save_to, write_whole
 from remat_facade.planning.method import choose_method
 from remat_facade.planning.planner import RecomputePlanner
-from remat_facade.report.table import Table, batch_table, fit_table, plan_table, repeats_table, smallest_table
+from remat_facade.report.table import (
+    Table,
+    batch_table,
+    fit_table,
+    layers_table,
+    plan_table,
+    repeats_table,
+    rounding_table,
+    smallest_table,
+    ways_table,
+)
 from remat_graph import (
     Graph,
     RematError,
@@ -98,6 +108,7 @@ def plan(
     ] = "adamw",
     device_memory: options.DeviceMemoryOption = None,
     platform: options.PlatformOption = None,
+    ways: options.WaysOption = None,
     zoo: Annotated[bool, typer.Option(help="Load a saved plan if one matches, and save new plans.")] = True,
     out: options.OutOption = None,
     graph_out: options.OutOption = None,
@@ -119,7 +130,7 @@ def plan(
         from remat_facade.planning.memory_fit import states_nbytes
 
         states_nbytes((), optimizer)  # raises for an unknown name, before the long work
-        method = choose_method("auto", config, solver, seed, time_limit)
+        method = choose_method("auto", config, solver, seed, time_limit, ways)
         graph, made, fit = plan_model(
             model,
             as_call(sample, sample_kwargs),
@@ -219,11 +230,13 @@ def largest_batch(
     first: Annotated[int, typer.Option(min=1, help="The smallest batch size to try.")] = 1,
     solver: options.SolverOption = None,
     time_limit: options.TimeLimitOption = None,
+    ways: options.WaysOption = None,
 ) -> None:
     """Find the largest batch that trains inside a budget."""
     from remat_executor import step_graph
     from remat_facade.cli.target import load_target
     from remat_facade.entrypoints.inputs import as_call, check_model
+    from remat_facade.entrypoints.options import families_of
 
     nbytes = parse_nbytes(budget)
     with progress(f"loading {target}") as update:
@@ -233,7 +246,7 @@ def largest_batch(
             model, sample, sample_kwargs = load_target(target, batch)
             args, kwargs = as_call(sample, sample_kwargs)
             check_model(model, args, kwargs)
-            graph = step_graph(model, args, kwargs)
+            graph = step_graph(model, args, kwargs, ways=families_of(ways or "exact"))
             update(f"batch {batch}: planning {len(graph.ops)} ops")
             return graph
 
@@ -270,14 +283,16 @@ def show_plan(
         Path | None, typer.Option(metavar="FILE", help="Write both pictures and the tables as one HTML page.")
     ] = None,
 ) -> None:
-    """Show a plan; with its graph also recomputed ops and pictures."""
+    """Show a plan, layer by layer; with its graph also recomputed operators and pictures."""
     places = {"--png": png, "--matrix": matrix, "--html": html}
     check_paths(places, {"PLAN": plan, "--graph": graph})
     if graph is None and any(places.values()):
         raise typer.BadParameter("a picture needs the graph of the plan: add --graph FILE")
     loaded = load_graph(graph) if graph is not None else None
     made = load_plan(plan, loaded)
-    show(plan_table(made))
+    for table in (plan_table(made), layers_table(made), ways_table(made), rounding_table(made)):
+        if table.rows:
+            show(table)
     if loaded is None:
         return
     if made.recomputed_s or len(made.schedule.order) > len(loaded.ops):

@@ -1,7 +1,7 @@
 """Options and arguments that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -37,6 +37,13 @@ SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the solver's rando
 TimeLimitOption = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Stop then, with the best result so far.", callback=seconds),
+]
+WaysOption = Annotated[
+    Literal["exact", "rounding", "none"] | None,
+    typer.Option(
+        help="Other ways to run ops that a plan may choose: exact ones, also those that round differently, "
+        "or none. [default: the config's, exact]"
+    ),
 ]
 OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file.")]
 GraphArgument = Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A graph, saved or of the corpus.")]

@@ -4,13 +4,15 @@ from pathlib import Path
 
 from remat_facade.cli.terminal import say, show
 from remat_facade.files import save_to, write_whole
-from remat_facade.report.table import plan_table
+from remat_facade.report.table import plan_table, rounding_table
 from remat_graph import Graph, Plan, save_order, save_plan
 
 
 def deliver(made: Plan, plan_out: Path | None, order_out: Path | None = None) -> None:
     """Show a plan; write the plan and its order to the given paths."""
     show(plan_table(made))
+    if made.rounding:
+        show(rounding_table(made))
     if plan_out is not None:
         say(f"wrote {save_to(plan_out, lambda path: save_plan(made, path))}")
     if order_out is not None:

@@ -60,6 +60,9 @@ seconds_or_none = _expected(
 )
 fraction = _expected("a number from 0 to below 1", lambda v: _is_number(v) and 0 <= v < 1)
 accounting = _expected('"referee" or "paper"', lambda v: v in ("referee", "paper"))
+ways = _expected(
+    '"exact", "rounding" or "none"', lambda v: isinstance(v, str) and v in ("exact", "rounding", "none")
+)
 plain_name = _expected("the name of a solver of cvxpy", _is_text)
 budget_or_none = _expected(
     'bytes, a size such as "64GiB", or null', lambda v: v is None or _is_int(v) or isinstance(v, str)

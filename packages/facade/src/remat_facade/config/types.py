@@ -61,7 +61,19 @@ class Config:
 
 
 @attrs.frozen(kw_only=True)
-class AutoConfig(Config):
+class StepConfig(Config):
+    """Options of the methods that plan one forward and backward."""
+
+    ways: str = option(
+        "exact",
+        "Other ways to run ops that a plan may choose: exact (the same bits), rounding (also those that may "
+        "differ in the last bits) or none.",
+        check.ways,
+    )
+
+
+@attrs.frozen(kw_only=True)
+class AutoConfig(StepConfig):
     """The portfolio: several methods, the best valid plan wins."""
 
     type: ClassVar[str] = "auto"
@@ -72,7 +84,7 @@ class AutoConfig(Config):
     )
 
 
-class NorematConfig(Config):
+class NorematConfig(StepConfig):
     """No recomputation: the unplanned step, for comparison."""
 
     type = "noremat"
@@ -80,7 +92,7 @@ class NorematConfig(Config):
 
 
 @attrs.frozen(kw_only=True)
-class RotorConfig(Config):
+class RotorConfig(StepConfig):
     """Dynamic programming over a chain of blocks (rotor)."""
 
     type: ClassVar[str] = "rotor"
@@ -91,7 +103,7 @@ class RotorConfig(Config):
 
 
 @attrs.frozen(kw_only=True)
-class CheckmateConfig(Config):
+class CheckmateConfig(StepConfig):
     """One integer linear program over the whole graph (Checkmate)."""
 
     type: ClassVar[str] = "checkmate"
@@ -106,7 +118,7 @@ class CheckmateConfig(Config):
 
 
 @attrs.frozen(kw_only=True)
-class RockmateConfig(Config):
+class RockmateConfig(StepConfig):
     """An integer linear program inside each block, rotor over the blocks (Rockmate)."""
 
     type: ClassVar[str] = "rockmate"
@@ -121,7 +133,7 @@ class RockmateConfig(Config):
 
 
 @attrs.frozen(kw_only=True)
-class HilpConfig(Config):
+class HilpConfig(StepConfig):
     """Integer linear programs over a hierarchy of subgraphs (H-ILP)."""
 
     type: ClassVar[str] = "hilp"
@@ -137,7 +149,7 @@ class HilpConfig(Config):
 
 
 @attrs.frozen(kw_only=True)
-class HiremateConfig(Config):
+class HiremateConfig(StepConfig):
     """A hierarchy of subgraphs, each planned by the method that suits it (HiRemate)."""
 
     type: ClassVar[str] = "hiremate"

@@ -48,7 +48,7 @@ class RockmateKeywords(SharedKeywords, total=False):
     ranks: Ranks | None
     optimizer: Optimizer
     runtime: str
-    ways: Ways
+    ways: Ways | None
     outputs: OutputsState
     gradients: GradientsState
 

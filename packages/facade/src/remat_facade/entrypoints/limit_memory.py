@@ -8,25 +8,28 @@
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, Unpack, cast
 
+import attrs
 from torch import nn
 
 from remat_executor import PlannedModule
 from remat_executor.module import in_place
 from remat_executor.module.forward_binding import ForwardBinding
-from remat_executor.module.gradient_states import checked_state
+from remat_executor.module.input_checks import output_indices
 from remat_executor.module.planned_loss import LossFunction, check_loss, leave_loss, plan_loss
+from remat_executor.module.shared_plan import check_ranks
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.inputs import as_call
 from remat_facade.entrypoints.keywords import LimitKeywords
 from remat_facade.entrypoints.model_budget import check_model_budget
-from remat_facade.entrypoints.options import check_outputs, check_ways
+from remat_facade.entrypoints.options import CostOptions, PlanOptions, RunOptions
+from remat_facade.entrypoints.prepare import saved_plan
 from remat_facade.entrypoints.rockmate import Rockmate
 from remat_facade.errors import BadModel
 from remat_facade.planning.method import choose_method
-from remat_solvers import get_solver
+from remat_facade.planning.planner import RecomputePlanner
 
 BUDGET = "REMAT_BUDGET"
 """The environment variable with the budget of models for which none is given."""
@@ -64,9 +67,11 @@ def limit_memory(
 
     Raises:
         BadModel: it is no module, or is planned by a wrapper.
-        BadInput: its class cannot be replaced, the loss cannot be planned with it, or an option is unknown.
+        BadInput: its class cannot be replaced, the loss cannot be planned with it, or an option is invalid.
         BadBudget: the budget is invalid.
         BadConfig: the config, solver or class contradict each other.
+        BadFile: the path of a config or plan has no valid file.
+        UnknownOptimizer: the size of the optimizer's states is unknown.
         UnknownSolver: no solver has this name.
         TypeError: an option is unknown.
 
@@ -113,7 +118,9 @@ def check_limit(caller: str, budget: int | str | None, options: Mapping[str, Any
         BadBudget: the budget is invalid.
         BadConfig: the config, solver or class contradict each other.
         UnknownSolver: no solver has this name.
-        BadInput: `ways` is unknown.
+        BadInput: an option is invalid.
+        BadFile: the path of a plan has no valid file.
+        UnknownOptimizer: the size of the optimizer's states is unknown.
         TypeError: an option is unknown.
     """
     for name in options:
@@ -128,11 +135,19 @@ def check_limit(caller: str, budget: int | str | None, options: Mapping[str, Any
         options.get("solver"),
         options.get("seed", 0),
         options.get("time_limit_s"),
+        options.get("ways"),
     )
-    get_solver(method.solver, **method.parameters)
-    check_ways(options.get("ways", "exact"))
-    check_outputs(options.get("outputs", "kept"))
-    checked_state(options.get("gradients", "auto"), other_plans=options.get("runtime", "eager") == "eager")
+    reserve_nbytes = options.get("reserve_nbytes", 0)
+    known = "100%" if chosen == "auto" else chosen
+    RecomputePlanner(budget=known, method=method, reserve_nbytes=reserve_nbytes).check()
+    given = {"budget": chosen, **options, "ways": method.ways}
+    for kind in (PlanOptions, CostOptions, RunOptions):  # they check their values
+        kind(**{name: given[name] for name in attrs.fields_dict(kind) if name in given})
+    if not isinstance(options.get("differentiate"), Iterator):  # which can be read only once
+        output_indices(options.get("differentiate"))
+    check_ranks(options.get("ranks"))
+    if options.get("plan") is not None:
+        saved_plan(options["plan"])
     return chosen
 
 

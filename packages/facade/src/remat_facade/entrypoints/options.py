@@ -11,20 +11,25 @@ import torch
 from remat_executor import BadInput, Buckets
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.check_platform import check_platform
-from remat_executor.module.gradient_states import GradientsState
-from remat_executor.module.plan_cache import MOST_PLANS
+from remat_executor.lowering.gradient_segments import check_part_nbytes
+from remat_executor.module.gradient_states import GradientsState, checked_state
+from remat_executor.module.pipeline import ENDED
+from remat_executor.module.plan_cache import MOST_PLANS, check_most
+from remat_executor.runtime.registry import check_runtime
 from remat_executor.translation.dropped_outputs import OutputsState
+from remat_executor.ways.registry import rounding_families
 from remat_executor.ways.substitution import Family
 from remat_facade.entrypoints.inputs import Arguments
-from remat_facade.planning.memory_fit import Optimizer
-from remat_facade.planning.planner import Progress, silent
+from remat_facade.entrypoints.progress_line import erase_stage, show_stage
+from remat_facade.planning.memory_fit import Optimizer, states_nbytes
+from remat_facade.planning.planner import Progress
 from remat_facade.planning.zoo import Zoo
 from remat_graph import Platform
 from remat_graph.errors import shown
 from remat_graph.serialization.fields import AnyPath
 
-Ways = Literal["exact", "none"]
-"""Which other ways to run ops a plan may choose."""
+Ways = Literal["exact", "rounding", "none"]
+"""Which other ways to run ops a plan may choose; "rounding": also those that may differ in the last bits."""
 
 
 def check_ways(ways: object) -> None:
@@ -53,6 +58,18 @@ def check_outputs(outputs: object) -> None:
         )
 
 
+def families_of(ways: str) -> tuple[Family, ...] | None:
+    """The families of an option `ways`; None for all that are exact.
+
+    Raises:
+        BadInput: it is not one of `Ways`.
+    """
+    check_ways(ways)
+    if ways == "rounding":
+        return rounding_families()
+    return () if ways == "none" else None
+
+
 @attrs.frozen(kw_only=True)
 class PlanOptions:
     """What a plan must satisfy, and whether saved plans are used."""
@@ -61,6 +78,10 @@ class PlanOptions:
     reserve_nbytes: int = 0
     optimizer: Optimizer = "adamw"
     zoo: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            states_nbytes((), self.optimizer)  # raises for an unknown name
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +94,16 @@ class CostOptions:
 
     def __attrs_post_init__(self) -> None:
         check_platform(self.platform)
+        if not isinstance(self.cache_dir, str | os.PathLike | None):
+            raise BadInput(
+                problem=f"cache_dir is {shown(self.cache_dir)}, not a path",
+                advice="give a folder, or leave it out for the default one",
+            )
+        if self.on_progress is not None and not callable(self.on_progress):
+            raise BadInput(
+                problem=f"on_progress is {shown(self.on_progress)}, not a function",
+                advice="give a function of one string, such as print",
+            )
 
     @property
     def folder(self) -> Path | None:
@@ -81,18 +112,19 @@ class CostOptions:
 
     @property
     def report(self) -> Progress:
-        """`on_progress`, or a function that does nothing."""
-        return self.on_progress or silent
+        """`on_progress`, or a function that shows the stage on a terminal."""
+        return self.on_progress or show_stage
 
     @property
-    def stages(self) -> Callable[[str, int, int], None] | None:
-        """The callback for the executor: it formats (stage, done, total) for `on_progress`."""
-        on_progress = self.on_progress
-        if on_progress is None:
-            return None
+    def stages(self) -> Callable[[str, int, int], None]:
+        """The callback for the executor: it formats (stage, done, total) for `report`."""
+        report = self.report
 
         def report_stage(stage: str, done: int, total: int) -> None:
-            on_progress(f"{stage} {done} of {total}" if total > 1 else stage)
+            if stage != ENDED:
+                report(f"{stage} {done} of {total}" if total > 1 else stage)
+            elif self.on_progress is None:
+                erase_stage()
 
         return report_stage
 
@@ -125,15 +157,24 @@ class RunOptions:
     max_plans: int = MOST_PLANS
     buckets: Buckets | None = None
     part_nbytes: int | None = None
-    ways: Ways = "exact"
+    ways: str = "exact"
     outputs: OutputsState = "kept"
     gradients: GradientsState = "auto"
 
     def __attrs_post_init__(self) -> None:
         check_ways(self.ways)
         check_outputs(self.outputs)
+        checked_state(self.gradients, other_plans=self.runtime == "eager")
+        check_runtime(self.runtime)
+        check_most(self.max_plans)
+        check_part_nbytes(self.part_nbytes)
+        if not isinstance(self.buckets, Buckets | None):
+            raise BadInput(
+                problem=f"buckets is {shown(self.buckets)}, not Buckets",
+                advice='give lengths and paddings, as in Buckets((64, 128), pad={"input_ids": 0})',
+            )
 
     @property
     def families(self) -> tuple[Family, ...] | None:
-        """The families of `ways`; None for all."""
-        return None if self.ways == "exact" else ()
+        """The families of `ways`; None for all that are exact."""
+        return families_of(self.ways)

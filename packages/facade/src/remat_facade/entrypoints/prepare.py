@@ -1,5 +1,7 @@
 """Check a model and its options, and plan a training step."""
 
+from os import PathLike
+
 import attrs
 from torch import nn
 
@@ -7,13 +9,14 @@ from remat_executor import BadInput, PlannedModule, step_graph
 from remat_executor.module.gradient_states import GradientsState
 from remat_facade.entrypoints.inputs import Arguments, check_model, device_of
 from remat_facade.entrypoints.model_budget import check_model_budget
-from remat_facade.entrypoints.options import CostOptions, PlanOptions
+from remat_facade.entrypoints.options import CostOptions, PlanOptions, families_of
 from remat_facade.errors import BadModel
 from remat_facade.planning.memory_fit import Fit, auto_budget, fit_of, nbytes_of, total_nbytes
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.planner_wrappers import FixedPlanner
 from remat_graph import Grads, Graph, Plan, load_plan
+from remat_graph.errors import shown
 from remat_graph.serialization.fields import AnyPath
 
 
@@ -85,7 +88,13 @@ def plan_model(
         planner.check()
     args, kwargs = arguments
     graph = step_graph(
-        model, args, kwargs, platform=cost.platform, cache_dir=cost.folder, on_progress=cost.stages
+        model,
+        args,
+        kwargs,
+        platform=cost.platform,
+        cache_dir=cost.folder,
+        on_progress=cost.stages,
+        ways=families_of(method.ways),
     )
     plan = planner(graph)
     fit = fit_of(
@@ -101,12 +110,28 @@ def fixed_planner(plan: Plan | AnyPath, planner: RecomputePlanner, gradients: Gr
         BadFile: the path holds no plan.
         BadInput: the plan is for another state of `.grad` than calls find.
     """
-    given = isinstance(plan, Plan)
-    found = plan if isinstance(plan, Plan) else load_plan(plan)
+    found = saved_plan(plan)
     if (found.grads is Grads.PRESENT) != (gradients == "present"):
         state = "present" if found.grads is Grads.PRESENT else "new"
         raise BadInput(
             problem=f'the plan is for gradients="{state}", and calls are expected to find "{gradients}"',
             advice=f'give gradients="{state}", or another plan',
         )
-    return FixedPlanner(found, planner, source="the plan" if given else str(plan))
+    return FixedPlanner(found, planner) if found is plan else FixedPlanner(found, planner, source=str(plan))
+
+
+def saved_plan(plan: Plan | AnyPath) -> Plan:
+    """A saved plan, or the one at a path.
+
+    Raises:
+        BadFile: the path holds no plan.
+        BadInput: it is neither a plan nor a path.
+    """
+    if isinstance(plan, Plan):
+        return plan
+    if not isinstance(plan, str | PathLike):
+        raise BadInput(
+            problem=f"plan is {shown(plan)}, neither a plan nor a path",
+            advice="give the path of a saved plan, or leave it out to plan",
+        )
+    return load_plan(plan)

@@ -78,6 +78,9 @@ class Rockmate(BudgetedModule):
             into as many parts as cost 1 % of the step.
         ways: ``"exact"`` lets the plan choose other ways to run parts of the step that give the same bits,
             such as a cross entropy by chunks of rows; ``"none"`` keeps every operator as it was captured.
+            ``"rounding"`` allows in addition ways whose results differ from the original's within rounding,
+            such as a linear layer inside the chunks of a cross entropy; the plan names every op that such a
+            way runs. None keeps the config's choice, or else ``"exact"``.
         outputs: ``"dropped"`` if you drop the outputs that are not differentiated before the backward, as
             ``model(...).loss.backward()`` drops the logits: plans then hold them only to the end of the
             forward. With ``"kept"``, the default, they count to the end of the backward.
@@ -140,23 +143,23 @@ class Rockmate(BudgetedModule):
         max_plans: int = MOST_PLANS,
         buckets: Buckets | None = None,
         part_nbytes: int | None = None,
-        ways: Ways = "exact",
+        ways: Ways | None = None,
         outputs: OutputsState = "kept",
         gradients: GradientsState = "auto",
     ) -> None:
         options = PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, optimizer=optimizer, zoo=zoo)
         cost = CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress)
-        run = RunOptions(
-            runtime=runtime,
-            max_plans=max_plans,
-            buckets=buckets,
-            part_nbytes=part_nbytes,
-            ways=ways,
-            outputs=outputs,
-            gradients=gradients,
-        )
         with plan_sharing(ranks) as together:
-            method = choose_method(self._remat_method, config, solver, seed, time_limit_s)
+            method = choose_method(self._remat_method, config, solver, seed, time_limit_s, ways)
+            run = RunOptions(
+                runtime=runtime,
+                max_plans=max_plans,
+                buckets=buckets,
+                part_nbytes=part_nbytes,
+                ways=method.ways,
+                outputs=outputs,
+                gradients=gradients,
+            )
             call = CallOptions(arguments=as_call(sample, sample_kwargs), differentiate=differentiate)
             own = prepare(model, call.arguments, options, method, cost)
             planner: EntryPlanner = own if plan is None else fixed_planner(plan, own, gradients)
@@ -165,6 +168,8 @@ class Rockmate(BudgetedModule):
                 planner = RanksPlanner(partial(together.planner, terms=terms), planner)
             annotated = AnnotatedPlanner(planner, partial(_fit_note, model, optimizer))
             self._remat_build(model, annotated, call, cost, run, optimizer)
+        if getattr(self, "_remat_binding", None) is None:  # `limit_memory` watches the model itself
+            self._remat_warn_if_uncalled()
 
 
 def _fit_note(model: nn.Module, optimizer: Optimizer, plan: Plan) -> tuple[str, ...]:

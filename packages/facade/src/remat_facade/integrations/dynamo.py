@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter
+from torch.fx.traceback import has_preserved_node_meta
 
 from remat_executor.autograd.pending_calls import planned_calls_behind
 from remat_executor.errors import NothingToDifferentiate, warn
@@ -98,8 +99,9 @@ class _Region(nn.Module):
         self.__dict__["_graph"] = graph  # hidden from nn.Module: it has no tensors
 
     def forward(self, *args: Any) -> Any:
-        """Call the graph."""
-        return self.__dict__["_graph"](*args)
+        """Call the graph; for a trace node by node, so that it learns which layer each node comes from."""
+        graph: GraphModule = self.__dict__["_graph"]
+        return Interpreter(graph).run(*args) if has_preserved_node_meta() else graph(*args)
 
 
 def _numbers_as_inputs(graph: GraphModule) -> frozenset[int]:

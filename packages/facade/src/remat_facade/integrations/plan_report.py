@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from remat_executor.errors import warn
 from remat_executor.module.in_place import state_of
+from remat_executor.module.notices import uncalled
 from remat_facade.entrypoints.limit_memory import planned
 
 
@@ -18,10 +18,7 @@ def warn_uncalled(model: nn.Module) -> bool:
     state = state_of(model)
     if state is None or state.planned is not None or state.warned:
         return False
-    warn(
-        f"a {state.kind.__name__} with a memory limit was not called in a step of training, which ran "
-        "without a plan: the trainer calls its parts or a copy of it; limit the module that the trainer calls"
-    )
+    state.warn_once(uncalled(()))
     return True
 
 

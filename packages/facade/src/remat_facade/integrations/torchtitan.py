@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from remat_facade.entrypoints.limit_memory import limit_memory
+from remat_facade.entrypoints.limit_memory import check_limit, limit_memory
 from remat_facade.integrations.extras import from_extra
 
 with from_extra("torchtitan"):
@@ -43,4 +43,5 @@ class RematAC(ActivationCheckpointing):  # type: ignore[misc]
 )  # type: ignore[untyped-decorator]
 def remat(config: ActivationCheckpointing.Config, *, budget: int | str, **options: Any) -> RematACConfig:
     """The policy that replaces the configured one; `options` are those of `limit_memory`."""
+    check_limit("remat", budget, options)
     return cast("RematACConfig", derive(config, RematACConfig, budget=budget, options=options))

@@ -8,14 +8,14 @@ from typing import Any
 
 import attrs
 
-from remat_facade.config.types import Config, OffmateConfig, config_types, generate_config
+from remat_facade.config.types import Config, OffmateConfig, StepConfig, config_types, generate_config
 from remat_facade.config.yaml_io import load_config
 from remat_facade.errors import BadConfig, MethodNotAvailable
 from remat_graph.errors import shown
 from remat_graph.serialization.fields import AnyPath
 from remat_solvers import solver_names, solver_parameters
 
-_COMMON = frozenset(field.name for field in attrs.fields(Config))
+_COMMON = frozenset(field.name for field in attrs.fields(StepConfig))
 
 
 @attrs.frozen(kw_only=True)
@@ -25,6 +25,7 @@ class Method:
     solver: str = "auto"  # the registered name of the solver
     time_limit_s: float | None = None  # wall-clock seconds, or None
     parameters: Mapping[str, Any] = attrs.field(factory=dict)  # parameters of the solver, including the seed
+    ways: str = "exact"  # which other ways to run ops a plan may choose, as for `Rockmate`
 
     @classmethod
     def from_config(cls, config: Config) -> "Method":
@@ -42,11 +43,18 @@ class Method:
             f.name: getattr(config, f.name) for f in attrs.fields(config.__class__) if f.name not in _COMMON
         }
         parameters = own | (_seeded(config.seed) if "seed" in solver_parameters(config.type) else {})
-        return cls(solver=config.type, time_limit_s=config.time_limit_s, parameters=parameters)
+        limit_s = config.time_limit_s
+        ways = config.ways if isinstance(config, StepConfig) else "none"
+        return cls(solver=config.type, time_limit_s=limit_s, parameters=parameters, ways=ways)
 
 
 def choose_method(
-    default: str, config: Config | AnyPath | None, solver: str | None, seed: int, time_limit_s: float | None
+    default: str,
+    config: Config | AnyPath | None,
+    solver: str | None,
+    seed: int,
+    time_limit_s: float | None,
+    ways: str | None = None,
 ) -> Method:
     """The method that a user's arguments name.
 
@@ -57,6 +65,7 @@ def choose_method(
             config.
         seed: replaces the config's seed unless it is 0.
         time_limit_s: replaces the config's limit unless it is None.
+        ways: replaces the config's ways unless it is None.
 
     Raises:
         BadConfig: the arguments contradict each other.
@@ -78,8 +87,10 @@ def choose_method(
         config = solver if solver in config_types() else default
     chosen = as_config(config).with_(seed=seed or None, time_limit_s=time_limit_s)
     if solver is not None and solver not in config_types():
-        return Method(solver=solver, time_limit_s=chosen.time_limit_s, parameters=_seeded(chosen.seed))
-    return Method.from_config(chosen)
+        method = Method(solver=solver, time_limit_s=chosen.time_limit_s, parameters=_seeded(chosen.seed))
+    else:
+        method = Method.from_config(chosen)
+    return method if ways is None else attrs.evolve(method, ways=ways)
 
 
 def as_config(config: Config | AnyPath) -> Config:

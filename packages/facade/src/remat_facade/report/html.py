@@ -7,7 +7,14 @@ import attrs
 
 from remat_facade.report.matrix import draw_matrix
 from remat_facade.report.picture import LIGHT, Palette, draw, svg
-from remat_facade.report.table import Table, plan_table, repeats_table
+from remat_facade.report.table import (
+    Table,
+    layers_table,
+    plan_table,
+    repeats_table,
+    rounding_table,
+    ways_table,
+)
 from remat_graph import Graph, Plan
 
 _DARK = Palette(
@@ -35,6 +42,7 @@ body {{ margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 68rem; background:
   color: var(--ink); font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; }}
 svg {{ width: 100%; height: auto; }}
 .tables {{ display: flex; flex-wrap: wrap; gap: 2.5rem; margin: 1.5rem 0; }}
+.tables div {{ max-width: 100%; overflow-x: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
 caption {{ text-align: left; font-weight: 600; padding-bottom: .4rem; }}
 th {{ font-weight: 500; color: var(--muted); text-align: right; }}
@@ -65,7 +73,8 @@ def page(graph: Graph, plan: Plan, measured: Sequence[Table] = ()) -> str:
         plan: the plan.
         measured: tables to show before the tables of the plan.
     """
-    tables = [*measured, plan_table(plan), repeats_table(graph, plan)]
+    tables = [*measured, plan_table(plan), layers_table(plan), ways_table(plan)]
+    tables += [repeats_table(graph, plan), rounding_table(plan)]
     return _PAGE.format(
         title=escape(f"{plan.graph_name} · remat"),
         light=_variables(LIGHT),

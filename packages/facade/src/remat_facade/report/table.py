@@ -6,6 +6,7 @@ import attrs
 
 from remat_facade.report.trace import repeated_targets
 from remat_graph import Graph, Plan, format_nbytes, format_seconds
+from remat_graph.layers.summary import OUTSIDE
 from remat_solvers import MaxBatch, MinBudget
 
 if TYPE_CHECKING:  # the module imports torch
@@ -29,7 +30,7 @@ def smallest_table(graph: Graph, found: MinBudget) -> Table:
         ("smallest budget with a schedule", format_nbytes(found.nbytes), f"{found.nbytes}"),
         ("no schedule exists below", format_nbytes(found.floor_nbytes), f"{found.floor_nbytes}"),
         (
-            f"needed by {found.floor_op} alone",
+            f"needed by {found.floor_place} alone",
             format_nbytes(found.floor_op_nbytes),
             f"{found.floor_op_nbytes}",
         ),
@@ -101,10 +102,93 @@ def fit_table(fit: "Fit") -> Table:
     )
 
 
+def layers_table(plan: Plan, most: int = 12) -> Table:
+    """What is recomputed and kept by groups of layers; no rows if the layers are unknown.
+
+    Groups after the first `most` are summed up.
+    """
+    groups = [g for g in plan.layers if g.repeats or g.unplanned_nbytes != g.planned_nbytes]
+    rows = []
+    for named in (*([group] for group in groups[:most]), groups[most:]):
+        repeats, seconds = sum(g.repeats for g in named), sum(g.repeats_s for g in named)
+        kept, unplanned = sum(g.planned_nbytes for g in named), sum(g.unplanned_nbytes for g in named)
+        figures = (f"{repeats}", _cost(plan, seconds), format_nbytes(kept), _signed(unplanned - kept))
+        if len(named) == 1:
+            (group,) = named
+            rows.append((group.layers or OUTSIDE, f"{group.recomputed} of {group.of}", *figures))
+        elif named:
+            rows.append((f"{len(named)} more", "", *figures))
+    return Table(
+        title="recomputed and kept, by layer",
+        columns=("layers", "recomputed", "repeats", "costs", "keeps", "saves"),
+        rows=tuple(rows),
+        note="keeps: what a layer's ops made and the step still holds when the backward begins",
+    )
+
+
+def ways_table(plan: Plan, most: int = 12) -> Table:
+    """Which ops run in another way, by groups of layers; no rows if none does.
+
+    Groups after the first `most` are summed up.
+    """
+    rows = [
+        (
+            group.family + (f" in {group.layers}" if group.layers else ""),
+            f"{group.on} of {group.of}",
+            _short(*group.targets),
+            _cost(plan, group.extra_s),
+            format_nbytes(group.nbytes),
+            _signed(group.saved_nbytes),
+        )
+        for group in plan.ways[:most]
+    ]
+    if rest := plan.ways[most:]:
+        cost = _cost(plan, sum(group.extra_s for group in rest))
+        rows.append((f"{len(rest)} more", f"{sum(g.on for g in rest)}", "", cost, "", ""))
+    return Table(
+        title="ops that run in another way",
+        columns=("way", "on", "ops", "costs", "peak", "saves"),
+        rows=tuple(rows),
+        note="peak: without recomputation, between the first and the last of these ops",
+    )
+
+
+def _cost(plan: Plan, seconds: float) -> str:
+    """Seconds as a share of the unplanned step, if its times are known."""
+    return f"{seconds / plan.noremat_time_s:+.2%}" if plan.noremat_time_s else ""
+
+
+def _signed(nbytes: int) -> str:
+    return f"-{format_nbytes(-nbytes)}" if nbytes < 0 else format_nbytes(nbytes)
+
+
+def _short(*targets: str, most: int = 2) -> str:
+    """The names of the first operators, without namespace and overload."""
+    names = [target.removeprefix("aten.").partition(".")[0] for target in targets]
+    return ", ".join([*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])])
+
+
+def rounding_table(plan: Plan) -> Table:
+    """Every op that runs in a way whose results may differ from the original's within rounding."""
+    return Table(
+        title="ops that are not bit-identical, within rounding",
+        columns=("op", "way"),
+        rows=plan.rounding,
+        note="allowed by ways=rounding",
+    )
+
+
 def repeats_table(graph: Graph, plan: Plan, most: int = 8) -> Table:
     """Recomputed kinds of ops, the most expensive first; kinds after the first `most` are summed up."""
     kinds = repeated_targets(graph, plan.schedule)
-    rows = [(kind.target, f"{kind.count}", format_seconds(kind.time_s)) for kind in kinds[:most]]
+    rows = [
+        (
+            f"{_short(kind.target)} in {kind.layers}" if kind.layers else kind.target,
+            f"{kind.count}",
+            format_seconds(kind.time_s),
+        )
+        for kind in kinds[:most]
+    ]
     if rest := kinds[most:]:
         count, time_s = sum(kind.count for kind in rest), sum(kind.time_s for kind in rest)
         rows.append((f"{len(rest)} more kinds", f"{count}", format_seconds(time_s)))

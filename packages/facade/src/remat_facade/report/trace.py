@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 import attrs
 
 from remat_graph import Compute, Graph, Role, Schedule, simulate
+from remat_graph.layers.names import folded
 
 
 @attrs.frozen
@@ -88,22 +89,25 @@ def trace(graph: Graph, schedule: Schedule) -> Trace:
 
 @attrs.frozen
 class Repeated:
-    """Number and total time of the recomputations of one kind of op."""
+    """Number and total time of the recomputations of one kind of op in layers of one pattern."""
 
     target: str
+    layers: str
     count: int
     time_s: float
 
 
 def repeated_targets(graph: Graph, schedule: Schedule) -> tuple[Repeated, ...]:
     """The recomputed kinds of ops, the most expensive one first."""
-    count: Counter[str] = Counter()
-    time_s: defaultdict[str, float] = defaultdict(float)
-    for run in trace(graph, schedule).repeats:
+    count: Counter[tuple[str, str]] = Counter()
+    time_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+    shown = trace(graph, schedule)
+    for run in shown.repeats:
         op = graph.ops[run.op]
-        count[op.target] += 1
-        time_s[op.target] += op.implementations[op.rerun or 0].time_s
+        kind = op.target, folded(op.layer)
+        count[kind] += 1
+        time_s[kind] += run.end_s - run.begin_s if shown.has_times else 0.0
     return tuple(
-        Repeated(target, count[target], time_s[target])
-        for target in sorted(count, key=lambda t: (-time_s[t], -count[t], t))
+        Repeated(*kind, count[kind], time_s[kind])
+        for kind in sorted(count, key=lambda kind: (-time_s[kind], -count[kind], kind))
     )

@@ -34,6 +34,8 @@ class OpCost:
             scalars on any device; empty if not known.
         arithmetic: type in which products are computed: a dtype such as ``float32``, or ``tf32``; empty if
             not known.
+        parts: for a kernel that does the work of several operators one after the other, those of each; then
+            the fields above are their sums, and its time is the sum of theirs.
     """
 
     flops: float = attrs.field(default=0, validator=attrs.validators.ge(0))
@@ -41,6 +43,7 @@ class OpCost:
     written_nbytes: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     key: str = ""
     arithmetic: str = ""
+    parts: "tuple[OpCost, ...]" = ()
 
     @property
     def operator(self) -> str:
@@ -103,6 +106,13 @@ class Roofline:
         return max(cost.flops / self.flops_per_s, moved_s) + self.launch_s
 
 
+def time_s_of(platform: Platform, cost: OpCost) -> float:
+    """Seconds of an op: of its parts, unless the platform has measured it as a whole."""
+    if not cost.parts or cost.key in getattr(platform, "measurements", ()):
+        return platform.time_s(cost)
+    return sum(platform.time_s(part) for part in cost.parts)
+
+
 def issue_s_of(platform: Platform, cost: OpCost) -> float:
     """Seconds in which the host issues an op: by the platform's method `issue_s`, or 0 if it has none."""
     issue_s: Callable[[OpCost], float] | None = getattr(platform, "issue_s", None)
@@ -151,7 +161,7 @@ def with_platform(graph: Graph, costs: Mapping[tuple[int, int], OpCost], platfor
     def timed(run: Implementation, cost: OpCost | None) -> Implementation:
         if cost is None:
             return run
-        return attrs.evolve(run, time_s=platform.time_s(cost), issue_s=issue_s_of(platform, cost))
+        return attrs.evolve(run, time_s=time_s_of(platform, cost), issue_s=issue_s_of(platform, cost))
 
     ops = []
     for i, op in enumerate(graph.ops):

@@ -131,6 +131,7 @@ def _read_op(reader: Reader, count: int) -> Op:
         rerun=reader.get_or("rerun", rerun, None) if "rerun" in reader.mapping() else 0,
         implementations=tuple(_read_implementation(item, count) for item in implementations),
         alternatives=reader.get_or("alternatives", alternatives, ()),
+        layer=reader.get_or("layer", Reader.text, ""),
     )
 
 

@@ -5,6 +5,7 @@ the schedule of a plan that is read is simulated again.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,10 +15,14 @@ from remat_graph.errors import BadFile, FalseBound, ForeignPlan, InvalidSchedule
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph
 from remat_graph.plan import MOST_PERIODS, Plan
+from remat_graph.schedule import Schedule
+from remat_graph.serialization.by_layer import group_to_data, read_layers, read_ways
 from remat_graph.serialization.fields import ANY, VERSION, AnyPath, keys_of, links_to_data, read_links
 from remat_graph.serialization.json_reader import Reader, read_json, write_json
 from remat_graph.serialization.schedules import read_schedule, schedule_to_data
 from remat_graph.simulator.timeline import Grads
+from remat_graph.switches.relax import relaxed
+from remat_graph.switches.rounding import without_rounding
 from remat_graph.switches.specialize import specialize
 
 PLAN_FORMAT = "remat-plan"
@@ -59,6 +64,11 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
         figures |= {"switched": list(plan.switched), "switched_s": plan.switched_s}
     if plan.grads is not Grads.NEW:
         figures["grads"] = plan.grads.value
+    if plan.rounding:
+        figures["rounding"] = [list(pair) for pair in plan.rounding]
+    for name in _BY_LAYER:
+        if groups := getattr(plan, name):
+            figures[name] = [group_to_data(group) for group in groups]
     return {"format": PLAN_FORMAT, "version": VERSION, **figures, "schedule": schedule_to_data(plan.schedule)}
 
 
@@ -67,29 +77,57 @@ def plan_from_data(data: Any, *, graph: Graph | None = None, source: str = "plan
     reader = Reader(data, source)
     reader.header(PLAN_FORMAT, VERSION, "plan")
     reader.known(keys_of(Plan) - {"notes"} | {"format", "version"})
-    if graph is not None and (found := reader.get("fingerprint").text()) not in _fingerprints(graph):
-        wanted = fingerprint(graph)
-        name = reader.get("graph_name").text()
-        problem = (
-            f"is a plan for another graph, {name or 'unnamed'} ({found[:15]}...), not for "
-            f"{graph.name or 'this one'} ({wanted[:15]}...): solve again, or load it on "
-            "the model, sample and mode it was made with"
-        )
-        raise ForeignPlan(path=source, problem=problem)
+    made_on, restore = (None, None) if graph is None else _made_on(reader, graph)
     try:
-        plan = _read_plan(reader, graph)
+        plan = _read_plan(reader, made_on)
     except OverBudget as error:
         reader.fail(f"its predicted peak is above its own budget: {error}")
     except RecursionError:
         reader.fail("its statistics are nested too deeply for a plan of remat")
-    return plan if graph is None else _simulated_again(plan, graph, source)
+    if graph is None:
+        return plan
+    if restore is not None:  # its bound holds with the other switches off
+        least_s = min(plan.lower_bound_s, relaxed(graph).time_s)
+        plan = attrs.evolve(plan, schedule=restore(plan.schedule), lower_bound_s=least_s)
+    return _simulated_again(plan, graph, source)
 
 
-def _fingerprints(graph: Graph) -> tuple[str, ...]:
-    """Of graphs whose plans are plans of this one: without switches, too, as earlier versions made them."""
-    if not graph.switches:
-        return (fingerprint(graph),)
-    return (fingerprint(graph), fingerprint(specialize(graph, ()).graph))
+def _made_on(reader: Reader, graph: Graph) -> tuple[Graph, Callable[[Schedule], Schedule] | None]:
+    """The graph that the plan was made for, and how its schedule becomes one of `graph`, if they differ.
+
+    It may have no switches, as in earlier versions, or only those that do not round.
+    """
+    found, wanted = reader.get("fingerprint").text(), fingerprint(graph)
+    if found == wanted:
+        return graph, None
+    base = specialize(graph, ())
+    if graph.switches and found == fingerprint(base.graph):
+        return base.graph, base.restore
+    exact = without_rounding(graph)
+    if exact is not graph and found == fingerprint(exact):
+        return exact, lambda schedule: schedule
+    if "rounding" in reader.mapping() and exact is graph:
+        families = Counter(family for _, family in _rounding(reader))
+        named = ", ".join(f"{family} ({count})" for family, count in families.items())
+        problem = (
+            f"is a plan with ways that round differently, {named}, and this graph has only exact ones: "
+            'plan again, or load it with ways="rounding"'
+        )
+        raise ForeignPlan(path=reader.source, problem=problem)
+    name = reader.get("graph_name").text()
+    problem = (
+        f"is a plan for another graph, {name or 'unnamed'} ({found[:15]}...), not for "
+        f"{graph.name or 'this one'} ({wanted[:15]}...): solve again, or load it on "
+        "the model, sample and mode it was made with"
+    )
+    raise ForeignPlan(path=reader.source, problem=problem)
+
+
+def _rounding(reader: Reader) -> list[tuple[str, str]]:
+    pairs = [[name.text() for name in pair.items()] for pair in reader.get("rounding").items()]
+    if any(len(pair) != 2 for pair in pairs):
+        reader.get("rounding").fail("pairs of an op and a family were wanted")
+    return [(op, family) for op, family in pairs]
 
 
 def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
@@ -112,9 +150,12 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
         figures["switched"] = [name.text() for name in reader.get("switched").items()]
         figures["switched_s"] = reader.get("switched_s").signed_seconds()
     figures["grads"] = reader.get_or("grads", _read_grads, Grads.NEW)
+    figures["rounding"] = _rounding(reader) if "rounding" in reader.mapping() else ()
     versions = reader.get("versions")
     return Plan(
         **figures,
+        layers=reader.get_or("layers", read_layers, ()),
+        ways=reader.get_or("ways", read_ways, ()),
         schedule=read_schedule(reader.get("schedule"), graph),
         solver_stats=reader.get("solver_stats").mapping(),
         versions={package: versions.get(package).text() for package in versions.mapping()},
@@ -165,7 +206,8 @@ def _simulated_again(plan: Plan, graph: Graph, source: str) -> Plan:
 _GIVEN = ("budget_nbytes", "solver", "solver_stats", "versions", "platform", "deadline_hit")
 _OF_THE_HOST = ("on_host", "host_peak_nbytes", "links", "periods")
 _OF_ISSUING = ("issue_s", "noremat_issue_s")
-_SOMETIMES = (*_OF_THE_HOST, *_OF_ISSUING, "switched", "switched_s", "grads")
+_BY_LAYER = ("layers", "ways")
+_SOMETIMES = (*_OF_THE_HOST, *_OF_ISSUING, *_BY_LAYER, "switched", "switched_s", "rounding", "grads")
 
 _PLAN_FIELDS = tuple(
     field.name

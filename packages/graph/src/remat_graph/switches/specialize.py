@@ -5,12 +5,28 @@ agree with itself: all ops of a switch run by their alternatives, or none does. 
 switches; a schedule of the graph that it makes is one of the original, after `Specialized.restore`.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 import attrs
 
-from remat_graph.ir import Graph, Op
+from remat_graph.ir import Graph, Implementation, Op
 from remat_graph.schedule import Compute, Schedule, Step
+
+
+@attrs.frozen(kw_only=True)
+class Void:
+    """An op that runs nothing under a decision, so that the decided graph lacks it.
+
+    Attributes:
+        run: the step of the original graph.
+        backward: as the op's.
+        before: index, in the decided graph, of the next op of the same direction; None after the last.
+    """
+
+    run: Compute
+    backward: bool
+    before: int | None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -18,24 +34,49 @@ class Specialized:
     """A graph in which all switches are decided.
 
     Attributes:
-        graph: without alternatives; ops and values have the indices of the original.
+        graph: without alternatives, without the ops that run nothing, and without the values at the end that
+            nothing makes. The other values have the indices of the original.
         on: the switches that are on.
+        ops: per op its index in the original.
         numbers: per op the index of each implementation in the original.
+        voids: the ops of the original that run nothing, in its order.
     """
 
     graph: Graph
     on: frozenset[str]
+    ops: tuple[int, ...]
     numbers: tuple[tuple[int, ...], ...]
+    voids: tuple[Void, ...]
 
     def restore(self, schedule: Schedule) -> Schedule:
-        """The same schedule for the original graph."""
+        """The same schedule for the original graph; an op that runs nothing comes before the next op."""
+        last = len(schedule.steps)
+        end = last if schedule.end is None else schedule.end
+        first_run: dict[int | None, int] = {}
+        for position, step in enumerate(schedule.steps):
+            if isinstance(step, Compute):
+                first_run.setdefault(step.op, position)
+        voids: dict[tuple[int, bool], list[Step]] = defaultdict(list)
+        for void in self.voids:
+            position = first_run.get(void.before, end if void.backward else schedule.boundary)
+            voids[position, void.backward].append(void.run)
+        steps: list[Step] = []
+        boundary = new_end = 0
+        for position in range(last + 1):
+            steps += voids.get((position, False), ())
+            if position == schedule.boundary:
+                boundary = len(steps)
+            steps += voids.get((position, True), ())
+            if position == end:
+                new_end = len(steps)
+            if position < last:
+                steps.append(self._restored(schedule.steps[position]))
+        return Schedule(steps, boundary, None if schedule.end is None else new_end)
 
-        def restored(step: Step) -> Step:
-            if not isinstance(step, Compute):
-                return step
-            return Compute(step.op, self.numbers[step.op][step.implementation])
-
-        return attrs.evolve(schedule, steps=map(restored, schedule.steps))
+    def _restored(self, step: Step) -> Step:
+        if not isinstance(step, Compute):
+            return step
+        return Compute(self.ops[step.op], self.numbers[step.op][step.implementation])
 
 
 def specialize(graph: Graph, on: Iterable[str]) -> Specialized:
@@ -48,22 +89,54 @@ def specialize(graph: Graph, on: Iterable[str]) -> Specialized:
     unknown = chosen.difference(graph.switches)
     if unknown:
         raise ValueError(f"no switch {min(unknown)!r}; there are {len(graph.switches)}")
-    made = [_decided(op, chosen) for op in graph.ops]
-    ops = tuple(op for op, _ in made)
+    ops: list[Op] = []
+    places: list[int] = []
+    numbers: list[tuple[int, ...]] = []
+    voids: list[tuple[int, int, int]] = []  # op, implementation, place of the next op
+    for i, op in enumerate(graph.ops):
+        decided, runs = _decided(op, chosen)
+        if op.alternatives and runs_nothing(decided.first):
+            voids.append((i, runs[0], len(ops)))
+            continue
+        ops.append(decided)
+        places.append(i)
+        numbers.append(runs)
     return Specialized(
-        graph=attrs.evolve(graph, ops=ops), on=chosen, numbers=tuple(numbers for _, numbers in made)
+        graph=attrs.evolve(graph, ops=ops, values=graph.values[: _values(graph, ops)]),
+        on=chosen,
+        ops=tuple(places),
+        numbers=tuple(numbers),
+        voids=tuple(_void(graph, ops, *void) for void in voids),
     )
+
+
+def runs_nothing(run: Implementation) -> bool:
+    """Whether an implementation neither reads nor makes anything nor takes time."""
+    costs = (run.time_s, run.issue_s, run.workspace_nbytes)
+    return not (run.inputs or run.outputs or any(costs))
+
+
+def _void(graph: Graph, ops: list[Op], op: int, implementation: int, place: int) -> Void:
+    backward = graph.ops[op].backward
+    follows = place < len(ops) and ops[place].backward == backward
+    return Void(run=Compute(op, implementation), backward=backward, before=place if follows else None)
+
+
+def _values(graph: Graph, ops: list[Op]) -> int:
+    """How many values to keep: all but those at the end that only other decisions make."""
+    if len(ops) == len(graph.ops) and not graph.switches:
+        return len(graph.values)
+    made = {v for op in ops for run in op.implementations for v in run.outputs}
+    elsewhere = {v for op in graph.ops for run in op.implementations for v in run.outputs} - made
+    count = len(graph.values)
+    while count and count - 1 in elsewhere and not graph.values[count - 1].external:
+        count -= 1
+    return count
 
 
 def family_of(switch: str) -> str:
     """The family of a switch: its name up to the first dot."""
     return switch.partition(".")[0]
-
-
-def conflicting(graph: Graph, on: Iterable[str]) -> bool:
-    """Whether two of these switches change the same op."""
-    chosen = frozenset(on)
-    return any(sum(other.switch in chosen for other in op.alternatives) > 1 for op in graph.ops)
 
 
 def switches_on(graph: Graph, schedule: Schedule) -> frozenset[str]:

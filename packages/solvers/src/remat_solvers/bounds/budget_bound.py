@@ -22,12 +22,14 @@ class Floor:
     Attributes:
         nbytes: no schedule needs less.
         op: name of the op that binds, or "the boundary".
+        place: the same for people, with the layer.
         op_nbytes: inputs, outputs and workspace of that op.
         reason: in words.
     """
 
     nbytes: int
     op: str
+    place: str
     op_nbytes: int
     reason: str
 
@@ -42,18 +44,20 @@ def budget_floor(graph: Graph, reach: Reachability | None = None) -> Floor:
     reach = reach or reachability(graph)
     base = reach.base_nbytes
     boundary = base + sum(map(graph.allocated_nbytes, {*graph.outputs, *graph.tangents}))
+    place = "the boundary"
     best = Floor(
-        nbytes=boundary, op="the boundary", op_nbytes=boundary, reason="outputs and tangents are live"
+        nbytes=boundary, op=place, place=place, op_nbytes=boundary, reason="outputs and tangents are live"
     )
     for index, op in enumerate(graph.ops):
         working = working_nbytes(graph, op.first, reach)
         must = unavoidable(graph, reach, index) - set(op.first.inputs) - set(op.first.outputs)
         others = sum(map(graph.allocated_nbytes, must))
         if base + working + others > best.nbytes:
-            reason = f"{op.name} alone needs {working} bytes for inputs, outputs and workspace"
+            reason = f"{op.place} alone needs {working} bytes for inputs, outputs and workspace"
             if others:
                 reason += f" while {others} bytes of outputs, gradients and tangents must be live"
-            best = Floor(nbytes=base + working + others, op=op.name, op_nbytes=working, reason=reason)
+            nbytes = base + working + others
+            best = Floor(nbytes=nbytes, op=op.name, place=op.place, op_nbytes=working, reason=reason)
     return best
 
 

@@ -8,23 +8,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_solvers.evaluation.arrays import Arrays, Ints, records
+from remat_solvers.evaluation.arrays import Arrays, Ints, compressed, records
+from remat_solvers.evaluation.switch_arrays import SwitchArrays
 
 EXTRAS = 4096
 
 META = (
-    "random:u8 count boundary repeats events stamp deleted inserted affected extra bad touched low high base "
-    "credits seconds:f8 excess:f8 price:f8 price_low:f8 best_seconds:f8 best_count tried"
+    "random:u8 count boundary repeats events stamp deleted inserted affected extra bad broken touched low "
+    "high base credits seconds:f8 excess:f8 price:f8 price_low:f8 best_seconds:f8 best_count tried"
 )
 POSITION = "order spare variant repeats held own excess:f8 diff deleted_stamp best"
 VALUE = (
     "size pinned producer is_tangent recomputable ev_ptr ev_end affected affected_stamp head tail head_stamp "
     "value_stamp born dies"
 )
-OP = "first backward op_stamp"
-VARIANT = "time:f8 workspace out_total bound_to_place in_ptr in_end out_ptr out_end credit_ptr credit_end"
+OP = "first backward op_stamp now best_now"
+VARIANT = (
+    "time:f8 workspace out_total bound_to_place runs_once recomputes in_ptr in_end out_ptr out_end "
+    "credit_ptr credit_end"
+)
 EXTRA = "in_gap in_op in_key in_variant in_held in_own deleted extra_key extra_made extra_next stack stack_at"
 TOUCH = "touched touched_by"
+SWITCH = "change_ptr change_end conflict_ptr conflict_end on was"
+CHANGE = "op row off"
 
 
 class State(NamedTuple):
@@ -34,25 +40,31 @@ class State(NamedTuple):
     pos: NDArray[Any]  # per position of the sequence
     val: NDArray[Any]  # per value
     ops: NDArray[Any]  # per op
-    var: NDArray[Any]  # per variant: 2 * op for a first run, 2 * op + 1 for a repeat
+    var: NDArray[Any]  # per variant: the first run of op i is variant `ops[i].now`, its repeat the next one
     extra: NDArray[Any]  # per inserted run or deleted position, and per event of an inserted run
     touch: NDArray[Any]  # per change of what a run at a position needs
     idx: Ints  # what variants read, then what they make, then the dying inputs that an output takes over
     events: Ints  # per value, 2 * position + (1 if made there)
+    switches: NDArray[Any]  # per switch
+    changes: NDArray[Any]  # per switch and op that it changes, the variant that it puts in force
+    conflicts: Ints  # per switch, those that it cannot be on with
+    families: Ints  # per family, its part of the switches: (start, stop)
 
 
-def make_state(arrays: Arrays, order: Ints, seed: int) -> State:
-    """Create the state for a sequence, with space for 4 times the graph and 1,000 runs."""
-    ops, values = len(arrays.backward), len(arrays.size)
+def make_state(arrays: Arrays, order: Ints, seed: int, choice: SwitchArrays | None = None) -> State:
+    """Create the state for a sequence, with space for 4 times the graph and 1,000 runs.
+
+    With a `choice`, whose arrays these are, all switches are off at first.
+    """
+    ops, values, variants = len(arrays.backward), len(arrays.size), len(arrays.time)
     cap = max(4 * ops + 1000, 2 * len(order) + 200)
     degree = (len(arrays.in_idx) + len(arrays.out_idx)) / max(1, 2 * ops)
     events = int(cap * (degree + 4)) + 1000
     val = records(VALUE, values)
     val["size"] = arrays.size
     val["pinned"] = arrays.pinned
-    val["producer"] = arrays.producer
     val["is_tangent"][arrays.tangents] = 1
-    var = records(VARIANT, 2 * ops)
+    var = records(VARIANT, variants)
     var["time"] = arrays.time
     var["workspace"] = arrays.workspace
     var["in_ptr"], var["in_end"] = arrays.in_ptr[:-1], arrays.in_ptr[1:]
@@ -61,17 +73,25 @@ def make_state(arrays: Arrays, order: Ints, seed: int) -> State:
     guarded = np.diff(arrays.guard_ptr) > 0
     var["bound_to_place"] = guarded | (np.diff(arrays.over_ptr) > 0)
     idx = [*arrays.in_idx.tolist(), *arrays.out_idx.tolist()]
-    for variant in range(2 * ops):
+    for variant in range(variants):
         outputs = arrays.out_idx[arrays.out_ptr[variant] : arrays.out_ptr[variant + 1]]
         var["out_total"][variant] = arrays.size[outputs].sum()
         var["credit_ptr"][variant] = len(idx)
         idx += _credits(arrays, variant)
         var["credit_end"][variant] = len(idx)
         # A repeat that reads a value overwritten later would not always be valid: such ops run once.
-        if variant % 2 == 1 and arrays.can_rerun[variant // 2] and not guarded[variant]:
-            val["recomputable"][outputs] = 1
+        if variant % 2 == 1:
+            var["recomputes"][variant] = arrays.can_rerun[variant // 2] and not guarded[variant]
+            var["runs_once"][variant] = not var["recomputes"][variant]
     op = records(OP, ops)
     op["backward"] = arrays.backward
+    op["now"] = 2 * np.arange(ops) if choice is None else choice.first_row
+    val["producer"] = arrays.producer if choice is None else -1
+    for i, first in enumerate(op["now"]):
+        for variant in (first, first + 1):
+            val["producer"][arrays.out_idx[arrays.out_ptr[variant] : arrays.out_ptr[variant + 1]]] = i
+        if var["recomputes"][first + 1]:  # the variant of the repeat, whose results are in the last slice
+            val["recomputable"][arrays.out_idx[arrays.out_ptr[variant] : arrays.out_ptr[variant + 1]]] = 1
     meta = records(META, 1)[0]
     meta["random"] = (seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1
     meta["base"] = arrays.base_nbytes
@@ -86,9 +106,40 @@ def make_state(arrays: Arrays, order: Ints, seed: int) -> State:
         touch=records(TOUCH, events),
         idx=np.array(idx, np.int64),
         events=np.zeros(events, np.int64),
+        **_switches(choice, var, op["now"]),
     )
     set_order(state, order)
     return state
+
+
+def _switches(choice: SwitchArrays | None, var: NDArray[Any], now: Ints) -> dict[str, NDArray[Any]]:
+    """The arrays of the switches; empty without any."""
+    if choice is None:
+        return {
+            "switches": records(SWITCH, 0),
+            "changes": records(CHANGE, 0),
+            "conflicts": np.zeros(0, np.int64),
+            "families": np.zeros(0, np.int64),
+        }
+    # A run that runs nothing may come twice, and stays in its place until it does something again.
+    var["runs_once"][choice.void == 1] = 0
+    var["bound_to_place"] |= choice.void
+    switches = records(SWITCH, len(choice.names))
+    pointers, ops = compressed([list(each) for each in choice.ops])
+    changes = records(CHANGE, len(ops))
+    changes["op"], changes["off"] = ops, now[ops]
+    changes["row"] = [row for rows in choice.rows for row in rows]
+    switches["change_ptr"], switches["change_end"] = pointers[:-1], pointers[1:]
+    number = {name: n for n, name in enumerate(choice.names)}
+    excluded = [sorted(number[other] for other in choice.conflicts[name]) for name in choice.names]
+    pointers, conflicts = compressed(excluded)
+    switches["conflict_ptr"], switches["conflict_end"] = pointers[:-1], pointers[1:]
+    return {
+        "switches": switches,
+        "changes": changes,
+        "conflicts": conflicts,
+        "families": choice.families()[0],
+    }
 
 
 def set_order(state: State, order: Ints) -> None:

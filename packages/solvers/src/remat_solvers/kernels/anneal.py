@@ -15,6 +15,7 @@ from remat_solvers.kernels.moves import (
     shift,
     shift_first,
 )
+from remat_solvers.kernels.switch import flip, flip_back
 
 
 @inner
@@ -26,11 +27,16 @@ def keep_best(S):  # type: ignore[no-untyped-def]
         meta.best_count = meta.count
         for p in range(meta.count):
             S.pos[p].best = S.pos[p].order
+        for i in range(S.ops.shape[0]):
+            S.ops[i].best_now = S.ops[i].now
 
 
 @njit
-def anneal(S, budget, moves, hot, cold, weights, adapt):  # type: ignore[no-untyped-def]
-    """Try `moves` changes while the temperature falls from `hot` to `cold` (seconds)."""
+def anneal(S, budget, moves, hot, cold, weights, adapt, flips):  # type: ignore[no-untyped-def]
+    """Try `moves` changes while the temperature falls from `hot` to `cold` (seconds).
+
+    A share `flips` of the changes flip switches.
+    """
     meta = S.meta
     meta.seconds, meta.excess = rebuild(S, budget)
     keep_best(S)
@@ -42,6 +48,17 @@ def anneal(S, budget, moves, hot, cold, weights, adapt):  # type: ignore[no-unty
             # The price rises while the budget is exceeded, else it falls, so the walk stays at the border.
             meta.price *= adapt if meta.excess > 0 else 1.0 / adapt
             meta.price = max(meta.price, meta.price_low)
+        if flips > 0.0 and uniform(S) < flips:
+            was_seconds, was_excess = meta.seconds, meta.excess
+            good, seconds, excess = flip(S, budget)
+            meta.tried += 1
+            rise = seconds - was_seconds + meta.price * (excess - was_excess)
+            if good and (rise <= 0 or (temperature > 0 and uniform(S) < np.exp(-rise / temperature))):
+                meta.seconds, meta.excess = seconds, excess
+                keep_best(S)
+            else:
+                flip_back(S, budget)
+            continue
         begin(S)
         u = uniform(S)
         hold = 0.3 * uniform(S)

@@ -43,7 +43,7 @@ def add_copy(S, v):  # type: ignore[no-untyped-def]
 
 @inner
 def rebuild(S, budget):  # type: ignore[no-untyped-def]
-    """Derive everything from `S.pos.order`; returns (seconds, excess)."""
+    """Derive everything from `S.pos.order` and the switches; returns (seconds, excess)."""
     meta = S.meta
     count = meta.count
     for i in range(S.ops.shape[0]):
@@ -51,20 +51,21 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
     values = S.val.shape[0]
     for v in range(values):
         S.val[v].ev_end = 0
-    boundary, repeats, seconds = 0, 0, 0.0
+    boundary, repeats, seconds, broken = 0, 0, 0.0, 0
     for p in range(count):
         at = S.pos[p]
         op = S.ops[at.order]
         if op.first < 0:
             op.first = p
-            at.variant = 2 * at.order
+            at.variant = op.now
             if not op.backward:
                 boundary = p + 1
         else:
-            at.variant = 2 * at.order + 1
+            at.variant = op.now + 1
             S.pos[repeats].repeats = p
             repeats += 1
         run = S.var[at.variant]
+        broken = max(broken, run.runs_once)
         seconds += run.time
         for k in range(run.in_ptr, run.in_end):
             S.val[S.idx[k]].ev_end += 1
@@ -93,6 +94,8 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
             value = S.val[S.idx[k]]
             S.events[value.ev_end] = 2 * p
             value.ev_end += 1
+            if value.born == NEVER or (value.is_tangent and p < boundary):
+                broken = 1
             value.dies = p
         for k in range(run.out_ptr, run.out_end):
             v = S.idx[k]
@@ -111,6 +114,7 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
             if value.pinned or (value.is_tangent and value.dies == value.born):
                 value.dies = count
             add_copy(S, v)
+    meta.broken = broken
     held = meta.base
     excess = 0.0
     for p in range(count + 1):
@@ -305,7 +309,7 @@ def evaluate_change(S, budget):  # type: ignore[no-untyped-def]
     for i in range(meta.inserted):
         new = S.extra[i]
         new.in_key = new.in_gap * 64 + i
-        new.in_variant = 2 * new.in_op + 1
+        new.in_variant = S.ops[new.in_op].now + 1
         if S.pos[S.ops[new.in_op].first].deleted_stamp == meta.stamp:
             new.in_variant -= 1
         run = S.var[new.in_variant]

@@ -25,11 +25,11 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
     S.ops[i].op_stamp = stamp
     top = S.extra[0]
     top.stack = i
-    top.stack_at = S.var[2 * i + 1].in_ptr
+    top.stack_at = S.var[S.ops[i].now + 1].in_ptr
     depth = 1
     while depth > 0:
         top = S.extra[depth - 1]
-        if top.stack_at == S.var[2 * top.stack + 1].in_end:
+        if top.stack_at == S.var[S.ops[top.stack].now + 1].in_end:
             depth -= 1
             if S.meta.inserted >= most or not insert(S, gap, top.stack):
                 return False
@@ -52,7 +52,7 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
         S.ops[i].op_stamp = stamp
         top = S.extra[depth]
         top.stack = i
-        top.stack_at = S.var[2 * i + 1].in_ptr
+        top.stack_at = S.var[S.ops[i].now + 1].in_ptr
         depth += 1
     return True
 
@@ -168,7 +168,7 @@ def evict_run(S, hold):  # type: ignore[no-untyped-def]
     high = min(S.ops.shape[0], low + span + 1)
     any_value = False
     for op in range(low, high):
-        run = S.var[2 * op]
+        run = S.var[S.ops[op].now]
         for k in range(run.out_ptr, run.out_end):
             w = S.idx[k]
             value = S.val[w]
@@ -181,7 +181,7 @@ def evict_run(S, hold):  # type: ignore[no-untyped-def]
     if not any_value:
         return False
     for op in range(low, high):
-        run = S.var[2 * op]
+        run = S.var[S.ops[op].now]
         for k in range(run.out_ptr, run.out_end):
             w = S.idx[k]
             if S.val[w].value_stamp == S.meta.stamp and not close_over(S, w, q, hold, 58):
@@ -275,7 +275,7 @@ def exchange(S, hold):  # type: ignore[no-untyped-def]
         other = op + below(S, 17) - 8
         if other < 0 or other >= S.ops.shape[0] or other == op:
             continue
-        run = S.var[2 * other]
+        run = S.var[S.ops[other].now]
         width = run.out_end - run.out_ptr
         if width == 0:
             continue

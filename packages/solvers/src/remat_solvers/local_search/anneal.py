@@ -1,11 +1,16 @@
 """Simulated annealing of an order of ops; `methods.annealing` says by which moves, and for what."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from remat_solvers.evaluation.arrays import Arrays, Ints
+from remat_solvers.evaluation.switch_arrays import SwitchArrays
 from remat_solvers.protocol import Deadline
 
 CHUNK = 4_000  # moves between two checks of the deadline, and the longest that Ctrl-C waits
+
+FLIPS = 0.02  # share of the changes that flip switches, where there are any
 
 # Shares of evict, drop, shift, exchange, evict a run, drop a run, shift a first run.
 WEIGHTS = np.cumsum(np.array([0.32, 0.24, 0.08, 0.19, 0.09, 0.05, 0.03]))
@@ -26,7 +31,15 @@ class AnnealingWalk:
     """One annealing walk over the sequences of a graph, which keeps the best that fits."""
 
     def __init__(
-        self, arrays: Arrays, order: Ints, budget_nbytes: int, seed: int, price: float = 0.3
+        self,
+        arrays: Arrays,
+        order: Ints,
+        budget_nbytes: int,
+        seed: int,
+        price: float = 0.3,
+        *,
+        choice: SwitchArrays | None = None,
+        on: Iterable[str] = (),
     ) -> None:
         from remat_solvers.evaluation.search_state import make_state
         from remat_solvers.kernels import anneal
@@ -34,14 +47,20 @@ class AnnealingWalk:
         self._kernels = anneal
         self.budget_nbytes = budget_nbytes
         self.arrays = arrays
-        self.state = make_state(arrays, np.asarray(order, np.int64), seed)
+        self.choice = choice
+        self.state = make_state(arrays, np.asarray(order, np.int64), seed, choice)
         ops = max(1, len(arrays.backward))
-        self.mean_s = float(arrays.time[::2].sum()) / ops or 1.0
+        first_runs = arrays.time[::2] if choice is None else arrays.time[choice.first_row]
+        self.mean_s = float(first_runs.sum()) / ops or 1.0
         sizes = arrays.size[arrays.size > 0]
         mean_nbytes = float(sizes.mean()) if len(sizes) else 1.0
         self.state.meta["best_seconds"] = np.inf
         self.state.meta["price"] = price * self.mean_s / mean_nbytes
         self.state.meta["price_low"] = 1e-3 * price * self.mean_s / mean_nbytes
+        if choice is not None:
+            from remat_solvers.kernels.switch import set_switches
+
+            set_switches(self.state, np.array([name in on for name in choice.names], np.int64))
 
     @property
     def tried(self) -> int:
@@ -56,6 +75,15 @@ class AnnealingWalk:
         best: Ints = self.state.pos["best"][: int(self.state.meta["best_count"])].copy()
         return best
 
+    @property
+    def best_on(self) -> frozenset[str]:
+        """The switches that are on in the fastest sequence found that fits."""
+        if self.choice is None:
+            return frozenset()
+        now, changes = self.state.ops["best_now"], zip(self.choice.ops, self.choice.rows, strict=True)
+        inside = [all(now[op] == row for op, row in zip(*each, strict=True)) for each in changes]
+        return frozenset(name for name, on in zip(self.choice.names, inside, strict=True) if on)
+
     def reach(self, moves: int, hot: float, cold: float, deadline: Deadline) -> Ints | None:
         """Like `anneal`, but end soon after the first sequence that fits."""
         return self.anneal(moves, hot, cold, deadline, enough=True)
@@ -68,10 +96,11 @@ class AnnealingWalk:
         If `enough`, any sequence that fits ends the walk.
         """
         chunks = max(1, -(-moves // CHUNK))
+        flips = 0.0 if self.choice is None else FLIPS
         for i in range(chunks):
             if deadline.reached() or (enough and self.best is not None):
                 break
             begin = hot * (cold / hot) ** (i / chunks) * self.mean_s
             end = hot * (cold / hot) ** ((i + 1) / chunks) * self.mean_s
-            self._kernels.anneal(self.state, self.budget_nbytes, CHUNK, begin, end, WEIGHTS, 1.05)
+            self._kernels.anneal(self.state, self.budget_nbytes, CHUNK, begin, end, WEIGHTS, 1.05, flips)
         return self.best

@@ -1,0 +1,75 @@
+"""Notice that a module trains although its planned forward is never called.
+
+A limit bounds what a module's forward and its backward allocate. If training calls the module's parts, or
+other methods that call them, it bounds nothing. An optimizer that steps the module's parameters shows this:
+the first such step comes before any call that needs gradients.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+class TrainingWatch:
+    """Reports once that an optimizer stepped a module's parameters before a call that needs gradients.
+
+    Args:
+        module: what is trained; it is not kept alive.
+        report: called with the names of the children that have gradients.
+    """
+
+    # One hook for all watches, and never removed: torch iterates over its hooks while they run.
+    HOOKS: ClassVar[list[Any]] = []
+    # Replaced and not changed, since a thread may iterate over it.
+    ACTIVE: ClassVar[tuple["weakref.ref[TrainingWatch]", ...]] = ()
+
+    def __init__(self, module: nn.Module, report: Callable[[list[str]], None]) -> None:
+        self._module = weakref.ref(module)
+        self._report = report
+        self._over = False
+        # Those of an earlier call, which the next step applies.
+        self._has_earlier_gradients = any(p.grad is not None for p in module.parameters())
+        if not self.HOOKS:
+            self.HOOKS.append(register_optimizer_step_post_hook(_look))
+        TrainingWatch.ACTIVE = (*_alive(), weakref.ref(self))
+
+    def called(self) -> None:
+        """Watch no longer, if this call of the module needs gradients. A capture needs them, too."""
+        if not self._over and torch.is_grad_enabled():
+            self.stop()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._over = True
+        TrainingWatch.ACTIVE = tuple(each for each in _alive() if each() is not self)
+
+    def look(self, optimizer: torch.optim.Optimizer) -> None:
+        """Report if an optimizer has stepped parameters of the module by their gradients."""
+        module = self._module()
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        if module is None or not _has_any(module, stepped):
+            return
+        if self._has_earlier_gradients:
+            self._has_earlier_gradients = False
+            return
+        self.stop()
+        self._report([name for name, child in module.named_children() if _has_any(child, stepped)])
+
+
+def _alive() -> tuple["weakref.ref[TrainingWatch]", ...]:
+    return tuple(each for each in TrainingWatch.ACTIVE if each() is not None)
+
+
+def _has_any(module: nn.Module, parameters: set[int]) -> bool:
+    return any(id(p) in parameters for p in module.parameters())
+
+
+def _look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for each in TrainingWatch.ACTIVE:
+        watch = each()
+        if watch is not None:
+            watch.look(optimizer)

@@ -1,0 +1,47 @@
+"""What a plan does layer by layer, in two lines for its summary."""
+
+from collections.abc import Sequence
+
+from remat_graph.layers.recomputed import LayerGroup
+from remat_graph.layers.ways import WayGroup
+from remat_graph.units import format_nbytes
+
+OUTSIDE = "outside of submodules"
+"""Name of the layer of ops that no submodule runs."""
+
+_MOST = 3  # groups in a line
+
+
+def recomputed_line(groups: Sequence[LayerGroup], base_s: float) -> list[str]:
+    """The groups that recompute, the most expensive first; nothing if none does."""
+    found = [group for group in groups if group.repeats]
+    said = [
+        f"{group.layers or OUTSIDE}: {group.recomputed} of {group.of}{_cost(group.repeats_s, base_s)}"
+        for group in found[:_MOST]
+    ]
+    if rest := found[_MOST:]:
+        said.append(f"{len(rest)} more{_cost(sum(group.repeats_s for group in rest), base_s)}")
+    return ["recomputed in " + ", ".join(said)] if said else []
+
+
+def ways_line(groups: Sequence[WayGroup], base_s: float) -> list[str]:
+    """The groups of other ways to run ops, those that save most first; nothing if none is on."""
+    said = [
+        f"{group.family} ({group.on}){f' in {group.layers}' if group.layers else ''}"
+        f"{_saves(group.saved_nbytes)}{_cost(group.extra_s, base_s)}"
+        for group in groups[:_MOST]
+    ]
+    if rest := groups[_MOST:]:
+        said.append(f"{sum(group.on for group in rest)} more{_cost(sum(g.extra_s for g in rest), base_s)}")
+    return ["other ways to run ops: " + ", ".join(said)] if said else []
+
+
+def _saves(nbytes: int) -> str:
+    """What a group saves, in words; nothing where only repeats run in another way."""
+    if not nbytes:
+        return ""
+    return f" takes {format_nbytes(-nbytes)} more" if nbytes < 0 else f" saves {format_nbytes(nbytes)}"
+
+
+def _cost(seconds: float, base_s: float) -> str:
+    return f" ({seconds / base_s:+.2%})" if base_s else ""

@@ -1,0 +1,196 @@
+"""Decisions of switches and sequences are searched together, and the referee accepts whatever is found."""
+
+from itertools import chain, combinations
+
+import numpy as np
+import pytest
+
+from remat_graph import (
+    Graph,
+    Schedule,
+    noremat_peak_nbytes,
+    relaxed,
+    simulate,
+    specialize,
+    switches_on,
+    verify,
+)
+from remat_graph.switches.conflicts import compatible, conflicts
+from remat_graph.testing.random_graphs import random_graph
+from remat_graph.testing.random_schedules import random_order
+from remat_graph.testing.random_switches import with_random_switches
+from remat_solvers import Deadline, Problem, get_solver, min_budget, pareto, solve_switches
+from remat_solvers.bounds import budget_floor
+from remat_solvers.evaluation.arrays import evaluate, flatten
+from remat_solvers.evaluation.switch_arrays import SwitchArrays
+from remat_solvers.local_search.anneal import AnnealingWalk
+from remat_solvers.local_search.joint import JointSearch
+from remat_solvers.switching import combinations_of, time_bound_s
+
+AUTO = get_solver("auto", moves=2000)
+
+
+def switched(seed: int, ops: int = 8, most: int = 8) -> Graph:
+    """A random graph with more switches than are combined."""
+    return with_random_switches(random_graph(seed, ops), seed, most=most)
+
+
+def decisions(graph: Graph) -> list[frozenset[str]]:
+    """All of a small graph."""
+    found = conflicts(graph)
+    subsets = chain.from_iterable(combinations(graph.switches, n) for n in range(len(graph.switches) + 1))
+    return [frozenset(on) for on in subsets if compatible(found, on) == set(on)]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize("seed", range(40))
+def test_a_walk_ends_in_what_the_referee_accepts(seed: int, share: float) -> None:
+    """From a random order of a random decision; its seconds are the referee's, its bytes at most as many."""
+    graph = switched(seed)
+    choice, found = SwitchArrays.of(graph), decisions(graph)
+    start = specialize(graph, found[seed % len(found)])
+    order = choice.widen(start, random_order(start.graph, seed))
+    budget = int(share * noremat_peak_nbytes(graph))
+    walk = AnnealingWalk(choice.arrays, order, budget, seed, choice=choice, on=start.on)
+    best = walk.anneal(4000, 1.0, 0.01, Deadline())
+    if best is None:
+        return
+    made, narrow = choice.narrow(walk.best_on, best)
+    verify(made.graph)
+    schedule = made.restore(Schedule.from_order(made.graph, narrow.tolist()))
+    timeline = simulate(graph, schedule)
+    assert walk.best_on == switches_on(graph, schedule)
+    assert float(walk.state.meta["best_seconds"]) == timeline.time_s
+    assert timeline.peak_nbytes <= budget
+
+
+def test_walks_flip_switches_and_find_conflicting_ones() -> None:
+    """Else the test above would show little."""
+    ends: set[int] = set()
+    conflicting = 0
+    for seed in range(40):
+        graph = switched(seed)
+        choice = SwitchArrays.of(graph)
+        conflicting += any(choice.conflicts.values())
+        base = specialize(graph, ())
+        budget = int(0.8 * noremat_peak_nbytes(graph))
+        order = choice.widen(base, range(len(base.graph.ops)))
+        walk = AnnealingWalk(choice.arrays, order, budget, seed, choice=choice)
+        if walk.anneal(4000, 1.0, 0.01, Deadline()) is not None:
+            ends.add(len(walk.best_on))
+    assert {0, 1, 2, 3, 4} <= ends
+    assert conflicting >= 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sequences_widen_and_narrow(seed: int) -> None:
+    """There and back; a wide sequence holds every op."""
+    graph = switched(seed)
+    choice = SwitchArrays.of(graph)
+    for on in decisions(graph)[:40]:
+        made = specialize(graph, on)
+        order = random_order(made.graph, seed)
+        wide = choice.widen(made, order)
+        assert set(range(len(graph.ops))) == set(wide.tolist())
+        again, narrow = choice.narrow(on, wide)
+        assert order == narrow.tolist()
+        assert made.ops == again.ops
+
+
+@pytest.mark.parametrize("share", [0.5, 0.75])
+@pytest.mark.parametrize("seed", range(10))
+def test_the_joint_choice_is_no_worse_than_whole_families(seed: int, share: float) -> None:
+    """With the same work for each; its bound is below every decision's time."""
+    graph = switched(seed, ops=6, most=6)
+    budget = int(share * noremat_peak_nbytes(graph))
+    found = solve_switches(AUTO, Problem(graph, budget))
+    each = [AUTO.solve(Problem(specialize(graph, on).graph, budget)) for on in combinations_of(graph)[0]]
+    times = [solution.time_s for solution in each if solution.time_s is not None]
+    if found.schedule is None or found.time_s is None:
+        assert not times
+        return
+    assert not times or found.time_s <= min(times)
+    timeline = simulate(graph, found.schedule)
+    assert (found.time_s, found.peak_nbytes) == (timeline.time_s, timeline.peak_nbytes)
+    assert timeline.peak_nbytes <= budget
+    assert found.lower_bound_s <= found.time_s
+    assert found.stats["switched"] == ", ".join(sorted(switches_on(graph, found.schedule)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_relaxed_graph_bounds_every_decision(seed: int) -> None:
+    """Its time, its floor, and its bound within a budget; all decisions are solved."""
+    graph = switched(seed, ops=5, most=5)
+    least = relaxed(graph)
+    verify(least)
+    budget = int(0.7 * noremat_peak_nbytes(graph))
+    bound_s = time_bound_s(least, budget, Deadline())
+    for on in decisions(graph):
+        decided = specialize(graph, on).graph
+        assert least.time_s <= decided.time_s
+        assert budget_floor(least).nbytes <= budget_floor(decided).nbytes
+        assert noremat_peak_nbytes(least) <= noremat_peak_nbytes(decided)
+        solution = AUTO.solve(Problem(decided, budget))
+        assert solution.time_s is None or bound_s <= solution.time_s
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_smallest_budget_is_no_larger_than_that_of_whole_families(seed: int) -> None:
+    """With more switches than are combined."""
+    graph = switched(seed, ops=6, most=6)
+    found = min_budget(graph)
+    each = [min_budget(specialize(graph, on).graph) for on in combinations_of(graph)[0]]
+    assert found.nbytes <= min(one.nbytes for one in each)
+    assert found.floor_nbytes <= min(one.floor_nbytes for one in each)
+    assert found.nbytes == simulate(graph, found.schedule).peak_nbytes
+
+
+def test_the_plan_of_a_smaller_budget_is_a_start() -> None:
+    """A curve never rises with the budget."""
+    for seed in range(6):
+        graph = switched(seed, ops=6, most=6)
+        low, high = min_budget(graph).nbytes, noremat_peak_nbytes(graph)
+        points = pareto(graph, [low, (low + high) // 2, high], moves=200)
+        times = [point.solution.time_s or 0.0 for point in points]
+        assert all(point.solution.feasible for point in points)
+        assert times == sorted(times, reverse=True)
+
+
+def test_the_same_seed_decides_the_same() -> None:
+    """Twice."""
+    graph = switched(3, ops=20, most=8)
+    problem = Problem(graph, int(0.6 * noremat_peak_nbytes(graph)))
+    one, two = (solve_switches(AUTO, problem) for _ in range(2))
+    assert one.schedule == two.schedule
+    assert one.stats == two.stats
+
+
+def test_a_deadline_that_has_passed_ends_every_search() -> None:
+    """With what was found by then."""
+    graph = switched(3, ops=20, most=8)
+    deadline = Deadline(1.0, clock=iter(np.arange(0.0, 1e9, 100.0).tolist()).__next__)
+    budget = noremat_peak_nbytes(graph)
+    found = solve_switches(AUTO, Problem(graph, budget), deadline)
+    assert deadline.hit
+    assert found.schedule is not None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_search_keeps_the_best_of_each_decision(seed: int) -> None:
+    """As evaluated on its own graph."""
+    graph = switched(seed)
+    budget = int(0.7 * noremat_peak_nbytes(graph))
+    search = JointSearch(graph, budget)
+    for on in combinations_of(graph)[0]:
+        search.quick(on, Deadline())
+    assert search.smallest is not None
+    search.shrink(budget, budget_floor(relaxed(graph)).nbytes, 4000, Deadline())
+    for best in search.fitting[:2]:
+        search.anneal(best, 4000, 1.0, 0.02, Deadline())
+    times = [one.time_s for one in search.fitting]
+    assert times == sorted(times)
+    for on, one in search.found.items():
+        result = evaluate(flatten(one.made.graph), one.order)
+        assert (on, True) == (one.made.on, result.valid)
+        assert (one.time_s, one.peak_nbytes) == (result.time_s, result.peak_nbytes)
+        simulate(graph, one.schedule)

@@ -1,0 +1,110 @@
+"""A limit that never takes effect although training runs: one warning, in a loop of one's own too."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remat_executor import RematWarning
+from remat_facade import Hiremate, limit_memory, planned, release
+from remat_graph import Roofline
+
+OPTIONS: dict[str, Any] = {"platform": Roofline(), "zoo": False, "time_limit_s": 1.0}
+
+
+class Net(nn.Module):
+    """A forward, and a method that does the same without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.training_step(x)
+
+    def training_step(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.head(self.body(x)).square().sum()
+        return loss
+
+
+def warnings_of(model: nn.Module, call: Callable[[Tensor], Tensor], steps: int = 3) -> list[str]:
+    """Our warnings in some steps of training."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            call(torch.randn(4, 8)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(each.filename == __file__ for each in caught)
+    return [str(each.message) for each in caught if issubclass(each.category, RematWarning)]
+
+
+@pytest.mark.parametrize("sample", [None, torch.randn(4, 8)])
+def test_a_method_that_calls_the_parts(sample: Tensor | None) -> None:
+    """As many a `training_step` does; planned at once or not. An evaluation does not count as a call."""
+    model = limit_memory(Net(), "1MiB", sample=sample, **OPTIONS)
+    with torch.no_grad():
+        model(torch.randn(4, 8))
+    (message,) = warnings_of(model, model.training_step)
+    assert message == (
+        "a Net with a memory limit was not called in a step of training, which ran without a plan: training "
+        "calls its parts (body, head) or other methods of it; limit the module that training calls"
+    )
+
+
+def test_a_submodule_and_a_copy_of_what_was_limited() -> None:
+    """The parts are named that were called."""
+    model = limit_memory(Net(), "1MiB", **OPTIONS)
+    (message,) = warnings_of(model, lambda x: model.body(x).sum())
+    assert "calls its parts (body) or" in message
+    copied = copy.deepcopy(model)
+    assert len(warnings_of(copied, copied.training_step)) == 1
+
+
+def test_a_planned_module_whose_original_is_trained() -> None:
+    """By a constructor whose result is not used."""
+    model = Net()
+    module = Hiremate(model, torch.randn(4, 8), "1MiB", **OPTIONS)
+    (message,) = warnings_of(model, model)
+    assert message.startswith("a planned Net was not called in a step of training")
+    assert message.endswith("call the planned module, or use limit_memory")
+    assert warnings_of(module, module) == []
+
+
+def test_no_warning_where_it_is_called() -> None:
+    """By itself, in another model, by a wrapper, released, or with gradients from before."""
+    model = limit_memory(Net(), "1MiB", **OPTIONS)
+    assert warnings_of(model, model) == []
+    inside = limit_memory(Net(), "1MiB", **OPTIONS)
+    outer = nn.Sequential(inside, nn.Identity())
+    assert warnings_of(outer, outer) == []
+    assert planned(inside) is not None
+    assert warnings_of(Net(), model) == []
+    released = release(limit_memory(Net(), "1MiB", **OPTIONS))
+    assert warnings_of(released, released.training_step) == []
+    module = Hiremate(Net(), torch.randn(4, 8), "1MiB", **OPTIONS)
+    assert warnings_of(module, module) == []
+    before = Net()
+    before(torch.randn(4, 8)).backward()
+    limit_memory(before, "1MiB", **OPTIONS)
+    assert warnings_of(before, before) == []
+
+
+def test_another_models_steps_say_nothing() -> None:
+    """Nor do frozen parameters, and a model that is gone is forgotten."""
+    frozen, other = limit_memory(Net().requires_grad_(False), "1MiB", **OPTIONS), Net()
+    limited = limit_memory(Net(), "1MiB", **OPTIONS)
+    assert warnings_of(other, other) == []
+    assert warnings_of(nn.ModuleList([other, frozen]), other) == []
+    body = limited.body
+    del limited
+    gc.collect()
+    assert warnings_of(body, lambda x: body(x).sum()) == []

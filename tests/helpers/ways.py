@@ -1,0 +1,70 @@
+"""Hold a step with other ways to run its ops against eager's, bit by bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remat_executor import PlannedModule
+from remat_executor.ways.substitution import Family
+from tests.helpers.planners import all_switched
+
+SPECIAL = (0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bits of a tensor, so that NaN equals NaN and zeros have signs."""
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+
+
+def assert_same(one: Tensor, other: Tensor) -> None:
+    """Equal in layout, dtype and every bit."""
+    assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+    assert torch.equal(bits(one), bits(other))
+
+
+def with_special_values(tensor: Tensor, share: float) -> Tensor:
+    """NaN, infinities, zeros of both signs and a subnormal number among the numbers, in the same layout."""
+    values = torch.tensor(SPECIAL, dtype=tensor.dtype)
+    chosen = values[torch.randint(len(values), tensor.shape)]
+    return torch.where(torch.rand(tensor.shape) < share, chosen, tensor)
+
+
+def three_steps(model: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor]:
+    """Losses, gradients of parameters and inputs, and buffers of three steps."""
+    found: list[Tensor] = []
+    for seed in range(3):
+        model.zero_grad()
+        given = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+        torch.manual_seed(seed)
+        loss = model(*given)
+        loss.backward()
+        found.append(loss.detach())
+        found += [t.grad.clone() for t in (*given, *model.parameters()) if t.grad is not None]
+        found += [b.clone() for b in model.buffers()]
+    return found
+
+
+def assert_exact(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    families: Iterable[Family],
+    *,
+    switches: int,
+    seeds: Iterable[int | None] = (None, 1),
+) -> None:
+    """Plans with all ways on, without and with repeats, give eager's bits."""
+    families = list(families)
+    wanted = three_steps(copy.deepcopy(model), inputs)
+    for seed in seeds:
+        module = PlannedModule(copy.deepcopy(model), inputs, {}, all_switched(seed), ways=families)
+        assert switches == len(module.graph.switches)
+        assert module.graph.switches == module.plan.switched
+        found = three_steps(module, inputs)
+        assert len(wanted) == len(found)
+        for one, other in zip(wanted, found, strict=True):
+            assert_same(one, other)

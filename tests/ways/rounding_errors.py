@@ -1,0 +1,80 @@
+"""Errors of a way that rounds, against float64, beside those of the captured calls."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remat_executor import PlannedModule
+from remat_executor.ways.substitution import Family
+from tests.helpers.planners import all_switched
+
+MOST = 1.5
+"""A way's largest error, as a multiple of the captured calls' own."""
+TANGENT = 0.37
+"""No power of two: a product with it rounds."""
+DRAWS = 40
+UNIT = 2**-23
+"""In the last place of a float32 number, as losses are."""
+
+
+def results(
+    module: Callable[..., Tensor], parameters: Sequence[Tensor], inputs: Sequence[Any], tangent: float
+) -> list[Tensor]:
+    """Loss and gradients, in float64."""
+    for parameter in parameters:
+        parameter.grad = None
+    loss = module(*inputs)
+    (loss * tangent).backward()
+    grads = [p.grad for p in parameters if p.grad is not None]
+    return [loss.detach().double(), *(g.double() for g in grads)]
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    """The norm of the error as a share of the norm."""
+    return float((found - wanted).norm() / wanted.norm().clamp_min(1e-300))
+
+
+def drawn(inputs: Sequence[Any]) -> list[Any]:
+    """Other inputs of the same shapes."""
+    return [
+        torch.randn_like(x) if x.is_floating_point() else x.flatten()[torch.randperm(x.numel())].view_as(x)
+        for x in inputs
+    ]
+
+
+def errors(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    ways: Sequence[Family],
+    seed: int | None = None,
+    tangent: float = TANGENT,
+) -> tuple[list[float], list[float], PlannedModule]:
+    """Relative errors of the loss and each gradient: of the captured calls, and with all ways on.
+
+    The reference is the same step in float64, with the same numbers as parameters and inputs. An error is the
+    root of the mean square over several inputs, so that it is no matter of luck.
+    """
+    exact, plain = copy.deepcopy(model).double(), copy.deepcopy(model)
+    module = PlannedModule(copy.deepcopy(model), tuple(inputs), {}, all_switched(seed), ways=ways)
+    squares: list[list[list[float]]] = [[], []]
+    for _ in range(DRAWS):
+        inputs = drawn(inputs)
+        doubled = [x.double() if x.is_floating_point() else x for x in inputs]
+        wanted = results(exact, list(exact.parameters()), doubled, tangent)
+        for place, each in enumerate((plain, module)):
+            found = results(each, list(each.parameters()), inputs, tangent)
+            assert len(wanted) == len(found)
+            squares[place].append([relative(a, b) ** 2 for a, b in zip(found, wanted, strict=True)])
+    eager, ours = ([(sum(draws) / DRAWS) ** 0.5 for draws in zip(*each, strict=True)] for each in squares)
+    return eager, ours, module
+
+
+def assert_as_exact(eager: Sequence[float], ours: Sequence[float]) -> None:
+    """Each of our errors is at most `MOST` times eager's; the loss's, or a unit in its last place."""
+    for i, (one, other) in enumerate(zip(eager, ours, strict=True)):
+        assert other <= max(MOST * one, 0.0 if i else UNIT), (list(eager), list(ours))
