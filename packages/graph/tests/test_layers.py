@@ -22,9 +22,11 @@ from remat_graph.layers.names import cut, depth_for, enclosing, folded
 from remat_graph.layers.recomputed import layer_groups
 from remat_graph.serialization.graphs import graph_from_data, graph_to_data
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
+from remat_graph.switches.conflicts import compatible, conflicts
 from remat_graph.switches.specialize import specialize
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_schedules import random_order
+from remat_graph.testing.random_switches import with_random_switches
 
 
 def run(inputs: list[int], outputs: list[int], time_s: float = 1.0) -> Implementation:
@@ -210,6 +212,24 @@ def test_a_plan_says_where_ops_run_in_another_way() -> None:
         graph, Schedule.unplanned(graph), budget_nbytes=9999, lower_bound_s=0.0, solver="hand"
     )
     assert () == off.ways
+
+
+def test_the_ways_add_up() -> None:
+    """On random graphs: every switch that is on is in one group, and the groups cost what the plan says."""
+    seen = 0
+    for seed in range(60):
+        graph = with_random_switches(random_graph(seed, 6), seed, most=6)
+        ops = [attrs.evolve(op, layer=f"a.{i % 5}.{'bc'[i % 2]}") for i, op in enumerate(graph.ops)]
+        graph = attrs.evolve(graph, ops=ops)
+        on = compatible(conflicts(graph), graph.switches)
+        decided = specialize(graph, on)
+        schedule = decided.restore(Schedule.unplanned(decided.graph))
+        plan = Plan.from_schedule(graph, schedule, budget_nbytes=2**40, lower_bound_s=0.0, solver="hand")
+        assert len(on) == sum(group.on for group in plan.ways)
+        assert plan.switched_s == pytest.approx(sum(group.extra_s for group in plan.ways))
+        assert all(group.on <= group.of for group in plan.ways)
+        seen += len(plan.ways)
+    assert seen > 60
 
 
 def test_an_op_tells_its_place() -> None:
