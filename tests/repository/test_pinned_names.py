@@ -466,6 +466,7 @@ SOLVERS = {
     "pofo",
     "checkmate",
     "checkmate_lp",
+    "monet",
     "moccasin",
     "hilp",
     "twremat",

@@ -14,7 +14,7 @@ from remat_solvers import Deadline, Problem, get_solver, solver_names
 from remat_solvers.testing import chain, mobile, unet
 from remat_solvers.offload.solver import Offload
 
-PROGRAMS = {"checkmate", "checkmate_lp", "moccasin", "rockmate", "hilp", "hiremate"}
+PROGRAMS = {"checkmate", "checkmate_lp", "monet", "moccasin", "rockmate", "hilp", "hiremate"}
 found = {}
 for graph, fraction in ((unet(4), 0.7), (mobile(5), 0.6), (chain(24, skips=4), 0.5), (chain(7), 0.8)):
     peak = simulate(graph, Schedule.unplanned(graph)).peak_nbytes

@@ -13,7 +13,7 @@ SOLVERS = (
     *("noremat", "checkpoint_ap", "chen_sqrt", "chen_sqrt_linear", "chen_greedy", "chen_greedy_linear"),
     *("greedy", "griewank", "mincut", "interval_dp", "rotor", "twremat", "search", "auto"),
 )
-PROGRAMS = ("checkmate", "checkmate_lp", "moccasin", "rockmate", "hilp", "hiremate")
+PROGRAMS = ("checkmate", "checkmate_lp", "monet", "moccasin", "rockmate", "hilp", "hiremate")
 QUICK: dict[str, dict[str, object]] = {
     "search": {"moves": 2000},
     "auto": {"moves": 2000},

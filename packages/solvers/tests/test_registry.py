@@ -27,6 +27,7 @@ NAMES = (
         "twremat",
         "checkmate",
         "checkmate_lp",
+        "monet",
         "moccasin",
     ),
     *("rockmate", "hilp", "hiremate", "search"),

@@ -84,7 +84,7 @@ def solve_switches(
         start: a schedule of the graph to begin with, for a graph with many switches.
     """
     graph = problem.graph
-    if not graph.switches:
+    if not graph.switches or getattr(solver, "plans_switches", False):
         return solver.solve(problem, deadline)
     deadline = deadline or Deadline()
     if len(graph.switches) > MOST_COMBINED and _takes_starts(solver):

@@ -19,16 +19,26 @@ from remat_solvers.mip.stage_program import (
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
 
-def order_of(work: StagedStep, kept: Iterable[tuple[int, int]]) -> list[int]:
-    """The fewest runs, stage by stage, that keep exactly these (stage, value) pairs; without alternatives."""
-    stages = len(work.groups)
+def order_of(
+    work: StagedStep, kept: Iterable[tuple[int, int]], frontiers: Sequence[int] | None = None
+) -> list[int]:
+    """The fewest runs, stage by stage, that keep exactly these (stage, value) pairs.
+
+    Args:
+        work: the step.
+        kept: of the program's solution.
+        frontiers: per stage the op that is its frontier; needed where there are alternatives, of which the
+            others do not run.
+    """
+    frontiers = range(len(work.groups)) if frontiers is None else frontiers
+    stages, chosen = len(work.groups), frozenset(frontiers)
     live: list[set[int]] = [set() for _ in range(stages + 1)]
     for t, v in kept:
         live[t].add(v)
-    maker = {v: ops[0] for v, ops in work.makers.items()}
+    maker = {v: op for v, ops in work.makers.items() for op in reversed(ops) if op in chosen}
     order: list[int] = []
     for t in range(stages):
-        wanted = [t, *(maker[v] for v in live[t + 1] - live[t] if v in maker)]
+        wanted = [frontiers[t], *(maker[v] for v in live[t + 1] - live[t] if v in maker)]
         runs: set[int] = set()
         while wanted:
             op = wanted.pop()

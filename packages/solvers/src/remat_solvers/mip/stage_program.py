@@ -51,6 +51,16 @@ class DeadlineReached(Exception):
 
 
 @attrs.frozen(kw_only=True, eq=False)
+class Choice:
+    """Rules for alternatives of which one is in force in the whole step, in first runs and in repeats."""
+
+    together: tuple[tuple[int, ...], ...]  # ops of which all are frontiers of their stages, or none
+    exclusive: tuple[tuple[int, int], ...]  # pairs of which at most one is a frontier
+    void: frozenset[int]  # ops that run nothing; where one is the frontier, its stage has no other run
+    moving: frozenset[int]  # values that different alternatives may compute and that stay from then on
+
+
+@attrs.frozen(kw_only=True, eq=False)
 class StagedStep:
     """The step as the program sees it: ops in order, in groups of alternatives."""
 
@@ -69,6 +79,7 @@ class StagedStep:
     boundary: int  # number of forward groups
     base_nbytes: int = 0  # bytes held throughout
     late_nbytes: int = 0  # bytes held from the stage `boundary` on: tangents that no op reads
+    choice: "Choice | None" = None  # rules for alternatives that are chosen once for the whole step
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
@@ -152,6 +163,8 @@ def stage_program(
     build.add_choices()
     build.add_dependencies()
     build.add_memory()
+    if work.choice is not None:
+        build.add_choice(work.choice)
     if computations is not None:
         build.limit_runs(computations - 1)
     rows = coo_matrix(
@@ -260,6 +273,30 @@ class _ProgramBuilder:
             made, constant = self.run_terms(t - 1, work.makers[v], -1.0)
             self.row([(column, 1.0), *made, *before], -constant)
 
+    def add_choice(self, choice: Choice) -> None:
+        """One alternative of each group is in force; switches agree; nothing runs in the stage of a void."""
+        groups = self.work.groups
+        for first, *others in choice.together:
+            one = self.runs[self.work.group_of[first], first]
+            for op in others:
+                other = self.runs[self.work.group_of[op], op]
+                self.row([(one, 1.0), (other, -1.0)], 0.0)
+                self.row([(one, -1.0), (other, 1.0)], 0.0)
+        for pair in choice.exclusive:
+            self.row([(self.runs[self.work.group_of[op], op], 1.0) for op in pair], 1.0)
+        for (t, op), column in self.runs.items():
+            stage = self.work.group_of[op]
+            if stage < t and len(groups[stage]) > 1:
+                self.row([(column, 1.0), (self.runs[stage, op], -1.0)], 0.0)
+            for void in choice.void.intersection(groups[t]) if stage < t else ():
+                running, constant = self.run_terms(t, [void], 1.0)
+                self.row([(column, 1.0), *running], 1.0 - constant)
+        for v in choice.moving:
+            for op in self.work.makers[v]:
+                stage = self.work.group_of[op]
+                for t in range(stage + 1, len(groups)):
+                    self.row([(self.runs[stage, op], 1.0), (self.kept[t, v], -1.0)], 0.0)
+
     def limit_runs(self, repeats: int) -> None:
         """Limit the repeats of each op."""
         columns: dict[int, list[int]] = {}
@@ -273,6 +310,7 @@ class _ProgramBuilder:
         """U[t, k] <= budget, with U by recursion over k."""
         work = self.work
         fixed = float(work.base_nbytes)
+        moving = frozenset() if work.choice is None else work.choice.moving
         for t, frontier in enumerate(work.groups):
             self.check_deadline()
             held = [(self.kept[t, v], work.size[v] / self.unit) for v in work.size if (t, v) in self.kept]
@@ -281,14 +319,15 @@ class _ProgramBuilder:
             late = work.late_nbytes if t >= work.boundary else 0
             stays = {v for op in frontier for v in work.makes[op] if v in work.pinned}
             for k in self.running(t):
-                moves = [v for v in work.makes[k] if v not in work.pinned]
+                stays_once = work.pinned if k in frontier else work.pinned | moving
+                moves = [v for v in work.makes[k] if v not in stays_once]
                 runs, constant = self.run_terms(t, [k], sum(work.size[v] for v in moves) / self.unit)
                 level = self.variable(0.0, np.inf)
                 earlier = held if before is None else [(before, 1.0)]
                 # U[t, k] >= held bytes - freed bytes + outputs of op k.
                 self.row([*earlier, *freed, *runs, (level, -1.0)], -constant)
                 # A pinned value exists once; a repeat that recomputes it holds a second copy while it runs.
-                pinned = sum(work.size[v] for v in work.makes[k] if v in work.pinned)
+                pinned = sum(work.size[v] for v in work.makes[k] if v in stays_once)
                 own, twice = (pinned, 0) if k in frontier else (0, pinned)
                 workspace, more = self.run_terms(t, [k], (work.workspace[k] + twice) / self.unit)
                 limit = (self.budget - fixed - late - own) / self.unit
@@ -296,7 +335,7 @@ class _ProgramBuilder:
                 freed = [
                     (self.free(t, k, v), -work.size[v] / self.unit)
                     for v in dict.fromkeys([*work.reads[k], *moves])
-                    if v not in work.pinned and work.size[v]
+                    if v not in work.pinned and v not in moving and work.size[v]
                 ]
                 before = level
             fixed += sum(work.size[v] for v in stays)

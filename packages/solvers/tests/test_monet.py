@@ -1,0 +1,110 @@
+"""`monet` equals brute force over decisions and stages, and its ablations over those without a family."""
+
+from itertools import chain, combinations
+
+import pytest
+
+from remat_graph import Graph, noremat_peak_nbytes, simulate, specialize, switches_on
+from remat_graph.switches.conflicts import compatible, conflicts
+from remat_graph.switches.specialize import family_of
+from remat_graph.testing.random_graphs import random_chain
+from remat_graph.testing.random_switches import with_random_switches
+from remat_solvers import BadParameter, Deadline, Problem, solve_switches
+from remat_solvers.methods.checkmate import Checkmate
+from remat_solvers.methods.monet import Monet
+from remat_solvers.testing import random_graph
+
+from . import stage_oracle
+
+
+def switched(seed: int, ops: int) -> Graph:
+    """A random graph or a chain without in-place reuse, with up to three switches."""
+    graph = random_chain(seed, 2) if seed % 2 else random_graph(seed, ops=ops, fancy=False)
+    return with_random_switches(graph, seed, most=3)
+
+
+def fastest_s(graph: Graph, budget: int, without: tuple[str, ...] = ()) -> float:
+    """Of all decisions."""
+    names = [switch for switch in graph.switches if family_of(switch) not in without]
+    subsets = chain.from_iterable(combinations(names, n) for n in range(len(names) + 1))
+    found = conflicts(graph)
+    possible = [on for on in subsets if compatible(found, on) == set(on)]
+    return min(stage_oracle.fastest_s(specialize(graph, on).graph, budget) for on in possible)
+
+
+def compare(seed: int, ops: int, share: float, without: tuple[str, ...] = ()) -> frozenset[str]:
+    """The program's optimum beside the brute force's; the switches that are on."""
+    graph = switched(seed, ops)
+    budget = int(share * noremat_peak_nbytes(graph))
+    solution = solve_switches(Monet(without=without), Problem(graph, budget))
+    least = fastest_s(graph, budget, without)
+    if solution.schedule is None or solution.time_s is None:
+        assert least == float("inf")
+        return frozenset()
+    assert least == pytest.approx(solution.time_s)
+    timeline = simulate(graph, solution.schedule)
+    assert (solution.time_s, solution.peak_nbytes) == (timeline.time_s, timeline.peak_nbytes)
+    assert timeline.peak_nbytes <= budget
+    assert solution.lower_bound_s <= solution.time_s
+    return switches_on(graph, solution.schedule)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("share", [0.6, 0.75, 0.9])
+def test_monet_equals_brute_force(seed: int, share: float) -> None:
+    """Over decisions and over what is kept from stage to stage."""
+    compare(seed, 4 + seed % 4, share)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(12, 150))
+def test_monet_equals_brute_force_on_many(seed: int) -> None:
+    """Of at most 9 ops."""
+    for share in (0.5, 0.7, 0.85):
+        compare(seed, 4 + seed % 6, share)
+
+
+def test_switches_of_every_family_are_chosen() -> None:
+    """Else the tests above would show little."""
+    on = frozenset[str]().union(*(compare(seed, 6, 0.85) for seed in (1, 5, 13, 15, 29, 47, 51)))
+    assert {"fused", "other", "mask", "split"} == set(map(family_of, on))
+
+
+@pytest.mark.parametrize("family", ["fused", "other", "mask", "split"])
+def test_ablations_leave_a_family_off(family: str) -> None:
+    """And find the best of what remains."""
+    for seed in (1, 5, 13, 15, 29, 51):
+        on = compare(seed, 6, 0.85, (family,))
+        assert family not in set(map(family_of, on))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_without_switches_it_is_checkmate(seed: int) -> None:
+    """The same optimum."""
+    graph = random_graph(seed, ops=7, fancy=False)
+    problem = Problem(graph, int(0.75 * noremat_peak_nbytes(graph)))
+    one, two = Monet().solve(problem), Checkmate().solve(problem)
+    assert one.feasible == two.feasible
+    assert (two.time_s, two.schedule) == (one.time_s, one.schedule)
+
+
+def test_below_the_floor_of_every_decision_nothing_is_branched_on() -> None:
+    """As in the other exact methods."""
+    solution = Monet().solve(Problem(switched(1, 6), 0))
+    assert (None, {"proven": True}) == (solution.order, dict(solution.stats))
+
+
+def test_a_deadline_that_has_passed_is_reported() -> None:
+    """Nothing is found, and nothing is proven."""
+    graph, deadline = switched(1, 6), Deadline(0.0)
+    solution = Monet().solve(Problem(graph, int(0.9 * noremat_peak_nbytes(graph))), deadline)
+    assert solution.schedule is None
+    assert solution.stats["proven"] is False
+    assert deadline.hit
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    """In one line that names those that can."""
+    graph = switched(1, 6)
+    with pytest.raises(BadParameter, match="no such mixed-integer solver installed"):
+        Monet(backend="NOPE").solve(Problem(graph, int(0.9 * noremat_peak_nbytes(graph))))
