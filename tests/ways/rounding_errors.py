@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remat_executor import PlannedModule
+from remat_executor import PlanFunction, PlannedModule
 from remat_executor.ways.substitution import Family
 from tests.helpers.planners import all_switched
 
@@ -36,6 +36,7 @@ def results(
 
 def relative(found: Tensor, wanted: Tensor) -> float:
     """The norm of the error as a share of the norm."""
+    found, wanted = found.detach(), wanted.detach()
     return float((found - wanted).norm() / wanted.norm().clamp_min(1e-300))
 
 
@@ -53,6 +54,7 @@ def errors(
     ways: Sequence[Family],
     seed: int | None = None,
     tangent: float = TANGENT,
+    planner: PlanFunction | None = None,
 ) -> tuple[list[float], list[float], PlannedModule]:
     """Relative errors of the loss and each gradient: of the captured calls, and with all ways on.
 
@@ -60,7 +62,7 @@ def errors(
     root of the mean square over several inputs, so that it is no matter of luck.
     """
     exact, plain = copy.deepcopy(model).double(), copy.deepcopy(model)
-    module = PlannedModule(copy.deepcopy(model), tuple(inputs), {}, all_switched(seed), ways=ways)
+    module = PlannedModule(copy.deepcopy(model), tuple(inputs), {}, planner or all_switched(seed), ways=ways)
     squares: list[list[list[float]]] = [[], []]
     for _ in range(DRAWS):
         inputs = drawn(inputs)
