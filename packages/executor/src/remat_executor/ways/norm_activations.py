@@ -76,7 +76,8 @@ def _find(node: Node) -> _Activation | None:
     if norm is None or not _alike(args_of(norm)[0], node) or None in args_of(norm)[:3]:
         return None
     items = {args_of(user)[1]: user for user in norm.users if is_item(user)}
-    if 1 not in items or 2 not in items or items[1].meta["val"].dtype.itemsize < 4:
+    # Fake tensors may have the input's dtype for statistics; they have that of the weight.
+    if 1 not in items or 2 not in items or args_of(norm)[1].meta["val"].dtype.itemsize < 4:
         return None
     return _Activation(node=node, norm=norm, statistics=(items[1], items[2]), add=add, other=other)
 
