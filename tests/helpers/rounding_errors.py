@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from remat_executor import PlanFunction, PlannedModule
 from remat_executor.ways.substitution import Family
+from remat_graph import Graph, Plan, Schedule, specialize
 from tests.helpers.planners import all_switched
 
 MOST = 1.5
@@ -20,6 +22,22 @@ TANGENT = 0.37
 DRAWS = 40
 UNIT = 2**-23
 """In the last place of a float32 number, as losses are."""
+
+
+class LanguageLoss(nn.Module):
+    """The loss of a language model, without its logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """As the library computes it, which is in float32; in float64 for the reference."""
+        if next(self.model.parameters()).dtype is torch.float64:
+            logits = self.model(input_ids=ids).logits
+            return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        loss: Tensor = self.model(input_ids=ids, labels=ids).loss
+        return loss
 
 
 def results(
@@ -55,6 +73,7 @@ def errors(
     seed: int | None = None,
     tangent: float = TANGENT,
     planner: PlanFunction | None = None,
+    draws: int = DRAWS,
 ) -> tuple[list[float], list[float], PlannedModule]:
     """Relative errors of the loss and each gradient: of the captured calls, and with all ways on.
 
@@ -64,7 +83,7 @@ def errors(
     exact, plain = copy.deepcopy(model).double(), copy.deepcopy(model)
     module = PlannedModule(copy.deepcopy(model), tuple(inputs), {}, planner or all_switched(seed), ways=ways)
     squares: list[list[list[float]]] = [[], []]
-    for _ in range(DRAWS):
+    for _ in range(draws):
         inputs = drawn(inputs)
         doubled = [x.double() if x.is_floating_point() else x for x in inputs]
         wanted = results(exact, list(exact.parameters()), doubled, tangent)
@@ -72,7 +91,9 @@ def errors(
             found = results(each, list(each.parameters()), inputs, tangent)
             assert len(wanted) == len(found)
             squares[place].append([relative(a, b) ** 2 for a, b in zip(found, wanted, strict=True)])
-    eager, ours = ([(sum(draws) / DRAWS) ** 0.5 for draws in zip(*each, strict=True)] for each in squares)
+    eager, ours = (
+        [(sum(each_draw) / draws) ** 0.5 for each_draw in zip(*each, strict=True)] for each in squares
+    )
     return eager, ours, module
 
 
@@ -80,3 +101,15 @@ def assert_as_exact(eager: Sequence[float], ours: Sequence[float]) -> None:
     """Each of our errors is at most `MOST` times eager's; the loss's, or a unit in its last place."""
     for i, (one, other) in enumerate(zip(eager, ours, strict=True)):
         assert other <= max(MOST * one, 0.0 if i else UNIT), (list(eager), list(ours))
+
+
+def repeated(graph: Graph) -> Plan:
+    """All switches on, and every activation repeated at the end of the forward."""
+    decided = specialize(graph, graph.switches)
+    ops = range(len(decided.graph.ops))
+    forward = [i for i in ops if not decided.graph.ops[i].backward]
+    again = [i for i in forward if decided.graph.ops[i].rerun not in (None, 0)]
+    again = [i for i in again if graph.ops[decided.ops[i]].alternatives]
+    order = [*forward, *again, *(i for i in ops if decided.graph.ops[i].backward)]
+    schedule = decided.restore(Schedule.from_order(decided.graph, order))
+    return Plan.from_schedule(graph, schedule, budget_nbytes=1 << 50, lower_bound_s=0.0, solver="tester")
