@@ -4,15 +4,16 @@
 
 Each case is a training step with all ways of one family on; activations are repeated once. The same step in
 float64, with the same numbers as parameters and inputs, is the reference. An error is the norm of the
-difference as a share of the norm, its mean square taken over several inputs. The tangent of the loss is 0.37,
-so that a product with it rounds. `gradients` is the error of all gradients together, `worst` the largest
-ratio of a single parameter's errors.
+difference as a share of the norm, over several inputs. The tangent of the loss is 0.37, so that a product
+with it rounds. `gradients` is the error of all gradients together, `worst` the largest ratio of the errors of
+a single parameter's gradient.
 
 A row is wrong if an error of a way is more than 1.5 times that of the captured calls; for the loss, also more
 than a unit in its last place.
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -170,17 +171,19 @@ def row_of(case: str, dtype: torch.dtype, draws: int) -> Row:
             module.float()
     inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
     planner = repeated if family is norm_activations else None
-    eager, ours, module = errors(model, inputs, [family], planner=planner, draws=draws)
-    pairs = list(zip(eager[1:], ours[1:], strict=True))
-    together = [sum(pair[i] ** 2 for pair in pairs) ** 0.5 / len(pairs) ** 0.5 for i in (0, 1)]
+    found = errors(model, inputs, [family], planner=planner, draws=draws)
+    both = (found.eager, found.ours)
+    together = [math.hypot(*each[1:]) / math.hypot(*found.norms[1:]) for each in both]
+    loss = [each[0] / found.norms[0] for each in both]
+    switches = found.module.graph.switches
     return Row(
         case=case,
-        family=module.graph.switches[0].partition(".")[0],
-        ways=len(module.graph.switches),
+        family=switches[0].partition(".")[0],
+        ways=len(switches),
         dtype=str(dtype).removeprefix("torch."),
-        loss=(eager[0], ours[0]),
+        loss=(loss[0], loss[1]),
         gradients=(together[0], together[1]),
-        worst=max(other / one for one, other in pairs if one),
+        worst=max(ours / eager for eager, ours in zip(*(each[1:] for each in both), strict=True) if eager),
     )
 
 
