@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import report_offload
+from benchmarks import report_offload, report_ways
 from benchmarks.report_parts import filled, made_with, mib, percent, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -379,6 +379,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
             "distributed": distributed,
             "scratch": scratch,
             "platforms": predictions,
+            "rounding": report_ways.rounding,
         },
     ),
     "offmate_results": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ from remat_executor.ways.fused_gelu import fused_gelu, gelu_gradient, gelu_gradi
 from remat_graph import noremat_peak_nbytes, specialize
 from tests.helpers.models import import_transformers
 from tests.helpers.planners import save_all
-from tests.ways.rounding_errors import assert_as_exact, errors
+from tests.helpers.rounding_errors import LanguageLoss, errors
 
 
 def new(x: Tensor) -> Tensor:
@@ -51,7 +50,8 @@ class Net(nn.Module):
         hidden = self.first(x)
         if self.added:
             hidden = hidden + hidden.sin()
-        return self.second(self.function(hidden)).float().square().mean()
+        made: Tensor = self.second(self.function(hidden))
+        return (made if made.dtype is torch.float64 else made.float()).square().mean()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -62,9 +62,9 @@ def test_errors_are_at_most_those_of_eager(function: Callable[[Tensor], Tensor],
     for added in (False, True):
         model = Net(function, added).to(dtype)
         for seed in (None, 1, 2):
-            eager, ours, module = errors(model, (torch.randn(40, 16).to(dtype),), [fused_gelu], seed)
-            assert 1 == len(module.graph.switches)
-            assert_as_exact(eager, ours)
+            found = errors(model, (torch.randn(40, 16).to(dtype),), [fused_gelu], seed)
+            assert 1 == len(found.module.graph.switches)
+            found.check()
 
 
 @pytest.mark.parametrize("function", [wrong_constant, torch.tanh, lambda x: x * torch.tanh(F.softplus(x))])
@@ -121,16 +121,7 @@ def test_a_language_model(dtype: torch.dtype) -> None:
     options = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=32, **options)
 
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = transformers.GPT2LMHeadModel(config).train()
-
-        def forward(self, ids: Tensor) -> Tensor:
-            loss: Tensor = self.model(input_ids=ids, labels=ids).loss
-            return loss
-
-    model = copy.deepcopy(Loss()).to(dtype)
-    eager, ours, module = errors(model, (torch.randint(0, 64, (8, 24)),), [fused_gelu], 1)
-    assert 2 == len(module.graph.switches)
-    assert_as_exact(eager, ours)
+    model = LanguageLoss(transformers.GPT2LMHeadModel(config).train()).to(dtype)
+    found = errors(model, (torch.randint(0, 64, (8, 24)),), [fused_gelu], 1)
+    assert 2 == len(found.module.graph.switches)
+    found.check()

@@ -1,6 +1,6 @@
 """GELU with a tanh, written out in elementwise calls, as one call forward and one backward. It rounds.
 
-Hugging Face's `gelu_new` and its relatives make eight tensors forward and keep five of them. `aten.gelu` and
+Hugging Face's `gelu_new` and its variants make eight tensors forward and keep five of them. `aten.gelu` and
 its backward compute the same function in one pass each, keep the input alone, and round once.
 
 The calls are found by what they compute: around each tanh, those that depend on one tensor alone, and behind

@@ -30,7 +30,9 @@ from remat_executor.ways.chunked_loss import (
 from remat_executor.ways.cross_entropy import Head, Readers, find_heads
 from remat_executor.ways.substitution import Change, Substitution
 
-CHUNKS = 16  # of rows, at most
+CHUNKS = (
+    16  # of rows, at most, where launching kernels takes time; on the CPU, small chunks stay in its caches
+)
 LEAST_NBYTES = 1 << 20  # of a chunk of the log-softmax: below it, launching kernels takes longer than they do
 ALIGNED_ROWS = 16  # of a chunk, so that each begins where a row of the whole would be aligned alike
 
@@ -43,9 +45,9 @@ def loss_head(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterator[
         least_nbytes: bytes of log-softmax in a chunk; a loss of one chunk is left alone.
     """
     for head in find_heads(captured, Readers(captured)):
-        rows = chunk_rows(head, CHUNKS, least_nbytes)
-        weighted_elsewhere = head.weight is not None and head.log_softmax.meta["val"].device.type != "cpu"
-        if rows < head.shape[0] and not weighted_elsewhere:
+        on_cpu = head.log_softmax.meta["val"].device.type == "cpu"
+        rows = chunk_rows(head, head.shape[0] if on_cpu else CHUNKS, least_nbytes)
+        if rows < head.shape[0] and (on_cpu or head.weight is None):
             yield from _way(head, rows)
 
 
@@ -55,7 +57,7 @@ def chunk_rows(head: Head, chunks: int, least_nbytes: int) -> int:
     nbytes: int = max(1, head.log_softmax.meta["val"].element_size())
     for size in rest:
         nbytes *= max(1, size)
-    wanted = max(-(-count // chunks), -(-least_nbytes // nbytes), 1)
+    wanted = max(-(-count // max(1, chunks)), -(-least_nbytes // nbytes), 1)
     aligned = ALIGNED_ROWS if len(rest) == 1 else 1
     return -(-wanted // aligned) * aligned
 

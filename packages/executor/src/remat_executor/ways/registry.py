@@ -15,12 +15,13 @@ from remat_executor.ways.convolutions import convolutions
 from remat_executor.ways.fused_gelu import fused_gelu
 from remat_executor.ways.linear_head import linear_head
 from remat_executor.ways.loss_head import loss_head
+from remat_executor.ways.norm_activations import norm_activations
 from remat_executor.ways.substitution import Family, Substitution
 
 GROUP = "remat.ways"
 
 EXACT: tuple[Family, ...] = (loss_head, convolutions, batch_norms)
-ROUNDING: tuple[Family, ...] = (linear_head, fused_gelu)
+ROUNDING: tuple[Family, ...] = (linear_head, fused_gelu, norm_activations)
 
 
 def families(chosen: Iterable[Family] | None = None) -> tuple[Family, ...]:
