@@ -26,7 +26,7 @@ aten = torch.ops.aten
 _WRITES = (aten.slice_scatter.default, aten.select_scatter.default)  # the second argument into the first
 
 
-_POOLS = {
+_POOLS: Mapping[Any, Any] = {  # the backward of max pooling: its forward
     aten.max_pool2d_with_indices_backward.default: aten.max_pool2d_with_indices.default,
     aten.max_pool3d_with_indices_backward.default: aten.max_pool3d_with_indices.default,
     aten.adaptive_max_pool2d_backward.default: aten.adaptive_max_pool2d.default,
@@ -65,7 +65,7 @@ def mask_before_pooling(graph: torch.fx.Graph, tangents: Iterable[Node]) -> None
         readers = {user for view in (maxima, *_views(maxima)) for user in view.users}
         if backward.isdisjoint(readers):
             continue
-        given = pooled_backward.args[0]
+        given: Any = pooled_backward.args[0]
         with graph.inserting_before(pooled_backward):
             small = graph.call_function(node.target, (given, maxima, threshold))
         with torch.no_grad(), with_careful_fake_cache():

@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.dropout_rounding import noise_dropout_backward
-from remat_executor.fx_nodes import args_of, target_of
+from remat_executor.fx_nodes import args_of
 from remat_executor.ways.chunks import chunk_numel, chunks, in_memory_order, is_dense
 from remat_executor.ways.substitution import Change, Substitution, new_tensor
 from remat_executor.ways.uses import Uses
@@ -62,12 +62,8 @@ COMPARES: Mapping[str, _Compares] = {
     "leaky_relu_backward": _Compares(aten.leaky_relu_backward.default, -1.0, lambda slope, is_result: 1.0),
     "hardsigmoid_backward": _Compares(aten.hardsigmoid_backward.default, -_INF, lambda: 0.0),
     "hardtanh_backward": _Compares(aten.hardtanh_backward.default, -_INF, _middle, whole=True),
-    "hardshrink_backward": _Compares(
-        aten.hardshrink_backward.default, 0.0, lambda bound: _INF, whole=True
-    ),
-    "softshrink_backward": _Compares(
-        aten.softshrink_backward.default, 0.0, lambda bound: _INF, whole=True
-    ),
+    "hardshrink_backward": _Compares(aten.hardshrink_backward.default, 0.0, lambda bound: _INF, whole=True),
+    "softshrink_backward": _Compares(aten.softshrink_backward.default, 0.0, lambda bound: _INF, whole=True),
 }
 DROPOUTS: Mapping[str, Callable[..., Tensor]] = {
     "native_dropout_backward": aten.native_dropout_backward.default,
@@ -160,7 +156,7 @@ def _way(node: Node, name: str, uses: Uses) -> Substitution:
 
 
 def _pack_workspace(name: str, read: Tensor, part: int) -> int:
-    """Bytes of a pack: gradients of one and those that passed, the bools of a chunk, and their words twice."""
+    """Bytes of gradients of one and those that passed, of the bools of a chunk, and twice of their words."""
     if name in DROPOUTS:
         return 2 * part
     return read.element_size() * (read.numel() if COMPARES[name].whole else 2 * part) + 3 * part

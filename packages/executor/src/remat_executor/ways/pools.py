@@ -43,15 +43,19 @@ class _Kind:
     adaptive: bool = False
 
 
-def _kind(call: Any, backward: Any, dims: int, *, adaptive: bool = False) -> _Kind:
+def _kind(call: Any, backward: Any, dims: int, adaptive: bool = False) -> _Kind:
     return _Kind(call.default, backward.default, call.out, backward.grad_input, dims, adaptive)
 
 
 KINDS: Mapping[str, _Kind] = {
     "max_pool2d": _kind(aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward, 2),
     "max_pool3d": _kind(aten.max_pool3d_with_indices, aten.max_pool3d_with_indices_backward, 3),
-    "adaptive_max_pool2d": _kind(aten.adaptive_max_pool2d, aten.adaptive_max_pool2d_backward, 2, adaptive=True),
-    "adaptive_max_pool3d": _kind(aten.adaptive_max_pool3d, aten.adaptive_max_pool3d_backward, 3, adaptive=True),
+    "adaptive_max_pool2d": _kind(
+        aten.adaptive_max_pool2d, aten.adaptive_max_pool2d_backward, 2, adaptive=True
+    ),
+    "adaptive_max_pool3d": _kind(
+        aten.adaptive_max_pool3d, aten.adaptive_max_pool3d_backward, 3, adaptive=True
+    ),
 }
 _NAME_OF = {kind.call: name for name, kind in KINDS.items()}
 
@@ -65,7 +69,10 @@ def pools(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterator[Subs
     """
     for node in captured.graph_module.graph.nodes:
         found = _find(node) if node.target in _NAME_OF else None
-        if found is not None and found.x.meta["val"].nbytes + found.indices.meta["val"].nbytes >= least_nbytes:
+        if (
+            found is not None
+            and found.x.meta["val"].nbytes + found.indices.meta["val"].nbytes >= least_nbytes
+        ):
             yield _way(found)
 
 
@@ -101,7 +108,7 @@ def _find(node: Node) -> _Pool | None:
     places = distances(name, window, tuple(given.shape[-kind.dims :]))
     divisor = next((n for n in range(MOST_CODES, 0, -1) if len({p % n for p in places}) == len(places)), None)
     planes = all(each.is_contiguous() for each in (given, gradient.meta["val"], *fakes))
-    # With channels last, torch's kernel for three dimensions gives a window of minus infinities an index outside.
+    # With channels last, torch's kernel for three dimensions may give an index outside of its window.
     images = given.ndim == kind.dims + 2 and (kind.dims == 2 or kind.adaptive)
     if divisor is None or not all(map(is_dense, fakes)) or not (planes or images):
         return None
@@ -262,9 +269,7 @@ def pool_gradient(
     return made
 
 
-def _parts(
-    tensors: tuple[Tensor, ...], kind: _Kind, planes: bool, step: int
-) -> Iterator[tuple[Tensor, ...]]:
+def _parts(tensors: tuple[Tensor, ...], kind: _Kind, planes: bool, step: int) -> Iterator[tuple[Tensor, ...]]:
     """The chunks of tensors, together."""
     if planes:
         tensors = tuple(tensor.reshape(-1, *tensor.shape[-kind.dims :]) for tensor in tensors)
