@@ -86,27 +86,31 @@ def masks(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterator[Subs
         least_nbytes: smaller tensors are left alone.
     """
     uses = Uses(captured)
+    readers: dict[Node, list[Node]] = {}
     for node in uses.nodes:
-        name = _NAME_OF.get(node.target)
-        if name is not None and node in uses.gradients and _is_for_its_bits(node, uses, least_nbytes):
-            yield _way(node, name, uses)
+        if node.target in _NAME_OF and node in uses.gradients:
+            readers.setdefault(uses.base(args_of(node)[1]), []).append(node)
+    for base, nodes in readers.items():
+        large = base.meta["val"].nbytes >= least_nbytes
+        if large and _is_for_its_bits(base, nodes, uses) and all(map(_may_read_bits, nodes)):
+            yield _way(nodes, uses)
 
 
-def _is_for_its_bits(node: Node, uses: Uses, least_nbytes: int) -> bool:
-    """Whether bits can stand for what a backward compares, and it would not be kept without them."""
-    gradient, x = args_of(node)[:2]
-    base = uses.base(x)
+def _is_for_its_bits(base: Node, nodes: list[Node], uses: Uses) -> bool:
+    """Whether the forward makes a tensor that would not be kept if these calls did not read it."""
     if base.op != "call_function" or base in uses.returned or uses.flow.maker(base) in uses.gradients:
         return False
     # Pooling reads its input for its shape; the family of pools leaves it out.
-    others = [other.target for other in uses.backward_readers(base) if other is not node]
-    if any(target not in _NAME_OF and target not in _SHAPE_READERS for target in others):
-        return False
-    read, made, given = x.meta["val"], node.meta["val"], gradient.meta["val"]
-    alike = read.shape == made.shape == given.shape and read.stride() == made.stride() == given.stride()
-    whole = alike and is_dense(read) and read.storage_offset() == 0
-    large = read.numel() * read.element_size() >= least_nbytes
-    return whole and large and _has_numbers(node, made.dtype)
+    others = [other.target for other in uses.backward_readers(base) if other not in nodes]
+    return all(target in _SHAPE_READERS for target in others)
+
+
+def _may_read_bits(node: Node) -> bool:
+    """Whether gradient, result and what is compared lie alike in memory, and bits can stand for this."""
+    gradient, read = (each.meta["val"] for each in args_of(node)[:2])
+    made = node.meta["val"]
+    alike = read.shape == made.shape == gradient.shape and read.stride() == made.stride() == gradient.stride()
+    return alike and is_dense(read) and read.storage_offset() == 0 and _has_numbers(node, made.dtype)
 
 
 def _has_numbers(node: Node, dtype: torch.dtype) -> bool:
@@ -120,7 +124,14 @@ def _has_numbers(node: Node, dtype: torch.dtype) -> bool:
     return stopped != passed and isfinite(stopped)
 
 
-def _way(node: Node, name: str, uses: Uses) -> Substitution:
+def _way(nodes: list[Node], uses: Uses) -> Substitution:
+    packs, reads = zip(*(_changes(node, uses) for node in nodes), strict=True)
+    return Substitution(family="masks", changes=(*packs, *reads))
+
+
+def _changes(node: Node, uses: Uses) -> tuple[Change, Change]:
+    """The call that packs what a backward compares, and the backward."""
+    name = _NAME_OF[node.target]
     gradient, x, *scalars = args_of(node)
     read = x.meta["val"]
     size = chunk_numel(read.device)
@@ -130,36 +141,39 @@ def _way(node: Node, name: str, uses: Uses) -> Substitution:
         read.new_empty((_bytes_of(read.numel()),), dtype=torch.uint8),
     )
     constants = (name, *scalars, size)
-    return Substitution(
-        family="masks",
-        changes=(
-            Change(
-                node=uses.flow.maker(x),
-                added=True,
-                kernel=pack_mask if name in DROPOUTS else pack_comparison,
-                reads=(x,),
-                constants=(size,) if name in DROPOUTS else constants,
-                makes=(bits,),
-                workspace_nbytes=_pack_workspace(name, read, part),
-            ),
-            Change(
-                node=node,
-                kernel=masked_gradient,
-                over_kernel=masked_gradient_over,
-                over=gradient,
-                reads=(gradient, bits),
-                constants=constants,
-                workspace_nbytes=part * (3 * node.meta["val"].element_size() + 1) + (1 << 14),
-            ),
-        ),
+    pack = Change(
+        node=uses.flow.maker(x),
+        added=True,
+        kernel=pack_mask if name in DROPOUTS else pack_comparison,
+        reads=(x,),
+        constants=(size,) if name in DROPOUTS else constants,
+        makes=(bits,),
+        workspace_nbytes=_pack_workspace(name, read, part),
     )
+    backward = Change(
+        node=node,
+        kernel=masked_gradient,
+        over_kernel=masked_gradient_over,
+        over=gradient,
+        reads=(gradient, bits),
+        constants=constants,
+        workspace_nbytes=_backward_workspace(name, part, node.meta["val"].element_size()),
+    )
+    return pack, backward
 
 
 def _pack_workspace(name: str, read: Tensor, part: int) -> int:
-    """Bytes of gradients of one and those that passed, of the bools of a chunk, and twice of their words."""
+    """Bytes of the words of a chunk's bools, and for a comparison of these, of ones, and of what it makes."""
     if name in DROPOUTS:
-        return 2 * part
-    return read.element_size() * (read.numel() if COMPARES[name].whole else 2 * part) + 3 * part
+        return part + 64
+    itemsize = read.element_size()
+    return 64 + (itemsize * read.numel() + 2 * part if COMPARES[name].whole else 3 * itemsize * part)
+
+
+def _backward_workspace(name: str, part: int, itemsize: int) -> int:
+    """Bytes of what a chunk compares, as numbers or bools, of the gradient, and of the table of numbers."""
+    compared = 1 + itemsize if name in DROPOUTS else itemsize
+    return part * (compared + itemsize) + part // 2 + 2048 * (itemsize + 1) + 64
 
 
 def _bytes_of(numel: int) -> int:
@@ -183,13 +197,15 @@ def pack_comparison(x: Tensor, name: str, *rest: Any) -> tuple[Tensor]:
     stopped = compares.call(x.new_ones(1), x.new_full((1,), compares.stops), *scalars)
     flat, bits = in_memory_order(x), x.new_empty((_bytes_of(x.numel()),), dtype=torch.uint8)
     if compares.whole:
-        whole = compares.call(x.new_ones(1).expand(len(flat)), flat, *scalars)
-        parts = chunks(whole, size)
-    else:
-        ones = x.new_ones(min(size, len(flat)))
-        parts = ((at, compares.call(ones[: len(part)], part, *scalars)) for at, part in chunks(flat, size))
-    for start, made in parts:
-        _pack(made.ne(stopped), _bits_at(bits, start, size))
+        made = compares.call(x.new_ones(1).expand(len(flat)), flat, *scalars)
+        for start, part in chunks(made, size):
+            _pack(part.ne(stopped), _bits_at(bits, start, size))
+        return (bits,)
+    ones = x.new_ones(min(size, len(flat)))
+    for start, part in chunks(flat, size):
+        passed = compares.call(ones[: len(part)], part, *scalars).ne(stopped)
+        _pack(passed, _bits_at(bits, start, size))
+        del passed
     return (bits,)
 
 
@@ -230,9 +246,9 @@ def _write(made: Tensor, gradient: Tensor, bits: Tensor, name: str, *rest: Any) 
         table = torch.where(table, gradient.new_full((), passes), stops)
     written = in_memory_order(made)
     for start, part in chunks(in_memory_order(gradient), size):
-        rows = _bits_at(bits, start, size).int()
-        stand_in = table.index_select(0, rows).view(-1)[: len(part)]
-        written[start : start + size].copy_(call(part, stand_in, *scalars))
+        compared = table.index_select(0, _bits_at(bits, start, size).int()).view(-1)[: len(part)]
+        written[start : start + size].copy_(call(part, compared, *scalars))
+        del compared
     return made
 
 
