@@ -32,8 +32,11 @@ def main() -> int:
     warnings.simplefilter("ignore")  # of models that draw nothing, or have NaN
     for name in options.families:
         began_s, ways, seed = time.perf_counter(), 0, options.first
-        for seed, switches in cases_with_ways(FAMILIES[name], options.count, options.first):
+        cases = cases_with_ways(FAMILIES[name], options.count, options.first)
+        for checked, (seed, switches) in enumerate(cases, 1):
             ways += switches
+            if checked % 50 == 0:
+                print(f"{name:10} {checked} of {options.count}", file=sys.stderr, flush=True)
         models = f"{options.count} models of {seed + 1 - options.first} with {ways} ways"
         print(f"{name:10} {models}: equal bits ({time.perf_counter() - began_s:.0f} s)", flush=True)
     return 0

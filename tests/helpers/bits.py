@@ -1,4 +1,8 @@
-"""Tensors that are equal in every bit: NaN equals NaN, and zeros have signs."""
+"""Tensors that are equal in every bit; zeros have signs, and every NaN equals every other one.
+
+The sign of a NaN depends on where in a tensor it lies: torch computes the last elements of each thread's share
+without vectors, and in half precision this changes the sign. So it also depends on the number of threads.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,11 @@ SPECIAL = (0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, -1e-40, 
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor's elements."""
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    """The bytes of a tensor's elements, with one NaN for all."""
+    numbers = tensor.detach().reshape(-1)
+    if numbers.is_floating_point():
+        numbers = numbers.masked_fill(numbers.isnan(), float("nan"))
+    return numbers.contiguous().view(torch.uint8)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

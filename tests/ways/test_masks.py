@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,7 +143,7 @@ def test_small_tensors_have_no_way() -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.ReLU(), nn.Hardtanh(), nn.Dropout(0.5)], ids=str)
-def test_the_workspaces_are_what_the_way_says(layer: nn.Module) -> None:
+def test_the_workspaces_are_what_the_way_says(layer: nn.Module, tmp_path: Path) -> None:
     """Estimated for graphs whose kernels are not measured; within 5 % of what the allocator sees."""
 
     class Rows(nn.Module):
@@ -155,7 +156,7 @@ def test_the_workspaces_are_what_the_way_says(layer: nn.Module) -> None:
 
     inputs = (torch.randn(1024, 4),)
     estimated = estimated_graph(Rows(), inputs, {}, Roofline(), ways=[SMALL])
-    measured = step_graph(Rows(), inputs, platform=Roofline(), ways=[SMALL])
+    measured = step_graph(Rows(), inputs, platform=Roofline(), ways=[SMALL], cache_dir=tmp_path)
     pairs = [(one, other) for one, other in zip(estimated.ops, measured.ops, strict=True) if one.alternatives]
     assert len(pairs) == 2
     for one, other in pairs:

@@ -238,7 +238,7 @@ def _workspace(calls: tuple[Node, ...], program: _Program, inputs: int, size: in
         live += nbytes[inputs + i]
         most = max(most, live)
         live -= sum(nbytes[number] for number in dying)
-    return most
+    return most + 64  # scalars
 
 
 def _dying(calls: Iterable[_Call], results: Iterable[_Result]) -> list[set[int]]:

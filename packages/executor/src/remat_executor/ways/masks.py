@@ -167,13 +167,15 @@ def _pack_workspace(name: str, read: Tensor, part: int) -> int:
     if name in DROPOUTS:
         return part + 64
     itemsize = read.element_size()
-    return 64 + (itemsize * read.numel() + 2 * part if COMPARES[name].whole else 3 * itemsize * part)
+    made = itemsize * read.numel() + part if COMPARES[name].whole else 2 * itemsize * part
+    return made + part + 64
 
 
 def _backward_workspace(name: str, part: int, itemsize: int) -> int:
-    """Bytes of what a chunk compares, as numbers or bools, of the gradient, and of the table of numbers."""
-    compared = 1 + itemsize if name in DROPOUTS else itemsize
-    return part * (compared + itemsize) + part // 2 + 2048 * (itemsize + 1) + 64
+    """Bytes of what a chunk compares, as numbers or bools, of gradients, and of the table that makes them."""
+    if name in DROPOUTS:
+        return part * (1 + 2 * itemsize) + 2048 + 64
+    return (2 * part + 2048) * itemsize + 64
 
 
 def _bytes_of(numel: int) -> int:

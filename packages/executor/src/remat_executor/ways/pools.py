@@ -106,7 +106,7 @@ def _find(node: Node) -> _Pool | None:
     given: Tensor = x.meta["val"]
     window = _window(node, kind)
     places = distances(name, window, tuple(given.shape[-kind.dims :]))
-    divisor = next((n for n in range(MOST_CODES, 0, -1) if len({p % n for p in places}) == len(places)), None)
+    divisor = divisor_of(places)
     planes = all(each.is_contiguous() for each in (given, gradient.meta["val"], *fakes))
     # With channels last, torch's kernel for three dimensions may give an index outside of its window.
     images = given.ndim == kind.dims + 2 and (kind.dims == 2 or kind.adaptive)
@@ -160,6 +160,14 @@ def distances(name: str, window: tuple[Any, ...], size: tuple[int, ...]) -> list
     return sorted({sum(a * b for a, b in zip(at, pitches, strict=True)) for at in product(*steps)})
 
 
+def divisor_of(places: list[int]) -> int | None:
+    """The largest number up to 256 for which all remainders of distances differ; None if there is none."""
+    for divisor in range(MOST_CODES, 0, -1):
+        if len({place % divisor for place in places}) == len(places):
+            return divisor
+    return None
+
+
 def _longest(size: int, count: int) -> int:
     """Elements of the longest of `count` windows over `size` elements."""
     return max(-(-(i + 1) * size // count) - i * size // count for i in range(count))
@@ -180,7 +188,7 @@ def _way(pool: _Pool) -> Substitution:
     part = indices.numel() // units * step
     constants = (pool.name, pool.window, size, pool.divisor, pool.planes, step)
     codes = new_tensor(f"{pool.call.name}_codes", torch.empty_like(indices, dtype=torch.uint8))
-    corners = 16 * prod(indices.shape[-dims:])
+    corners = 8 * prod(indices.shape[-dims:]) + 64
     back = pool.backward.meta["val"]
     return Substitution(
         family="pools",
@@ -198,7 +206,7 @@ def _way(pool: _Pool) -> Substitution:
                 kernel=pool_gradient,
                 reads=(pool.gradient, codes),
                 constants=(tuple(back.shape), back.stride(), *constants),
-                workspace_nbytes=(8 + 4 + made.element_size()) * part + corners + 8 * MOST_CODES,
+                workspace_nbytes=(8 + 4) * part + corners + 8 * MOST_CODES,
             ),
         ),
     )
@@ -237,6 +245,7 @@ def pool_to_codes(
         kind.forward_into(part, *window, out=out, indices=indices)
         indices.sub_(corners)
         code.copy_(indices if divisor == MOST_CODES else indices.remainder_(divisor))
+        del indices
     return made, codes
 
 
@@ -263,9 +272,10 @@ def pool_gradient(
     distance_of = torch.tensor(table, device=codes.device)
     rest = () if kind.adaptive else window
     for part, out, code in _parts((gradient, made, codes), kind, planes, step):
-        found = distance_of.index_select(0, in_memory_order(code).int())
-        indices = found.as_strided(code.shape, code.stride()).add_(corners)
+        indices = distance_of.index_select(0, in_memory_order(code).int())
+        indices = indices.as_strided(code.shape, code.stride()).add_(corners)
         kind.backward_into(part, out, *rest, indices, grad_input=out)
+        del indices
     return made
 
 
