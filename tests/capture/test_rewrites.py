@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from remat_executor import PlannedModule
 from remat_executor.runtime.mutations import written
 from remat_graph import noremat_peak_nbytes
+from tests.helpers.bits import same_bits, with_special
 from tests.helpers.planners import save_all
 
 SPECIAL = [0.0, -0.0, 6.0, -6.0, 1.0, -1.0, 1e-40, -1e-40, 7.0, -7.0, 0.5, float("inf"), -float("inf")]
@@ -300,3 +301,104 @@ def test_a_result_that_is_kept_anyway_is_kept_alone() -> None:
     result_nbytes = 512 * 64 * 4
     assert noremat_peak_nbytes(module.graph) < 12 * result_nbytes  # 8 results, and not 8 inputs too
     assert "clone" not in targets(module)
+
+
+class Pooled(nn.Module):
+    """Convolutions, functions and poolings, one after the other."""
+
+    def __init__(self, dims: int, *layers: nn.Module) -> None:
+        super().__init__()
+        convolution: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+        self.first, self.layers, self.last = (
+            convolution(2, 4, 1),
+            nn.Sequential(*layers),
+            convolution(4, 2, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layers(self.first(x))).square().sum()
+
+
+def masks_of(model: nn.Module, x: Tensor) -> list[int]:
+    """Elements of what relu's backwards make; three steps have eager's bits."""
+    original = copy.deepcopy(model)
+    module = PlannedModule(model, (x,), {}, save_all, ways=())
+    for _ in range(3):
+        for each in (original, module):
+            each.zero_grad()
+            each(x).backward()
+        for one, other in zip(original.parameters(), module.parameters(), strict=True):
+            assert one.grad is not None
+            assert other.grad is not None
+            assert same_bits(one.grad, other.grad)
+    ops = [op for op in module.graph.ops if op.target == "aten.threshold_backward.default"]
+    return [module.graph.values[op.first.outputs[0]].nbytes // x.element_size() for op in ops]
+
+
+@pytest.mark.parametrize("special", [0.0, 0.2], ids=["normal", "special"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dims", "pool", "count"),
+    [
+        (2, nn.MaxPool2d(2), 2 * 4 * 5 * 5),
+        (2, nn.MaxPool2d(3, 2, 1), 2 * 4 * 5 * 5),
+        (2, nn.MaxPool2d(3, 1, ceil_mode=True), 2 * 4 * 8 * 8),  # windows share maxima
+        (2, nn.AdaptiveMaxPool2d(3), 2 * 4 * 3 * 3),
+        (1, nn.MaxPool1d(2), 2 * 4 * 5),
+        (3, nn.MaxPool3d(2), 2 * 4 * 5 * 5 * 5),
+    ],
+    ids=str,
+)
+def test_gradients_are_masked_before_pooling(
+    dims: int, pool: nn.Module, count: int, dtype: torch.dtype, special: float
+) -> None:
+    torch.manual_seed(0)
+    x = with_special(torch.randn(2, 2, *(10,) * dims), special).to(dtype)
+    for layout in (torch.contiguous_format, *((torch.channels_last,) if dims == 2 else ())):
+        model = Pooled(dims, nn.ReLU(), pool).to(dtype)
+        assert [count] == masks_of(model, x.contiguous(memory_format=layout))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.ReLU(), nn.AvgPool2d(2)],
+        [nn.MaxPool2d(2), nn.ReLU()],
+        [nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.0), nn.Identity()],
+    ],
+    ids=["average", "before", "convolution"],
+)
+def test_gradients_of_other_poolings_are_masked_as_before(layers: list[nn.Module]) -> None:
+    """An average has no maxima; a relu of maxima is small; the last one is masked before pooling."""
+    torch.manual_seed(0)
+    (count,) = masks_of(Pooled(2, *layers), torch.randn(2, 2, 10, 10))
+    assert count == (2 * 4 * 10 * 10 if isinstance(layers[1], nn.AvgPool2d) else 2 * 4 * 5 * 5)
+
+
+def test_maxima_that_nothing_else_reads_are_not_kept_for_a_mask() -> None:
+    """Here the relu's result is kept anyway."""
+
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Conv2d(2, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.max_pool2d(torch.relu(self.linear(x)), 2).sum()
+
+    torch.manual_seed(0)
+    assert masks_of(Summed(), torch.randn(2, 2, 10, 10)) == [2 * 4 * 10 * 10]
+
+
+def test_a_relu_with_another_reader_is_masked_as_a_whole() -> None:
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(2, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = torch.relu(self.first(x))
+            return self.second(F.max_pool2d(made, 2)).square().sum() + made.sin().sum()
+
+    torch.manual_seed(0)
+    assert masks_of(Skip(), torch.randn(2, 2, 10, 10)) == [2 * 4 * 10 * 10]

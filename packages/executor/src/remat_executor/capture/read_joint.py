@@ -46,10 +46,10 @@ def read_joint(
     keep_workspaces(graph)
     separate_flat_weights(graph)
     flatten_gradients(graph)
-    rewrite(graph)
     inputs = joint_inputs(graph)
     given = [i for i in inputs if i.tangent_of is None]
     tangents = {i.tangent_of: i.node for i in inputs if i.tangent_of is not None}
+    rewrite(graph, tangents.values())
     placeholders = {i.name: i.node for i in given}
     externals = _externals(given, tensors)
     for tangent in inputs:

@@ -5,6 +5,7 @@
 * A write into a slice reads what is written, and not a copy of it with the layout of the slice.
 * The backward of hardtanh and leaky_relu reads the result, which what comes next usually keeps, and not the
   input, where this costs no bytes.
+* The backward of a relu whose result is only pooled masks the gradient of what was pooled, which is smaller.
 
 What the caller owns or gets (inputs, outputs, gradients) keeps its storage and its readers: the caller may
 write to it. Draws stay, since each advances a generator.
@@ -25,12 +26,84 @@ aten = torch.ops.aten
 _WRITES = (aten.slice_scatter.default, aten.select_scatter.default)  # the second argument into the first
 
 
-def rewrite(graph: torch.fx.Graph) -> None:
+_POOLS: Mapping[Any, Any] = {  # the backward of max pooling: its forward
+    aten.max_pool2d_with_indices_backward.default: aten.max_pool2d_with_indices.default,
+    aten.max_pool3d_with_indices_backward.default: aten.max_pool3d_with_indices.default,
+    aten.adaptive_max_pool2d_backward.default: aten.adaptive_max_pool2d.default,
+    aten.adaptive_max_pool3d_backward.default: aten.adaptive_max_pool3d.default,
+}
+
+
+def rewrite(graph: torch.fx.Graph, tangents: Iterable[Node]) -> None:
     """Apply all rewrites, in place."""
     drop_clones(graph)
     drop_laid_out_copies(graph)
     merge_equal_calls(graph)
     read_results(graph)
+    mask_before_pooling(graph, tangents)
+
+
+def mask_before_pooling(graph: torch.fx.Graph, tangents: Iterable[Node]) -> None:
+    """Mask the gradient of a pooled relu before the backward of max pooling, and not its result.
+
+    A window's maximum is the element that gets the gradient, so the backward of relu compares the same number
+    in both. Elements that get none are zero in both. Only where the backward reads the maxima anyway.
+    """
+    kept = _storages_of_caller(graph)
+    backward = set(tangents)
+    for node in graph.nodes:
+        if not backward.isdisjoint(node.all_input_nodes):
+            backward.add(node)
+    masked = []
+    for node in graph.find_nodes(op="call_function", target=aten.threshold_backward.default):
+        gradient, result, threshold = node.args
+        pooled_backward = _pooled_backward(node)
+        maxima = None if pooled_backward is None else _maxima(pooled_backward, result)
+        storages = {storage_id(each.meta["val"]) for each in (node, maxima) if each is not None}
+        if pooled_backward is None or maxima is None or not kept.isdisjoint(storages):
+            continue
+        readers = {user for view in (maxima, *_views(maxima)) for user in view.users}
+        if backward.isdisjoint(readers):
+            continue
+        given: Any = pooled_backward.args[0]
+        with graph.inserting_before(pooled_backward):
+            small = graph.call_function(node.target, (given, maxima, threshold))
+        with torch.no_grad(), with_careful_fake_cache():
+            small.meta["val"] = target_of(node)(given.meta["val"], maxima.meta["val"], threshold)
+        pooled_backward.replace_input_with(given, small)
+        _replace(node, gradient)
+        masked.append(node)
+    _erase(masked)
+
+
+def _pooled_backward(node: Node) -> Node | None:
+    """The backward of max pooling whose result, or a view of the same shape, only this node reads."""
+    source: Any = node.args[0]
+    seen = source.meta["val"]
+    while len(source.users) == 1 and source.op == "call_function":
+        if source.target in _POOLS:
+            return source if _strides(source.meta["val"]) == _strides(seen) else None
+        if storage_id(source.meta["val"]) != storage_id(seen):
+            return None
+        source = source.args[0]
+    return None
+
+
+def _maxima(backward: Node, pooled: Any) -> Node | None:
+    """What max pooling made of a tensor, given its backward."""
+    indices: Any = backward.args[-1]
+    forward = indices.args[0] if is_item(indices) else None
+    if forward is None or forward.target is not _POOLS[backward.target]:
+        return None
+    one, other = forward.args[0].meta["val"], pooled.meta["val"]
+    same = storage_id(one) == storage_id(other) and one.storage_offset() == other.storage_offset()
+    items = [user for user in forward.users if user.args[1] == 0]
+    return items[0] if same and _strides(one) == _strides(other) and items else None
+
+
+def _strides(tensor: Tensor) -> list[tuple[int, int]]:
+    """Sizes and strides of the dimensions with several elements."""
+    return [(n, s) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n != 1]
 
 
 def read_results(graph: torch.fx.Graph) -> None:

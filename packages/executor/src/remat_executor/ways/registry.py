@@ -11,16 +11,19 @@ import attrs
 
 from remat_executor.capture.captured import Captured
 from remat_executor.ways.batch_norms import batch_norms
+from remat_executor.ways.chains import chains
 from remat_executor.ways.convolutions import convolutions
 from remat_executor.ways.fused_gelu import fused_gelu
 from remat_executor.ways.linear_head import linear_head
 from remat_executor.ways.loss_head import loss_head
+from remat_executor.ways.masks import masks
 from remat_executor.ways.norm_activations import norm_activations
+from remat_executor.ways.pools import pools
 from remat_executor.ways.substitution import Family, Substitution
 
 GROUP = "remat.ways"
 
-EXACT: tuple[Family, ...] = (loss_head, convolutions, batch_norms)
+EXACT: tuple[Family, ...] = (loss_head, masks, pools, chains, convolutions, batch_norms)
 ROUNDING: tuple[Family, ...] = (linear_head, fused_gelu, norm_activations)
 
 
