@@ -33,7 +33,8 @@ def main() -> int:
     for name in options.families:
         began_s, ways, seed = time.perf_counter(), 0, options.first
         cases = cases_with_ways(FAMILIES[name], options.count, options.first)
-        for checked, (seed, switches) in enumerate(cases, 1):
+        for checked, (last, switches) in enumerate(cases, 1):
+            seed = last
             ways += switches
             if checked % 50 == 0:
                 print(f"{name:10} {checked} of {options.count}", file=sys.stderr, flush=True)

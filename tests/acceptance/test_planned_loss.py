@@ -49,9 +49,9 @@ def test_loss_and_gradients_are_eagers_and_outputs_stay(loss: Any, tmp_path: Pat
         found = called()
         found.backward()
         each.found = found.detach()
-    assert torch.equal(model.found, eager.found)  # type: ignore[arg-type]
+    assert torch.equal(model.found, eager.found)
     for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
-        assert torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
+        assert torch.equal(mine.grad, theirs.grad)
     assert isinstance(model, nn.Sequential)
     assert list(model.state_dict()) == list(eager.state_dict())
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_a_sample_plans_at_once(tmp_path: Path) -> None:
     """Its keyword inputs have the target."""
     x, y = batch()
     given = {"sample": x, "sample_kwargs": {"target": y}}
-    model = limit_memory(network(), "100%", loss=F.cross_entropy, **given, **options(tmp_path))  # type: ignore[arg-type]
+    model = limit_memory(network(), "100%", loss=F.cross_entropy, **given, **options(tmp_path))
     found = planned(model)
     assert found is not None
     assert "nll_loss_forward" in " ".join(op.target for op in found.graph.ops)
@@ -139,7 +139,7 @@ def test_what_cannot_work_is_an_error(tmp_path: Path) -> None:
     ):
         model = network()
         with pytest.raises(BadInput, match=problem):
-            limit_memory(model, "1GiB", loss=loss)  # type: ignore[arg-type]
+            limit_memory(model, "1GiB", loss=loss)
         assert type(model) is nn.Sequential
     with pytest.raises(BadInput, match="has an input named target, which loss= adds"):
         limit_memory(Named(), "1GiB", loss=F.cross_entropy)
@@ -147,7 +147,7 @@ def test_what_cannot_work_is_an_error(tmp_path: Path) -> None:
     model = limit_memory(network(), "1GiB", loss=branching, **options(tmp_path))
     with pytest.raises(CaptureError):
         model(x, target=y)
-    model = limit_memory(network(), "1GiB", loss=lambda output, target: (output, target), **options(tmp_path))  # type: ignore[arg-type,return-value]
+    model = limit_memory(network(), "1GiB", loss=lambda output, target: (output, target), **options(tmp_path))
     with pytest.raises(BadInput, match="the loss function returned a tuple, not a tensor"):
         model(x, target=y)
 

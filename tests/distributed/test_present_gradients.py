@@ -47,7 +47,7 @@ def _bucket_views(rank: int) -> None:
     sample = torch.randn(16, 32, generator=torch.Generator().manual_seed(rank))
     planner = RecomputePlanner(budget="60%", method=Method(parameters={"moves": 2000}))
     options = {"platform": get_platform("flops"), "part_nbytes": 0}
-    planned = PlannedModule(chain(), (sample,), {}, planner, gradients="present", **options)  # type: ignore[arg-type]
+    planned = PlannedModule(chain(), (sample,), {}, planner, gradients="present", **options)
     # A plan for gradients that are there, in a budget that does not hold new ones with it.
     assert simulate(planned.graph, planned.plan.schedule).peak_nbytes > planned.plan.peak_nbytes
     ddp = [
@@ -69,7 +69,7 @@ def _bucket_views(rank: int) -> None:
             optimizer.step()
         for mine, theirs in zip(ddp[0].parameters(), ddp[1].parameters(), strict=True):
             assert torch.equal(mine, theirs)
-            assert torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
+            assert torch.equal(mine.grad, theirs.grad)
     assert states[1:] == [Grads.PRESENT] * 3
 
 

@@ -1,7 +1,7 @@
 """Tensors that are equal in every bit; zeros have signs, and every NaN equals every other one.
 
-The sign of a NaN depends on where in a tensor it lies: torch computes the last elements of each thread's share
-without vectors, and in half precision this changes the sign. So it also depends on the number of threads.
+The sign of a NaN depends on where in a tensor it lies: torch computes the last elements of each thread's
+share without vectors, and in half precision this changes the sign. So it depends on the number of threads.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def add_gradients(model: nn.Module) -> None:
 def assert_same_gradients(one: nn.Module, other: nn.Module) -> None:
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
         assert (mine.grad is None) == (theirs.grad is None)
-        assert mine.grad is None or torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
+        assert mine.grad is None or torch.equal(mine.grad, theirs.grad)
 
 
 def peaks(model: PlannedModule) -> tuple[int, int]:
@@ -328,7 +328,7 @@ def test_the_option_of_the_entry_points(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r'the plan is for gradients="present", and calls .* "auto"'):
         Hiremate(deep(), sample(), "60%", plan=tmp_path / "plan.json", **options)
     with pytest.raises(BadInput, match="gradients is 'old', not one of 'auto', 'new', 'present'"):
-        limit_memory(deep(), "60%", gradients="old")  # type: ignore[arg-type]
+        limit_memory(deep(), "60%", gradients="old")
     with pytest.raises(BadInput, match='gradients="present" needs plans that run eagerly'):
         Hiremate(deep(), sample(), "60%", gradients="present", runtime="inductor", **options)
     with pytest.raises(BadInput, match="cannot plan for gradients that are present"):

@@ -60,7 +60,7 @@ LOGITS_NBYTES = 64 * WORDS * 4
 
 
 def planned(planner: PlanFunction, outputs: str = "dropped") -> PlannedModule:
-    return PlannedModule(head(), inputs(), {}, planner, ways=SMALL, outputs=outputs)  # type: ignore[arg-type]
+    return PlannedModule(head(), inputs(), {}, planner, ways=SMALL, outputs=outputs)
 
 
 def assert_eager(module: nn.Module, output: dict[str, Tensor] | None = None) -> None:
@@ -69,7 +69,7 @@ def assert_eager(module: nn.Module, output: dict[str, Tensor] | None = None) -> 
     wanted = model(*inputs())
     wanted["loss"].backward()
     for name in output or ():
-        assert torch.equal(wanted[name], output[name]), name  # type: ignore[index]
+        assert torch.equal(wanted[name], output[name]), name
     for one, other in zip(model.parameters(), module.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
 
@@ -205,7 +205,7 @@ def test_a_module_that_returns_its_loss_alone_is_planned_alike() -> None:
             return loss
 
     kept, dropped = (
-        PlannedModule(Loss(), inputs(), {}, save_all, outputs=outputs).graph  # type: ignore[arg-type]
+        PlannedModule(Loss(), inputs(), {}, save_all, outputs=outputs).graph
         for outputs in ("kept", "dropped")
     )
     assert not dropped.dropped
@@ -243,7 +243,7 @@ def test_a_language_model_by_the_entry_points(tmp_path: Path) -> None:
     kwargs = {"input_ids": ids, "labels": ids}
     options: dict[str, Any] = {"cache_dir": tmp_path, "platform": get_platform("flops"), "zoo": False}
     least = {
-        outputs: min_budget(Hiremate(model(), kwargs, "100%", outputs=outputs, **options).graph).nbytes  # type: ignore[arg-type]
+        outputs: min_budget(Hiremate(model(), kwargs, "100%", outputs=outputs, **options).graph).nbytes
         for outputs in ("kept", "dropped")
     }
     logits_nbytes = 2 * 64 * WORDS * 4
@@ -260,7 +260,7 @@ def test_a_language_model_by_the_entry_points(tmp_path: Path) -> None:
         limited(**kwargs).loss.backward()
     assert meter.peak_nbytes <= least["dropped"]
     with pytest.raises(BadInput, match="outputs is 'gone', not one of 'kept', 'dropped'"):
-        limit_memory(model(), "1GiB", outputs="gone")  # type: ignore[arg-type]
+        limit_memory(model(), "1GiB", outputs="gone")
 
 
 def test_dropped_outputs_have_a_role_of_their_own() -> None:

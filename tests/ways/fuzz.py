@@ -180,7 +180,7 @@ class Builder:
         self.put(Formula(self.rng.choice(FORMULAS)))
 
     def norm(self) -> None:
-        kinds = [nn.LayerNorm(self.x.shape[-1])]
+        kinds: list[nn.Module] = [nn.LayerNorm(self.x.shape[-1])]
         if self.dims > 0:
             kinds += [self.of_dims("BatchNorm")(self.x.shape[1]), nn.GroupNorm(1, self.x.shape[1])]
         self.put(self.rng.choice(kinds))

@@ -190,15 +190,13 @@ class _Translator:
         made = self.add_made(node, self.defined(node))
         outputs = tuple(value for _, value in made)
         forms = self.reusable(node, outputs)
-        reuses = tuple((outputs[0], source) for source in forms)
-        first = Implementation(inputs=inputs, outputs=outputs, reuses=reuses)
-        key = call_key(node, self.device)
+        first = Implementation(inputs=inputs, outputs=outputs, reuses=[(outputs[0], each) for each in forms])
         once = may_vary(node, self.planned_device)
         op = Op(
             name=node.name,
             target=target_name(node),
             backward=backward,
-            key=key,
+            key=call_key(node, self.device),
             rerun=None if once else 0,
             implementations=(first,),
             layer=layer_of(node),
@@ -254,14 +252,13 @@ class _Translator:
             kept = default_generator(device).get_state()
             nbytes = kept.nbytes if self.device.type == kept.device.type else 0
         state = self.new_value(name=f"rng_{node.name}", nbytes=nbytes, role=Role.RNG)
-        read = Implementation(inputs=(self.generator[str(device)],), outputs=(state,))
         op = Op(
             name=f"read_{node.name}",
             target="read_generator",
             backward=backward,
             key=f"read_generator {device.type}",
             rerun=None,
-            implementations=(read,),
+            implementations=(Implementation(inputs=(self.generator[str(device)],), outputs=(state,)),),
             layer=layer_of(node),
         )
         self.append(op, ReadGenerator(str(device)))

@@ -255,7 +255,7 @@ def _write(made: Tensor, gradient: Tensor, bits: Tensor, name: str, *rest: Any) 
 
 
 def _bits_at(bits: Tensor, start: int, size: int) -> Tensor:
-    """Where the bits of a chunk are."""
+    """Where a chunk has its bits."""
     return bits[start // 8 : (start + size) // 8]
 
 
@@ -266,6 +266,6 @@ def _eight_bits(device: torch.device) -> Tensor:
 
 
 def _pack(mask: Tensor, bits: Tensor) -> None:
-    """Write the bits of bools."""
+    """Write a bit for each bool."""
     words = pad(mask, (0, -len(mask) % 8)).view(torch.int64) if len(mask) % 8 else mask.view(torch.int64)
     bits.copy_(words.mul(_GATHER_BITS).bitwise_right_shift_(56))
