@@ -21,7 +21,7 @@ from remat_executor.ways.batch_norms import (
 )
 from remat_graph import Roofline
 from tests.helpers.planners import all_switched, save_all
-from tests.helpers.ways import assert_exact, assert_same, three_steps, with_special_values
+from tests.helpers.ways import assert_exact, assert_same, three_steps, with_channels_last, with_special_values
 
 aten = torch.ops.aten
 ANY = partial(batch_norms, least_nbytes=0)
@@ -120,7 +120,7 @@ def made(dims: int, dtype: torch.dtype, *, last: bool, **options: Any) -> tuple[
     model = Net(dims, 2 * VECTORS + 2 if last else 5, **options).to(dtype)
     x = torch.randn(2, 3, *((7, 5, 4)[:dims])).to(dtype)
     if last:
-        model, x = model.to(memory_format=LAST[dims + 2]), x.to(memory_format=LAST[dims + 2])
+        model, x = with_channels_last(model, x)
     return model, x
 
 
@@ -251,7 +251,7 @@ def test_random_norms(seed: int) -> None:
     if x.numel() == 3:  # one number a channel is refused
         x = torch.cat([x, x])
     if last:
-        model, x = model.to(memory_format=LAST[dims + 2]), x.to(memory_format=LAST[dims + 2])
+        model, x = with_channels_last(model, x)
     x = with_special_values(x, draw(0.0, 0.0, 0.01))
     found = PlannedModule(copy.deepcopy(model), (x,), {}, save_all, ways=[ANY]).graph.switches
     assert_exact(model, (x,), [ANY], switches=len(found))
