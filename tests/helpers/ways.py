@@ -34,6 +34,12 @@ def with_special_values(tensor: Tensor, share: float) -> Tensor:
     return torch.where(torch.rand(tensor.shape) < share, chosen, tensor)
 
 
+def with_channels_last(model: nn.Module, x: Tensor) -> tuple[Any, Tensor]:
+    """A model and its sample of images or volumes, both with channels last."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}[x.ndim]
+    return model.to(memory_format=layout), x.to(memory_format=layout)  # type: ignore[call-overload]
+
+
 def three_steps(model: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor]:
     """Losses, gradients of parameters and inputs, and buffers of three steps."""
     found: list[Tensor] = []

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import PlannedModule, allocator_peak, step_graph
-from remat_executor.torch_private.convolutions import runs_in_onednn
+from remat_executor.torch_private.convolutions import onednn_takes
 from remat_executor.ways.convolutions import convolutions, input_gradient, weight_gradient
 from tests.helpers.planners import all_switched, save_all
-from tests.helpers.ways import assert_exact, assert_same, three_steps, with_special_values
+from tests.helpers.ways import assert_exact, assert_same, three_steps, with_channels_last, with_special_values
 
 aten = torch.ops.aten
 ANY = partial(convolutions, least_nbytes=0)
@@ -94,7 +94,7 @@ CASES = {
     "transposed": ([PLAIN, PLAIN | {"transposed": True, "stride": 2}], 2, 2),
     "transposed, smaller": ([PLAIN, PLAIN | {"transposed": True, "out_channels": 2}], 2, 1),
     "one dimension": ([PLAIN, PLAIN], 1, 2),
-    "one dimension, smaller": ([PLAIN, LARGER], 1, 1),
+    "one dimension, smaller": ([PLAIN, LARGER], 1, 2),
     "three dimensions": ([PLAIN, LARGER | {"transposed": False}], 3, 2),
 }
 WIDTHS = {1: (11,), 2: (9, 10), 3: (4, 6, 5)}
@@ -109,7 +109,7 @@ def test_models_of_convolutions(case: str, dtype: torch.dtype, last: bool) -> No
     torch.manual_seed(0)
     model, x = Net(*kinds, dims=dims).to(dtype), torch.randn(3, 6, *WIDTHS[dims]).to(dtype)
     if last and dims in LAST:
-        model, x = model.to(memory_format=LAST[dims]), x.to(memory_format=LAST[dims])
+        model, x = with_channels_last(model, x)
     assert_exact(model, (x.requires_grad_(),), [ANY], switches=switches)
 
 
@@ -143,8 +143,24 @@ def test_small_inputs_and_other_libraries_have_no_way() -> None:
     assert not PlannedModule(wide, (x,), {}, save_all, ways=[ANY]).graph.switches
     weight = wide.layers[1].weight
     arguments = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1)
-    assert not runs_in_onednn(x, weight, [6], *arguments)
-    assert runs_in_onednn(x.float(), weight.float(), [6], *arguments)
+    assert not onednn_takes(x, weight, [6], *arguments)
+    assert onednn_takes(x.float(), weight.float(), [6], *arguments)
+
+
+@pytest.mark.parametrize(("x_last", "weight_last"), [(False, True), (True, False)])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_an_input_in_another_layout_than_the_weight(dims: int, x_last: bool, weight_last: bool) -> None:
+    """The call copies such an input, so that nothing without memory may stand in for it."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 8, *SIZES[dims]), torch.randn(4, 8, *[3] * dims)
+    x = x.to(memory_format=LAST[dims]) if x_last else x
+    weight = weight.to(memory_format=LAST[dims]) if weight_last else weight
+    rest = ([1] * dims, [1] * dims, [1] * dims, False, [0] * dims, 1)
+    assert onednn_takes(x, weight, [4], *rest) == x_last
+    gradient = torch.randn_like(aten.convolution(x, weight, None, *rest))
+    wanted = aten.convolution_backward(gradient, x, weight, [4], *rest, [True, True, True])
+    for one, other in zip(wanted, halves(gradient, x, weight, *rest, bias=True), strict=True):
+        assert_same(one, other)
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # of the flag, on any CPU
@@ -195,7 +211,7 @@ def test_random_convolutions(seed: int) -> None:
     model = Net(*kinds, dims=dims).to(dtype)
     x = torch.randn(draw(1, 3), kinds[0]["in_channels"], *[draw(9, 12) for _ in range(dims)]).to(dtype)
     if dims in LAST and draw(True, False):
-        model, x = model.to(memory_format=LAST[dims]), x.to(memory_format=LAST[dims])
+        model, x = with_channels_last(model, x)
     x = with_special_values(x, draw(0.0, 0.0, 0.01)).requires_grad_(draw(True, False))
     found = PlannedModule(copy.deepcopy(model), (x,), {}, save_all, ways=[ANY]).graph.switches
     assert_exact(model, (x,), [ANY], switches=len(found))

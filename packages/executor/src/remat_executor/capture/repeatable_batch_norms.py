@@ -7,6 +7,7 @@ nothing else reads them. `translation` gives such an op a second implementation 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from remat_executor.capture.captured import Captured
@@ -89,5 +90,18 @@ def batch_norm_call(
     if node.target is cudnn_batch_norm:
         return aten.cudnn_batch_norm.default, (*tensors, *(statistics or (None, None)), *rest)
     if statistics is None:
+        kept = node.args[3].meta["val"].dtype  # type: ignore[union-attr]
+        if node.args[1] is None and kept != node.args[0].meta["val"].dtype:  # type: ignore[union-attr]
+            return repeat_with_other_statistics, (tensors[0], kept, *rest)
         return aten._native_batch_norm_legit.no_stats, (*tensors, *rest)
     return aten._native_batch_norm_legit.default, (*tensors, *statistics, *rest)
+
+
+def repeat_with_other_statistics(x: Tensor, dtype: torch.dtype, *rest: Any) -> tuple[Tensor, ...]:
+    """A batch norm without weight and bias, with running statistics that are thrown away.
+
+    Their dtype decides how the CPU's kernel rounds if it is not that of the input, and their numbers nothing.
+    """
+    mean, variance = (x.new_zeros(x.shape[1], dtype=dtype) for _ in range(2))
+    made: tuple[Tensor, ...] = aten._native_batch_norm_legit.default(x, None, None, mean, variance, *rest)
+    return made

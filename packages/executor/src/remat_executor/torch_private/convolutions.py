@@ -8,8 +8,10 @@ from torch import Tensor
 from remat_executor.torch_private.lookup import private_name
 
 
-def runs_in_onednn(x: Tensor, weight: Tensor, bias: Any, *arguments: Any) -> bool:
-    """Whether a convolution and its backward run in oneDNN, by the flags of this moment.
+def onednn_takes(x: Tensor, weight: Tensor, bias: Any, *arguments: Any) -> bool:
+    """Whether a convolution and its backward run in oneDNN, and take the input as it lies in memory.
+
+    By the flags of this moment. An input in another layout than the weight is copied first.
 
     Args:
         x: the input; real or fake. Its numbers are not read.
@@ -18,8 +20,14 @@ def runs_in_onednn(x: Tensor, weight: Tensor, bias: Any, *arguments: Any) -> boo
         *arguments: stride, padding, dilation, whether it is transposed, output padding, groups.
     """
     select = private_name("torch._C", "_select_conv_backend")
+    stride, padding, dilation, transposed, output_padding, groups = arguments
+    lists = [list(each) for each in (stride, padding, dilation, output_padding)]
     with getattr(x, "fake_mode", None) or nullcontext():
-        stride, padding, dilation, transposed, output_padding, groups = arguments
-        lists = [list(each) for each in (stride, padding, dilation)]
-        chosen = select(x, weight, None, *lists, transposed, list(output_padding), groups, bias)
-    return bool(chosen == private_name("torch._C", "_ConvBackend").Mkldnn)
+        if x.ndim == 3:  # the call makes images of such inputs before it chooses
+            x, weight = x.unsqueeze(2), weight.unsqueeze(2)
+            lists = [[first, *each] for first, each in zip((1, 0, 1, 0), lists, strict=True)]
+        chosen = select(x, weight, None, *lists[:3], transposed, lists[3], groups, bias)
+        if chosen != private_name("torch._C", "_ConvBackend").Mkldnn:
+            return False
+        layout = private_name("torch._C", "_conv_determine_backend_memory_format")(x, weight, chosen)
+        return x.is_contiguous(memory_format=layout)

@@ -1,8 +1,8 @@
 """The backward of batch norm by chunks of channels, written over the gradient that it reads.
 
-The call needs a third tensor of the input's size for its result, and its `out` form allocates one too. But
-channels are independent: the kernel runs on a copy of some channels, and the result is written where the
-gradient of these channels was.
+The call needs a third tensor of the input's size for its result, and a fourth while it runs; its `out` form
+allocates both too. But channels are independent: the kernel runs on a copy of some channels, and the result
+is written where the gradient of these channels was.
 
 Which bits come out depends on the loops that torch's kernel takes. Held against the whole on the CPU:
 
@@ -72,9 +72,9 @@ def batch_norms(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterato
                 epsilon,
                 tuple(mask),
             ),
-            # Two copies, the call on them, and a copy of its result.
+            # Two copies, the call on them, and a copy of its result. The call makes its result twice.
             counts_as=(node, node, node),
-            workspace_nbytes=3 * channels * (fake.nbytes // fake.shape[1]),
+            workspace_nbytes=4 * channels * (fake.nbytes // fake.shape[1]),
         )
         yield Substitution(family="batch_norms", changes=(change,))
 

@@ -2,13 +2,14 @@
 
 As captured, one call reads the gradient, the input and the weight, and makes all results at once. Its two
 halves are independent kernels inside: the input's gradient depends on the input's shape only, and the
-weight's gradient needs no room for the other. As two ops, the input or the gradient may be freed in between.
-Both halves read the gradient. A call that makes the input's gradient alone need not keep the input either.
+weight's gradient needs no memory for the other. As two ops, the input or the gradient may go in between. Both
+halves read the gradient. A call that makes the input's gradient alone need not keep the input either.
 
 The half that makes the input's gradient gets a tensor with the input's layout whose numbers are not read: a
 view of the gradient where that is large enough, otherwise a tensor whose storage was emptied. Only oneDNN is
-known not to touch such a tensor, so the way exists for other libraries if the view is possible. All results
-were held bit by bit against the call on the CPU. This has not run on a GPU.
+known not to touch such a tensor, and only if it does not copy it into another layout: otherwise the way
+exists if the view is possible. All results were held bit by bit against the call on the CPU. This has not run
+on a GPU.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 
 from remat_executor.capture.captured import Captured
 from remat_executor.fx_nodes import args_of, is_item
-from remat_executor.torch_private.convolutions import runs_in_onednn
+from remat_executor.torch_private.convolutions import onednn_takes
 from remat_executor.ways.substitution import Change, Substitution
 
 aten = torch.ops.aten
@@ -89,7 +90,7 @@ def _flops(node: Node, mask: tuple[bool, ...]) -> int:
 
 
 def _has_stand_in(gradient: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> bool:
-    """Whether the input's gradient is made without room for the input."""
+    """Whether the input's gradient is made without memory for the input."""
     if not _is_dense(x) or x.dtype != gradient.dtype:
         return False
     return _fits(gradient, x.numel()) or _may_be_empty(x, weight, bias, *rest)
@@ -102,14 +103,13 @@ def _is_dense(x: Tensor) -> bool:
 
 
 def _fits(gradient: Tensor, numel: int) -> bool:
-    """Whether a view of the gradient's storage has room for a dense tensor of the same dtype."""
+    """Whether a view of the gradient's storage can hold a dense tensor of the same dtype."""
     stored: int = gradient.untyped_storage().nbytes() // gradient.element_size()
     return numel <= stored - gradient.storage_offset()
 
 
 def _may_be_empty(x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> bool:
-    # The kernel gets inputs of one spatial dimension as images, by a view that checks the storage's size.
-    return x.device.type == "cpu" and x.ndim > 3 and runs_in_onednn(x, weight, bias, *rest)
+    return x.device.type == "cpu" and onednn_takes(x, weight, bias, *rest)
 
 
 def input_gradient(
@@ -125,9 +125,22 @@ def input_gradient(
         bias: the bias's shape, or None.
         *rest: stride, padding, dilation, whether it is transposed, output padding, groups.
     """
+    if len(shape) == 3:
+        # As the call does, but before anything stands in: a view of an emptied storage is refused.
+        steps, padding, dilation, transposed, output_padding, groups = rest
+        images = ((1, *steps), (0, *padding), (1, *dilation), transposed, (0, *output_padding), groups)
+        rows = (gradient.unsqueeze(2), weight.unsqueeze(2))
+        (made,) = input_gradient(*rows, *_as_image(shape, stride), bias, *images)
+        return (made.squeeze(2),)
     x = _stand_in(gradient, weight, shape, stride, bias, *rest)
-    made = aten.convolution_backward.default(gradient, x, weight, bias, *rest, (True, False, False))
-    return (made[0],)
+    made = aten.convolution_backward.default(gradient, x, weight, bias, *rest, (True, False, False))[0]
+    return (made,)
+
+
+def _as_image(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The layout of `x.unsqueeze(2)`."""
+    rows, channels, columns = shape
+    return (rows, channels, 1, columns), (stride[0], stride[1], columns * stride[2], stride[2])
 
 
 def _stand_in(
