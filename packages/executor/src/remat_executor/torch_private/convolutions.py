@@ -8,15 +8,12 @@ from torch import Tensor
 from remat_executor.torch_private.lookup import private_name
 
 
-def onednn_takes(x: Tensor, weight: Tensor, bias: Any, *arguments: Any) -> bool:
-    """Whether a convolution and its backward run in oneDNN, and take the input as it lies in memory.
-
-    By the flags of this moment. An input in another layout than the weight is copied first.
+def runs_in_onednn(x: Tensor, weight: Tensor, *arguments: Any) -> bool:
+    """Whether a convolution on the CPU without a bias runs in oneDNN, by the flags of this moment.
 
     Args:
         x: the input; real or fake. Its numbers are not read.
         weight: of the convolution.
-        bias: its shape, or None.
         *arguments: stride, padding, dilation, whether it is transposed, output padding, groups.
     """
     select = private_name("torch._C", "_select_conv_backend")
@@ -26,8 +23,14 @@ def onednn_takes(x: Tensor, weight: Tensor, bias: Any, *arguments: Any) -> bool:
         if x.ndim == 3:  # the call makes images of such inputs before it chooses
             x, weight = x.unsqueeze(2), weight.unsqueeze(2)
             lists = [[first, *each] for first, each in zip((1, 0, 1, 0), lists, strict=True)]
-        chosen = select(x, weight, None, *lists[:3], transposed, lists[3], groups, bias)
-        if chosen != private_name("torch._C", "_ConvBackend").Mkldnn:
-            return False
-        layout = private_name("torch._C", "_conv_determine_backend_memory_format")(x, weight, chosen)
-        return x.is_contiguous(memory_format=layout)
+        chosen = select(x, weight, None, *lists[:3], transposed, lists[3], groups, None)
+    kernels = private_name("torch._C", "_ConvBackend")
+    if not transposed:
+        return bool(chosen == kernels.Mkldnn)
+    # Torch does not name oneDNN's transposed kernel to Python; these are all others on the CPU.
+    return chosen not in (
+        kernels.SlowTranspose2d,
+        kernels.SlowTranspose3d,
+        kernels.Empty,
+        kernels.MkldnnEmpty,
+    )

@@ -5,11 +5,11 @@ halves are independent kernels inside: the input's gradient depends on the input
 weight's gradient needs no memory for the other. As two ops, the input or the gradient may go in between. Both
 halves read the gradient. A call that makes the input's gradient alone need not keep the input either.
 
-The half that makes the input's gradient gets a tensor with the input's layout whose numbers are not read: a
-view of the gradient where that is large enough, otherwise a tensor whose storage was emptied. Only oneDNN is
-known not to touch such a tensor, and only if it does not copy it into another layout: otherwise the way
-exists if the view is possible. All results were held bit by bit against the call on the CPU. This has not run
-on a GPU.
+The kernel of the call takes the input, but reads only its layout for the half that makes its gradient. Where
+the gradient is at least as large, a view of it stands in. Elsewhere this half runs as what it is in
+mathematics, the transposed convolution of the gradient: in 16-bit types oneDNN has one kernel for both, and
+all bits are the same. In float32 two of 242 random cases differed, so there is no such way. All results were
+held bit by bit against the call on the CPU. On a GPU, where this has not run, only the view is used.
 """
 
 from collections.abc import Iterator
@@ -23,11 +23,12 @@ from torch.utils.flop_counter import flop_registry
 
 from remat_executor.capture.captured import Captured
 from remat_executor.fx_nodes import args_of, is_item
-from remat_executor.torch_private.convolutions import onednn_takes
-from remat_executor.ways.substitution import Change, Substitution
+from remat_executor.torch_private.convolutions import runs_in_onednn
+from remat_executor.ways.substitution import Change, Kernel, Substitution
 
 aten = torch.ops.aten
 
+ONE_KERNEL = (torch.bfloat16, torch.float16)  # both halves of a convolution on the CPU, transposed or not
 LEAST_NBYTES = 1 << 16  # of an input for which there is a way
 
 
@@ -42,30 +43,30 @@ def convolutions(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterat
         op="call_function", target=aten.convolution_backward.default
     )
     for node in calls:
-        gradient, x, weight, bias, *rest, mask = args_of(node)
+        gradient, x, weight, _, *rest, mask = args_of(node)
         made = {user.args[1]: user for user in node.users if is_item(user)}
         wanted = [place for place in range(3) if mask[place]]
         # The bias's gradient alone is made together with the weight's, which reads the input.
         if wanted not in ([0], [0, 1], [0, 1, 2]) or set(made) != set(wanted):
             continue
-        fakes = [each.meta["val"] for each in (gradient, x, weight)]
-        if fakes[1].nbytes < least_nbytes or not _has_stand_in(*fakes, bias, *rest):
-            continue
-        yield Substitution(family="convolutions", changes=_changes(node, made, tuple(mask)))
+        kernel = kernel_of(*(each.meta["val"] for each in (gradient, x, weight)), *rest)
+        if kernel is not None and x.meta["val"].nbytes >= least_nbytes:
+            yield Substitution(family="convolutions", changes=_changes(node, kernel, made, tuple(mask)))
 
 
-def _changes(node: Node, made: dict[Any, Node], mask: tuple[bool, ...]) -> tuple[Change, ...]:
+def _changes(node: Node, kernel: Kernel, made: dict[Any, Node], mask: tuple[bool, ...]) -> tuple[Change, ...]:
     """First the weight's gradient, after which the input may be freed, then the input's."""
     gradient, x, weight, *rest, _ = args_of(node)
     constants = tuple(tuple(each) if isinstance(each, list | tuple) else each for each in rest)
-    given: Tensor = x.meta["val"]
+    # The stand-in is laid out as the input, the result as the call lays it out.
+    laid_out: Tensor = (x if kernel is input_gradient else made[0]).meta["val"]
     both = mask[1]
     of_input = Change(
         node=node,
         added=both,
-        kernel=input_gradient,
+        kernel=kernel,
         reads=(gradient, weight),
-        constants=(tuple(given.shape), given.stride(), *constants),
+        constants=(tuple(laid_out.shape), laid_out.stride(), *constants),
         makes=(made[0],),
         flops=_flops(node, (True, False, False)),
     )
@@ -89,11 +90,40 @@ def _flops(node: Node, mask: tuple[bool, ...]) -> int:
     return int(count(*given, list(mask), out_val=node.meta["val"]))
 
 
-def _has_stand_in(gradient: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> bool:
-    """Whether the input's gradient is made without memory for the input."""
+def kernel_of(gradient: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Kernel | None:
+    """What makes the input's gradient without memory for the input; None if nothing is known to.
+
+    Args:
+        gradient: of the convolution's result; real or fake, as the others.
+        x: the convolution's input.
+        weight: of the convolution.
+        *rest: stride, padding, dilation, whether it is transposed, output padding, groups.
+    """
     if not _is_dense(x) or x.dtype != gradient.dtype:
-        return False
-    return _fits(gradient, x.numel()) or _may_be_empty(x, weight, bias, *rest)
+        return None
+    stored: int = gradient.untyped_storage().nbytes() // gradient.element_size()
+    if x.numel() <= stored - gradient.storage_offset():
+        return input_gradient
+    if x.device.type != "cpu" or x.dtype not in ONE_KERNEL or rest[3]:
+        return None
+    back = _backwards(tuple(gradient.shape), tuple(weight.shape), tuple(x.shape), *rest)
+    onednn = runs_in_onednn(x, weight, *rest) and runs_in_onednn(gradient, weight, *back)
+    return transposed_gradient if onednn else None
+
+
+def _backwards(
+    gradient: tuple[int, ...], weight: tuple[int, ...], x: tuple[int, ...], *rest: Any
+) -> tuple[Any, ...]:
+    """The arguments of the transposed convolution, from shapes and those of the convolution."""
+    stride, padding, dilation, _, _, groups = rest
+    reached = [
+        (made - 1) * step - 2 * pad + apart * (size - 1) + 1
+        for made, step, pad, apart, size in zip(
+            gradient[2:], stride, padding, dilation, weight[2:], strict=True
+        )
+    ]
+    beyond = [n - at for n, at in zip(x[2:], reached, strict=True)]  # pixels after the last window
+    return stride, padding, dilation, True, beyond, groups
 
 
 def _is_dense(x: Tensor) -> bool:
@@ -102,58 +132,34 @@ def _is_dense(x: Tensor) -> bool:
     return [stride for stride, _ in steps] == [prod(size for _, size in steps[:i]) for i in range(len(steps))]
 
 
-def _fits(gradient: Tensor, numel: int) -> bool:
-    """Whether a view of the gradient's storage can hold a dense tensor of the same dtype."""
-    stored: int = gradient.untyped_storage().nbytes() // gradient.element_size()
-    return numel <= stored - gradient.storage_offset()
-
-
-def _may_be_empty(x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> bool:
-    return x.device.type == "cpu" and onednn_takes(x, weight, bias, *rest)
-
-
 def input_gradient(
     gradient: Tensor, weight: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], bias: Any, *rest: Any
 ) -> tuple[Tensor]:
-    """The gradient of a convolution's input.
+    """The gradient of a convolution's input, by the kernel of the call.
 
     Args:
-        gradient: of the convolution's result.
+        gradient: of the convolution's result; its storage is at least as large as the input.
         weight: of the convolution.
         shape: of the input.
         stride: of the input, which is dense.
         bias: the bias's shape, or None.
         *rest: stride, padding, dilation, whether it is transposed, output padding, groups.
     """
-    if len(shape) == 3:
-        # As the call does, but before anything stands in: a view of an emptied storage is refused.
-        steps, padding, dilation, transposed, output_padding, groups = rest
-        images = ((1, *steps), (0, *padding), (1, *dilation), transposed, (0, *output_padding), groups)
-        rows = (gradient.unsqueeze(2), weight.unsqueeze(2))
-        (made,) = input_gradient(*rows, *_as_image(shape, stride), bias, *images)
-        return (made.squeeze(2),)
-    x = _stand_in(gradient, weight, shape, stride, bias, *rest)
-    made = aten.convolution_backward.default(gradient, x, weight, bias, *rest, (True, False, False))[0]
-    return (made,)
+    x = gradient.as_strided(shape, stride, gradient.storage_offset())  # its numbers are not read
+    made = aten.convolution_backward.default(gradient, x, weight, bias, *rest, (True, False, False))
+    return (made[0],)
 
 
-def _as_image(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The layout of `x.unsqueeze(2)`."""
-    rows, channels, columns = shape
-    return (rows, channels, 1, columns), (stride[0], stride[1], columns * stride[2], stride[2])
-
-
-def _stand_in(
+def transposed_gradient(
     gradient: Tensor, weight: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], bias: Any, *rest: Any
-) -> Tensor:
-    """A tensor with the input's layout, without memory of its own where that is possible."""
-    if _fits(gradient, torch.Size(shape).numel()):
-        return gradient.as_strided(shape, stride, gradient.storage_offset())
-    x = gradient.new_empty_strided(shape, stride)
-    # Asked at each call: another library, for which a flag may have been set since, would read the memory.
-    if _may_be_empty(x, weight, bias, *rest):
-        x.untyped_storage().resize_(0)
-    return x
+) -> tuple[Tensor]:
+    """`input_gradient` of a plain convolution, by the transposed convolution of the gradient.
+
+    Args: as for `input_gradient`; `stride` is of the result.
+    """
+    back = _backwards(tuple(gradient.shape), tuple(weight.shape), shape, *rest)
+    made = aten.convolution.default(gradient, weight, None, *back)
+    return (made if made.stride() == stride else made.new_empty_strided(shape, stride).copy_(made),)
 
 
 def weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> tuple[Tensor, ...]:
