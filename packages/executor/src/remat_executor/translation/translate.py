@@ -341,12 +341,11 @@ class _Translator:
             base = self.flow.base_of[argument]
             stored = self.values[value := self.value_of[base]]
             alone = sum(self.flow.base_of.get(a) is base for a in nodes_in((node.args, node.kwargs))) == 1
-            same = all(getattr(written, name) == getattr(result, name) for name in ("shape", "dtype"))
-            same = same and written.stride() == result.stride()
+            same = (written.shape, written.dtype) == (result.shape, result.dtype)
             whole = stored.nbytes == self.values[outputs[0]].nbytes
             # A tangent belongs to autograd, which may pass it on, so it is never written.
             foreign = stored.external or stored.role is Role.TANGENT
-            if same and whole and alone and not foreign:
+            if same and written.stride() == result.stride() and whole and alone and not foreign:
                 found[value] = (place, form)
         return found
 
@@ -359,13 +358,9 @@ class _Translator:
             place, value = places[owner], self.value_of[base]
             parameter, made = self.tensors.flat[place], gradient.meta["val"]
             stored = self.values[value]
-            own = (
-                bases.count(base) == 1
-                and not stored.external
-                and stored.role is Role.ACTIVATION
-                and made.untyped_storage().nbytes() == made.numel() * made.element_size()
-            )
-            if own and obeys_layout(made, parameter):
+            whole = made.untyped_storage().nbytes() == made.numel() * made.element_size()
+            own = bases.count(base) == 1 and not stored.external and stored.role is Role.ACTIVATION
+            if own and whole and obeys_layout(made, parameter):
                 self.values[value] = attrs.evolve(stored, role=Role.GRAD, of=place)
             else:
                 value = self.copy_gradient(gradient, value, parameter, place)
@@ -376,8 +371,7 @@ class _Translator:
         made = gradient.meta["val"]
         stride = own_stride(parameter, tuple(made.shape))
         name = f"{gradient.name}_for_{self.values[place].name}"
-        nbytes = made.numel() * made.element_size()
-        value = self.new_value(name=name, nbytes=nbytes, role=Role.GRAD, of=place)
+        value = self.new_value(name=name, nbytes=made.numel() * made.itemsize, role=Role.GRAD, of=place)
         op = Op(
             name=f"own_{name}",
             target="own_gradient",
