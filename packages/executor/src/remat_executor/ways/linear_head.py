@@ -211,7 +211,8 @@ def _workspace_nbytes(layer: _Layer, rows: int) -> int:
     size, wide = logits.element_size(), _wide(logits.dtype).itemsize
     held: int = rows * logits.shape[1] * (size + wide * (2 if size == 2 else 1))
     if layer.of_weight is not None and size == 2:
-        held += weight.numel() * size
+        # The library copies an operand into its layout; a part of the product is copied to be summed.
+        held += weight.numel() * (2 * size + wide // CHUNKS + 1)
     return held + len(logits) * (2 * 8 + 2 + 4 * wide)
 
 
@@ -248,7 +249,8 @@ def linear_loss(hidden: Tensor, weight: Tensor, target: Tensor, *rest: Any) -> t
         torch.gather(outputs, 1, index[place], out=picked[place])
         loss_gradient(gradient, one, outputs, target[place], class_weight, reduction, ignored, total)
         aten._log_softmax_backward_data.out(gradient, outputs, 1, layer.wide, out=gradient)
-        layer.add_gradients(place, gradient if gradient.dtype is logits.dtype else logits.copy_(gradient))
+        rounded = gradient if gradient.dtype is logits.dtype else logits.copy_(gradient)
+        layer.add_gradients(place, rounded, gradient)
     loss, total = reduced_loss(picked, index, counts, class_weight, reduction)
     return (loss.to(dtype), total.to(dtype), *layer.made.values())
 
@@ -300,8 +302,8 @@ class _Chunks:
         else:
             torch.addmm(self.bias, self.hidden[place], self.weight, out=logits)
 
-    def add_gradients(self, place: slice, gradient: Tensor) -> None:
-        """The gradients of the layer from that of a chunk's logits."""
+    def add_gradients(self, place: slice, gradient: Tensor, wide: Tensor) -> None:
+        """The gradients of the layer from that of a chunk's logits, which is given in both dtypes."""
         if "of_hidden" in self.made:
             torch.mm(gradient, self.weight.t(), out=self.made["of_hidden"][place])
         if "of_weight" in self.made:
@@ -309,7 +311,7 @@ class _Chunks:
             one, other = (rows.t(), gradient) if self.as_weight else (gradient.t(), rows)
             self.add_product(self.made["of_weight"], one, other)
         if "of_bias" in self.made:
-            self.made["of_bias"].add_(gradient.sum(0, True, dtype=self.wide))
+            self.made["of_bias"].add_(wide.sum(0, True))
 
     def add_product(self, total: Tensor, one: Tensor, other: Tensor) -> None:
         """Add a product to a sum, in the sum's dtype where the device multiplies so."""
@@ -318,7 +320,9 @@ class _Chunks:
         elif total.device.type == "cuda":
             aten.addmm.dtype_out(total, one, other, total.dtype, out=total)
         else:
-            total.add_(torch.mm(one, other))
+            # A sum of two dtypes copies the other operand.
+            for part, summand in zip(total.chunk(CHUNKS), torch.mm(one, other).chunk(CHUNKS), strict=True):
+                part.add_(summand)
 
 
 def scaled_gradient(gradient: Tensor, tangent: Tensor, dtype: torch.dtype) -> Tensor:
