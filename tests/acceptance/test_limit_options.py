@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from remat_executor import BadInput
-from remat_facade import Hiremate, UnknownOptimizer, limit_memory, planned
+from remat_facade import BadModel, Hiremate, UnknownOptimizer, limit_memory, planned
 from remat_graph import BadBudget, BadFile, RematError
 from tests.helpers.models import import_transformers
 
@@ -57,3 +58,21 @@ def test_indices_that_can_be_read_once_are_left_to_the_plan() -> None:
     found = planned(model)
     assert found is not None
     assert found.runs["planned"] == 1
+
+
+def test_the_name_of_a_module_is_text() -> None:
+    import_transformers()
+    from remat_facade.integrations.transformers import RematCallback
+
+    with pytest.raises(BadModel, match="module is 3; expected the name of a submodule"):
+        RematCallback("60%", module=3)  # type: ignore[arg-type]
+
+
+def test_the_plan_of_what_is_no_module() -> None:
+    """A trainer has a model; a class and a list have none."""
+    trainer = SimpleNamespace(model=nn.Linear(4, 1))
+    with pytest.raises(BadModel, match=r"is of type SimpleNamespace; .* give its `model`"):
+        planned(trainer)  # type: ignore[arg-type]
+    for wrong in (nn.Linear, [nn.Linear(4, 1)], None):
+        with pytest.raises(BadModel, match=r"is .*; expected an nn\.Module"):
+            planned(wrong)  # type: ignore[arg-type]

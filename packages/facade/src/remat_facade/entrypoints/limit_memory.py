@@ -177,9 +177,13 @@ def planned(model: nn.Module) -> BudgetedModule | None:
     Returns:
         The model itself if it is a `Rockmate` or an `Offmate`. None if nothing is planned yet, or if the
         model has no memory limit, and neither has exactly one module in it.
+
+    Raises:
+        BadModel: it is no module, but a trainer say.
     """
+    _check_module(model)
     found = _planned_itself(model)
-    if found is not None or in_place.state_of(model) is not None or not isinstance(model, nn.Module):
+    if found is not None or in_place.state_of(model) is not None:
         return found
     limited = [m for m in model.modules() if isinstance(m, BudgetedModule) or in_place.state_of(m)]
     inside = list({id(in_place.unwrapped(each)): each for each in limited}.values())
@@ -195,15 +199,7 @@ def _planned_itself(model: nn.Module) -> BudgetedModule | None:
 
 def _check_limitable(model: object) -> None:
     """Raise `BadModel` if a limit of this object would bound nothing."""
-    if isinstance(model, type):
-        raise BadModel(problem=f"is the class {model.__name__}; expected an nn.Module: make an object of it")
-    if not isinstance(model, nn.Module):
-        hint = 'as in limit_memory(model, "20GiB")'
-        if isinstance(getattr(model, "model", None), nn.Module):
-            hint = "give its `model`"
-        elif isinstance(model, list | tuple):
-            hint = "limit each model by a call of its own"
-        raise BadModel(problem=f"is of type {type(model).__name__}; expected an nn.Module: {hint}")
+    _check_module(model)
     trained = in_place.unwrapped(model)
     if isinstance(trained, PlannedModule):
         raise BadModel(problem="is planned already: give the original, which is its `module`")
@@ -213,6 +209,19 @@ def _check_limitable(model: object) -> None:
             problem=f"a {type(trained).__name__} has no forward, so a limit would bound nothing: limit the "
             f"modules in it that training calls ({inside})"
         )
+
+
+def _check_module(model: object) -> None:
+    """Raise `BadModel` if this is no module."""
+    if isinstance(model, type):
+        raise BadModel(problem=f"is the class {model.__name__}; expected an nn.Module: make an object of it")
+    if not isinstance(model, nn.Module):
+        hint = 'as in limit_memory(model, "20GiB")'
+        if isinstance(getattr(model, "model", None), nn.Module):
+            hint = "give its `model`"
+        elif isinstance(model, list | tuple):
+            hint = "limit each model by a call of its own"
+        raise BadModel(problem=f"is of type {type(model).__name__}; expected an nn.Module: {hint}")
 
 
 def _has_no_forward(model: nn.Module) -> bool:

@@ -57,7 +57,8 @@ class Rockmate(BudgetedModule):
         platform: a cost platform that gives the times, instead of measuring them.
         differentiate: indices of the output tensors that will get gradients; None for the first one
             that requires a gradient if it is a scalar, otherwise for all that do.
-        on_progress: called with a short description when a stage begins.
+        on_progress: called with a short description when a stage begins; None to show it in one line on
+            stderr, where that is a terminal.
         ranks: under `torch.distributed`, "together" if all ranks build this module now and run one plan,
             which rank 0 makes (or a process group, for the ranks of that group); "alone" if each rank plans
             by itself. None is "alone", with a warning if there are several ranks. A later capture, for

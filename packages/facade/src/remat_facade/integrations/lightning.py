@@ -16,7 +16,7 @@ from remat_facade.entrypoints.keywords import LimitKeywords
 from remat_facade.entrypoints.limit_memory import BUDGET, check_limit, limit_memory, planned
 from remat_facade.errors import BadModel
 from remat_facade.integrations.extras import from_extra
-from remat_facade.integrations.named_module import module_named
+from remat_facade.integrations.named_module import check_name, module_named
 from remat_facade.integrations.plan_report import plan_figures, plan_text, warn_uncalled
 
 with from_extra("lightning"):
@@ -38,6 +38,7 @@ class MemoryLimit(Callback):  # type: ignore[misc]
         self, budget: int | str | None = None, *, module: str | None = None, **options: Unpack[LimitKeywords]
     ) -> None:
         check_limit("MemoryLimit", budget, options)
+        check_name(module)
         self.budget, self.module, self.options = budget, module, options
         self.limited: nn.Module | None = None
         self.reported = self.warned = False

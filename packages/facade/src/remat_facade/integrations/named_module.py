@@ -3,6 +3,17 @@
 from torch import nn
 
 from remat_facade.errors import BadModel
+from remat_graph.errors import shown
+
+
+def check_name(name: object) -> None:
+    """Check the argument `module` of a callback before there is a model.
+
+    Raises:
+        BadModel: it is neither None nor a string.
+    """
+    if not isinstance(name, str | None):
+        raise BadModel(problem=f'module is {shown(name)}; expected the name of a submodule, such as "model"')
 
 
 def module_named(model: nn.Module, name: str) -> nn.Module:

@@ -23,7 +23,7 @@ from remat_facade.entrypoints.limit_memory import check_limit, limit_memory, pla
 from remat_facade.entrypoints.offload_options import offmate_config
 from remat_facade.entrypoints.offmate import Offmate
 from remat_facade.integrations.extras import from_extra
-from remat_facade.integrations.named_module import module_named
+from remat_facade.integrations.named_module import check_name, module_named
 from remat_facade.integrations.plan_report import plan_figures, plan_text, warn_uncalled
 from remat_offload import OffloadMisuse
 from remat_offload.optimizer.trial_steps import generators_kept
@@ -46,6 +46,7 @@ class RematCallback(TrainerCallback):  # type: ignore[misc]
         self, budget: int | str | None = None, *, module: str | None = None, **options: Unpack[LimitKeywords]
     ) -> None:
         check_limit("RematCallback", budget, options)
+        check_name(module)
         self.budget, self.module, self.options = budget, module, options
         self.limited: nn.Module | None = None
         self.reported = self.warned = False
