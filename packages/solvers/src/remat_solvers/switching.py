@@ -38,10 +38,11 @@ BOUND_SHARE = 0.1  # of the remaining time, for one bound
 QUICK_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.25, 0.35, 0.85  # of the remaining time, in this order
 PEAK_MOVES = 0.5  # changes that flip switches too, as a share of a search for the smallest peak
 JOINT_MOVES = 0.4  # the same as a share of a solve
+SOLVER_MOVES = 0.75  # of a solve, for the solver's, which begins with a good order
 LEAST_MOVES = 40_000
-FURTHER_OPS = 1_200  # ops of all further decisions that the solver plans
+FURTHER_OPS = 600  # ops of all further decisions that the solver plans
 STARTS = 5  # whole families from which annealing starts
-GAP = 0.0005  # stop when the time is within this ratio of base time from the lower bound
+GAP = 0.001  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
 
 
 def combinations_of(graph: Graph) -> tuple[tuple[frozenset[str], ...], bool]:
@@ -171,7 +172,8 @@ class _Decisions:
             self.search.shrink(budget, budget_floor(least).nbytes, moves, deadline.share(0.5))
         moves = max(LEAST_MOVES, round(self.moves * JOINT_MOVES))
         self.anneal(deadline.share(FLIP_SHARE), self.search.fitting[:STARTS], moves)
-        solution = self.decided(next(iter(self.search.fitting), self.search.smallest), self.moves)
+        best = next(iter(self.search.fitting), self.search.smallest)
+        solution = self.decided(best, round(self.moves * SOLVER_MOVES))
         self.further()
         self.anneal(deadline, [], moves // 4)
         return self.best(solution)
