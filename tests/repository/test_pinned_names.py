@@ -233,6 +233,7 @@ CONFIGS = {
     "rotor": {"stages", "slots", "ways"},
     "rockmate": {"stages", "slots", "levels", "exact", "block_seconds", "backend", "ways"},
     "checkmate": {"backend", "accounting", "ways"},
+    "monet": {"backend", "ways"},
     "hilp": {"segments", "leaf", "levels", "options", "leaf_seconds", "top_seconds", "backend", "ways"},
     "hiremate": {"segments", "leaf", "exact", "slots", "levels", "leaf_seconds", "moves", "backend", "ways"},
     "offmate": {

@@ -20,7 +20,7 @@ from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import BadFile, Links, RematError
 from remat_solvers import get_solver
 
-TYPES = ("auto", "rotor", "rockmate", "checkmate", "hilp", "hiremate", "offmate", "noremat")
+TYPES = ("auto", "rotor", "rockmate", "checkmate", "monet", "hilp", "hiremate", "offmate", "noremat")
 
 
 # What it stands for would be 9 to the 30th texts.

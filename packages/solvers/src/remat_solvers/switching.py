@@ -4,10 +4,10 @@ Up to `MOST_COMBINED` switches: all combinations are candidates. Each is a graph
 bound on its time costs little compared with a solve. Candidates are solved from the lowest bound up until no
 bound is below the best time, so most are never solved.
 
-More switches: cheap plans of all off, all on, one family on and one family off; annealing that flips switches
-while it searches sequences (`local_search.joint`), from the best of these plans; the solver, with the whole
-of its effort, on the graph of the best decision, from the best sequence; on small graphs the solver on the
-whole families that may still be better; and short annealing again. A solver that takes no `starts` plans all
+More switches: cheap plans of all off, all on, one family on and one family off; the solver on the best of these,
+with a part of its effort; annealing that flips switches while it searches sequences (`local_search.joint`);
+the solver on the graph of the best decision, from the best sequence; on small graphs the solver on the whole
+families that may still be better; and short annealing again. A solver that takes no `starts` plans all
 off, all on, one family on and one family off in the order of their bounds. The bound of the whole is that of
 the relaxed graph.
 
@@ -35,13 +35,16 @@ from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, 
 
 MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
-QUICK_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.25, 0.35, 0.85  # of the remaining time, in this order
+# Of the time left, in this order: for all candidates, for the best, for flips, for the best decision.
+QUICK_SHARE, FIRST_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.4, 0.35, 0.85
 PEAK_MOVES = 0.5  # changes that flip switches too, as a share of a search for the smallest peak
 JOINT_MOVES = 0.4  # the same as a share of a solve
+# Of a solve: the solver's on the best whole family, and on the best decision, from a good order.
+FIRST_MOVES, SOLVER_MOVES = 0.3, 0.7
 LEAST_MOVES = 40_000
-FURTHER_OPS = 1_200  # ops of all further decisions that the solver plans
+FURTHER_OPS = 600  # ops of all further decisions that the solver plans
 STARTS = 5  # whole families from which annealing starts
-GAP = 0.0005  # stop when the time is within this ratio of base time from the lower bound
+GAP = 0.001  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
 
 
 def combinations_of(graph: Graph) -> tuple[tuple[frozenset[str], ...], bool]:
@@ -169,9 +172,16 @@ class _Decisions:
         if not self.search.fitting:
             moves = min(self.moves, default_peak_moves(len(graph.ops)))
             self.search.shrink(budget, budget_floor(least).nbytes, moves, deadline.share(0.5))
+        first = next(iter(self.search.fitting), None)
+        if first is not None and not self.closed():
+            self.decided(first, round(self.moves * FIRST_MOVES), FIRST_SHARE)
         moves = max(LEAST_MOVES, round(self.moves * JOINT_MOVES))
         self.anneal(deadline.share(FLIP_SHARE), self.search.fitting[:STARTS], moves)
-        solution = self.decided(next(iter(self.search.fitting), self.search.smallest), self.moves)
+        best = next(iter(self.search.fitting), self.search.smallest)
+        if first is not None and best is not None:  # another decision must be worth the work on this one
+            known = self.search.found[first.made.on]
+            best = known if known.time_s - best.time_s < GAP * graph.time_s else best
+        solution = self.decided(best, round(self.moves * SOLVER_MOVES), SOLVER_SHARE)
         self.further()
         self.anneal(deadline, [], moves // 4)
         return self.best(solution)
@@ -211,10 +221,10 @@ class _Decisions:
             )
         self.report("switches")
 
-    def decided(self, one: DecidedOrder | None, moves: int) -> Solution:
+    def decided(self, one: DecidedOrder | None, moves: int, share: float) -> Solution:
         """The solver's plan of one decision, which is kept."""
         assert one is not None
-        part = self.deadline.share(SOLVER_SHARE)
+        part = self.deadline.share(share)
         part.on_progress = self.deadline.on_progress
         chosen = attrs.evolve(self.solver, starts=(tuple(one.order.tolist()),))
         if moves < self.moves and hasattr(chosen, "moves"):
@@ -237,7 +247,7 @@ class _Decisions:
                 best and time_bound_s(one.made.graph, self.budget_nbytes, part) >= best.time_s
             ):
                 continue
-            self.decided(one, max(self.moves // 4, min(self.moves, LEAST_MOVES)))
+            self.decided(one, max(self.moves // 4, min(self.moves, LEAST_MOVES)), FIRST_SHARE)
             left -= 1
 
     def best(self, solution: Solution) -> Solution:

@@ -58,7 +58,7 @@ BatchTargetArgument = Annotated[
 TypeArgument = Annotated[
     str,
     typer.Argument(
-        metavar="TYPE", help="auto, noremat, rotor, checkmate, rockmate, hilp, hiremate or offmate."
+        metavar="TYPE", help="auto, noremat, rotor, checkmate, monet, rockmate, hilp, hiremate or offmate."
     ),
 ]
 DeviceMemoryOption = Annotated[

@@ -118,6 +118,16 @@ class CheckmateConfig(StepConfig):
 
 
 @attrs.frozen(kw_only=True)
+class MonetConfig(StepConfig):
+    """One integer linear program over the whole graph and the ways to run its ops (MONeT)."""
+
+    type: ClassVar[str] = "monet"
+    about: ClassVar[str] = "one integer linear program over the whole graph and the ways to run its ops"
+
+    backend: str = option("HIGHS", _BACKEND, check.plain_name)
+
+
+@attrs.frozen(kw_only=True)
 class RockmateConfig(StepConfig):
     """An integer linear program inside each block, rotor over the blocks (Rockmate)."""
 
@@ -217,6 +227,7 @@ def config_types() -> dict[str, type[Config]]:
         RotorConfig,
         RockmateConfig,
         CheckmateConfig,
+        MonetConfig,
         HilpConfig,
         HiremateConfig,
         OffmateConfig,
@@ -229,7 +240,7 @@ def generate_config(type: str = "auto") -> Config:
     """The default config of one type.
 
     Args:
-        type: auto, rotor, rockmate, checkmate, hilp, hiremate, offmate or noremat.
+        type: auto, rotor, rockmate, checkmate, monet, hilp, hiremate, offmate or noremat.
 
     Raises:
         BadConfig: the type is unknown.

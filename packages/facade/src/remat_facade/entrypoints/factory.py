@@ -31,7 +31,9 @@ def from_config(
     model: nn.Module,
     sample: Any,
     budget: int | str,
-    config: Literal["auto", "noremat", "rotor", "checkmate", "rockmate", "hilp", "hiremate"] = "auto",
+    config: Literal[
+        "auto", "noremat", "rotor", "checkmate", "monet", "rockmate", "hilp", "hiremate"
+    ] = "auto",
     **options: Unpack[RockmateKeywords],
 ) -> Rockmate: ...
 

@@ -85,3 +85,25 @@ def flip_back(S, budget):  # type: ignore[no-untyped-def]
         if S.switches[s].was:
             turn(S, s, 1)
     return rebuild(S, budget)
+
+
+@njit
+def settle(S, budget):  # type: ignore[no-untyped-def]
+    """Flip single switches while that saves time within the budget; returns the seconds at the end."""
+    seconds, _ = rebuild(S, budget)
+    changed = True
+    while changed:
+        changed = False
+        for s in range(S.switches.shape[0]):
+            for other in range(S.switches.shape[0]):
+                S.switches[other].was = S.switches[other].on
+            if S.switches[s].on:
+                turn(S, s, 0)
+            else:
+                turn_on(S, s)
+            new_seconds, new_excess = rebuild(S, budget)
+            if S.meta.broken == 0 and new_excess <= 0 and new_seconds < seconds:
+                seconds, changed = new_seconds, True
+            else:
+                flip_back(S, budget)
+    return seconds

@@ -3,7 +3,7 @@
 Shah et al. 2021, "Memory optimization for deep networks" (MONeT, ICLR). The program is Checkmate's, in the
 stage form of `mip.stage_program`, with the paper's choice variables: one alternative for each way to run an
 op, of which exactly one is in force. The ways here are those of the graph's switches: all ops of a switch
-agree, and an op repeats in the way of its first run. (In the paper each repeat chooses again, because a
+agree, and an op repeats in the way of its first run. (In the paper each repeat chooses by itself, because a
 kernel's choice there changes no other op.) The solver therefore plans graphs with switches by itself; without
 any, it is `checkmate`.
 
