@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from remat_executor import PlannedModule
+from remat_executor.ways.batch_norms import batch_norms
 from remat_executor.ways.chains import chains
+from remat_executor.ways.convolutions import convolutions
 from remat_executor.ways.loss_head import loss_head
 from remat_executor.ways.masks import masks
 from remat_executor.ways.pools import pools
@@ -32,6 +34,8 @@ FAMILIES: dict[str, Family] = {
     "masks": partial(masks, least_nbytes=0),
     "pools": partial(pools, least_nbytes=0),
     "chains": partial(chains, least_nbytes=0),
+    "convolutions": partial(convolutions, least_nbytes=0),
+    "batch_norms": partial(batch_norms, least_nbytes=0),
 }
 """Families with ways for tensors of any size."""
 

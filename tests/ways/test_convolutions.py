@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from remat_executor import PlannedModule, allocator_peak, step_graph
 from remat_executor.torch_private.convolutions import onednn_takes
 from remat_executor.ways.convolutions import convolutions, input_gradient, weight_gradient
+from tests.helpers.bits import with_special
 from tests.helpers.planners import all_switched, save_all
-from tests.helpers.ways import assert_exact, assert_same, three_steps, with_channels_last, with_special_values
+from tests.helpers.ways import assert_exact, assert_same, three_steps, with_channels_last
 
 aten = torch.ops.aten
 ANY = partial(convolutions, least_nbytes=0)
@@ -48,13 +49,13 @@ def test_the_halves_give_the_bits_of_the_call(dtype: torch.dtype, dims: int, thr
     for (size, stride, padding, dilation, groups, outs), transposed, last, rows, bias in itertools.product(
         shapes, (False, True), (False, True), (0, 2), (False, True)
     ):
-        x = with_special_values(torch.randn(rows, 8, *SIZES[dims]).to(dtype), 0.02)
+        x = with_special(torch.randn(rows, 8, *SIZES[dims]).to(dtype), 0.02)
         around = (8, outs // groups) if transposed else (outs, 8 // groups)
         weight = torch.randn(*around, *[size] * dims).to(dtype)
         if last and dims in LAST:
             x, weight = (t.to(memory_format=LAST[dims]) for t in (x, weight))
         rest = ([stride] * dims, [padding] * dims, [dilation] * dims, transposed, [0] * dims, groups)
-        gradient = with_special_values(torch.randn_like(aten.convolution(x, weight, None, *rest)), 0.02)
+        gradient = with_special(torch.randn_like(aten.convolution(x, weight, None, *rest)), 0.02)
         wanted = aten.convolution_backward(gradient, x, weight, [outs], *rest, [True, True, bias])
         found = halves(gradient, x, weight, *rest, bias=bias)
         assert len(found) == 2 + bias
@@ -212,6 +213,6 @@ def test_random_convolutions(seed: int) -> None:
     x = torch.randn(draw(1, 3), kinds[0]["in_channels"], *[draw(9, 12) for _ in range(dims)]).to(dtype)
     if dims in LAST and draw(True, False):
         model, x = with_channels_last(model, x)
-    x = with_special_values(x, draw(0.0, 0.0, 0.01)).requires_grad_(draw(True, False))
+    x = with_special(x, draw(0.0, 0.0, 0.01)).requires_grad_(draw(True, False))
     found = PlannedModule(copy.deepcopy(model), (x,), {}, save_all, ways=[ANY]).graph.switches
     assert_exact(model, (x,), [ANY], switches=len(found))
