@@ -11,27 +11,14 @@ from torch import Tensor, nn
 
 from remat_executor import PlannedModule
 from remat_executor.ways.substitution import Family
+from tests.helpers.bits import bits_of
 from tests.helpers.planners import all_switched
-
-SPECIAL = (0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40)
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """The bits of a tensor, so that NaN equals NaN and zeros have signs."""
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
 def assert_same(one: Tensor, other: Tensor) -> None:
     """Equal in layout, dtype and every bit."""
     assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
-    assert torch.equal(bits(one), bits(other))
-
-
-def with_special_values(tensor: Tensor, share: float) -> Tensor:
-    """NaN, infinities, zeros of both signs and a subnormal number among the numbers, in the same layout."""
-    values = torch.tensor(SPECIAL, dtype=tensor.dtype)
-    chosen = values[torch.randint(len(values), tensor.shape)]
-    return torch.where(torch.rand(tensor.shape) < share, chosen, tensor)
+    assert torch.equal(bits_of(one), bits_of(other))
 
 
 def with_channels_last(model: nn.Module, x: Tensor) -> tuple[Any, Tensor]:
@@ -69,7 +56,7 @@ def assert_exact(
     for seed in seeds:
         module = PlannedModule(copy.deepcopy(model), inputs, {}, all_switched(seed), ways=families)
         assert switches == len(module.graph.switches)
-        assert module.graph.switches == module.plan.switched
+        assert set(module.graph.switches) == set(module.plan.switched)
         found = three_steps(module, inputs)
         assert len(wanted) == len(found)
         for one, other in zip(wanted, found, strict=True):

@@ -20,8 +20,9 @@ from remat_executor.ways.batch_norms import (
     parts_of,
 )
 from remat_graph import Roofline
+from tests.helpers.bits import with_special
 from tests.helpers.planners import all_switched, save_all
-from tests.helpers.ways import assert_exact, assert_same, three_steps, with_channels_last, with_special_values
+from tests.helpers.ways import assert_exact, assert_same, three_steps, with_channels_last
 
 aten = torch.ops.aten
 ANY = partial(batch_norms, least_nbytes=0)
@@ -52,7 +53,7 @@ def test_the_kernels_give_the_bits_of_the_call(
     for shape, last in itertools.product(SHAPES, (False, True)):
         layout = LAST.get(len(shape), ROWS) if last else ROWS
         x, gradient = (torch.randn(shape).to(dtype) * 2 + 1 for _ in range(2))
-        x, gradient = (with_special_values(t, special) for t in (x, gradient))
+        x, gradient = (with_special(t, special) for t in (x, gradient))
         x, gradient = (t.to(memory_format=layout) for t in (x, gradient))
         weight, bias, mean, variance = (torch.rand(shape[1]).to(parameters) + 0.5 for _ in range(4))
         saved = aten._native_batch_norm_legit.no_stats(x, weight, bias, True, 0.1, 1e-5)[1:]
@@ -252,6 +253,6 @@ def test_random_norms(seed: int) -> None:
         x = torch.cat([x, x])
     if last:
         model, x = with_channels_last(model, x)
-    x = with_special_values(x, draw(0.0, 0.0, 0.01))
+    x = with_special(x, draw(0.0, 0.0, 0.01))
     found = PlannedModule(copy.deepcopy(model), (x,), {}, save_all, ways=[ANY]).graph.switches
     assert_exact(model, (x,), [ANY], switches=len(found))

@@ -19,8 +19,9 @@ from remat_executor.ways.convolutions import (
     transposed_gradient,
     weight_gradient,
 )
+from tests.helpers.bits import with_special
 from tests.helpers.planners import all_switched, save_all
-from tests.helpers.ways import assert_exact, assert_same, three_steps, with_channels_last, with_special_values
+from tests.helpers.ways import assert_exact, assert_same, three_steps, with_channels_last
 
 aten = torch.ops.aten
 ANY = partial(convolutions, least_nbytes=0)
@@ -62,13 +63,13 @@ def test_the_halves_give_the_bits_of_the_call(dtype: torch.dtype, dims: int, thr
     for (size, stride, padding, dilation, groups, outs), transposed, last, rows, bias in itertools.product(
         shapes, (False, True), (False, True), (0, 2), (False, True)
     ):
-        x = with_special_values(torch.randn(rows, 8, *SIZES[dims]).to(dtype), 0.02)
+        x = with_special(torch.randn(rows, 8, *SIZES[dims]).to(dtype), 0.02)
         around = (8, outs // groups) if transposed else (outs, 8 // groups)
         weight = torch.randn(*around, *[size] * dims).to(dtype)
         if last and dims in LAST:
             x, weight = (t.to(memory_format=LAST[dims]) for t in (x, weight))
         rest = ([stride] * dims, [padding] * dims, [dilation] * dims, transposed, [0] * dims, groups)
-        gradient = with_special_values(torch.randn_like(aten.convolution(x, weight, None, *rest)), 0.02)
+        gradient = with_special(torch.randn_like(aten.convolution(x, weight, None, *rest)), 0.02)
         wanted = aten.convolution_backward(gradient, x, weight, [outs], *rest, [True, True, bias])
         found = halves(gradient, x, weight, *rest, bias=bias)
         assert len(found) == 2 + bias
@@ -199,12 +200,10 @@ def test_random_transposed_convolutions(seed: int) -> None:
         torch.randn(draw(1, 3), channels, *[draw(11, 14)] * dims),
         torch.randn(outs, channels // groups, *[size] * dims),
     )
-    x, weight = with_special_values(x, 0.01).to(dtype), weight.to(dtype)
+    x, weight = with_special(x, 0.01).to(dtype), weight.to(dtype)
     if last and dims in LAST:
         x, weight = (t.to(memory_format=LAST[dims]) for t in (x, weight))
-    gradient = with_special_values(
-        torch.randn_like(aten.convolution(x, weight, None, *rest)), draw(0.0, 0.01)
-    )
+    gradient = with_special(torch.randn_like(aten.convolution(x, weight, None, *rest)), draw(0.0, 0.01))
     assert kernel_of(gradient, x, weight, *rest) is transposed_gradient
     wanted = aten.convolution_backward(gradient, x, weight, None, *rest, [True, False, False])[0]
     (made,) = transposed_gradient(gradient, weight, tuple(x.shape), x.stride(), None, *rest)
@@ -248,6 +247,6 @@ def test_random_convolutions(seed: int) -> None:
     x = torch.randn(draw(1, 3), kinds[0]["in_channels"], *[draw(9, 12) for _ in range(dims)]).to(dtype)
     if dims in LAST and draw(True, False):
         model, x = with_channels_last(model, x)
-    x = with_special_values(x, draw(0.0, 0.0, 0.01)).requires_grad_(draw(True, False))
+    x = with_special(x, draw(0.0, 0.0, 0.01)).requires_grad_(draw(True, False))
     found = PlannedModule(copy.deepcopy(model), (x,), {}, save_all, ways=[ANY]).graph.switches
     assert_exact(model, (x,), [ANY], switches=len(found))
