@@ -5,7 +5,7 @@ bound on its time costs little compared with a solve. Candidates are solved from
 bound is below the best time, so most are never solved.
 
 More switches: cheap plans of all off, all on, one family on and one family off; the solver on the best of
-these, with a part of its effort; annealing that flips switches while it searches sequences (`local_search.joint`);
+these, with a part of its effort; annealing that flips switches while it searches (`local_search.joint`);
 the solver on the graph of the best decision, from the best sequence; on small graphs the solver on the whole
 families that may still be better; and short annealing again. A solver that takes no `starts` plans all
 off, all on, one family on and one family off in the order of their bounds. The bound of the whole is that of

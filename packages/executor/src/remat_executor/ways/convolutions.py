@@ -58,7 +58,7 @@ def _changes(node: Node, kernel: Kernel, made: dict[Any, Node], mask: tuple[bool
     """First the weight's gradient, after which the input may be freed, then the input's."""
     gradient, x, weight, *rest, _ = args_of(node)
     constants = tuple(tuple(each) if isinstance(each, list | tuple) else each for each in rest)
-    # The stand-in is laid out as the input, the result as the call lays it out.
+    # What is given for the input is laid out as the input, the result as the call lays it out.
     laid_out: Tensor = (x if kernel is input_gradient else made[0]).meta["val"]
     both = mask[1]
     of_input = Change(

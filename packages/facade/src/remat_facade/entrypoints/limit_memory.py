@@ -181,7 +181,7 @@ def planned(model: nn.Module) -> BudgetedModule | None:
     Raises:
         BadModel: it is no module, but a trainer say.
     """
-    _check_module(model)
+    _module(model)
     found = _planned_itself(model)
     if found is not None or in_place.state_of(model) is not None:
         return found
@@ -199,8 +199,7 @@ def _planned_itself(model: nn.Module) -> BudgetedModule | None:
 
 def _check_limitable(model: object) -> None:
     """Raise `BadModel` if a limit of this object would bound nothing."""
-    _check_module(model)
-    trained = in_place.unwrapped(model)
+    trained = in_place.unwrapped(_module(model))
     if isinstance(trained, PlannedModule):
         raise BadModel(problem="is planned already: give the original, which is its `module`")
     if _has_no_forward(trained):
@@ -211,8 +210,8 @@ def _check_limitable(model: object) -> None:
         )
 
 
-def _check_module(model: object) -> None:
-    """Raise `BadModel` if this is no module."""
+def _module(model: object) -> nn.Module:
+    """The model; raises `BadModel` if this is no module."""
     if isinstance(model, type):
         raise BadModel(problem=f"is the class {model.__name__}; expected an nn.Module: make an object of it")
     if not isinstance(model, nn.Module):
@@ -222,6 +221,7 @@ def _check_module(model: object) -> None:
         elif isinstance(model, list | tuple):
             hint = "limit each model by a call of its own"
         raise BadModel(problem=f"is of type {type(model).__name__}; expected an nn.Module: {hint}")
+    return model
 
 
 def _has_no_forward(model: nn.Module) -> bool:

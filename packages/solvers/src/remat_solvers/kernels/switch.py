@@ -88,7 +88,7 @@ def flip_back(S, budget):  # type: ignore[no-untyped-def]
 
 
 @njit
-def settle(S, budget):  # type: ignore[no-untyped-def]
+def flip_greedily(S, budget):  # type: ignore[no-untyped-def]
     """Flip single switches while that saves time within the budget; returns the seconds at the end."""
     seconds, _ = rebuild(S, budget)
     changed = True

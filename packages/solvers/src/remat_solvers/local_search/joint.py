@@ -135,16 +135,16 @@ class JointSearch:
         if best is not None:
             made, order = self.choice.narrow(walk.best_on, best)
             self.add(made, flatten(made.graph), order, deadline)
-            self.settle(self.found[made.on], deadline)
+            self.flip_greedily(self.found[made.on], deadline)
 
-    def settle(self, start: DecidedOrder, deadline: Deadline) -> None:
+    def flip_greedily(self, start: DecidedOrder, deadline: Deadline) -> None:
         """Flip single switches of a decision that fits while that saves time."""
         from remat_solvers.kernels import switch
 
         if start.peak_nbytes > self.budget_nbytes:
             return
         walk = self._begin(start, self.budget_nbytes, FIRST_PRICE)
-        if switch.settle(walk.state, self.budget_nbytes) < start.time_s:
+        if switch.flip_greedily(walk.state, self.budget_nbytes) < start.time_s:
             on = [name for name, one in zip(self.choice.names, walk.state.switches["on"], strict=True) if one]
             made, order = self.choice.narrow(on, self.choice.widen(start.made, start.order))
             self.add(made, flatten(made.graph), order, deadline)
