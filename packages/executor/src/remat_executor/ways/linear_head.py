@@ -50,7 +50,7 @@ def linear_head(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterato
 
 
 def _rows(head: Head, least_nbytes: int) -> int:
-    """Rows of a chunk: enough that adding the weight's gradient costs little beside the logits."""
+    """Rows of a chunk: enough that adding the weight's gradient costs little compared with the logits."""
     rows = chunk_rows(head, CHUNKS, least_nbytes)
     call = maker_of(head.logits, aten.mm.default, aten.addmm.default)
     width = 0 if call is None else args_of(call)[-1].meta["val"].shape[0]
