@@ -24,12 +24,13 @@ from remat_executor.fx_nodes import args_of, is_item
 from remat_executor.torch_private.tensors import storage_id
 from remat_executor.ways.chunked_loss import class_index, loss_gradient, reduced_loss
 from remat_executor.ways.cross_entropy import Head, Readers, find_heads, maker_of
-from remat_executor.ways.loss_head import LEAST_NBYTES, chunk_rows
+from remat_executor.ways.loss_head import ALIGNED_ROWS, LEAST_NBYTES, chunk_rows
 from remat_executor.ways.substitution import Change, Substitution, new_tensor
 
 aten = torch.ops.aten
 
 CHUNKS = 8  # of rows, at most: each reads the weight, and reads and writes the sum of its gradient
+BLOCK_NBYTES = 1 << 20  # of log-softmax at a time, on the CPU
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
@@ -42,10 +43,18 @@ def linear_head(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterato
     """
     readers = Readers(captured)
     for head in find_heads(captured, readers):
-        rows = chunk_rows(head, CHUNKS, least_nbytes)
+        rows = _rows(head, least_nbytes)
         layer = _layer(head, readers) if len(head.shape) == 2 and rows < head.shape[0] else None
         if layer is not None:
             yield _way(head, layer, rows)
+
+
+def _rows(head: Head, least_nbytes: int) -> int:
+    """Rows of a chunk: enough that adding the weight's gradient costs little compared with the logits."""
+    rows = chunk_rows(head, CHUNKS, least_nbytes)
+    call = maker_of(head.logits, aten.mm.default, aten.addmm.default)
+    width = 0 if call is None else args_of(call)[-1].meta["val"].shape[0]
+    return max(rows, -(-min(width, head.shape[0] // 2) // ALIGNED_ROWS) * ALIGNED_ROWS)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -205,11 +214,19 @@ def _more_nbytes(layer: _Layer, chunks: int) -> int:
     return nbytes
 
 
+def _block(rows: int, weight: Tensor) -> int:
+    """Rows whose log-softmax is made at a time."""
+    if weight.device.type != "cpu":
+        return rows
+    return min(rows, max(ALIGNED_ROWS, BLOCK_NBYTES // (weight.shape[1] * _wide(weight.dtype).itemsize)))
+
+
 def _workspace_nbytes(layer: _Layer, rows: int) -> int:
     """A chunk's logits, log-softmax and, in 16 bits, gradient; a product of the weight's size."""
     logits, weight = layer.call.meta["val"], layer.weight.meta["val"]
     size, wide = logits.element_size(), _wide(logits.dtype).itemsize
-    held: int = rows * logits.shape[1] * (size + wide * (2 if size == 2 else 1))
+    block = min(_block(rows, weight), rows)
+    held: int = logits.shape[1] * (rows * size + block * wide * (2 if size == 2 else 1))
     if layer.of_weight is not None and size == 2:
         # The library copies an operand into its layout; a part of the product is copied to be summed.
         held += weight.numel() * (2 * size + wide // CHUNKS + 1)
@@ -243,14 +260,19 @@ def linear_loss(hidden: Tensor, weight: Tensor, target: Tensor, *rest: Any) -> t
     one = picked.new_ones(())
     for start in range(0, len(hidden), rows):
         place = slice(start, start + rows)
-        logits, outputs, gradient = layer.buffers(min(rows, len(hidden)), len(hidden[place]))
-        layer.write_logits(place, logits)
-        aten._log_softmax.out(_as(logits, outputs), 1, False, out=outputs)
-        torch.gather(outputs, 1, index[place], out=picked[place])
-        loss_gradient(gradient, one, outputs, target[place], class_weight, reduction, ignored, total)
-        aten._log_softmax_backward_data.out(gradient, outputs, 1, layer.wide, out=gradient)
-        rounded = gradient if gradient.dtype is logits.dtype else logits.copy_(gradient)
-        layer.add_gradients(place, rounded, gradient)
+        chunk = layer.logits(place, rows)
+        for first in range(0, len(chunk), layer.block(rows)):
+            logits = chunk[first : first + layer.block(rows)]
+            part = slice(start + first, start + first + len(logits))
+            outputs, gradient = layer.buffers(logits, rows)
+            aten._log_softmax.out(_as(logits, outputs), 1, False, out=outputs)
+            torch.gather(outputs, 1, index[part], out=picked[part])
+            loss_gradient(gradient, one, outputs, target[part], class_weight, reduction, ignored, total)
+            aten._log_softmax_backward_data.out(gradient, outputs, 1, layer.wide, out=gradient)
+            layer.add_bias(gradient)
+            if gradient.dtype is not logits.dtype:
+                logits.copy_(gradient)
+        layer.add_gradients(place, chunk)
     loss, total = reduced_loss(picked, index, counts, class_weight, reduction)
     return (loss.to(dtype), total.to(dtype), *layer.made.values())
 
@@ -275,7 +297,8 @@ class _Chunks:
         self.hidden, self.weight, self.bias = hidden, weight, bias
         self.wide, self.as_weight = _wide(hidden.dtype), as_weight
         self.made: dict[str, Tensor] = {}
-        self.held: list[Tensor] = []
+        self.held: Tensor | None = None
+        self.outputs: Tensor | None = None
         classes = weight.shape[1]
         if "of_hidden" in wanted:
             self.made["of_hidden"] = hidden.new_empty(hidden.shape)
@@ -285,33 +308,44 @@ class _Chunks:
         if "of_bias" in wanted:
             self.made["of_bias"] = hidden.new_zeros((1, classes), dtype=self.wide)
 
-    def buffers(self, rows: int, used: int) -> tuple[Tensor, Tensor, Tensor]:
-        """For logits, log-softmax and its gradient, which takes the logits' place if it has their dtype."""
-        if not self.held:
-            shape = (rows, self.weight.shape[1])
-            logits, outputs = self.hidden.new_empty(shape), self.hidden.new_empty(shape, dtype=self.wide)
-            same = logits.dtype is self.wide
-            self.held = [logits, outputs, logits if same else torch.empty_like(outputs)]
-        logits, outputs, gradient = (each[:used] for each in self.held)
-        return logits, outputs, gradient
+    def block(self, rows: int) -> int:
+        """Rows whose log-softmax is made at a time: on the CPU it stays in the cache."""
+        return _block(rows, self.weight)
 
-    def write_logits(self, place: slice, logits: Tensor) -> None:
+    def buffers(self, logits: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """For the log-softmax of a block and its gradient, which takes the logits' place if it can."""
+        same = logits.dtype is self.wide
+        shape = (1 if same else 2, min(self.block(rows), len(self.hidden)), logits.shape[1])
+        if self.outputs is None:
+            self.outputs = logits.new_empty(shape, dtype=self.wide)
+        held = self.outputs[:, : len(logits)]
+        return held[0], logits if same else held[1]
+
+    def logits(self, place: slice, rows: int) -> Tensor:
         """The product of a chunk."""
+        hidden = self.hidden[place]
+        if self.held is None:
+            self.held = hidden.new_empty((min(rows, len(self.hidden)), self.weight.shape[1]))
+        logits = self.held[: len(hidden)]
         if self.bias is None:
-            torch.mm(self.hidden[place], self.weight, out=logits)
+            torch.mm(hidden, self.weight, out=logits)
         else:
-            torch.addmm(self.bias, self.hidden[place], self.weight, out=logits)
+            torch.addmm(self.bias, hidden, self.weight, out=logits)
+        return logits
 
-    def add_gradients(self, place: slice, gradient: Tensor, wide: Tensor) -> None:
-        """The gradients of the layer from that of a chunk's logits, which is given in both dtypes."""
+    def add_bias(self, gradient: Tensor) -> None:
+        """The bias's gradient from that of a block's logits."""
+        if "of_bias" in self.made:
+            self.made["of_bias"].add_(gradient.sum(0, True))
+
+    def add_gradients(self, place: slice, gradient: Tensor) -> None:
+        """The other gradients of the layer from that of a chunk's logits."""
         if "of_hidden" in self.made:
             torch.mm(gradient, self.weight.t(), out=self.made["of_hidden"][place])
         if "of_weight" in self.made:
             rows = self.hidden[place]
             one, other = (rows.t(), gradient) if self.as_weight else (gradient.t(), rows)
             self.add_product(self.made["of_weight"], one, other)
-        if "of_bias" in self.made:
-            self.made["of_bias"].add_(wide.sum(0, True))
 
     def add_product(self, total: Tensor, one: Tensor, other: Tensor) -> None:
         """Add a product to a sum, in the sum's dtype where the device multiplies so."""
