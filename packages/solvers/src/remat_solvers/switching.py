@@ -41,7 +41,7 @@ PEAK_MOVES = 0.25  # changes that flip switches too, as a share of a search for 
 JOINT_MOVES = 0.15  # the same as a share of a solve
 # Of a solve: the solver's on the best whole family, and on the best decision, from a good order.
 FIRST_MOVES, SOLVER_MOVES = 0.3, 0.5
-WORTH = 0.02  # a whole family is planned first if cheap plans differ by more than this ratio of base time
+WORTH = 0.1  # a whole family is planned first if cheap plans differ by more than this ratio of base time
 LEAST_MOVES = 40_000
 FURTHER_OPS = 600  # ops of all further decisions that the solver plans
 STARTS = 5  # whole families from which annealing starts
