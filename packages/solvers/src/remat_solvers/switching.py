@@ -5,11 +5,11 @@ bound on its time costs little compared with a solve. Candidates are solved from
 bound is below the best time, so most are never solved.
 
 More switches: cheap plans of all off, all on, one family on and one family off; the solver on the best of
-these, with a part of its effort; annealing that flips switches while it searches (`local_search.joint`);
-the solver on the graph of the best decision, from the best sequence; on small graphs the solver on the whole
-families that may still be better; and short annealing again. A solver that takes no `starts` plans all
-off, all on, one family on and one family off in the order of their bounds. The bound of the whole is that of
-the relaxed graph.
+these, with a part of its effort; annealing that flips switches while it searches sequences
+(`local_search.joint`); the solver on the best decision, from the best sequence; on small graphs the solver on
+the whole families that may still be better; and short annealing again. A solver that takes no `starts` plans
+all off, all on, one family on and one family off in the order of their bounds. The bound of the whole is that
+of the relaxed graph.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
@@ -36,11 +36,12 @@ from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, 
 MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
 # Of the time left, in this order: for all candidates, for the best, for flips, for the best decision.
-QUICK_SHARE, FIRST_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.4, 0.35, 0.85
-PEAK_MOVES = 0.5  # changes that flip switches too, as a share of a search for the smallest peak
-JOINT_MOVES = 0.4  # the same as a share of a solve
+QUICK_SHARE, FIRST_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.6, 0.35, 0.85
+PEAK_MOVES = 0.25  # changes that flip switches too, as a share of a search for the smallest peak
+JOINT_MOVES = 0.15  # the same as a share of a solve
 # Of a solve: the solver's on the best whole family, and on the best decision, from a good order.
-FIRST_MOVES, SOLVER_MOVES = 0.3, 0.7
+FIRST_MOVES, SOLVER_MOVES = 0.3, 0.5
+WORTH = 0.1  # a whole family is planned first if cheap plans differ by more than this ratio of base time
 LEAST_MOVES = 40_000
 FURTHER_OPS = 600  # ops of all further decisions that the solver plans
 STARTS = 5  # whole families from which annealing starts
@@ -133,19 +134,26 @@ def smallest_peak(graph: Graph, floor_nbytes: int, deadline: Deadline) -> Schedu
     candidates.sort(key=lambda one: one[0])
     search = JointSearch(graph, floor_nbytes)
     if not all_of_them:
+        off = specialize(graph, ())
+        arrays, least_nbytes = flatten(off.graph), budget_floor(off.graph).nbytes
+        part = deadline.share(0.5)
+        search.add(off, arrays, minimize_peak(arrays, least_nbytes, least_nbytes, part), part)
         for _, made in candidates:
             search.quick(made.on, deadline.share(QUICK_SHARE))
-        moves = default_peak_moves(len(graph.ops))
-        search.shrink(floor_nbytes, floor_nbytes, round(moves * PEAK_MOVES), deadline.share(0.5))
-        assert search.smallest is not None
-        candidates = [(floor_nbytes, search.smallest.made)]
+        moves = round(default_peak_moves(len(graph.ops)) * PEAK_MOVES)
+        search.shrink(floor_nbytes, floor_nbytes, moves, deadline.share(0.5))
+        best = search.smallest
+        assert best is not None
+        arrays, least_nbytes = flatten(best.made.graph), budget_floor(best.made.graph).nbytes
+        order = minimize_peak(arrays, least_nbytes, least_nbytes, deadline, moves=moves, start=best.order)
+        search.add(best.made, arrays, order, deadline)
+        return min(search.found.values(), key=lambda one: one.peak_nbytes).schedule
     for place, (least_nbytes, made) in enumerate(candidates):
         if search.smallest is not None and least_nbytes >= search.smallest.peak_nbytes:
             break
         part = deadline.within(None) if place + 1 == len(candidates) else deadline.share(0.6)
-        known = search.found.get(made.on)
-        arrays, start = flatten(made.graph), None if known is None else known.order
-        search.add(made, arrays, minimize_peak(arrays, least_nbytes, least_nbytes, part, start=start), part)
+        arrays = flatten(made.graph)
+        search.add(made, arrays, minimize_peak(arrays, least_nbytes, least_nbytes, part), part)
     assert search.smallest is not None
     return search.smallest.schedule
 
@@ -172,7 +180,7 @@ class _Decisions:
         if not self.search.fitting:
             moves = min(self.moves, default_peak_moves(len(graph.ops)))
             self.search.shrink(budget, budget_floor(least).nbytes, moves, deadline.share(0.5))
-        first = next(iter(self.search.fitting), None)
+        first = self.first()
         if first is not None and not self.closed():
             self.decided(first, round(self.moves * FIRST_MOVES), FIRST_SHARE)
         moves = max(LEAST_MOVES, round(self.moves * JOINT_MOVES))
@@ -185,6 +193,13 @@ class _Decisions:
         self.further()
         self.anneal(deadline, [], moves // 4)
         return self.best(solution)
+
+    def first(self) -> DecidedOrder | None:
+        """The decision that the solver plans first: all off, unless a cheap plan of another is far better."""
+        best, off = next(iter(self.search.fitting), None), self.search.found.get(frozenset())
+        if best is None or off is None or off.peak_nbytes > self.budget_nbytes:
+            return best
+        return best if off.time_s - best.time_s > WORTH * self.graph.time_s else off
 
     def candidates(self, start: Schedule | None) -> None:
         """Cheap plans of whole families; all off is always among them."""
