@@ -65,14 +65,14 @@ def test_the_name_of_a_module_is_text() -> None:
     from remat_facade.integrations.transformers import RematCallback
 
     with pytest.raises(BadModel, match="module is 3; expected the name of a submodule"):
-        RematCallback("60%", module=3)  # type: ignore[arg-type]
+        RematCallback("60%", module=3)
 
 
 def test_the_plan_of_what_is_no_module() -> None:
     """A trainer has a model; a class and a list have none."""
     trainer = SimpleNamespace(model=nn.Linear(4, 1))
     with pytest.raises(BadModel, match=r"is of type SimpleNamespace; .* give its `model`"):
-        planned(trainer)  # type: ignore[arg-type]
+        planned(trainer)
     for wrong in (nn.Linear, [nn.Linear(4, 1)], None):
         with pytest.raises(BadModel, match=r"is .*; expected an nn\.Module"):
-            planned(wrong)  # type: ignore[arg-type]
+            planned(wrong)
