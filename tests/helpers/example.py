@@ -33,7 +33,7 @@ def run_script(script: str, *arguments: str, cache: Path) -> subprocess.Complete
         env={**os.environ, "REMAT_CACHE_DIR": str(cache), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
 
