@@ -87,7 +87,17 @@ def test_the_keys_of_a_graph() -> None:
     [
         (
             Role,
-            {"activation", "output", "tangent", "param", "grad", "optimizer_state", "rng", "buffer"},
+            {
+                "activation",
+                "output",
+                "dropped",
+                "tangent",
+                "param",
+                "grad",
+                "optimizer_state",
+                "rng",
+                "buffer",
+            },
         ),
         (Placement, {"device", "host"}),
         (Lane, {"compute", "to_host", "to_device", "cpu_optimizer"}),
@@ -288,12 +298,14 @@ ROCKMATE = {
     "buckets",
     "part_nbytes",
     "ways",
+    "outputs",
+    "gradients",
 }
 PUBLIC = {
     "Buckets": {"sizes", "pad", "dim", "cut"},
     "Config": COMMON,
     "Hiremate": ROCKMATE,
-    "Offmate": ROCKMATE - {"solver", "plan", "runtime", "ranks", "ways"}
+    "Offmate": ROCKMATE - {"solver", "plan", "runtime", "ranks", "ways", "outputs", "gradients"}
     | {
         "host_budget",
         "optimizer_in_backward",
@@ -311,7 +323,7 @@ PUBLIC = {
     "Rockmate": ROCKMATE,
     "from_config": {"model", "sample", "budget", "config", "options"},
     "generate_config": {"type"},
-    "limit_memory": {"model", "budget", "sample", "options"},
+    "limit_memory": {"model", "budget", "sample", "loss", "options"},
     "load_config": {"path"},
     "planned": {"model"},
     "release": {"model"},
@@ -419,10 +431,12 @@ def test_the_attributes_of_a_plan() -> None:
         "from_schedule",
         "gap",
         "gradient_nbytes",
+        "grads",
         "graph_name",
         "host_peak_nbytes",
         "issue_s",
         "launch_note",
+        "layers",
         "links",
         "live_peak_nbytes",
         "lower_bound_overhead",
@@ -449,6 +463,7 @@ def test_the_attributes_of_a_plan() -> None:
         "time_s",
         "versions",
         "waits_for_host",
+        "ways",
     } == {name for name in dir(Plan) if not name.startswith("_")}
 
 
