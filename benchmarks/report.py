@@ -379,6 +379,8 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
             "distributed": distributed,
             "scratch": scratch,
             "platforms": predictions,
+            "implementations": report_ways.modelled,
+            "measured_ways": report_ways.measured,
             "rounding": report_ways.rounding,
         },
     ),
@@ -394,9 +396,12 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
 }
 
 
+ELSEWHERE = {"integrations"}  # results with a page of their own
+
+
 def main() -> int:
     """Write the pages from whatever results are there; what is of no known kind is a device's."""
-    known = {name for _, sections in PAGES.values() for name in sections}
+    known = ELSEWHERE | {name for _, sections in PAGES.values() for name in sections}
     kinds = {"-offload": report_offload.moving, "-first": first}
     devices = {
         path.stem: next((made for end, made in kinds.items() if path.stem.endswith(end)), device)

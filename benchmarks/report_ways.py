@@ -8,6 +8,44 @@ from typing import Any
 from benchmarks.report_parts import made_with, table
 
 
+def modelled(data: dict[str, Any]) -> Iterator[str]:
+    """Floors and overheads by a platform; see implementations.py."""
+    yield "## What other ways bring, modelled\n"
+    yield (
+        "`hatch run bench-implementations`: steps in bfloat16 on a roofline of 400 TFLOP/s and 3 TB/s, as "
+        "percent of the peak and of the time of the step as captured without rewrites and ways. *Floor*: no "
+        "schedule is below; *found*: the smallest budget with a plan; then the time of plans at shares of "
+        f"that peak, less that time. Each solve has {data['seconds']:.0f} s.\n"
+    )
+    yield made_with(data)
+    rows = []
+    for row in data["rows"]:
+        shares = [f"{row[name]:.1%}" for name in ("save_all", "floor", "found")]
+        times = ["-" if extra is None else f"{extra:+.1%}" for extra in row["extra"].values()]
+        rows.append([row["model"], row["ways"], str(row["ops"]), str(row["switches"]), *shares, *times])
+    extra = data["rows"][0]["extra"] if data["rows"] else {}
+    yield from table(("model", "ways", "ops", "choices", "save-all", "floor", "found", *extra), rows)
+
+
+def measured(data: dict[str, Any]) -> Iterator[str]:
+    """Peaks, budgets and times on a machine; see measured_ways.py."""
+    yield "## What other ways bring, measured\n"
+    yield (
+        "`hatch run bench-ways`: models that are small but for their vocabularies, on the CPU, in MiB by the "
+        "allocator, and median step times as ratios to eager's steps beside them. Budgets are shares of the "
+        "unplanned step without ways.\n"
+    )
+    yield made_with(data)
+    rows = []
+    for row in data["rows"]:
+        sizes = [f"{row[name] / (1 << 20):.1f}" for name in ("budget_nbytes", "peak_nbytes", "eager_nbytes")]
+        on = ", ".join(f"{name} {count}" for name, count in row["families"].items()) or "-"
+        times = [f"{row['ratio']:.2f}", f"{1 + row['modelled']:.2f}"]
+        rows.append([row["model"], row["ways"], row["share"], *sizes, *times, on])
+    head = ("model", "ways", "budget", "MiB", "peak", "eager's", "step / eager's", "planned", "on")
+    yield from table(head, rows)
+
+
 def rounding(data: dict[str, Any]) -> Iterator[str]:
     """Errors of the ways that round; see rounding.py."""
     yield "## Errors of the ways that round\n"
