@@ -31,7 +31,7 @@ INVALID: list[tuple[dict[str, Any], type[RematError], str]] = [
     ({"plan": 3}, BadInput, "plan is 3, neither a plan nor a path"),
     ({"ranks": "all"}, BadInput, "ranks='all' is invalid"),
     ({"ranks": 0}, BadInput, "ranks=0 is invalid"),
-    ({"optimizer": "adamww"}, UnknownOptimizer, "optimizer 'adamww' is unknown: name one of"),
+    ({"optimizer": 3}, UnknownOptimizer, "optimizer 'int' is unknown: name one of"),
 ]
 
 
@@ -76,3 +76,9 @@ def test_the_plan_of_what_is_no_module() -> None:
     for wrong in (nn.Linear, [nn.Linear(4, 1)], None):
         with pytest.raises(BadModel, match=r"is .*; expected an nn\.Module"):
             planned(wrong)
+
+
+def test_a_budget_that_needs_the_optimizers_states() -> None:
+    """Its name must be known; for other budgets it is for a sum in the report."""
+    with pytest.raises(UnknownOptimizer, match="optimizer 'adamww' is unknown"):
+        limit_memory(nn.Linear(4, 1), "auto", optimizer="adamww")

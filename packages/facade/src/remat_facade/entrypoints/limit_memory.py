@@ -197,7 +197,7 @@ def _planned_itself(model: nn.Module) -> BudgetedModule | None:
     return None if state is None else cast("BudgetedModule | None", state.planned)
 
 
-def _check_limitable(model: object) -> None:
+def _check_limitable(model: nn.Module) -> None:
     """Raise `BadModel` if a limit of this object would bound nothing."""
     trained = in_place.unwrapped(_module(model))
     if isinstance(trained, PlannedModule):

@@ -80,7 +80,8 @@ class PlanOptions:
     zoo: bool = True
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self.optimizer, torch.optim.Optimizer):
+        is_named = isinstance(self.optimizer, str) and self.budget != "auto"  # the name is for a sum only
+        if not is_named and not isinstance(self.optimizer, torch.optim.Optimizer):
             states_nbytes((), self.optimizer)  # raises for an unknown name
 
 
