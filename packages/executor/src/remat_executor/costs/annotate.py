@@ -11,6 +11,7 @@ from torch.utils.flop_counter import flop_registry
 from remat_executor.capture.captured import Captured
 from remat_executor.costs.arguments import Arguments
 from remat_executor.costs.cache import CostCache
+from remat_executor.costs.kernel_sources import source_hash
 from remat_executor.costs.measure import Request, measure
 from remat_executor.current_device import as_current
 from remat_executor.fx_nodes import meta_tensors
@@ -150,7 +151,8 @@ def _storage_sizes(results: object) -> list[int]:
 def _key(translation: Translation, op: Op, implementation: int, recipe: Recipe) -> str:
     """What a measurement is saved under."""
     if isinstance(recipe, RunKernel):
-        return kernel_key(recipe.change, translation.device)
+        assert recipe.change.kernel is not None, op.name
+        return f"{kernel_key(recipe.change, translation.device)} {source_hash(recipe.change.kernel)}"
     # A plain call is repeated as it first runs.
     return f"again: {op.key}" if implementation and not isinstance(recipe, CallOperator) else op.key
 
