@@ -20,6 +20,7 @@ from remat_executor.inspection.tensors import collect
 from remat_executor.torch_private.dispatch import autocast_operators
 from remat_executor.translation.keys import anywhere
 from remat_executor.translation.translate import translate
+from remat_executor.ways.registry import families
 from remat_graph import Graph, Roofline, load_platform
 from tests.helpers.models import get_case, import_torchvision, import_transformers
 
@@ -241,7 +242,7 @@ def cudnn_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def captured_graph(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """The graph of a step where its tensors are; nothing is measured."""
     tensors = collect(module, args, kwargs)
-    return translate(capture(module, tensors), tensors, name="").graph
+    return translate(capture(module, tensors), tensors, name="", families=families()).graph
 
 
 def compared(graph: Graph) -> tuple[list[Any], list[Any]]:
