@@ -19,7 +19,7 @@ from remat_executor.translation import translate
 from remat_facade import Hiremate, Offmate, load_config, save_config
 from remat_facade.cli.app import main
 from remat_facade.config.types import config_types
-from remat_facade.planning.planner import SAVED
+from remat_facade.planning.planner import SAVED, SOLVING_S
 from remat_graph import (
     Graph,
     Links,
@@ -188,22 +188,28 @@ def test_platforms(name: str, tmp_path: Path) -> None:
     assert (FOLDER / name).read_text() == (tmp_path / "platform.json").read_text()
 
 
+LATER_TYPES = {"monet"}  # of configs, of which nobody has a file from before
+LATER_FIELDS = {"ways": "exact"}  # and what they are in a file that lacks them
+TYPES_THEN = [type for type in config_types() if type not in LATER_TYPES]
+
+
 @pytest.mark.parametrize("kind", ["default", "changed"])
-@pytest.mark.parametrize("type", list(config_types()))
+@pytest.mark.parametrize("type", TYPES_THEN)
 def test_configs(type: str, kind: str, tmp_path: Path) -> None:
-    """Every field as it was, and the same YAML when it is written again."""
+    """Every field as it was, later ones by their defaults, and the same YAML when it is written again."""
     path = FOLDER / "configs" / f"{type}_{kind}.yaml"
     config = load_config(path)
     own = {field.name: getattr(config, field.name) for field in attrs.fields(config.__class__)}
     assert type == config.type
-    assert EXPECTED[f"configs/{path.name}"] == json.loads(json.dumps(own))
+    later = {name: value for name, value in LATER_FIELDS.items() if name in own}
+    assert EXPECTED[f"configs/{path.name}"] | later == json.loads(json.dumps(own))
     save_config(config, tmp_path / "config.yaml")
-    assert yaml.safe_load(path.read_text()) == yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert yaml.safe_load(path.read_text()) | later == yaml.safe_load((tmp_path / "config.yaml").read_text())
 
 
 def test_every_type_of_config_was_written() -> None:
     """Two files for each type."""
-    names = {f"{type}_{kind}.yaml" for type in config_types() for kind in ("default", "changed")}
+    names = {f"{type}_{kind}.yaml" for type in TYPES_THEN for kind in ("default", "changed")}
     assert names == {path.name for path in (FOLDER / "configs").iterdir()}
 
 
@@ -265,13 +271,24 @@ def forms_of_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translate._Translator, "reusable", of_then)
 
 
+def comparable(data: Any) -> dict[str, Any]:
+    """The data of a graph's file without what no saved plan is looked for by.
+
+    Names of layers are later, and workspaces are measured: they depend on the processor.
+    """
+    found: dict[str, Any] = json.loads(json.dumps(data))
+    for op in found["ops"]:
+        op.pop("layer", None)
+        for run in op["implementations"]:
+            run.pop("workspace_nbytes", None)
+    return found
+
+
 @same_torch
 def test_later_forms_are_all_that_a_capture_adds(tmp_path: Path) -> None:
     """A plan that was saved for a graph without them is not found, and the step is planned again."""
-    before, now = (
-        read("graphs/captured.json"),
-        json.loads(json.dumps(graph_to_data(captured(tmp_path, True)))),
-    )
+    before = comparable(read("graphs/captured.json"))
+    now = comparable(graph_to_data(captured(tmp_path, True)))
     changed = [i for i, pair in enumerate(zip(before["ops"], now["ops"], strict=True)) if pair[0] != pair[1]]
     assert [now["ops"][i]["target"] for i in changed] == [str(target) for target in LATER]
     for i in changed:
@@ -283,9 +300,10 @@ def test_later_forms_are_all_that_a_capture_adds(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("forms_of_then")
 def test_a_capture_gives_the_graph_that_it_gave(tmp_path: Path) -> None:
     """Values, ops, keys, conditions, times: a saved plan is looked for by all of it."""
-    before, now = read("graphs/captured.json"), graph_to_data(captured(tmp_path, autocast=True))
+    before = comparable(read("graphs/captured.json"))
+    now = comparable(graph_to_data(captured(tmp_path, autocast=True)))
     assert EXPECTED["graphs/captured.json"]["fingerprint"] == fingerprint(captured(tmp_path, autocast=True))
-    assert before == json.loads(json.dumps(now))
+    assert before == now
 
 
 @same_torch
@@ -334,7 +352,7 @@ def check_found(plan: Plan, name: str) -> None:
     assert plan.solver_stats[SAVED] is True
     expected = dict(EXPECTED[f"cache/{name}"])
     notes = expected.pop("notes")
-    found = figures_of_plan(plan) | {"stats": sorted(set(plan.solver_stats) - {SAVED})}
+    found = figures_of_plan(plan) | {"stats": sorted(set(plan.solver_stats) - {SAVED, SOLVING_S})}
     for times in ("time_s", "lower_bound_s"):  # of the optimizer, measured here
         if name == "Offmate":
             del expected[times], found[times]
