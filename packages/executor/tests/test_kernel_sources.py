@@ -1,4 +1,4 @@
-"""Costs of a way's kernel are measured again when its code, or code beside it, has changed."""
+"""Costs of a way's kernel are measured again when its code, or code in its folder, has changed."""
 
 import importlib.util
 import sys
@@ -44,7 +44,7 @@ def test_a_kernel_has_the_hash_of_its_module(tmp_path: Path) -> None:
     assert before != hash_of(tmp_path)
 
 
-def test_in_a_package_the_modules_beside_it_count(tmp_path: Path) -> None:
+def test_in_a_package_the_modules_in_its_folder_count(tmp_path: Path) -> None:
     """A kernel calls functions of them."""
     (tmp_path / "kernels.py").write_text("def kernel(): return 1\n")
     before = hash_of(tmp_path, "package")

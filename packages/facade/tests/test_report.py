@@ -20,8 +20,8 @@ from remat_graph import (
     Schedule,
     Value,
     simulate,
+    specialize,
 )
-from remat_graph.switches.specialize import specialize
 
 
 def chain(length: int = 6, name: str = "chain") -> Graph:

@@ -17,13 +17,13 @@ from remat_graph import (
     Value,
     fingerprint,
     simulate,
+    specialize,
 )
 from remat_graph.layers.names import cut, depth_for, enclosing, folded
 from remat_graph.layers.recomputed import layer_groups
 from remat_graph.serialization.graphs import graph_from_data, graph_to_data
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.switches.conflicts import compatible, conflicts
-from remat_graph.switches.specialize import specialize
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.random_switches import with_random_switches

@@ -1,4 +1,4 @@
-"""Tell versions of a way's kernel apart: its measured costs are kept on disk, and its code may change."""
+"""Distinguish versions of a way's kernel: its measured costs are kept on disk, and its code may change."""
 
 import functools
 import inspect
@@ -10,7 +10,7 @@ from typing import Any
 
 @functools.cache
 def source_hash(kernel: Callable[..., Any]) -> str:
-    """A hash of the sources of a kernel's module and of those beside it, on which it may rely.
+    """A hash of the sources of a kernel's module and of those in its folder, on which it may rely.
 
     Empty where there is no source, as for a function that was typed in.
     """

@@ -38,7 +38,9 @@ def check_ranks(ranks: Ranks | None) -> None:
     Raises:
         BadInput: it is neither "together", nor "alone", nor a process group, nor None.
     """
-    is_group = dist.is_available() and isinstance(ranks, dist.ProcessGroup)
+    # `dist.new_group` gives a number to ranks outside of the group, which `SharedPlan` refuses for that reason.
+    kinds = (dist.ProcessGroup, int) if dist.is_available() else ()
+    is_group = isinstance(ranks, kinds) and not isinstance(ranks, bool)
     if ranks is not None and ranks not in ("together", "alone") and not is_group:
         raise BadInput(
             problem=f"ranks={shown(ranks)} is invalid", advice='give "together", "alone" or a process group'
