@@ -38,7 +38,7 @@ def check_ranks(ranks: Ranks | None) -> None:
     Raises:
         BadInput: it is neither "together", nor "alone", nor a process group, nor None.
     """
-    # `dist.new_group` gives a number to ranks outside of the group, which `SharedPlan` refuses for that reason.
+    # `dist.new_group` gives ranks outside of the group a number, which `SharedPlan` refuses as such.
     kinds = (dist.ProcessGroup, int) if dist.is_available() else ()
     is_group = isinstance(ranks, kinds) and not isinstance(ranks, bool)
     if ranks is not None and ranks not in ("together", "alone") and not is_group:
