@@ -38,10 +38,10 @@ def check_ranks(ranks: Ranks | None) -> None:
     Raises:
         BadInput: it is neither "together", nor "alone", nor a process group, nor None.
     """
-    # `dist.new_group` gives ranks outside of the group a number, which `SharedPlan` refuses as such.
-    kinds = (dist.ProcessGroup, int) if dist.is_available() else ()
-    is_group = isinstance(ranks, kinds) and not isinstance(ranks, bool)
-    if ranks is not None and ranks not in ("together", "alone") and not is_group:
+    # What `dist.new_group` gives ranks outside of the group; `SharedPlan` refuses it as such.
+    outside: object = dist.GroupMember.NON_GROUP_MEMBER if dist.is_available() else None
+    is_group = dist.is_available() and isinstance(ranks, dist.ProcessGroup)
+    if not is_group and ranks not in (None, "together", "alone", outside):
         raise BadInput(
             problem=f"ranks={shown(ranks)} is invalid", advice='give "together", "alone" or a process group'
         )
