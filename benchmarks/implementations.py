@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import record
 from remat_executor import estimated_graph
-from remat_executor.ways.registry import EXACT, ON_REQUEST
+from remat_executor.ways.registry import EXACT
 from remat_graph import Graph, Roofline, noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, get_solver, min_budget, solve_switches
 from tests.helpers.models import import_torchvision, import_transformers
@@ -182,7 +182,7 @@ def traced(name: str, *, ways: bool) -> Graph:
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.float()
     inputs = {key: t.bfloat16() if t.is_floating_point() else t for key, t in inputs.items()}
-    return estimated_graph(model, (), inputs, Roofline(), ways=(*EXACT, *ON_REQUEST) if ways else ())
+    return estimated_graph(model, (), inputs, Roofline(), ways=EXACT if ways else ())
 
 
 @attrs.frozen(kw_only=True)

@@ -33,9 +33,9 @@ FAMILIES: dict[str, Family] = {
     "loss_head": partial(loss_head, least_nbytes=0),
     "masks": partial(masks, least_nbytes=0),
     "pools": partial(pools, least_nbytes=0),
-    "chains": partial(chains, least_nbytes=0),
+    "chains": partial(chains, least_chunks=0),
     "convolutions": partial(convolutions, least_nbytes=0),
-    "batch_norms": partial(batch_norms, least_nbytes=0),
+    "batch_norms": partial(batch_norms, least_nbytes=0, least_parts=2),
 }
 """Families with ways for tensors of any size."""
 

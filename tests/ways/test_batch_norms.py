@@ -25,7 +25,7 @@ from tests.helpers.planners import all_switched, save_all
 from tests.helpers.ways import assert_exact, assert_same, three_steps, with_channels_last
 
 aten = torch.ops.aten
-ANY = partial(batch_norms, least_nbytes=0)
+ANY = partial(batch_norms, least_nbytes=0, least_parts=2)
 ROWS = torch.contiguous_format
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 DTYPES = [
@@ -203,7 +203,7 @@ def test_the_workspaces_are_what_the_way_says() -> None:
     torch.manual_seed(0)
     model, x = Net(2, 32), torch.randn(8, 3, 64, 64)
     platform = Roofline()
-    family = [partial(batch_norms, least_nbytes=1 << 18)]
+    family = [partial(batch_norms, least_nbytes=1 << 18, least_parts=2)]
     graphs = [
         estimated_graph(model, (x,), {}, platform, ways=family),
         step_graph(model, (x,), platform=platform, ways=family),

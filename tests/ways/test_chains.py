@@ -21,7 +21,7 @@ from tests.helpers.models import import_transformers
 from tests.helpers.planners import all_switched, save_all
 from tests.ways.fuzz import FORMULAS, Formula, steps
 
-SMALL = partial(chains, least_nbytes=0)
+SMALL = partial(chains, least_chunks=0)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 GELU_NEW = FORMULAS[0]
 CALLS = (

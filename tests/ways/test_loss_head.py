@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from remat_executor import BadInput, PlannedModule, estimated_graph, step_graph
+from remat_executor.costs import device_timer
 from remat_executor.ways.chunked_loss import chunked_gradient, chunked_gradient_over, chunked_loss
 from remat_executor.ways.loss_head import loss_head
 from remat_facade import Hiremate, limit_memory
@@ -447,3 +448,53 @@ def test_the_option_of_the_entry_points(tmp_path: Path) -> None:
             BadInput, match=r"ways is .*, not one of 'exact', 'rounding', 'none'; leave it out"
         ):
             refused()
+
+
+@pytest.mark.cuda
+def test_a_head_whose_calls_do_not_fit_is_planned_by_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The original's operators are estimated where there is no room to measure them."""
+    monkeypatch.setattr(device_timer, "_BLOCK_NBYTES", 1 << 20)  # would take the room of several logits
+    torch.manual_seed(0)
+    tokens, words = 512, 16384
+    model = Head(32, words).cuda()
+    x, labels = torch.randn(tokens, 32, device="cuda"), torch.randint(words, (tokens,), device="cuda")
+    logits_nbytes = 4 * tokens * words
+    before = [t.clone() for t in gradients_of(model, x, labels)]
+    torch.cuda.empty_cache()
+    total_nbytes = torch.cuda.get_device_properties(0).total_memory
+    room_nbytes = torch.cuda.memory_reserved() + 5 * logits_nbytes // 2
+    try:
+        torch.cuda.set_per_process_memory_fraction(room_nbytes / total_nbytes)
+        with pytest.raises(torch.OutOfMemoryError):
+            gradients_of(model, x, labels)
+        model.zero_grad()
+        torch.cuda.empty_cache()
+        module = Hiremate(model, (x, labels), 3 * logits_nbytes // 2, cache_dir=tmp_path)
+        found = gradients_of(module, x, labels)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert module.plan.ways
+    assert module.plan.noremat_step_s > 0
+    assert all(map(torch.equal, before, found))
+
+
+class Head(nn.Module):
+    """A linear layer and its loss."""
+
+    def __init__(self, width: int, words: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, words, bias=False)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The mean cross entropy."""
+        return F.cross_entropy(self.linear(x), labels)
+
+
+def gradients_of(model: nn.Module, x: Tensor, labels: Tensor) -> list[Tensor]:
+    """Loss and gradients of one step."""
+    model.zero_grad()
+    loss = model(x, labels)
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]

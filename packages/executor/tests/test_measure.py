@@ -235,6 +235,26 @@ def test_a_shortage_has_its_own_advice() -> None:
     )
 
 
+def test_what_is_replaceable_and_does_not_fit_is_left_out(tmp_path: Path) -> None:
+    """Nothing is saved of it; any other failure is an error all the same."""
+    wants, cache = [True], CostCache(folder=tmp_path)
+
+    def factory() -> Callable[[], object]:
+        if wants[0]:
+            raise torch.OutOfMemoryError("tried to allocate 8 GiB")
+        return lambda: torch.ones(1)
+
+    def wrong() -> Callable[[], object]:
+        raise ValueError("no such size")
+
+    requests: dict[str, Factory] = {"large": factory, "relu": unary(torch.relu, 8)}
+    assert list(measure(requests, cache=cache, replaceable={"large"})) == ["relu"]
+    with pytest.raises(MeasureError, match="no such size"):
+        measure({"large": wrong}, replaceable={"large"})
+    wants[0] = False
+    assert list(measure(requests, cache=cache)) == ["large", "relu"]
+
+
 def test_the_device_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments are made and ops run with their device as the current one, on whose stream events record."""
     current: list[int | None] = [0]

@@ -37,7 +37,7 @@ MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
 # Of the time left, in this order: for all candidates, for the best, for flips, for the best decision.
 QUICK_SHARE, FIRST_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.6, 0.35, 0.85
-PEAK_MOVES = 0.25  # changes that flip switches too, as a share of a search for the smallest peak
+PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
 JOINT_MOVES = 0.15  # the same as a share of a solve
 # Of a solve: the solver's on the best whole family, and on the best decision, from a good order.
 FIRST_MOVES, SOLVER_MOVES = 0.3, 0.5
@@ -127,35 +127,85 @@ def _solve_each(solver: Solver, problem: Problem, deadline: Deadline) -> Solutio
     return _best(graph, solved, lower_s, all_of_them)
 
 
-def smallest_peak(graph: Graph, floor_nbytes: int, deadline: Deadline) -> Schedule:
-    """A schedule with a small peak, of the best decision that is found; none needs less than the floor."""
+def smallest_peak(graph: Graph, floor_nbytes: int, deadline: Deadline, *, goal_nbytes: int = 0) -> Schedule:
+    """A schedule with a small peak, of the best decision that is found; none needs less than the floor.
+
+    The search stops at a peak of `goal_nbytes`. Until then it is the same search with any goal, so a budget
+    that was once reached is reached again, unless the deadline ends it.
+    """
+    goal_nbytes = max(goal_nbytes, floor_nbytes)
     tried, all_of_them = combinations_of(graph)
-    candidates = [(budget_floor(made.graph).nbytes, made) for made in (specialize(graph, on) for on in tried)]
-    candidates.sort(key=lambda one: one[0])
-    search = JointSearch(graph, floor_nbytes)
-    if not all_of_them:
-        off = specialize(graph, ())
-        arrays, least_nbytes = flatten(off.graph), budget_floor(off.graph).nbytes
-        part = deadline.share(0.5)
-        search.add(off, arrays, minimize_peak(arrays, least_nbytes, least_nbytes, part), part)
-        for _, made in candidates:
-            search.quick(made.on, deadline.share(QUICK_SHARE))
-        moves = round(default_peak_moves(len(graph.ops)) * PEAK_MOVES)
-        search.shrink(floor_nbytes, floor_nbytes, moves, deadline.share(0.5))
-        best = search.smallest
+    search = _PeakSearch(JointSearch(graph, 0), goal_nbytes, deadline)
+    candidates = [_Candidate.of(graph, on) for on in tried]
+    if all_of_them:
+        for one in sorted(candidates, key=lambda one: one.floor_nbytes):
+            search.minimize(one)
+        return search.best.schedule
+    for one in candidates:
+        search.minimize(one, moves=0)
+    full = default_peak_moves(len(graph.ops))
+    search.minimize(min(candidates, key=search.promise), moves=full // 2)
+    search.minimize(candidates[0], moves=full // 4)  # all off
+    if not search.done:
+        moves = full // 8
+        search.joint.shrink(goal_nbytes, floor_nbytes, moves, deadline.share(0.5))
+        search.minimize(_Candidate.of(graph, search.best.made.on), moves=moves)
+    return search.best.schedule
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Candidate:
+    """A decision, and the bytes that none of its schedules goes below."""
+
+    made: Specialized
+    floor_nbytes: int
+
+    @classmethod
+    def of(cls, graph: Graph, on: Iterable[str]) -> "_Candidate":
+        made = specialize(graph, on)
+        return cls(made=made, floor_nbytes=budget_floor(made.graph).nbytes)
+
+
+@attrs.frozen(eq=False)
+class _PeakSearch:
+    """A search for a peak of at most `goal_nbytes` among several decisions."""
+
+    joint: JointSearch
+    goal_nbytes: int
+    deadline: Deadline
+
+    @property
+    def best(self) -> DecidedOrder:
+        """The smallest peak so far."""
+        best = self.joint.smallest
         assert best is not None
-        arrays, least_nbytes = flatten(best.made.graph), budget_floor(best.made.graph).nbytes
-        order = minimize_peak(arrays, least_nbytes, least_nbytes, deadline, moves=moves, start=best.order)
-        search.add(best.made, arrays, order, deadline)
-        return min(search.found.values(), key=lambda one: one.peak_nbytes).schedule
-    for place, (least_nbytes, made) in enumerate(candidates):
-        if search.smallest is not None and least_nbytes >= search.smallest.peak_nbytes:
-            break
-        part = deadline.within(None) if place + 1 == len(candidates) else deadline.share(0.6)
-        arrays = flatten(made.graph)
-        search.add(made, arrays, minimize_peak(arrays, least_nbytes, least_nbytes, part), part)
-    assert search.smallest is not None
-    return search.smallest.schedule
+        return best
+
+    @property
+    def done(self) -> bool:
+        return self.joint.smallest is not None and self.best.peak_nbytes <= self.goal_nbytes
+
+    def promise(self, one: _Candidate) -> tuple[int, int]:
+        """Smaller is better: its floor, then the smallest peak so far."""
+        known = self.joint.found.get(one.made.on)
+        return one.floor_nbytes, one.floor_nbytes if known is None else known.peak_nbytes
+
+    def minimize(self, one: _Candidate, moves: int | None = None) -> None:
+        """Search the sequences of one decision, if one may be smaller than the best."""
+        known = self.joint.smallest
+        if known is not None and (self.done or one.floor_nbytes >= known.peak_nbytes):
+            return
+        arrays, before = flatten(one.made.graph), self.joint.found.get(one.made.on)
+        goal_nbytes = max(self.goal_nbytes, one.floor_nbytes)
+        order = minimize_peak(
+            arrays,
+            goal_nbytes,
+            one.floor_nbytes,
+            self.deadline,
+            moves=moves,
+            start=None if before is None else before.order,
+        )
+        self.joint.add(one.made, arrays, order, self.deadline)
 
 
 class _Decisions:
@@ -178,8 +228,8 @@ class _Decisions:
             return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=self.lower_s)
         self.candidates(start)
         if not self.search.fitting:
-            moves = min(self.moves, default_peak_moves(len(graph.ops)))
-            self.search.shrink(budget, budget_floor(least).nbytes, moves, deadline.share(0.5))
+            part = deadline.share(PEAK_SHARE)
+            self.search.take(smallest_peak(graph, budget_floor(least).nbytes, part, goal_nbytes=budget), part)
         first = self.first()
         if first is not None and not self.closed():
             self.decided(first, round(self.moves * FIRST_MOVES), FIRST_SHARE)

@@ -1,7 +1,7 @@
 """Annotate the ops of a graph with costs: measured seconds and workspaces; FLOPs and bytes for platforms."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -10,9 +10,10 @@ from torch.utils.flop_counter import flop_registry
 
 from remat_executor.capture.captured import Captured
 from remat_executor.costs.arguments import Arguments
-from remat_executor.costs.cache import CostCache
+from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.costs.kernel_sources import source_hash
 from remat_executor.costs.measure import Request, measure
+from remat_executor.costs.unmeasured import Rates
 from remat_executor.current_device import as_current
 from remat_executor.fx_nodes import meta_tensors
 from remat_executor.generator_state import preserved_generators
@@ -42,7 +43,8 @@ def with_costs(
     """The graph with measured workspaces and times, or those of a platform.
 
     Each distinct key is measured once, with tensors of that key alone, so the model need not fit the device.
-    Operators of a `Measured` platform are not measured here.
+    Operators of a `Measured` platform are not measured here. An operator that does not fit by itself, but
+    that plans may run in another way, is estimated.
 
     Args:
         captured: the joint graph.
@@ -56,53 +58,90 @@ def with_costs(
     arguments = Arguments(captured.graph_module, given, translation)
     graph = translation.graph
     requests: dict[str, Request] = {}
-    keys: dict[tuple[int, int], str] = {}
-    queries: dict[tuple[int, int], OpCost] = {}  # to the platform
-    known: dict[tuple[int, int], Measurement] = {}
-    for i, op in enumerate(graph.ops):
-        for k in range(len(op.implementations)):
-            recipe = translation.recipe(i, k)
-            if isinstance(recipe, RunKernel) and recipe.change.kernel is None:
-                continue  # nothing runs
-            if platform is not None:
-                queries[i, k] = op_cost(translation, graph, i, k)
-            if isinstance(platform, Measured) and queries[i, k].key in platform.measurements:
-                known[i, k] = platform.measurements[queries[i, k].key]
+    keys: dict[_Place, str] = {}
+    known: dict[_Place, Measurement] = {}
+    for i, k in _running(translation):
+        if isinstance(platform, Measured):
+            there = platform.measurements.get(op_cost(translation, graph, i, k).key)
+            if there is not None:
+                known[i, k] = there
                 continue
-            key = keys[i, k] = _key(translation, op, k, recipe)
-            if key not in requests:
-                requests[key] = arguments.request(recipe, repeat=k > 0)
-    costs = measure(requests, translation.device, cache, on_progress)
+        op, recipe = graph.ops[i], translation.recipe(i, k)
+        key = keys[i, k] = _key(translation, op, k, recipe)
+        if key not in requests:
+            requests[key] = arguments.request(recipe, repeat=k > 0)
+    replaceable = {key for (i, _), key in keys.items() if graph.ops[i].alternatives}
+    costs = measure(requests, translation.device, cache, on_progress, replaceable=replaceable)
 
     graph = _with_real_sizes(translation, requests, {key: cost.output_nbytes for key, cost in costs.items()})
-    ops = []
-    for i, op in enumerate(graph.ops):
-        implementations = []
-        for k, implementation in enumerate(op.implementations):
-            there = known.get((i, k))
-            if there is None and (i, k) not in keys:
-                implementations.append(implementation)
-                continue
-            if there is not None:
-                time_s, issue_s, workspace_nbytes = there.time_s, there.issue_s, there.workspace_nbytes
-            else:
-                here = costs[keys[i, k]]
-                if platform is None:
-                    time_s, issue_s = here.time_s, here.issue_s
-                else:
-                    time_s = time_s_of(platform, queries[i, k])
-                    issue_s = issue_s_of(platform, queries[i, k])
-                predicted = sum(graph.allocated_nbytes(v) for v in implementation.outputs)
-                # Output bytes beyond the fake tensors' sizes are counted as workspace.
-                surplus = max(0, here.output_nbytes - predicted) if implementation.outputs else 0
-                workspace_nbytes = here.workspace_nbytes + surplus
-            implementations.append(
-                attrs.evolve(
-                    implementation, time_s=time_s, issue_s=issue_s, workspace_nbytes=workspace_nbytes
-                )
-            )
-        ops.append(attrs.evolve(op, implementations=tuple(implementations)))
-    return attrs.evolve(graph, ops=tuple(ops))
+    found = {place: _Cost(m.time_s, m.issue_s, m.workspace_nbytes) for place, m in known.items()}
+    for (i, k), key in keys.items():
+        if key in costs:
+            found[i, k] = _measured(translation, graph, (i, k), costs[key], platform)
+    missing = keys.keys() - found.keys()
+    for i in {i for i, _ in missing}:
+        op = graph.ops[i]
+        if all((i, k) in missing for k in range(len(op.implementations))):
+            measure({keys[i, 0]: requests[keys[i, 0]]}, translation.device)  # raises: no other way fits
+    rates = Rates.of(
+        (op_cost(translation, graph, i, k), cost.time_s) for (i, k), cost in found.items() if missing
+    )
+    for i, k in missing:
+        found[i, k] = _unmeasured(translation, graph, (i, k), rates, platform)
+    return attrs.evolve(graph, ops=tuple(_op_with(op, i, found) for i, op in enumerate(graph.ops)))
+
+
+_Place = tuple[int, int]  # op, implementation
+
+
+class _Cost(NamedTuple):
+    time_s: float
+    issue_s: float
+    workspace_nbytes: int
+
+
+def _running(translation: Translation) -> Iterator[_Place]:
+    """The implementations that run something."""
+    for i, op in enumerate(translation.graph.ops):
+        for k in range(len(op.implementations)):
+            recipe = translation.recipe(i, k)
+            if not isinstance(recipe, RunKernel) or recipe.change.kernel is not None:
+                yield i, k
+
+
+def _measured(
+    translation: Translation, graph: Graph, place: _Place, here: MeasuredCost, platform: Platform | None
+) -> _Cost:
+    """The cost of an implementation that was measured here; by a platform, its times."""
+    outputs = graph.ops[place[0]].implementations[place[1]].outputs
+    predicted = sum(graph.allocated_nbytes(v) for v in outputs)
+    # Output bytes beyond the fake tensors' sizes are counted as workspace.
+    surplus = max(0, here.output_nbytes - predicted) if outputs else 0
+    time_s, issue_s = here.time_s, here.issue_s
+    if platform is not None:
+        query = op_cost(translation, graph, *place)
+        time_s, issue_s = time_s_of(platform, query), issue_s_of(platform, query)
+    return _Cost(time_s, issue_s, here.workspace_nbytes + surplus)
+
+
+def _unmeasured(
+    translation: Translation, graph: Graph, place: _Place, rates: Rates, platform: Platform | None
+) -> _Cost:
+    """The cost of an implementation that did not fit, as far as it is known without running it."""
+    recipe, query = translation.recipe(*place), op_cost(translation, graph, *place)
+    workspace_nbytes = recipe.change.workspace_nbytes if isinstance(recipe, RunKernel) else 0
+    if platform is not None:
+        return _Cost(time_s_of(platform, query), issue_s_of(platform, query), workspace_nbytes)
+    return _Cost(rates.time_s(query), 0.0, workspace_nbytes)
+
+
+def _op_with(op: Op, i: int, costs: Mapping[_Place, _Cost]) -> Op:
+    """An op whose implementations have these costs, where there are any."""
+    implementations = [
+        attrs.evolve(one, **costs[i, k]._asdict()) if (i, k) in costs else one
+        for k, one in enumerate(op.implementations)
+    ]
+    return attrs.evolve(op, implementations=tuple(implementations))
 
 
 def issued_at_once(graph: Graph) -> Graph:

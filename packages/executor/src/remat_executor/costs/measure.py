@@ -18,7 +18,7 @@ there the bytes of torch's own operators are those of the first run, elsewhere o
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -54,10 +54,16 @@ _MORE_MEMORY = (
 
 @attrs.frozen(kw_only=True, str=False)
 class MeasureError(ProblemError):
-    """An operator could not be measured."""
+    """An operator could not be measured.
+
+    Attributes:
+        key: the operator with its arguments.
+        out_of_memory: whether it did not fit in what was free.
+    """
 
     prefix: ClassVar[str] = "cannot measure {0.key}: "
     key: str
+    out_of_memory: bool = False
 
 
 def measure(
@@ -66,6 +72,7 @@ def measure(
     cache: CostCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    replaceable: Container[str] = (),
 ) -> dict[str, MeasuredCost]:
     """Measure operators whose costs the cache does not know.
 
@@ -76,6 +83,7 @@ def measure(
         cache: known costs; new ones are added to it, also if the work is interrupted.
         on_progress: called with the number of keys done and their total, first with the number of known ones.
         clock: seconds now, of the host; it times operators on the CPU, and their issuing elsewhere.
+        replaceable: keys that are left out if they do not fit in what is free.
 
     Returns:
         The cost of each key, in the order of the requests.
@@ -101,7 +109,11 @@ def measure(
             for key, factory in requests.items():
                 if key in known:
                     continue
-                fresh[key] = _measure_one(key, factory, device, clock)
+                try:
+                    fresh[key] = _measure_one(key, factory, device, clock)
+                except MeasureError as error:
+                    if key not in replaceable or not error.out_of_memory:
+                        raise
                 report(len(known) + len(fresh), len(requests))
                 if cache is not None and time.monotonic() - saved_at > _SAVE_EVERY_S:
                     cache.add(dict(list(fresh.items())[saved:]))
@@ -111,7 +123,8 @@ def measure(
             cache.add(dict(list(fresh.items())[saved:]))
         if device.type != "cpu":
             torch.accelerator.empty_cache()  # the tensors are freed, but not the blocks cached for them
-    return {key: known[key] if key in known else fresh[key] for key in requests}
+    found = {**known, **fresh}
+    return {key: found[key] for key in requests if key in found}
 
 
 def _measure_one(
@@ -131,8 +144,13 @@ def _measure_one(
         raise
     except Exception as error:  # whatever the operator raises, the message names its key
         problem = text_of(error).strip().partition("\n")[0]
-        advice = _MORE_MEMORY if is_out_of_memory(error) else _REPORT
-        raise MeasureError(key=key, problem=f"{type(error).__name__}: {problem}", advice=advice) from error
+        full = is_out_of_memory(error)
+        raise MeasureError(
+            key=key,
+            problem=f"{type(error).__name__}: {problem}",
+            advice=_MORE_MEMORY if full else _REPORT,
+            out_of_memory=full,
+        ) from error
     return MeasuredCost(
         time_s=time_s,
         workspace_nbytes=max(0, peak_nbytes - max(0, end_nbytes)),

@@ -31,18 +31,22 @@ from remat_executor.ways.substitution import Change, Substitution
 aten = torch.ops.aten
 
 LEAST_NBYTES = 1 << 20  # of a chunk: below it, launching kernels takes longer than they do
+LEAST_PARTS = 5  # the call needs two tensors beyond what it reads; the way one, and four chunks while it runs
 VECTORS = 64  # channels: a multiple of the numbers in any vector register
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 Parts = tuple[tuple[int, int], ...]
 
 
-def batch_norms(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterator[Substitution]:
+def batch_norms(
+    captured: Captured, least_nbytes: int = LEAST_NBYTES, least_parts: int = LEAST_PARTS
+) -> Iterator[Substitution]:
     """A way for each backward of a batch norm whose channels fill several chunks.
 
     Args:
         captured: the step.
-        least_nbytes: bytes of a chunk; a batch norm of one chunk is left alone.
+        least_nbytes: bytes of a chunk.
+        least_parts: a batch norm of fewer chunks is left alone.
     """
     calls = captured.graph_module.graph.find_nodes(
         op="call_function", target=aten.native_batch_norm_backward.default
@@ -55,7 +59,7 @@ def batch_norms(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterato
         fake = x.meta["val"]
         parts = parts_of(fake, layout, least_nbytes)
         given = tuple(each for each in vectors if each is not None)
-        if len(parts) < 2 or not all(each.meta["val"].is_contiguous() for each in given):
+        if len(parts) < least_parts or not all(each.meta["val"].is_contiguous() for each in given):
             continue
         channels = max(end - start for start, end in parts)
         change = Change(

@@ -27,7 +27,7 @@ from remat_executor.ways.uses import Uses
 
 aten = torch.ops.aten
 
-LEAST_NBYTES = 1 << 18  # of a result between calls: below it, launching kernels takes longer than they do
+LEAST_CHUNKS = 4  # with fewer, what lives within a chunk takes as much as what the chain saves
 
 _CALLS = {
     *(getattr(aten, name).default for name in ("tanh", "neg", "abs", "exp", "log", "sqrt", "sin", "cos")),
@@ -45,16 +45,17 @@ _Result = tuple[int, tuple[int, ...], tuple[int, ...]]  # number, shape, stride
 _Program = tuple[tuple[_Call, ...], tuple[_Result, ...]]
 
 
-def chains(captured: Captured, least_nbytes: int = LEAST_NBYTES) -> Iterator[Substitution]:
+def chains(captured: Captured, least_chunks: float = LEAST_CHUNKS) -> Iterator[Substitution]:
     """A way for each chain of which the backward reads results between its calls.
 
     Args:
         captured: the step.
-        least_nbytes: chains whose results are smaller are left alone.
+        least_chunks: chains whose results have fewer chunks of elements are left alone.
     """
     finder = _Finder(captured)
     for chain in finder.chains():
-        if chain.calls[-1].meta["val"].nbytes >= least_nbytes:
+        made = chain.calls[-1].meta["val"]
+        if made.numel() >= least_chunks * chunk_numel(made.device):
             yield _way(chain, finder.uses)
 
 

@@ -23,10 +23,7 @@ from remat_executor.ways.substitution import Family, Substitution
 
 GROUP = "remat.ways"
 
-EXACT: tuple[Family, ...] = (loss_head,)
-# Exact too, but offered only to who names them: with their many ways planning takes longer, measuring kernels
-# may need more than a small budget, and the smallest budgets are not always found again.
-ON_REQUEST: tuple[Family, ...] = (masks, pools, chains, convolutions, batch_norms)
+EXACT: tuple[Family, ...] = (loss_head, masks, pools, chains, convolutions, batch_norms)
 ROUNDING: tuple[Family, ...] = (linear_head, fused_gelu, norm_activations)
 
 

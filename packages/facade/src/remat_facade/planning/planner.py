@@ -7,6 +7,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Self
 
@@ -193,9 +194,10 @@ class RecomputePlanner(StepPlanner):
         """
         deadline = Deadline(self.method.time_limit_s, self._tell)
         solver = get_solver(self.method.solver, **self.method.parameters)
-        solve = solve_switches if self.grads is Grads.NEW else solve_present
+        named = self._named(graph, budget_nbytes)
+        solve = solve_present if self.grads is Grads.PRESENT else partial(solve_switches, start=named)
         solution = solve(solver, Problem(graph, budget_nbytes), deadline)
-        schedule = solution.schedule or self._smallest(graph, budget_nbytes, deadline, solution)
+        schedule = solution.schedule or named or self._smallest(graph, budget_nbytes, deadline, solution)
         return Plan.from_schedule(
             graph,
             schedule,
@@ -209,13 +211,39 @@ class RecomputePlanner(StepPlanner):
             grads=self.grads,
         )
 
+    def _named(self, graph: Graph, budget_nbytes: int) -> Schedule | None:
+        """The schedule of this budget if an error named it as the smallest."""
+        if self.zoo is None or self.method.solver != "auto":
+            return None
+        plan = self.zoo.find(graph, budget_nbytes, self._smallest_as)
+        return None if plan is None else plan.schedule
+
+    @property
+    def _smallest_as(self) -> Method:
+        """The key of schedules for the smallest budgets that errors name."""
+        return Method(solver="smallest", parameters={"grads": self.grads})
+
     def _smallest(self, graph: Graph, budget_nbytes: int, deadline: Deadline, solution: Solution) -> Schedule:
-        """The schedule with the smallest peak, if the solver found none; only the portfolio may use it."""
+        """The schedule with the smallest peak, if the solver found none; only the portfolio may use it.
+
+        If it exceeds the budget, the error names its peak. It is saved for that budget, which must work even
+        if there is less time to search then.
+        """
         self.on_progress(f"no schedule in {format_nbytes(budget_nbytes)}: searching for the smallest budget")
         find = min_budget if self.grads is Grads.NEW else min_present_budget
         smallest = find(graph, deadline)
         if smallest.nbytes > budget_nbytes:
             least_nbytes = min(smallest.nbytes, solution.smallest_nbytes or smallest.nbytes)
+            if self.zoo is not None:
+                plan = Plan.from_schedule(
+                    graph,
+                    smallest.schedule,
+                    budget_nbytes=smallest.nbytes,
+                    lower_bound_s=0.0,
+                    solver=self.method.solver,
+                    grads=self.grads,
+                )
+                self.zoo.keep(graph, smallest.nbytes, self._smallest_as, plan)
             raise attrs.evolve(smallest.as_error(budget_nbytes), smallest_nbytes=least_nbytes)
         if self.method.solver == "auto":
             return smallest.schedule
