@@ -8,7 +8,7 @@ from remat_graph import Graph, Schedule, noremat_peak_nbytes, simulate
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.errors import InfeasibleBudget
-from remat_solvers.protocol import Deadline, Problem, Solution
+from remat_solvers.protocol import Deadline, Problem, Solution, Solver
 from remat_solvers.registry import get_solver, solver_parameters
 from remat_solvers.switching import bounding_graphs, smallest_peak, solve_switches
 
@@ -191,6 +191,7 @@ def max_batch(
     most: int = 1 << 20,
     solver: str = "auto",
     seconds: float | None = None,
+    solve: Callable[[Solver, Problem, Deadline | None], Solution] = solve_switches,
     **parameters: object,
 ) -> MaxBatch:
     """Find the largest batch by doubling and bisection over plans, as Checkmate's experiment does.
@@ -203,12 +204,13 @@ def max_batch(
         most: the largest size to try.
         solver: name of the solver.
         seconds: limit by the clock for one size.
+        solve: runs the solver; `solve_present` plans for steps that find a ``.grad`` for every parameter.
         **parameters: of the solver.
     """
 
     def fits(batch: int) -> Solution | None:
         problem = Problem(graph_of(batch), budget_nbytes)
-        made = solve_switches(get_solver(solver, **parameters), problem, Deadline(seconds))
+        made = solve(get_solver(solver, **parameters), problem, Deadline(seconds))
         good = made.overhead is not None and made.overhead <= max_overhead + 1e-12
         return made if good else None
 

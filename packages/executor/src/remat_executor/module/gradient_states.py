@@ -115,10 +115,10 @@ _NO_GRADIENTS = (
 
 
 def finds_gradients(step: PlannedStep, tensors: Tensors) -> bool:
-    """Whether every parameter that the step differentiates has a `.grad`."""
+    """Whether the step differentiates parameters, and every one of them has a `.grad`."""
     count = len(tensors.parameters)
-    owners = (tensors.flat[place] for place in step.owners if place < count)
-    return all(owner.is_leaf and owner.grad is not None for owner in owners)
+    owners = [tensors.flat[place] for place in step.owners if place < count]
+    return bool(owners) and all(owner.is_leaf and owner.grad is not None for owner in owners)
 
 
 def planner_for(planner: PlanFunction, grads: Grads) -> PlanFunction:

@@ -13,6 +13,7 @@ from remat_executor.costs.check_platform import check_platform
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.module.input_checks import check_input, output_indices
 from remat_executor.module.pipeline import CallToPlan, PipelineStages, Progress
+from remat_executor.translation.dropped_outputs import OutputsState, check_outputs
 from remat_executor.ways.registry import families
 from remat_executor.ways.substitution import Family
 from remat_graph import Graph, Platform
@@ -28,6 +29,7 @@ def step_graph(
     differentiate: Iterable[int] | None = None,
     on_progress: Progress | None = None,
     ways: Iterable[Family] | None = None,
+    outputs: OutputsState = "kept",
 ) -> Graph:
     """The measured graph of a training step, for planning without a `PlannedModule`.
 
@@ -40,11 +42,13 @@ def step_graph(
         differentiate: indices among the output tensors that get gradients; None: a scalar in front, else all.
         on_progress: called with (what, done, total).
         ways: families of other ways to run ops, of which plans may choose; None for all that are exact.
+        outputs: "dropped" if the caller drops the outputs that are not differentiated before the backward.
 
     Raises:
-        BadInput: the model, an input or the platform is not what is expected.
+        BadInput: the model, an input, the platform or `outputs` is not what is expected.
     """
     check_platform(platform)
+    check_outputs(outputs)
     tensors = check_input(model, args, kwargs or {})
     cache = CostCache(tensors.device, cache_dir)
     stages = PipelineStages(
@@ -52,6 +56,7 @@ def step_graph(
         differentiate=output_indices(differentiate),
         on_progress=on_progress,
         families=families(ways),
+        outputs=outputs,
     )
     conditions = Snapshot.take(model).signature(tensors).conditions()
     call = CallToPlan(model=model, tensors=tensors, conditions=conditions, forward=model.forward)

@@ -4,20 +4,35 @@ Such an output is returned, so the forward holds it to its end, as `with_dropped
 activation like any other: freed, kept for the backward, or recomputed.
 """
 
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import attrs
 
 from remat_executor.capture.captured import Captured
+from remat_executor.errors import BadInput
 from remat_executor.translation.recipes import RunKernel
 from remat_executor.translation.translation import Translation
 from remat_executor.ways.substitution import Change
+from remat_graph.errors import shown
 from remat_graph.training import with_dropped
 
 T = TypeVar("T")
 
 OutputsState = Literal["kept", "dropped"]
 """Whether the caller holds the outputs that are not differentiated until the backward ends."""
+
+
+def check_outputs(outputs: object) -> None:
+    """Check the option `outputs`.
+
+    Raises:
+        BadInput: it is not one of `OutputsState`.
+    """
+    if outputs not in get_args(OutputsState):
+        raise BadInput(
+            problem=f"outputs is {shown(outputs)}, not one of {', '.join(map(repr, get_args(OutputsState)))}",
+            advice='leave it out for "kept"',
+        )
 
 
 def with_dropped_outputs(translation: Translation, captured: Captured) -> Translation:

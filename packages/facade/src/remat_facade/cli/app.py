@@ -49,7 +49,10 @@ from remat_solvers import (
     get_solver,
     max_batch,
     min_budget,
+    min_present_budget,
     pareto,
+    solve_present,
+    solve_switches,
     solver_names,
 )
 
@@ -72,6 +75,7 @@ def demo(
     ] = "gpt2",
     budget: options.BudgetOption = "40%",
     steps: Annotated[int, typer.Option(min=4, help="Training steps.")] = 12,
+    outputs: options.OutputsOption = None,
     out: Annotated[
         Path,
         typer.Option(metavar="FOLDER", help="Folder for the picture, the report, the plan and the graph."),
@@ -84,7 +88,9 @@ def demo(
     check_paths({"--out": out / "plan.json"})
     RecomputePlanner(budget=budget).check()
     with progress("importing torch") as update:
-        result = run_demo(get_task(model), budget, steps=steps, out=out, on_progress=update)
+        result = run_demo(
+            get_task(model), budget, steps=steps, out=out, outputs=outputs or "kept", on_progress=update
+        )
     for table in result.tables:
         show(table)
     for path in result.written:
@@ -109,6 +115,8 @@ def plan(
     device_memory: options.DeviceMemoryOption = None,
     platform: options.PlatformOption = None,
     ways: options.WaysOption = None,
+    outputs: options.OutputsOption = None,
+    gradients: options.GradientsOption = None,
     zoo: Annotated[bool, typer.Option(help="Load a saved plan if one matches, and save new plans.")] = True,
     out: options.OutOption = None,
     graph_out: options.OutOption = None,
@@ -130,7 +138,9 @@ def plan(
         from remat_facade.planning.memory_fit import states_nbytes
 
         states_nbytes((), optimizer)  # raises for an unknown name, before the long work
-        method = choose_method("auto", config, solver, seed, time_limit, ways)
+        method = choose_method(
+            "auto", config, solver, seed, time_limit, ways, outputs=outputs, gradients=gradients
+        )
         graph, made, fit = plan_model(
             model,
             as_call(sample, sample_kwargs),
@@ -156,6 +166,7 @@ def solve(
     config: options.ConfigOption = None,
     seed: options.SeedOption = 0,
     time_limit: options.TimeLimitOption = None,
+    gradients: options.GradientsOption = None,
     order_out: options.OutOption = None,
     plan_out: options.OutOption = None,
 ) -> None:
@@ -163,20 +174,24 @@ def solve(
     check_paths({"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config})
     with progress(f"reading {graph}") as update:
         loaded = load_graph(graph)
-        planner = RecomputePlanner(
-            budget=budget, method=choose_method("auto", config, solver, seed, time_limit), on_progress=update
-        )
+        method = choose_method("auto", config, solver, seed, time_limit, gradients=gradients)
+        planner = RecomputePlanner(budget=budget, method=method, grads=method.grads, on_progress=update)
         made = planner(loaded)
     deliver(made, plan_out, order_out)
 
 
 @app.command("min-budget")
-def smallest_budget(graph: options.GraphArgument, time_limit: options.TimeLimitOption = None) -> None:
+def smallest_budget(
+    graph: options.GraphArgument,
+    time_limit: options.TimeLimitOption = None,
+    gradients: options.GradientsOption = None,
+) -> None:
     """Find the smallest budget of a saved graph; needs no torch."""
     with progress(f"reading {graph}") as update:
         loaded = load_graph(graph)
         update(f"searching for the smallest budget of {loaded.name}")
-        found = min_budget(loaded, Deadline(time_limit))
+        find = min_present_budget if gradients == "present" else min_budget
+        found = find(loaded, Deadline(time_limit))
     show(smallest_table(loaded, found))
 
 
@@ -231,6 +246,8 @@ def largest_batch(
     solver: options.SolverOption = None,
     time_limit: options.TimeLimitOption = None,
     ways: options.WaysOption = None,
+    outputs: options.OutputsOption = None,
+    gradients: options.GradientsOption = None,
 ) -> None:
     """Find the largest batch that trains inside a budget."""
     from remat_executor import step_graph
@@ -246,13 +263,20 @@ def largest_batch(
             model, sample, sample_kwargs = load_target(target, batch)
             args, kwargs = as_call(sample, sample_kwargs)
             check_model(model, args, kwargs)
-            graph = step_graph(model, args, kwargs, ways=families_of(ways or "exact"))
+            families = families_of(ways or "exact")
+            graph = step_graph(model, args, kwargs, ways=families, outputs=outputs or "kept")
             update(f"batch {batch}: planning {len(graph.ops)} ops")
             return graph
 
         name = solver or "auto"
         found = max_batch(
-            graph_of, nbytes, max_overhead=max_overhead, first=first, solver=name, seconds=time_limit
+            graph_of,
+            nbytes,
+            max_overhead=max_overhead,
+            first=first,
+            solver=name,
+            seconds=time_limit,
+            solve=solve_present if gradients == "present" else solve_switches,
         )
     show(batch_table(target, nbytes, found))
     if not found.batch:

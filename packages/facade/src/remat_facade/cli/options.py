@@ -45,6 +45,20 @@ WaysOption = Annotated[
         "or none. [default: the config's, exact]"
     ),
 ]
+OutputsOption = Annotated[
+    Literal["kept", "dropped"] | None,
+    typer.Option(
+        help="Whether your loop keeps the outputs that are not differentiated until the backward ends, or "
+        "drops them before. [default: kept, or the config's]"
+    ),
+]
+GradientsOption = Annotated[
+    Literal["new", "present"] | None,
+    typer.Option(
+        help="Plan for steps that find no .grad, or for those that find one for every parameter "
+        "(accumulation, zero_grad(set_to_none=False)). [default: new, or the config's]"
+    ),
+]
 OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file.")]
 GraphArgument = Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A graph, saved or of the corpus.")]
 TargetArgument = Annotated[

@@ -63,6 +63,10 @@ accounting = _expected('"referee" or "paper"', lambda v: v in ("referee", "paper
 ways = _expected(
     '"exact", "rounding" or "none"', lambda v: isinstance(v, str) and v in ("exact", "rounding", "none")
 )
+outputs = _expected('"kept" or "dropped"', lambda v: isinstance(v, str) and v in ("kept", "dropped"))
+gradients = _expected(
+    '"auto", "new" or "present"', lambda v: isinstance(v, str) and v in ("auto", "new", "present")
+)
 plain_name = _expected("the name of a solver of cvxpy", _is_text)
 budget_or_none = _expected(
     'bytes, a size such as "64GiB", or null', lambda v: v is None or _is_int(v) or isinstance(v, str)

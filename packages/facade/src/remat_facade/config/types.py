@@ -5,7 +5,7 @@ every field in a comment and ends the file with YAML's end mark, which reveals a
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import attrs
 
@@ -69,6 +69,18 @@ class StepConfig(Config):
         "Other ways to run ops that a plan may choose: exact (the same bits), rounding (also those that may "
         "differ in the last bits) or none.",
         check.ways,
+    )
+    outputs: Literal["kept", "dropped"] = option(
+        "kept",
+        "Whether the caller keeps the outputs that are not differentiated until the backward ends: kept, or "
+        "dropped before it.",
+        check.outputs,
+    )
+    gradients: Literal["auto", "new", "present"] = option(
+        "auto",
+        "What calls find in .grad: new (nothing), present (a gradient for every parameter) or auto (planned "
+        "like new at first).",
+        check.gradients,
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import MemoryMeter, allocator_peak
+from remat_executor.translation.dropped_outputs import OutputsState
 from remat_facade.demo.tasks import Batch, Task
 from remat_facade.entrypoints.rockmate import Hiremate
 from remat_facade.files import save_to, write_whole
@@ -161,13 +162,22 @@ class Demo:
         return Table(title="loss", columns=("step", "unplanned", "planned", "identical"), rows=rows)
 
 
-def run_demo(task: Task, budget: int | str, *, steps: int, out: Path, on_progress: Progress = silent) -> Demo:
+def run_demo(
+    task: Task,
+    budget: int | str,
+    *,
+    steps: int,
+    out: Path,
+    outputs: OutputsState = "kept",
+    on_progress: Progress = silent,
+) -> Demo:
     """Train twice, compare, and write the report.
 
     Args:
         task: the model and data.
         budget: as for `Rockmate`.
         steps: training steps, at least 4.
+        outputs: as for `Rockmate`; the steps hold only the loss when the backward begins.
         out: folder for ``memory.png``, ``report.html``, ``plan.json`` and ``graph.json``.
         on_progress: called with a short description when a stage begins.
 
@@ -178,7 +188,12 @@ def run_demo(task: Task, budget: int | str, *, steps: int, out: Path, on_progres
     unplanned = TrainingRun(_seeded(task.build), task, task.batches(SEED))
     began_s = time.perf_counter()
     module = Hiremate(
-        _seeded(task.build), next(task.batches(SEED)), budget, seed=SEED, on_progress=on_progress
+        _seeded(task.build),
+        next(task.batches(SEED)),
+        budget,
+        seed=SEED,
+        outputs=outputs,
+        on_progress=on_progress,
     )
     built_s = time.perf_counter() - began_s
     planned = TrainingRun(module, task, task.batches(SEED))

@@ -49,8 +49,8 @@ class RockmateKeywords(SharedKeywords, total=False):
     optimizer: Optimizer
     runtime: str
     ways: Ways | None
-    outputs: OutputsState
-    gradients: GradientsState
+    outputs: OutputsState | None
+    gradients: GradientsState | None
 
 
 class LimitKeywords(RockmateKeywords, total=False):

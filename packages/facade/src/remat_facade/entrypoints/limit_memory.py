@@ -136,11 +136,14 @@ def check_limit(caller: str, budget: int | str | None, options: Mapping[str, Any
         options.get("seed", 0),
         options.get("time_limit_s"),
         options.get("ways"),
+        outputs=options.get("outputs"),
+        gradients=options.get("gradients"),
     )
     reserve_nbytes = options.get("reserve_nbytes", 0)
     known = "100%" if chosen == "auto" else chosen
     RecomputePlanner(budget=known, method=method, reserve_nbytes=reserve_nbytes).check()
-    given = {"budget": chosen, **options, "ways": method.ways}
+    step = {name: getattr(method, name) for name in ("ways", "outputs", "gradients")}
+    given = {"budget": chosen, **options, **step}
     for kind in (PlanOptions, CostOptions, RunOptions):  # they check their values
         kind(**{name: given[name] for name in attrs.fields_dict(kind) if name in given})
     if not isinstance(options.get("differentiate"), Iterator):  # which can be read only once

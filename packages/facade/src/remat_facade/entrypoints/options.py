@@ -16,7 +16,7 @@ from remat_executor.module.gradient_states import GradientsState, checked_state
 from remat_executor.module.pipeline import ENDED
 from remat_executor.module.plan_cache import MOST_PLANS, check_most
 from remat_executor.runtime.registry import check_runtime
-from remat_executor.translation.dropped_outputs import OutputsState
+from remat_executor.translation.dropped_outputs import OutputsState, check_outputs
 from remat_executor.ways.registry import rounding_families
 from remat_executor.ways.substitution import Family
 from remat_facade.entrypoints.inputs import Arguments
@@ -42,19 +42,6 @@ def check_ways(ways: object) -> None:
         raise BadInput(
             problem=f"ways is {shown(ways)}, not one of {', '.join(map(repr, get_args(Ways)))}",
             advice='leave it out for "exact"',
-        )
-
-
-def check_outputs(outputs: object) -> None:
-    """Check the option `outputs`.
-
-    Raises:
-        BadInput: it is not one of `OutputsState`.
-    """
-    if outputs not in get_args(OutputsState):
-        raise BadInput(
-            problem=f"outputs is {shown(outputs)}, not one of {', '.join(map(repr, get_args(OutputsState)))}",
-            advice='leave it out for "kept"',
         )
 
 

@@ -95,8 +95,9 @@ def plan_model(
         cache_dir=cost.folder,
         on_progress=cost.stages,
         ways=families_of(method.ways),
+        outputs=method.outputs,
     )
-    plan = planner(graph)
+    plan = planner.for_grads(method.grads)(graph)
     fit = fit_of(
         model, plan.budget_nbytes, options.optimizer, device=device_of(model), device_nbytes=device_nbytes
     )

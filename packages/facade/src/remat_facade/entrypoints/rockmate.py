@@ -84,14 +84,15 @@ class Rockmate(BudgetedModule):
             way runs. None keeps the config's choice, or else ``"exact"``.
         outputs: ``"dropped"`` if you drop the outputs that are not differentiated before the backward, as
             ``model(...).loss.backward()`` drops the logits: plans then hold them only to the end of the
-            forward. With ``"kept"``, the default, they count to the end of the backward.
+            forward. With ``"kept"`` they count to the end of the backward. None keeps the config's choice, or
+            else ``"kept"``.
         gradients: what the budget must hold in addition to a ``.grad`` that exists when a call begins. A plan
             for ``"new"`` gradients holds each to the end of the backward. A plan for ``"present"`` ones, for
             calls that find a ``.grad`` for every parameter (accumulation, ``zero_grad(set_to_none=False)``,
             bucket views of DDP), adds each to that and frees it, so it works at smaller budgets or is faster;
-            a call that finds none is planned like ``"new"``, which must then fit too. ``"auto"``, the
-            default, begins with ``"new"`` and makes the other plan when recomputation in calls that find
-            gradients has taken as long as planning did.
+            a call that finds none is planned like ``"new"``, which must then fit too. ``"auto"`` begins with
+            ``"new"`` and makes the other plan when recomputation in calls that find gradients has taken as
+            long as planning did. None keeps the config's choice, or else ``"auto"``.
 
     Raises:
         InfeasibleBudget: no schedule fits; the error has a budget that works.
@@ -145,25 +146,34 @@ class Rockmate(BudgetedModule):
         buckets: Buckets | None = None,
         part_nbytes: int | None = None,
         ways: Ways | None = None,
-        outputs: OutputsState = "kept",
-        gradients: GradientsState = "auto",
+        outputs: OutputsState | None = None,
+        gradients: GradientsState | None = None,
     ) -> None:
         options = PlanOptions(budget=budget, reserve_nbytes=reserve_nbytes, optimizer=optimizer, zoo=zoo)
         cost = CostOptions(platform=platform, cache_dir=cache_dir, on_progress=on_progress)
         with plan_sharing(ranks) as together:
-            method = choose_method(self._remat_method, config, solver, seed, time_limit_s, ways)
+            method = choose_method(
+                self._remat_method,
+                config,
+                solver,
+                seed,
+                time_limit_s,
+                ways,
+                outputs=outputs,
+                gradients=gradients,
+            )
             run = RunOptions(
                 runtime=runtime,
                 max_plans=max_plans,
                 buckets=buckets,
                 part_nbytes=part_nbytes,
                 ways=method.ways,
-                outputs=outputs,
-                gradients=gradients,
+                outputs=method.outputs,
+                gradients=method.gradients,
             )
             call = CallOptions(arguments=as_call(sample, sample_kwargs), differentiate=differentiate)
             own = prepare(model, call.arguments, options, method, cost)
-            planner: EntryPlanner = own if plan is None else fixed_planner(plan, own, gradients)
+            planner: EntryPlanner = own if plan is None else fixed_planner(plan, own, method.gradients)
             if together is not None:
                 terms = {"budget": str(own.budget), "reserve_nbytes": str(own.reserve_nbytes)}
                 planner = RanksPlanner(partial(together.planner, terms=terms), planner)

@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from remat_executor.module.gradient_states import GradientsState
+from remat_executor.translation.dropped_outputs import OutputsState
 from remat_facade.integrations.extras import from_extra
 from remat_facade.integrations.transformers import RematCallback
 
@@ -24,10 +26,14 @@ class RematArgs(BaseModel):
     Attributes:
         remat_budget: as for `limit_memory`.
         remat_time_limit_s: wall-clock seconds for the solver.
+        remat_outputs: as `outputs` of `Rockmate`.
+        remat_gradients: as `gradients` of `Rockmate`.
     """
 
     remat_budget: str | int | None = None
     remat_time_limit_s: float | None = None
+    remat_outputs: OutputsState | None = None
+    remat_gradients: GradientsState | None = None
 
 
 class RematPlugin(BasePlugin):  # type: ignore[misc]
@@ -39,4 +45,11 @@ class RematPlugin(BasePlugin):  # type: ignore[misc]
 
     def add_callbacks_pre_trainer(self, cfg: Any, model: Any) -> list[Any]:
         """The callback of transformers' trainer, from which axolotl's derive."""
-        return [RematCallback(cfg.remat_budget, time_limit_s=cfg.remat_time_limit_s)]
+        return [
+            RematCallback(
+                cfg.remat_budget,
+                time_limit_s=cfg.remat_time_limit_s,
+                outputs=cfg.remat_outputs,
+                gradients=cfg.remat_gradients,
+            )
+        ]

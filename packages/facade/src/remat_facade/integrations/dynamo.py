@@ -73,6 +73,12 @@ class _Planned:
         if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
             return self.graph(*args)
         if self.planned is None and self.differentiable:
+            if chosen.get("gradients") == "present" and isinstance(self.module, _Region):
+                problem = (
+                    '"present" does nothing here: Dynamo passes parameters as inputs, whose gradients a plan '
+                    "holds to the end; leave it out, or limit the model with limit_memory instead"
+                )
+                raise BadOption(option="gradients", problem=problem)
             try:
                 self.planned = Rockmate(self.module, args, **chosen)
                 self.planned._remat.warned.add("compiled")  # this warning is for modules that a user compiles

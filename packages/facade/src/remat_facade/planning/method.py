@@ -4,18 +4,20 @@ import os
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
 from remat_facade.config.types import Config, OffmateConfig, StepConfig, config_types, generate_config
 from remat_facade.config.yaml_io import load_config
 from remat_facade.errors import BadConfig, MethodNotAvailable
+from remat_graph import Grads
 from remat_graph.errors import shown
 from remat_graph.serialization.fields import AnyPath
 from remat_solvers import solver_names, solver_parameters
 
 _COMMON = frozenset(field.name for field in attrs.fields(StepConfig))
+_OF_STEP = _COMMON.difference(field.name for field in attrs.fields(Config))
 
 
 @attrs.frozen(kw_only=True)
@@ -26,6 +28,13 @@ class Method:
     time_limit_s: float | None = None  # wall-clock seconds, or None
     parameters: Mapping[str, Any] = attrs.field(factory=dict)  # parameters of the solver, including the seed
     ways: str = "exact"  # which other ways to run ops a plan may choose, as for `Rockmate`
+    outputs: Literal["kept", "dropped"] = "kept"  # whether the caller keeps them, as for `Rockmate`
+    gradients: Literal["auto", "new", "present"] = "auto"  # what calls find, as for `Rockmate`
+
+    @property
+    def grads(self) -> Grads:
+        """The state of ``.grad`` that a step's first plan is for."""
+        return Grads.PRESENT if self.gradients == "present" else Grads.NEW
 
     @classmethod
     def from_config(cls, config: Config) -> "Method":
@@ -43,9 +52,13 @@ class Method:
             f.name: getattr(config, f.name) for f in attrs.fields(config.__class__) if f.name not in _COMMON
         }
         parameters = own | (_seeded(config.seed) if "seed" in solver_parameters(config.type) else {})
-        limit_s = config.time_limit_s
-        ways = config.ways if isinstance(config, StepConfig) else "none"
-        return cls(solver=config.type, time_limit_s=limit_s, parameters=parameters, ways=ways)
+        step = {name: getattr(config, name) for name in _OF_STEP} if isinstance(config, StepConfig) else {}
+        return cls(
+            solver=config.type,
+            time_limit_s=config.time_limit_s,
+            parameters=parameters,
+            **({"ways": "none"} | step),
+        )
 
 
 def choose_method(
@@ -55,6 +68,9 @@ def choose_method(
     seed: int,
     time_limit_s: float | None,
     ways: str | None = None,
+    *,
+    outputs: str | None = None,
+    gradients: str | None = None,
 ) -> Method:
     """The method that a user's arguments name.
 
@@ -66,6 +82,8 @@ def choose_method(
         seed: replaces the config's seed unless it is 0.
         time_limit_s: replaces the config's limit unless it is None.
         ways: replaces the config's ways unless it is None.
+        outputs: replaces the config's unless it is None.
+        gradients: replaces the config's unless it is None.
 
     Raises:
         BadConfig: the arguments contradict each other.
@@ -90,7 +108,8 @@ def choose_method(
         method = Method(solver=solver, time_limit_s=chosen.time_limit_s, parameters=_seeded(chosen.seed))
     else:
         method = Method.from_config(chosen)
-    return method if ways is None else attrs.evolve(method, ways=ways)
+    given: dict[str, Any] = {"ways": ways, "outputs": outputs, "gradients": gradients}
+    return attrs.evolve(method, **{name: value for name, value in given.items() if value is not None})
 
 
 def as_config(config: Config | AnyPath) -> Config:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from remat_facade.report.trace import repeated_targets
-from remat_graph import Graph, Plan, format_nbytes, format_seconds
+from remat_graph import Grads, Graph, Plan, format_nbytes, format_seconds
 from remat_graph.layers.summary import OUTSIDE
 from remat_solvers import MaxBatch, MinBudget
 
@@ -60,11 +60,12 @@ def plan_table(plan: Plan) -> Table:
     """Memory and time of a plan, and of the unplanned step."""
     runs = plan.schedule.order
     ops = len(set(runs))
+    gradients, freed = format_nbytes(plan.gradient_nbytes), plan.grads is Grads.PRESENT
     ways = f"{len(plan.switched)} ({plan.overhead - plan.recomputed_overhead:+.2%})"
     rows = (
         ("peak, allocator", format_nbytes(plan.noremat_peak_nbytes), format_nbytes(plan.peak_nbytes)),
         ("peak, tensors only", "", format_nbytes(plan.live_peak_nbytes)),
-        ("gradients in the peak", format_nbytes(plan.gradient_nbytes), format_nbytes(plan.gradient_nbytes)),
+        ("gradients in the peak", gradients, "" if freed else gradients),
         ("budget", "", format_nbytes(plan.budget_nbytes)),
         ("time of a step", format_seconds(plan.noremat_step_s), format_seconds(plan.time_s)),
         ("ops run", f"{ops}", f"{len(runs)}"),
@@ -73,6 +74,8 @@ def plan_table(plan: Plan) -> Table:
         ("lower bound", "", f"{plan.lower_bound_overhead:+.2%}, gap {plan.gap:.2%}"),
     )
     note = f"planned by {plan.solver}" + (f" for {plan.platform}" if plan.platform else "")
+    if freed:
+        note += "; for steps that find a .grad for every parameter"
     if plan.deadline_hit:
         note += "; the time limit ended the search, so another run may find another plan"
     if plan.waits_for_host:
