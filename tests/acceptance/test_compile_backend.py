@@ -211,6 +211,34 @@ def test_another_runtime(compiled: Callable[..., Any]) -> None:
         compiled(network(), "60%", runtime="cudagraph")(batch())
 
 
+def test_outputs_that_are_dropped(compiled: Callable[..., Any]) -> None:
+    """The option is that of `Rockmate`: exact, and within a budget that kept outputs exceed."""
+    model, original = network(), network()
+    call = compiled(model, "60%", outputs="dropped")
+    x = batch()
+    for one in (call, original):
+        torch.manual_seed(5)
+        one(x)[0].backward()
+    for mine, theirs in zip(model.parameters(), original.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(mine.grad, theirs.grad)
+    torch.manual_seed(5)
+    held = call(x)
+    with pytest.warns(RematWarning, match="are still held when the backward begins"):
+        held[0].backward()
+
+
+def test_gradients_that_are_present_are_refused(compiled: Callable[..., Any]) -> None:
+    """Parameters are inputs of Dynamo's graphs, so the option would do nothing. Other words are one line."""
+    with pytest.raises(BadOption, match=r"'gradients' \"present\" does nothing here: Dynamo passes"):
+        compiled(network(), "60%", gradients="present")(batch())
+    with pytest.raises(BadInput, match="gradients is 'old', not one of 'auto', 'new', 'present'"):
+        compiled(network(), "60%", gradients="old")(batch())
+    with pytest.raises(BadInput, match="outputs is 'gone', not one of 'kept', 'dropped'"):
+        compiled(network(), "60%", outputs="gone")(batch())
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

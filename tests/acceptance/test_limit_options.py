@@ -18,6 +18,8 @@ INVALID: list[tuple[dict[str, Any], type[RematError], str]] = [
     ({"runtime": "inductr"}, BadInput, "runtime is 'inductr', not one of 'eager', 'inductor', 'cudagraph'"),
     ({"runtime": 3}, BadInput, "runtime is 3"),
     ({"ways": "all"}, BadInput, "ways is 'all'"),
+    ({"outputs": "gone"}, BadInput, "outputs is 'gone', not one of 'kept', 'dropped'"),
+    ({"gradients": "old"}, BadInput, "gradients is 'old', not one of 'auto', 'new', 'present'"),
     ({"reserve_nbytes": "1MiB"}, BadBudget, "reserve_nbytes '1MiB' is not a number of bytes"),
     ({"reserve_nbytes": 1 << 40}, BadBudget, "leaves nothing of the budget"),
     ({"cache_dir": 3}, BadInput, "cache_dir is 3, not a path"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from pathlib import Path
@@ -30,10 +31,10 @@ def sentences() -> list[dict[str, Tensor]]:
     return [{"input_ids": row, "labels": row.clone()} for row in ids]
 
 
-def callback(cache: Path, budget: str = "60%") -> Any:
+def callback(cache: Path, budget: str = "60%", **options: Any) -> Any:
     from remat_facade.integrations.transformers import RematCallback
 
-    return RematCallback(budget, platform=PLATFORM, cache_dir=cache, time_limit_s=1.0, zoo=False)
+    return RematCallback(budget, platform=PLATFORM, cache_dir=cache, time_limit_s=1.0, zoo=False, **options)
 
 
 def trained(
@@ -73,6 +74,46 @@ def test_the_same_training(options: dict[str, Any], tmp_path: Path) -> None:
     (figures,) = [entry for entry in trainer.state.log_history if "remat/peak_nbytes" in entry]
     assert 0 < figures["remat/peak_nbytes"] <= figures["remat/budget_nbytes"]
     assert figures["step"] <= 1
+
+
+def test_outputs_that_a_trainer_drops(tmp_path: Path) -> None:
+    """A Trainer holds the loss alone when the backward begins: no warning, the same training."""
+    plain, model = small_llama(), small_llama()
+    options = {"max_steps": 2, "save_strategy": "no"}
+    trained(plain, tmp_path / "plain", [], **options)
+    trained(model, tmp_path / "planned", [callback(tmp_path, outputs="dropped")], **options)
+    found = planned(model)
+    assert found is not None
+    assert found.graph.dropped
+    assert found.runs["planned"] == 2
+    pairs = zip(plain.state_dict().values(), model.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+class Plugin:
+    """Stands for axolotl's class of plugins, which needs an environment of its own."""
+
+
+def test_the_keys_of_axolotls_yaml_reach_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are left out keep their defaults; a wrong word is refused where the YAML is read."""
+    base: Any = types.ModuleType("axolotl.integrations.base")
+    base.BasePlugin = Plugin
+    monkeypatch.setitem(sys.modules, "axolotl", types.ModuleType("axolotl"))
+    monkeypatch.setitem(sys.modules, "axolotl.integrations", types.ModuleType("axolotl.integrations"))
+    monkeypatch.setitem(sys.modules, "axolotl.integrations.base", base)
+    ours: Any = importlib.import_module("remat_facade.integrations.axolotl")
+    monkeypatch.delitem(sys.modules, ours.__name__)
+
+    def options(**keys: object) -> dict[str, object]:
+        (made,) = ours.RematPlugin().add_callbacks_pre_trainer(ours.RematArgs(**keys), None)
+        found: dict[str, object] = made.options
+        return found
+
+    given = options(remat_budget="1GiB", remat_outputs="dropped", remat_gradients="present")
+    assert ("dropped", "present") == (given["outputs"], given["gradients"])
+    assert {None} == set(options(remat_budget="1GiB").values())
+    with pytest.raises(ValueError, match=r"remat_outputs\n.*'kept' or 'dropped'"):
+        options(remat_outputs="gone")
 
 
 def test_a_checkpoint_is_resumed_and_loads_plainly(tmp_path: Path) -> None:

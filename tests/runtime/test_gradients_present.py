@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import BadInput, MemoryMeter, PlannedModule, allocator_peak
-from remat_facade import Hiremate, limit_memory, planned
+from remat_facade import Hiremate, generate_config, limit_memory, planned, save_config
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import (
@@ -333,6 +333,36 @@ def test_the_option_of_the_entry_points(tmp_path: Path) -> None:
         Hiremate(deep(), sample(), "60%", gradients="present", runtime="inductor", **options)
     with pytest.raises(BadInput, match="cannot plan for gradients that are present"):
         PlannedModule(deep(), (sample(),), {}, save_all, gradients="present")
+
+
+def test_a_config_has_the_option(tmp_path: Path) -> None:
+    """Of a file; the keyword overrules it, and a runtime that cannot have it is refused as before."""
+    options: dict[str, Any] = {"cache_dir": tmp_path, "platform": get_platform("flops"), "zoo": False}
+    path = save_config(generate_config("noremat").with_(gradients="present"), tmp_path / "config.yaml")
+    assert Hiremate(deep(), sample(), "100%", config=path, **options).plan.grads is Grads.PRESENT
+    new = Hiremate(deep(), sample(), "100%", config=path, gradients="auto", **options)
+    assert new.plan.grads is Grads.NEW
+    with pytest.raises(BadInput, match='gradients="present" needs plans that run eagerly'):
+        limit_memory(deep(), "100%", config=path, runtime="inductor")
+
+
+def test_auto_asks_for_no_other_plan_where_no_parameter_has_a_gradient() -> None:
+    """All gradients of the step are those of inputs, as in each graph of Dynamo's."""
+    given = Slow(budget="24KiB")
+    x = torch.randn(40, 48, requires_grad=True)
+    model = PlannedModule(Bends(), (x,), {}, given, platform=get_platform("roofline"))
+    assert model.plan.overhead > 0.01
+    model(x).sum().backward()
+    assert not model._remat.gradients.others
+
+
+class Bends(nn.Module):
+    """Operators without parameters, of which each saves its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(6):
+            x = x.sin()
+        return x.square().sum()
 
 
 def test_in_place_a_model_trains_with_gradients_that_stay(tmp_path: Path) -> None:

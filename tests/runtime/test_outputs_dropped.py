@@ -14,9 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from remat_executor import BadInput, MemoryMeter, PlanFunction, PlannedModule, RematWarning, allocator_peak
+from remat_executor import (
+    BadInput,
+    MemoryMeter,
+    PlanFunction,
+    PlannedModule,
+    RematWarning,
+    allocator_peak,
+    step_graph,
+)
 from remat_executor.ways.loss_head import loss_head
-from remat_facade import Hiremate, limit_memory
+from remat_facade import Hiremate, generate_config, limit_memory, save_config
+from remat_facade import planned as find_plan
 from remat_graph import Role, get_platform
 from remat_solvers import min_budget
 from tests.helpers.models import import_transformers
@@ -261,6 +270,29 @@ def test_a_language_model_by_the_entry_points(tmp_path: Path) -> None:
     assert meter.peak_nbytes <= least["dropped"]
     with pytest.raises(BadInput, match="outputs is 'gone', not one of 'kept', 'dropped'"):
         limit_memory(model(), "1GiB", outputs="gone")
+
+
+def test_a_config_has_the_option(tmp_path: Path) -> None:
+    """Of a file; the keyword overrules it."""
+    options: dict[str, Any] = {"cache_dir": tmp_path, "platform": get_platform("flops"), "zoo": False}
+    path = save_config(generate_config("noremat").with_(outputs="dropped"), tmp_path / "config.yaml")
+    assert Hiremate(head(), inputs(), "100%", config=path, **options).graph.dropped
+    assert not Hiremate(head(), inputs(), "100%", config=path, outputs="kept", **options).graph.dropped
+    model = limit_memory(head(), "100%", sample=inputs(), config=path, **options)
+    found = find_plan(model)
+    assert found is not None
+    assert found.graph.dropped
+
+
+def test_a_graph_alone_has_the_option() -> None:
+    """Other words are refused at this level too."""
+    graph = step_graph(head(), inputs(), platform=get_platform("flops"), outputs="dropped")
+    assert {graph.values[v].nbytes for v in graph.dropped} == {LOGITS_NBYTES, 64 * 8 * 4, 64 * 8}
+    wrong: Any = "gone"
+    with pytest.raises(BadInput, match="outputs is 'gone', not one of 'kept', 'dropped'"):
+        step_graph(head(), inputs(), outputs=wrong)
+    with pytest.raises(BadInput, match="outputs is 'gone', not one of 'kept', 'dropped'"):
+        PlannedModule(head(), inputs(), {}, save_all, outputs=wrong)
 
 
 def test_dropped_outputs_have_a_role_of_their_own() -> None:

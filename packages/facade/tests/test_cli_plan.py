@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from remat_facade.cli.app import main
-from remat_graph import load_graph, load_plan
+from remat_facade.config.types import generate_config
+from remat_facade.config.yaml_io import save_config
+from remat_graph import Grads, load_graph, load_plan
 
 FACTORIES = """
 import torch
@@ -28,6 +30,14 @@ def triple():
 
 def alone():
     return Model()
+
+class Two(Model):
+    def forward(self, x):
+        y = self.layers(x)
+        return y.square().mean(), y
+
+def two():
+    return Two(), torch.randn(32, 8)
 
 def frozen():
     return Model().requires_grad_(False), torch.randn(32, 8)
@@ -88,6 +98,43 @@ def test_a_model_of_the_users_is_planned(
     graph = load_graph(folder / "new" / "graph.json")
     assert load_plan(folder / "plan.json", graph).graph_name == "Model"
     assert main(["solve", "new/graph.json", "--budget", "100%", "--solver", "noremat"]) == 0
+
+
+@pytest.mark.parametrize("by", ["words", "file"])
+def test_a_plan_for_what_the_loop_holds(by: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Dropped outputs are in the graph and gradients in the plan, asked for by options or by a config."""
+    save_config(
+        generate_config("noremat").with_(outputs="dropped", gradients="present"), folder / "config.yaml"
+    )
+    words = {
+        "words": ["--solver", "noremat", "--outputs", "dropped", "--gradients", "present"],
+        "file": ["--config", "config.yaml"],
+    }[by]
+    out = ["--out", "plan.json", "--graph-out", "graph.json"]
+    assert main(["plan", "user_factories.py:two", "--budget", "100%", *words, *out]) == 0
+    assert "for steps that find a .grad" in capsys.readouterr().out
+    graph, plan = load_graph(folder / "graph.json"), load_plan(folder / "plan.json")
+    assert [32 * 8 * 4] == [graph.values[v].nbytes for v in graph.dropped]
+    assert plan.grads is Grads.PRESENT
+    over = ["--outputs", "kept", "--gradients", "new"]
+    assert main(["plan", "user_factories.py:two", "--budget", "100%", *words[:2], *over, *out]) == 0
+    assert not load_graph(folder / "graph.json").dropped
+    assert load_plan(folder / "plan.json").grads is Grads.NEW
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--outputs", "gone"], "'gone' is not one of 'kept', 'dropped'"),
+        (["--gradients", "old"], "'old' is not one of 'new', 'present'"),
+    ],
+)
+def test_other_words_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before a model is loaded."""
+    assert main(["plan", "nowhere.py:pair", "--budget", "100%", *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

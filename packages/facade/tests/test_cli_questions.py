@@ -99,4 +99,7 @@ def test_the_largest_batch_of_a_model(
         return int(next(line for line in out.splitlines() if "largest batch" in line).split()[-1])
 
     assert 0 < batch(unplanned) < batch(planned)
+    words = ["--budget", "200KiB", "--time-limit", "1", "--gradients", "present"]
+    assert main(["max-batch", target, *words]) == 0
+    assert batch(planned) < batch(capsys.readouterr().out)
     assert main(["max-batch", target, "--budget", "1KiB"]) == 1

@@ -11,7 +11,9 @@ import attrs
 import pytest
 
 from remat_facade.cli.app import main
-from remat_graph import load_graph, load_plan, save_graph, simulate
+from remat_graph import Grads, format_nbytes, load_graph, load_plan, save_graph, simulate
+from remat_graph.testing.random_graphs import random_graph
+from remat_solvers import min_budget, min_present_budget
 
 from .corpus import GRAPHS
 
@@ -75,6 +77,25 @@ def test_a_config_says_who_plans(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "give either solver or config" in complaint(capsys)
     assert solve(UNET, "--budget", "100%", "--config", "offmate") == 2
     assert "use Offmate" in complaint(capsys)
+
+
+def test_a_plan_for_gradients_that_are_present(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Below the smallest budget of new gradients; the table says what the plan is for."""
+    graph = random_graph(5, 9)
+    new, present = min_budget(graph).nbytes, min_present_budget(graph).nbytes
+    assert present < new
+    path, plan = tmp_path / "graph.json", tmp_path / "plan.json"
+    save_graph(graph, path)
+    words = ["--budget", f"{present}", "--gradients", "present", "--plan-out", plan]
+    assert solve(path, *words) == 0
+    made = load_plan(plan, graph)
+    assert (Grads.PRESENT, present) == (made.grads, made.peak_nbytes)
+    assert main(["show", str(plan)]) == 0
+    assert "for steps that find a .grad for every parameter" in capsys.readouterr().out.replace("\n", " ")
+    assert main(["min-budget", str(path), "--gradients", "present"]) == 0
+    assert str(present) in capsys.readouterr().out
+    assert solve(path, "--budget", f"{present}") == 2
+    assert f"the smallest budget with a schedule is {format_nbytes(new)}" in complaint(capsys)
 
 
 def test_a_plan_is_shown_with_its_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

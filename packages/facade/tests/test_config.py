@@ -17,7 +17,7 @@ from remat_facade.config.yaml_io import config_text
 from remat_facade.planning.memory_fit import states_nbytes
 from remat_facade.planning.method import Method, choose_method
 from remat_facade.planning.planner import RecomputePlanner
-from remat_graph import BadFile, Links, RematError
+from remat_graph import BadFile, Grads, Links, RematError
 from remat_solvers import get_solver
 
 TYPES = ("auto", "rotor", "rockmate", "checkmate", "monet", "hilp", "hiremate", "offmate", "noremat")
@@ -75,6 +75,18 @@ def test_a_solver_by_name_is_its_config() -> None:
     assert choose_method("auto", None, "griewank", 0, None) == Method(solver="griewank")
 
 
+def test_what_a_step_is_like_is_overruled_by_keywords() -> None:
+    """A config's outputs and gradients are the method's unless they are given too."""
+    config = generate_config("rotor").with_(outputs="dropped", gradients="present")
+    found = choose_method("auto", config, None, 0, None)
+    assert ("dropped", "present", Grads.PRESENT) == (found.outputs, found.gradients, found.grads)
+    assert found.parameters.keys() == {"stages", "slots"}
+    other = choose_method("auto", config, None, 0, None, outputs="kept", gradients="auto")
+    assert ("kept", "auto", Grads.NEW) == (other.outputs, other.gradients, other.grads)
+    named = choose_method("auto", None, "griewank", 0, None, outputs="dropped", gradients="new")
+    assert ("dropped", "new", Grads.NEW) == (named.outputs, named.gradients, named.grads)
+
+
 def test_a_short_file_by_hand_keeps_the_defaults(tmp_path: Path) -> None:
     """A type and one field are enough."""
     path = tmp_path / "config.yaml"
@@ -124,6 +136,10 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("type: auto\nways: fast\n", 'ways: expected "exact", "rounding" or "none", got'),
+        ("type: auto\noutputs: gone\n", 'outputs: expected "kept" or "dropped", got'),
+        ("type: rotor\ngradients: [new]\n", 'gradients: expected "auto", "new" or "present", got'),
+        ("type: offmate\noutputs: kept\n", "outputs: offmate has no such field"),
         ("type: auto\nsed: 1\n", "did you mean seed?"),
         ("type: auto\nbudget: 1\n", "budget: auto has no such field"),
         ("type: chekmate\n", "did you mean checkmate?"),

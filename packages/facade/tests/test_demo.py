@@ -47,6 +47,13 @@ def test_both_trainings_are_the_same_within_the_budget(make: Callable[[], Task],
     load_plan(tmp_path / "out" / "plan.json", load_graph(tmp_path / "out" / "graph.json"))
 
 
+def test_the_demo_drops_outputs_if_it_says_so(tmp_path: Path) -> None:
+    """Its steps hold the loss alone, so no warning is given and the smaller budget holds."""
+    demo = run_demo(small_gpt2(), "60%", steps=STEPS, out=tmp_path / "out", outputs="dropped")
+    assert demo.problems == ()
+    assert demo.graph.dropped
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """A comparison without problems."""
