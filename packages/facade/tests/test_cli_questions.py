@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from remat_facade.cli.app import main
+from remat_graph import save_graph
+from remat_graph.switches.families import families_in
+from remat_graph.testing.random_switches import with_random_switches
+from remat_solvers.testing import random_graph
 
 from .corpus import GRAPHS
 
@@ -45,6 +49,30 @@ def test_a_sweep_is_a_table_a_csv_and_a_picture(tmp_path: Path, capsys: pytest.C
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_sweep_draws_what_families_of_ways_are_worth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One more curve for each method and each set of families that is left out."""
+    graph = with_random_switches(random_graph(21, ops=8, fancy=False), 21, most=6)
+    path, table = tmp_path / "graph.json", tmp_path / "sweep.csv"
+    save_graph(graph, path)
+    one, *others = families_in(graph)
+    assert others
+    words = ["--no", one, "--no", ",".join([one, others[0]]), "--no", "all"]
+    words += ["--budgets", "90%,100%", "--csv", str(table), "--png", str(tmp_path / "sweep.png")]
+    assert main(["sweep", str(path), "--solvers", "monet,auto", *words]) == 0
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    ablations = ["", f", no {one}", f", no {one} or {others[0]}", ", no ways"]
+    names = [name + what for name in ("monet", "auto") for what in ablations]
+    assert [name for name in names for _ in range(2)] == [row["solver"] for row in rows]
+    least = {row["solver"]: float(row["overhead"]) for row in rows if row["overhead"]}  # of the last budget
+    assert least["monet"] < least[f"monet, no {one}"] < least["monet, no ways"]
+    assert 0.0 == least["monet, no ways"] == least["auto, no ways"]
+    assert "extra time by budget" in capsys.readouterr().out
+    assert main(["sweep", str(path), "--no", "nobody"]) == 2
+    assert f"no ways of a family 'nobody': it has {one}, " in capsys.readouterr().err
+
+
 def test_a_sweep_needs_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
     """The command imports no torch."""
     before = "torch" in sys.modules
@@ -57,6 +85,7 @@ def test_a_sweep_needs_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["sweep", UNET, "--solvers", "nobody"], "unknown solver 'nobody'"),
         (["sweep", UNET, "--budgets", "50%,2 bananas"], "bananas"),
+        (["sweep", UNET, "--no", "masks"], "no ways of a family 'masks': it has no other ways to run ops"),
         (["min-budget", "nowhere.json"], "nowhere.json"),
         (["max-batch", "nowhere.py:make", "--budget", "1GiB"], "nowhere.py"),
         (["max-batch", "nowhere.py:make", "--budget", "40%"], "40%"),

@@ -87,6 +87,15 @@ def test_what_a_step_is_like_is_overruled_by_keywords() -> None:
     assert ("dropped", "new", Grads.NEW) == (named.outputs, named.gradients, named.grads)
 
 
+def test_families_that_monet_leaves_out(tmp_path: Path) -> None:
+    """A list in a file reaches the solver."""
+    config = generate_config("monet").with_(without=("masks", "pools"))
+    found = load_config(save_config(config, tmp_path / "config.yaml"))
+    assert config == found
+    method = choose_method("auto", found, None, 0, None)
+    assert get_solver("monet", without=["masks", "pools"]) == get_solver("monet", **method.parameters)
+
+
 def test_a_short_file_by_hand_keeps_the_defaults(tmp_path: Path) -> None:
     """A type and one field are enough."""
     path = tmp_path / "config.yaml"
@@ -140,6 +149,9 @@ def test_any_prefix_of_a_saved_file_is_refused(tmp_path: Path) -> None:
         ("type: auto\noutputs: gone\n", 'outputs: expected "kept" or "dropped", got'),
         ("type: rotor\ngradients: [new]\n", 'gradients: expected "auto", "new" or "present", got'),
         ("type: offmate\noutputs: kept\n", "outputs: offmate has no such field"),
+        ("type: monet\nwithout: masks\n", "without: expected a list of families of ways, such as [masks"),
+        ("type: monet\nwithout: [masks, masks]\n", "without: expected a list of families"),
+        ("type: monet\nwithout: [3]\n", "without: expected a list of families"),
         ("type: auto\nsed: 1\n", "did you mean seed?"),
         ("type: auto\nbudget: 1\n", "budget: auto has no such field"),
         ("type: chekmate\n", "did you mean checkmate?"),

@@ -5,11 +5,13 @@ from itertools import chain, combinations
 import pytest
 
 from remat_graph import Graph, noremat_peak_nbytes, simulate, specialize, switches_on
+from remat_graph.errors import UnknownFamily
 from remat_graph.switches.conflicts import compatible, conflicts
+from remat_graph.switches.families import families_in, without_families
 from remat_graph.switches.specialize import family_of
 from remat_graph.testing.random_graphs import random_chain
 from remat_graph.testing.random_switches import with_random_switches
-from remat_solvers import BadParameter, Deadline, Problem, solve_switches
+from remat_solvers import BadParameter, Deadline, Problem, get_solver, solve_switches
 from remat_solvers.methods.checkmate import Checkmate
 from remat_solvers.methods.monet import Monet
 from remat_solvers.testing import random_graph
@@ -36,6 +38,7 @@ def compare(seed: int, ops: int, share: float, without: tuple[str, ...] = ()) ->
     """The program's optimum beside the brute force's; the switches that are on."""
     graph = switched(seed, ops)
     budget = int(share * noremat_peak_nbytes(graph))
+    without = tuple(name for name in without if name in families_in(graph))
     solution = solve_switches(Monet(without=without), Problem(graph, budget))
     least = fastest_s(graph, budget, without)
     if solution.schedule is None or solution.time_s is None:
@@ -76,6 +79,35 @@ def test_ablations_leave_a_family_off(family: str) -> None:
     for seed in (1, 5, 13, 15, 29, 51):
         on = compare(seed, 6, 0.85, (family,))
         assert family not in set(map(family_of, on))
+
+
+@pytest.mark.parametrize("seed", [1, 5, 13, 29])
+def test_an_ablation_is_the_plan_of_a_graph_without_the_family(seed: int) -> None:
+    """As `remat sweep` draws it, for every method."""
+    graph = switched(seed, 6)
+    budget = int(0.85 * noremat_peak_nbytes(graph))
+    for family in families_in(graph):
+        one = Monet(without=(family,)).solve(Problem(graph, budget))
+        two = solve_switches(Monet(), Problem(without_families(graph, {family}), budget))
+        assert one.time_s == pytest.approx(two.time_s)
+
+
+def test_families_that_the_graph_lacks_are_refused() -> None:
+    """Before the work, in one line with what it has; also where it has none at all."""
+    graph = switched(1, 6)
+    with pytest.raises(UnknownFamily, match=r"'fusde' \(did you mean fused\?\): it has fused, mask"):
+        Monet(without=("fusde",)).solve(Problem(graph, 1))
+    plain = random_graph(1, ops=6, fancy=False)
+    with pytest.raises(UnknownFamily, match="'mask': it has no other ways to run ops"):
+        Monet(without=("mask",)).solve(Problem(plain, 1))
+
+
+@pytest.mark.parametrize("without", ["mask", ("",), (3,), 3])
+def test_what_is_no_list_of_families_is_refused(without: object) -> None:
+    """A string would be a list of letters."""
+    with pytest.raises(BadParameter, match="solver 'monet': "):
+        get_solver("monet", without=without)
+    assert Monet(without=("mask",)) == get_solver("monet", without=["mask"])
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,5 +1,6 @@
 """Errors of graphs, schedules, budgets and saved files; every error message is bounded in length."""
 
+import difflib
 import functools
 import reprlib
 from collections.abc import Callable
@@ -176,6 +177,25 @@ class BadBudget(RematError):
         if self.share:
             wanted.append('a share of the unplanned peak such as "40%"')
         return f"budget {self.budget}: {self.problem}; give {', '.join(wanted[:-1])}, or {wanted[-1]}"
+
+
+@attrs.frozen(kw_only=True, str=False)
+class UnknownFamily(RematError):
+    """A graph has no other ways to run ops of this family.
+
+    Attributes:
+        name: the family that was named.
+        known: the families of the graph.
+    """
+
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        has = f"it has {', '.join(self.known)}" if self.known else "it has no other ways to run ops"
+        close = difflib.get_close_matches(shown(self.name).strip("'"), self.known, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        return f"the graph has no ways of a family {shown(self.name)}{hint}: {has}"
 
 
 @attrs.frozen(kw_only=True, str=False)

@@ -37,7 +37,7 @@ from remat_executor.runtime.eager import Eager
 from remat_executor.runtime.registry import RuntimeFactory
 from remat_executor.torch_private.precision import without_any_autocast
 from remat_executor.torch_private.pytrees import unflatten
-from remat_executor.translation.dropped_outputs import OutputsState
+from remat_executor.translation.dropped_outputs import OutputsState, check_outputs
 from remat_executor.translation.translate import translate
 from remat_executor.translation.translation import Translation
 from remat_executor.ways.substitution import Family
@@ -170,6 +170,9 @@ class PipelineStages:
     backend: OffloadBackend | None = None
     families: tuple[Family, ...] = ()
     outputs: OutputsState = "kept"
+
+    def __attrs_post_init__(self) -> None:
+        check_outputs(self.outputs)
 
     @_unknown_cases_refused()
     def capture(self, call: CallToPlan) -> Traced:

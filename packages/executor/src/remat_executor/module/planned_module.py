@@ -40,7 +40,7 @@ from remat_executor.module.replanning import PlanManager
 from remat_executor.module.training_watch import TrainingWatch
 from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
-from remat_executor.translation.dropped_outputs import OutputsState, check_outputs
+from remat_executor.translation.dropped_outputs import OutputsState
 from remat_executor.ways.registry import families
 from remat_executor.ways.substitution import Family
 from remat_graph import Grads, Graph, Plan, Platform
@@ -137,7 +137,6 @@ class PlannedModule(nn.Module):
         device = device or tensors.device
         new_runtime = runtime_factory(runtime, device)
         check_part_nbytes(part_nbytes)
-        check_outputs(outputs)
         lock = ForkAwareLock("a module that is planned")
         state = checked_state(gradients, other_plans=runtime == "eager" and backend is None)
         first = planner_for(planner, Grads.PRESENT if state == "present" else Grads.NEW)

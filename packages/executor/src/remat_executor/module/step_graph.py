@@ -13,7 +13,7 @@ from remat_executor.costs.check_platform import check_platform
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.module.input_checks import check_input, output_indices
 from remat_executor.module.pipeline import CallToPlan, PipelineStages, Progress
-from remat_executor.translation.dropped_outputs import OutputsState, check_outputs
+from remat_executor.translation.dropped_outputs import OutputsState
 from remat_executor.ways.registry import families
 from remat_executor.ways.substitution import Family
 from remat_graph import Graph, Platform
@@ -48,7 +48,6 @@ def step_graph(
         BadInput: the model, an input, the platform or `outputs` is not what is expected.
     """
     check_platform(platform)
-    check_outputs(outputs)
     tensors = check_input(model, args, kwargs or {})
     cache = CostCache(tensors.device, cache_dir)
     stages = PipelineStages(

@@ -204,6 +204,7 @@ def sweep(
         typer.Option(metavar="A,B,...", help='Such as "30%,50%,2GiB". [default: from the smallest]'),
     ] = None,
     points: Annotated[int, typer.Option(min=1, max=1000, help="Number of budgets, without --budgets.")] = 9,
+    no: options.AblationOption = None,
     time_limit: options.TimeLimitOption = None,
     csv: options.OutOption = None,
     png: options.OutOption = None,
@@ -217,15 +218,16 @@ def sweep(
         get_solver(name)  # raises for an unknown name, before the long work
     with progress(f"reading {graph}") as update:
         loaded = load_graph(graph)
+        variants = report.ablations(loaded, no or ())
         if budgets is None:
             update("searching for the smallest budget")
             sizes = budgets_of(loaded, points, seconds=time_limit)
         else:
             sizes = tuple(sorted(resolve_budget(text.strip(), loaded) for text in budgets.split(",")))
         curves = {}
-        for name in names:
-            update(f"{name}: {len(sizes)} budgets of {loaded.name}")
-            curves[name] = pareto(loaded, sizes, solver=name, seconds=time_limit)
+        for curve, name, offered in ((n + what, n, g) for n in names for what, g in variants.items()):
+            update(f"{curve}: {len(sizes)} budgets of {loaded.name}")
+            curves[curve] = pareto(offered, sizes, solver=name, seconds=time_limit)
         update("computing lower bounds")
         bounds = bounds_of(loaded, sizes, seconds=time_limit)
     show(report.sweep_table(loaded, curves, bounds))

@@ -45,6 +45,14 @@ WaysOption = Annotated[
         "or none. [default: the config's, exact]"
     ),
 ]
+AblationOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="A,B,...",
+        help="Also compare each method without these families of ways to run ops, such as masks, or "
+        '"masks,pools" together; "all" for no ways. May be repeated.',
+    ),
+]
 OutputsOption = Annotated[
     Literal["kept", "dropped"] | None,
     typer.Option(

@@ -80,6 +80,17 @@ class_or_none = _expected(
 path_or_none = _expected("a path, or null", lambda v: v is None or _is_text(v))
 
 
+def family_names(value: object) -> str | None:
+    """A check for names of families of ways; the graph says later which ones it has."""
+    good = isinstance(value, tuple) and all(map(_is_text, value)) and len(set(value)) == len(value)
+    return None if good else "expected a list of families of ways, such as [masks, pools]"
+
+
+def read_list(value: Any) -> Any:
+    """A list of YAML as a tuple; any other value unchanged."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def option_mapping(value: object) -> str | None:
     """A check for keyword arguments of an optimizer."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):

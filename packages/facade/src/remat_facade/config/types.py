@@ -137,6 +137,12 @@ class MonetConfig(StepConfig):
     about: ClassVar[str] = "one integer linear program over the whole graph and the ways to run its ops"
 
     backend: str = option("HIGHS", _BACKEND, check.plain_name)
+    without: tuple[str, ...] = option(
+        (),
+        "Families of ways that the plan may not choose, such as [masks, pools]: the ablations of the paper.",
+        check.family_names,
+        check.read_list,
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -3,16 +3,41 @@
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
 from remat_facade.report.picture import LIGHT, new_figure
 from remat_facade.report.table import Table
 from remat_graph import Graph, format_nbytes, noremat_peak_nbytes
+from remat_graph.switches.families import families_in, without_families
 from remat_solvers import BudgetPoint
 
-Curves = Mapping[str, Sequence[BudgetPoint]]  # by solver
+Curves = Mapping[str, Sequence[BudgetPoint]]  # by solver, with the families that it was not offered
+
+
+EVERY = "all"
+"""Stands for all families of a graph in an ablation."""
+
+
+def ablations(graph: Graph, left_out: Iterable[str]) -> dict[str, Graph]:
+    """The graph, and the graph without some families of ways, by what a method's name is followed by.
+
+    Args:
+        graph: the graph.
+        left_out: families that are left out together, such as "masks,pools"; `EVERY` for all.
+
+    Raises:
+        UnknownFamily: the graph has no ways of such a family.
+    """
+    found = {"": graph}
+    for text in left_out:
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        if names == (EVERY,):
+            found[", no ways"] = without_families(graph, families_in(graph))
+        else:
+            found[f", no {' or '.join(names)}"] = without_families(graph, names)
+    return found
 
 
 def sweep_table(graph: Graph, curves: Curves, bounds: Sequence[float]) -> Table:
@@ -47,6 +72,7 @@ def sweep_csv(curves: Curves, bounds: Sequence[float]) -> str:
 
 def draw_sweep(graph: Graph, curves: Curves, bounds: Sequence[float]) -> Figure:
     """Overhead against budget; the background marks budgets for which no method found a schedule."""
+    dashes = ["-", "--", ":"]  # where there are more curves than colours
     colours = [LIGHT.planned, LIGHT.repeat, LIGHT.gradients, LIGHT.unplanned, LIGHT.budget]
     with new_figure(9, 5.5) as figure:
         axes = figure.add_subplot()
@@ -59,7 +85,9 @@ def draw_sweep(graph: Graph, curves: Curves, bounds: Sequence[float]) -> Figure:
             shown = [(p.budget_nbytes / 2**20, p.solution.overhead) for p in points]
             x = [budget for budget, overhead in shown if overhead is not None]
             y = [100 * overhead for _, overhead in shown if overhead is not None]
-            axes.plot(x, y, marker="o", ms=4, lw=1.6, color=colours[index % len(colours)], label=solver)
+            turn, place = divmod(index, len(colours))
+            dash = dashes[turn % len(dashes)]
+            axes.plot(x, y, marker="o", ms=4, lw=1.6, ls=dash, color=colours[place], label=solver)
         infeasible = [
             budget
             for i, budget in enumerate(budgets)

@@ -102,7 +102,7 @@ def specialize(graph: Graph, on: Iterable[str]) -> Specialized:
         places.append(i)
         numbers.append(runs)
     return Specialized(
-        graph=attrs.evolve(graph, ops=ops, values=graph.values[: _values(graph, ops)]),
+        graph=attrs.evolve(graph, ops=ops, values=graph.values[: count_of_values(graph, ops)]),
         on=chosen,
         ops=tuple(places),
         numbers=tuple(numbers),
@@ -122,7 +122,7 @@ def _void(graph: Graph, ops: list[Op], op: int, implementation: int, place: int)
     return Void(run=Compute(op, implementation), backward=backward, before=place if follows else None)
 
 
-def _values(graph: Graph, ops: list[Op]) -> int:
+def count_of_values(graph: Graph, ops: list[Op]) -> int:
     """How many values to keep: all but those at the end that only other decisions make."""
     if len(ops) == len(graph.ops) and not graph.switches:
         return len(graph.values)

@@ -13,12 +13,14 @@ Exact in its own space, as `checkmate` is, and in about the same time for each w
 HiGHS. Its bound is that of the relaxed graph, which holds for all schedules.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import attrs
 
 from remat_graph import Graph, Schedule, Specialized, relaxed, specialize
+from remat_graph.errors import shown
+from remat_graph.switches.families import check_families
 from remat_solvers.bounds import budget_floor
 from remat_solvers.evaluation.arrays import Floats
 from remat_solvers.methods.checkmate import Checkmate
@@ -26,6 +28,14 @@ from remat_solvers.mip.choice_step import ChoiceStep, choice_step
 from remat_solvers.mip.cvxpy_backend import minimize_with_cvxpy, order_of
 from remat_solvers.mip.stage_program import DeadlineReached, StageProgram, stage_program
 from remat_solvers.protocol import Deadline, Problem, Solution, judge_schedule
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of families; a single string is no list of them."""
+    found = () if isinstance(names, str) else tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in found):
+        raise ValueError(f"without must be a list of families, such as ['masks'], got {shown(names)}")
+    return found
 
 
 @attrs.frozen(kw_only=True)
@@ -42,12 +52,17 @@ class Monet:
     plans_switches: ClassVar[bool] = True
     backend: str = "HIGHS"
     gap: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
-    without: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    without: tuple[str, ...] = attrs.field(default=(), converter=_names)
 
     def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
-        """See the module docstring."""
+        """See the module docstring.
+
+        Raises:
+            UnknownFamily: the graph has no switch of a family in `without`.
+        """
         deadline = deadline or Deadline()
         graph, budget = problem.graph, problem.budget_nbytes
+        check_families(graph, self.without)
         if not graph.switches:
             return Checkmate(backend=self.backend, gap=self.gap).solve(problem, deadline)
         least = relaxed(graph)
