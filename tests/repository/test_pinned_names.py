@@ -237,15 +237,17 @@ def test_the_keys_of_a_saved_plan(tmp_path: Path) -> None:
 
 
 COMMON = {"seed", "time_limit_s"}
+OF_A_STEP = {"ways", "outputs", "gradients"}
 CONFIGS = {
-    "auto": {"gap", "ways"},
-    "noremat": {"ways"},
-    "rotor": {"stages", "slots", "ways"},
-    "rockmate": {"stages", "slots", "levels", "exact", "block_seconds", "backend", "ways"},
-    "checkmate": {"backend", "accounting", "ways"},
-    "monet": {"backend", "ways"},
-    "hilp": {"segments", "leaf", "levels", "options", "leaf_seconds", "top_seconds", "backend", "ways"},
-    "hiremate": {"segments", "leaf", "exact", "slots", "levels", "leaf_seconds", "moves", "backend", "ways"},
+    "auto": OF_A_STEP | {"gap"},
+    "noremat": OF_A_STEP,
+    "rotor": OF_A_STEP | {"stages", "slots"},
+    "rockmate": OF_A_STEP | {"stages", "slots", "levels", "exact", "block_seconds", "backend"},
+    "checkmate": OF_A_STEP | {"backend", "accounting"},
+    "monet": OF_A_STEP | {"backend", "without"},
+    "hilp": OF_A_STEP | {"segments", "leaf", "levels", "options", "leaf_seconds", "top_seconds", "backend"},
+    "hiremate": OF_A_STEP
+    | {"segments", "leaf", "exact", "slots", "levels", "leaf_seconds", "moves", "backend"},
     "offmate": {
         "host_budget",
         "optimizer",
@@ -454,6 +456,7 @@ def test_the_attributes_of_a_plan() -> None:
         "recomputed_overhead",
         "recomputed_s",
         "rounding",
+        "rounding_layers",
         "schedule",
         "solver",
         "solver_stats",
@@ -532,11 +535,13 @@ def test_there_are_five_distributions() -> None:
 
 SOLVE = {"--budget", "--solver", "--config", "--seed", "--time-limit"}
 VERBS = {
-    "demo": {"--model", "--budget", "--steps", "--out"},
+    "demo": {"--model", "--budget", "--steps", "--outputs", "--out"},
     "plan": SOLVE
     | {
         "target",
         "--ways",
+        "--outputs",
+        "--gradients",
         "--optimizer",
         "--device-memory",
         "--platform",
@@ -545,10 +550,20 @@ VERBS = {
         "--out",
         "--graph-out",
     },
-    "solve": SOLVE | {"graph", "--order-out", "--plan-out"},
-    "min-budget": {"graph", "--time-limit"},
-    "sweep": {"graph", "--solvers", "--budgets", "--points", "--time-limit", "--csv", "--png"},
-    "max-batch": {"target", "--budget", "--max-overhead", "--first", "--solver", "--time-limit", "--ways"},
+    "solve": SOLVE | {"graph", "--gradients", "--order-out", "--plan-out"},
+    "min-budget": {"graph", "--time-limit", "--gradients"},
+    "sweep": {"graph", "--solvers", "--budgets", "--points", "--no", "--time-limit", "--csv", "--png"},
+    "max-batch": {
+        "target",
+        "--budget",
+        "--max-overhead",
+        "--first",
+        "--solver",
+        "--time-limit",
+        "--ways",
+        "--outputs",
+        "--gradients",
+    },
     "config": {"type", "--out"},
     "show": {"plan", "--graph", "--png", "--matrix", "--html"},
     "solvers": set(),

@@ -8,7 +8,14 @@ import pytest
 
 from remat_facade.report import picture
 from remat_facade.report.html import page
-from remat_facade.report.table import Table, layers_table, plan_table, repeats_table, ways_table
+from remat_facade.report.table import (
+    Table,
+    layers_table,
+    plan_table,
+    repeats_table,
+    rounding_table,
+    ways_table,
+)
 from remat_facade.report.trace import repeated_targets, trace
 from remat_graph import (
     Alternative,
@@ -113,13 +120,13 @@ def with_layers(graph: Graph) -> Graph:
     return attrs.evolve(graph, ops=ops)
 
 
-def switched() -> Plan:
+def switched(*, exact: bool = True) -> Plan:
     """A plan of a chain whose ops 1 and 2 run in another way, which makes no tensor between them."""
     graph = with_layers(chain())
     ops = list(graph.ops)
     for i, inputs, outputs in ((1, (), ()), (2, (1,), (3,))):
         other = Implementation(inputs=inputs, outputs=outputs, time_s=4e-3)
-        way = Alternative(switch="fused.f1", first=1)
+        way = Alternative(switch="fused.f1", first=1, exact=exact)
         ops[i] = attrs.evolve(ops[i], implementations=(ops[i].first, other), alternatives=[way])
     for i, op in enumerate(ops):  # nothing else reads the tensor
         if op.backward and 2 in op.first.inputs:
@@ -151,6 +158,15 @@ def test_other_ways_are_told_with_what_they_cost_and_save() -> None:
     assert ("fused in <h>", "1 of 1", "relu, mm") == row[:3]
     assert f"{3e-3 / plan.noremat_time_s:+.2%}" == row[3]
     assert "1.00 MiB" == row[5]
+
+
+def test_ops_that_round_are_told_by_layer() -> None:
+    """One row a family and pattern; a plan that knows no layers has one for each op."""
+    plan = switched(exact=False)
+    assert (("fused", "<h>.*.mlp", "1", "mm"),) == rounding_table(plan).rows
+    (name, _), *_ = plan.rounding
+    assert (("fused", "", "1", name),) == rounding_table(attrs.evolve(plan, rounding_layers=())).rows
+    assert not rounding_table(switched()).rows
 
 
 def test_the_png_is_one_and_always_the_same(graph: Graph, plan: Plan) -> None:

@@ -232,6 +232,60 @@ def test_the_ways_add_up() -> None:
     assert seen > 60
 
 
+def inexact(graph: Graph) -> Graph:
+    """The same graph, whose ways all round."""
+    ops = [
+        attrs.evolve(op, alternatives=[attrs.evolve(other, exact=False) for other in op.alternatives])
+        for op in graph.ops
+    ]
+    return attrs.evolve(graph, ops=ops)
+
+
+def all_on(graph: Graph) -> Plan:
+    """The plan with all switches on that can be on together."""
+    decided = specialize(graph, compatible(conflicts(graph), graph.switches))
+    schedule = decided.restore(Schedule.unplanned(decided.graph))
+    return Plan.from_schedule(graph, schedule, budget_nbytes=2**40, lower_bound_s=0.0, solver="hand")
+
+
+def test_a_plan_says_where_ops_round() -> None:
+    """By layer; by op where the graph knows no layers, or where the file is from before."""
+    assert () == all_on(head()).rounding_layers
+    graph = inexact(head())
+    plan = all_on(graph)
+    assert (("back", "wide"),) == plan.rounding
+    (group,) = plan.rounding_layers
+    assert ("wide", "b.*", 1, ("aten.mul.Tensor",)) == attrs.astuple(group)
+    line = "not bit-identical, within rounding: wide (1): "
+    assert f"{line}1 in b.*" in plan.summary().splitlines()
+    data = json.loads(json.dumps(plan_to_data(plan)))
+    assert plan == plan_from_data(data) == plan_from_data(data, graph=graph)
+    outside = attrs.evolve(graph, ops=[*graph.ops[:2], attrs.evolve(graph.ops[2], layer="")])
+    assert f"{line}1 outside of submodules" in all_on(outside).summary().splitlines()
+    bare = attrs.evolve(graph, ops=[attrs.evolve(op, layer="") for op in graph.ops])
+    assert f"{line}back" in all_on(bare).summary().splitlines()
+    del data["rounding_layers"]
+    assert f"{line}back" in plan_from_data(data).summary().splitlines()
+    assert plan == plan_from_data(data, graph=graph)
+    data["rounding_layers"] = [{"family": "wide", "layers": "b.*", "ops": -1, "targets": []}]
+    with pytest.raises(BadFile, match=r"rounding_layers\[0\].ops"):
+        plan_from_data(data)
+
+
+def test_the_ops_that_round_add_up() -> None:
+    """On random graphs: each is in one group of its family."""
+    seen = 0
+    for seed in range(40):
+        graph = inexact(with_random_switches(random_graph(seed, 6), seed, most=6))
+        ops = [attrs.evolve(op, layer=f"a.{i % 5}.{'bc'[i % 2]}") for i, op in enumerate(graph.ops)]
+        plan = all_on(attrs.evolve(graph, ops=ops))
+        for family in {family for _, family in plan.rounding}:
+            count = sum(each == family for _, each in plan.rounding)
+            assert count == sum(group.ops for group in plan.rounding_layers if group.family == family)
+        seen += len(plan.rounding_layers)
+    assert seen > 40
+
+
 def test_an_op_tells_its_place() -> None:
     """What it calls, in which layer, and its name."""
     forward, _, backward = head().ops

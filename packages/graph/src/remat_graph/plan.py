@@ -14,7 +14,8 @@ from remat_graph.errors import FalseBound, OverBudget
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph, Placement, as_indices
 from remat_graph.layers.recomputed import LayerGroup, layer_groups
-from remat_graph.layers.summary import recomputed_line, ways_line
+from remat_graph.layers.rounding import RoundingGroup, rounding_groups
+from remat_graph.layers.summary import recomputed_line, rounding_lines, ways_line
 from remat_graph.layers.ways import WayGroup, way_groups
 from remat_graph.links import Links
 from remat_graph.schedule import Lane, Schedule
@@ -78,6 +79,10 @@ def _ways(groups: Iterable[WayGroup]) -> tuple[WayGroup, ...]:
     return tuple(groups)
 
 
+def _rounding_layers(groups: Iterable[RoundingGroup]) -> tuple[RoundingGroup, ...]:
+    return tuple(groups)
+
+
 def _switched_s(graph: Graph, schedule: Schedule) -> float:
     """Seconds of all first runs beyond those of the unplanned step."""
     if not graph.switches:
@@ -130,6 +135,7 @@ class Plan:
             family of the way. Empty unless such ways were asked for.
         layers: what is recomputed and kept, by groups of layers, if the graph knows the layers of its ops.
         ways: where ops run in another way, by groups of layers.
+        rounding_layers: the ops of `rounding` by groups of layers, if the graph knows the layers of its ops.
 
     `recomputed_s`, `lower_bound_s`, the overheads and the gap are of the ops' own time, without issuing.
     """
@@ -164,6 +170,7 @@ class Plan:
     rounding: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_name_pairs)
     layers: tuple[LayerGroup, ...] = attrs.field(default=(), converter=_layers)
     ways: tuple[WayGroup, ...] = attrs.field(default=(), converter=_ways)
+    rounding_layers: tuple[RoundingGroup, ...] = attrs.field(default=(), converter=_rounding_layers)
 
     def __attrs_post_init__(self) -> None:
         if self.peak_nbytes > self.budget_nbytes:
@@ -215,6 +222,7 @@ class Plan:
         if lower_bound_s > compute_s * (1 + _BOUND_SLACK):
             raise FalseBound(solver=solver, lower_bound_s=lower_bound_s, time_s=compute_s)
         usual = Schedule.unplanned(graph)
+        rounding = rounding_runs(graph, schedule)
         unplanned = simulate(with_placement(graph, ()), usual)
         return cls(
             fingerprint=fingerprint(graph),
@@ -243,9 +251,10 @@ class Plan:
             switched=sorted(switches_on(graph, schedule)),
             switched_s=_switched_s(graph, schedule),
             grads=grads,
-            rounding=rounding_runs(graph, schedule),
+            rounding=rounding,
             layers=layer_groups(graph, schedule, usual),
             ways=way_groups(graph, schedule),
+            rounding_layers=rounding_groups(graph, rounding),
         )
 
     @property
@@ -311,18 +320,8 @@ class Plan:
             *(["for steps that find a .grad for every parameter"] if self.grads is Grads.PRESENT else []),
             *recomputed_line(self.layers, self.noremat_time_s),
             *ways_line(self.ways, self.noremat_time_s),
-            *self._rounding_lines(),
+            *rounding_lines(self.rounding, self.rounding_layers),
             *([self.launch_note] if self.waits_for_host else []),
             *self.notes,
         ]
         return "\n".join(lines)
-
-    def _rounding_lines(self) -> list[str]:
-        """Per family, the ops that round differently."""
-        ops: dict[str, list[str]] = {}
-        for op, family in self.rounding:
-            ops.setdefault(family, []).append(op)
-        return [
-            f"not bit-identical, within rounding: {family} ({len(names)}): {', '.join(names)}"
-            for family, names in ops.items()
-        ]

@@ -172,11 +172,18 @@ def _short(*targets: str, most: int = 2) -> str:
 
 
 def rounding_table(plan: Plan) -> Table:
-    """Every op that runs in a way whose results may differ from the original's within rounding."""
+    """Where ops run in a way whose results may differ from the original's within rounding, by layer.
+
+    A family whose layers are unknown has a row for each op.
+    """
+    groups = plan.rounding_layers
+    known = {group.family for group in groups}
+    rows = [(g.family, g.layers or OUTSIDE, f"{g.ops}", _short(*g.targets)) for g in groups]
+    rows += [(family, "", "1", op) for op, family in plan.rounding if family not in known]
     return Table(
         title="ops that are not bit-identical, within rounding",
-        columns=("op", "way"),
-        rows=plan.rounding,
+        columns=("way", "layers", "number", "ops"),
+        rows=tuple(rows),
         note="allowed by ways=rounding",
     )
 

@@ -1,8 +1,9 @@
-"""What a plan does layer by layer, in two lines for its summary."""
+"""What a plan does layer by layer, in a few lines for its summary."""
 
 from collections.abc import Sequence
 
 from remat_graph.layers.recomputed import LayerGroup
+from remat_graph.layers.rounding import RoundingGroup
 from remat_graph.layers.ways import WayGroup
 from remat_graph.units import format_nbytes
 
@@ -34,6 +35,21 @@ def ways_line(groups: Sequence[WayGroup], base_s: float) -> list[str]:
     if rest := groups[_MOST:]:
         said.append(f"{sum(group.on for group in rest)} more{_cost(sum(g.extra_s for g in rest), base_s)}")
     return ["other ways to run ops: " + ", ".join(said)] if said else []
+
+
+def rounding_lines(runs: Sequence[tuple[str, str]], groups: Sequence[RoundingGroup]) -> list[str]:
+    """Per family, where its ops round differently; the names of the ops if the layers are unknown."""
+    ops: dict[str, list[str]] = {}
+    for op, family in runs:
+        ops.setdefault(family, []).append(op)
+    places: dict[str, list[str]] = {}
+    for group in groups:
+        place = f"in {group.layers}" if group.layers else OUTSIDE
+        places.setdefault(group.family, []).append(f"{group.ops} {place}")
+    return [
+        f"not bit-identical, within rounding: {family} ({len(names)}): {', '.join(places.get(family, names))}"
+        for family, names in ops.items()
+    ]
 
 
 def _saves(nbytes: int) -> str:

@@ -6,11 +6,12 @@ from typing import Any
 import attrs
 
 from remat_graph.layers.recomputed import LayerGroup
+from remat_graph.layers.rounding import RoundingGroup
 from remat_graph.layers.ways import WayGroup
 from remat_graph.serialization.json_reader import Reader
 
 
-def group_to_data(group: LayerGroup | WayGroup) -> dict[str, Any]:
+def group_to_data(group: LayerGroup | WayGroup | RoundingGroup) -> dict[str, Any]:
     """A group as JSON data."""
     fields = {field.name: getattr(group, field.name) for field in attrs.fields(type(group))}
     return {name: list(found) if isinstance(found, tuple) else found for name, found in fields.items()}
@@ -24,6 +25,11 @@ def read_layers(reader: Reader) -> tuple[LayerGroup, ...]:
 def read_ways(reader: Reader) -> tuple[WayGroup, ...]:
     """The groups of other ways of a plan."""
     return tuple(WayGroup(**_read(item, WayGroup)) for item in reader.items())
+
+
+def read_rounding(reader: Reader) -> tuple[RoundingGroup, ...]:
+    """The groups of ops of a plan that round."""
+    return tuple(RoundingGroup(**_read(item, RoundingGroup)) for item in reader.items())
 
 
 def _read(reader: Reader, kind: type[Any]) -> Mapping[str, Any]:

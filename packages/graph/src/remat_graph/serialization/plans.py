@@ -16,7 +16,7 @@ from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph
 from remat_graph.plan import MOST_PERIODS, Plan
 from remat_graph.schedule import Schedule
-from remat_graph.serialization.by_layer import group_to_data, read_layers, read_ways
+from remat_graph.serialization.by_layer import group_to_data, read_layers, read_rounding, read_ways
 from remat_graph.serialization.fields import ANY, VERSION, AnyPath, keys_of, links_to_data, read_links
 from remat_graph.serialization.json_reader import Reader, read_json, write_json
 from remat_graph.serialization.schedules import read_schedule, schedule_to_data
@@ -156,6 +156,7 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
         **figures,
         layers=reader.get_or("layers", read_layers, ()),
         ways=reader.get_or("ways", read_ways, ()),
+        rounding_layers=reader.get_or("rounding_layers", read_rounding, ()),
         schedule=read_schedule(reader.get("schedule"), graph),
         solver_stats=reader.get("solver_stats").mapping(),
         versions={package: versions.get(package).text() for package in versions.mapping()},
@@ -206,7 +207,7 @@ def _simulated_again(plan: Plan, graph: Graph, source: str) -> Plan:
 _GIVEN = ("budget_nbytes", "solver", "solver_stats", "versions", "platform", "deadline_hit")
 _OF_THE_HOST = ("on_host", "host_peak_nbytes", "links", "periods")
 _OF_ISSUING = ("issue_s", "noremat_issue_s")
-_BY_LAYER = ("layers", "ways")
+_BY_LAYER = ("layers", "ways", "rounding_layers")
 _SOMETIMES = (*_OF_THE_HOST, *_OF_ISSUING, *_BY_LAYER, "switched", "switched_s", "rounding", "grads")
 
 _PLAN_FIELDS = tuple(
