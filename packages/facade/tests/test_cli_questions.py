@@ -62,12 +62,12 @@ def test_a_sweep_draws_what_families_of_ways_are_worth(
     words += ["--budgets", "90%,100%", "--csv", str(table), "--png", str(tmp_path / "sweep.png")]
     assert main(["sweep", str(path), "--solvers", "monet,auto", *words]) == 0
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    ablations = ["", f", no {one}", f", no {one} or {others[0]}", ", no ways"]
+    ablations = ["", f" (no {one})", f" (no {one} or {others[0]})", " (no ways)"]
     names = [name + what for name in ("monet", "auto") for what in ablations]
     assert [name for name in names for _ in range(2)] == [row["solver"] for row in rows]
     least = {row["solver"]: float(row["overhead"]) for row in rows if row["overhead"]}  # of the last budget
-    assert least["monet"] < least[f"monet, no {one}"] < least["monet, no ways"]
-    assert 0.0 == least["monet, no ways"] == least["auto, no ways"]
+    assert least["monet"] < least[f"monet (no {one})"] < least["monet (no ways)"]
+    assert 0.0 == least["monet (no ways)"] == least["auto (no ways)"]
     assert "extra time by budget" in capsys.readouterr().out
     assert main(["sweep", str(path), "--no", "nobody"]) == 2
     assert f"no ways of a family 'nobody': it has {one}, " in capsys.readouterr().err

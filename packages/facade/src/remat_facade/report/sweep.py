@@ -34,9 +34,9 @@ def ablations(graph: Graph, left_out: Iterable[str]) -> dict[str, Graph]:
     for text in left_out:
         names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
         if names == (EVERY,):
-            found[", no ways"] = without_families(graph, families_in(graph))
+            found[" (no ways)"] = without_families(graph, families_in(graph))
         else:
-            found[f", no {' or '.join(names)}"] = without_families(graph, names)
+            found[f" (no {' or '.join(names)})"] = without_families(graph, names)
     return found
 
 
