@@ -29,6 +29,7 @@ CUT = [
     "torchtitan: FSDP, override, beside SelectiveAC",
     "torchtitan: override, each block metered",
 ]
+LONG = {"Trainer: load_best_model_at_end", "Trainer: offmate: checkpoint, resumed"}
 # Those that the default environment lacks; the others are never skipped.
 EXTRA = {"Lightning": "lightning", "timm": "timm", "diffusers": "diffusers"} | {
     "ignite": "pytorch-ignite",
@@ -38,7 +39,9 @@ EXTRA = {"Lightning": "lightning", "timm": "timm", "diffusers": "diffusers"} | {
 
 
 @pytest.mark.filterwarnings("ignore")  # what these programs warn of among themselves is theirs
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name in LONG)) for name in CUT]
+)
 def test_one_line_changes_no_number(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bits, budget, checkpoint, number of plans and warnings."""
     absent = EXTRA.get(name.partition(":")[0])

@@ -44,7 +44,7 @@ def test_each_explains_itself() -> None:
     assert [script for script in SCRIPTS if f"usage: {script}" not in said] == []
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_row_of_the_acceptance(ranks: int, tmp_path: Path) -> None:
     """Alone and under DDP, each gradient by itself."""
     file = tmp_path / "rows.json"
@@ -110,6 +110,7 @@ def test_no_picture_of_a_busy_machine(
     assert drawn == ("nothing else to do" not in capsys.readouterr().err)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "sections",
     [("environment", "tests", "exact"), ("full budget", "timing", "language model", "offmate")],

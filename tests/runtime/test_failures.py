@@ -110,7 +110,12 @@ def _places(count: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    "error", [Planted, KeyboardInterrupt, torch.OutOfMemoryError], ids=["exception", "interrupt", "memory"]
+    "error",
+    [
+        pytest.param(Planted, id="exception"),
+        pytest.param(KeyboardInterrupt, id="interrupt", marks=pytest.mark.full),
+        pytest.param(torch.OutOfMemoryError, id="memory", marks=pytest.mark.full),
+    ],
 )
 def test_an_error_in_any_op(pair: tuple[nn.Module, PlannedModule], error: type[BaseException]) -> None:
     """In the forward or the backward: all that the step made is freed, and the next one is right."""

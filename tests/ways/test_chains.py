@@ -146,7 +146,7 @@ class Loss(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["gpt2", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("t5", marks=pytest.mark.full)])
 def test_language_models(name: str, dtype: torch.dtype) -> None:
     """One for each layer; a gated layer multiplies two of them."""
     transformers = import_transformers()

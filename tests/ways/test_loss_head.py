@@ -335,7 +335,7 @@ def test_each_head_has_a_switch_unless_its_log_softmax_is_read(also: str, switch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", pytest.param("t5", marks=pytest.mark.full)])
 def test_language_models(name: str, dtype: torch.dtype) -> None:
     """Hugging Face's losses: shifted labels, ignored ones, `num_items_in_batch`."""
     transformers = import_transformers()
@@ -450,6 +450,18 @@ def test_the_option_of_the_entry_points(tmp_path: Path) -> None:
             refused()
 
 
+class LinearWithLoss(nn.Module):
+    """A linear layer and its mean cross entropy."""
+
+    def __init__(self, width: int, words: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, words, bias=False)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The loss."""
+        return F.cross_entropy(self.linear(x), labels)
+
+
 @pytest.mark.cuda
 def test_a_head_whose_calls_do_not_fit_is_planned_by_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -458,7 +470,7 @@ def test_a_head_whose_calls_do_not_fit_is_planned_by_its_way(
     monkeypatch.setattr(device_timer, "_BLOCK_NBYTES", 1 << 20)  # would take the room of several logits
     torch.manual_seed(0)
     tokens, words = 512, 16384
-    model = Head(32, words).cuda()
+    model = LinearWithLoss(32, words).cuda()
     x, labels = torch.randn(tokens, 32, device="cuda"), torch.randint(words, (tokens,), device="cuda")
     logits_nbytes = 4 * tokens * words
     before = [t.clone() for t in gradients_of(model, x, labels)]
@@ -478,18 +490,6 @@ def test_a_head_whose_calls_do_not_fit_is_planned_by_its_way(
     assert module.plan.ways
     assert module.plan.noremat_step_s > 0
     assert all(map(torch.equal, before, found))
-
-
-class Head(nn.Module):
-    """A linear layer and its loss."""
-
-    def __init__(self, width: int, words: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, words, bias=False)
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        """The mean cross entropy."""
-        return F.cross_entropy(self.linear(x), labels)
 
 
 def gradients_of(model: nn.Module, x: Tensor, labels: Tensor) -> list[Tensor]:

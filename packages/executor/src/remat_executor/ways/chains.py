@@ -27,7 +27,7 @@ from remat_executor.ways.uses import Uses
 
 aten = torch.ops.aten
 
-LEAST_CHUNKS = 4  # with fewer, what lives within a chunk takes as much as what the chain saves
+LEAST_CHUNKS = 4  # with fewer, the results within a chunk need as much as the chain saves
 
 _CALLS = {
     *(getattr(aten, name).default for name in ("tanh", "neg", "abs", "exp", "log", "sqrt", "sin", "cos")),
