@@ -205,7 +205,8 @@ def test_the_operators_are_those_that_ran_on_a_gpu(model: str) -> None:
             module, x = import_torchvision().models.resnet50(), torch.zeros(184, 3, 224, 224)
     with sdpa_kernel([*HOPPER, SDPBackend.MATH], set_priority=True):
         graph = estimate(Mean(module).train(), x)
-    keys = {anywhere(op.key) for op in graph.ops}
+    # An op that only a way adds reads and makes nothing without it.
+    keys = {anywhere(op.key) for op in graph.ops if op.first.inputs or op.first.outputs}
     assert len(keys) > 50
     assert keys <= h100.measurements.keys()
 

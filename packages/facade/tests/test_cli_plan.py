@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from remat_facade import generate_config, save_config
 from remat_facade.cli.app import main
-from remat_facade.config.types import generate_config
-from remat_facade.config.yaml_io import save_config
 from remat_graph import Grads, load_graph, load_plan
 
 FACTORIES = """
