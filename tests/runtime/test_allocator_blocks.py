@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,10 @@ from remat_executor.module import peak_check
 from remat_executor.module.pipeline import PipelineStages
 from remat_executor.translation import translate
 from remat_facade import Hiremate, Offmate
+from remat_facade.planning.method import Method
+from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import Graph, Plan, Role, resolve_budget
+from remat_solvers import InfeasibleBudget
 from tests.helpers.offmates import LINKS
 from tests.helpers.planners import save_all
 
@@ -185,6 +190,60 @@ def test_every_plan_with_a_margin_is_judged(tmp_path: Any) -> None:
         peak_check.replan_for_slack(planned.graph, planned.plan, NeverWithin())
     assert len(margins) == 4  # and the first plan, which is given
     assert margins == sorted(margins)
+
+
+@attrs.frozen(kw_only=True)
+class TwoPlans:
+    """A planner that saves all within a budget, or makes the one plan that it has for less."""
+
+    budget_nbytes: int
+    share: str = "90%"
+
+    def budget_for(self, graph: Graph) -> int:
+        return self.budget_nbytes
+
+    def with_margin(self, nbytes: int) -> TwoPlans:
+        assert nbytes < self.budget_nbytes
+        return attrs.evolve(self, budget_nbytes=self.budget_nbytes - nbytes)
+
+    def __call__(self, graph: Graph) -> Plan:
+        tight = RecomputePlanner(budget=self.share, method=Method(parameters={"moves": 1000}))(graph)
+        if tight.peak_nbytes > self.budget_nbytes:
+            names = {"budget_nbytes": 1, "floor_nbytes": 1, "floor_op": "", "floor_place": ""}
+            raise InfeasibleBudget(**names, floor_op_nbytes=1, smallest_nbytes=tight.peak_nbytes)
+        loose = save_all(graph)
+        plan = tight if loose.peak_nbytes > self.budget_nbytes else loose
+        return attrs.evolve(plan, budget_nbytes=self.budget_nbytes)
+
+
+def check_the_smallest_plan_is_tried(device: str, cache: Path) -> None:
+    """Where a margin leaves no plan, the smallest one may leave enough for blocks."""
+
+    def planned(budget_nbytes: int) -> Plan:
+        planner, model = TwoPlans(budget_nbytes=budget_nbytes), Layers().to(device)
+        return PlannedModule(model, (sample(device),), {}, planner, cache_dir=cache).plan
+
+    loose_nbytes = planned(1 << 40).peak_nbytes
+    with pytest.raises(StepOverBudget) as over:
+        planned(loose_nbytes - 1)  # leaves nothing for the blocks of the smaller plan
+    enough_nbytes = over.value.peak_nbytes
+    assert loose_nbytes < enough_nbytes < over.value.advised_nbytes
+    assert planned(enough_nbytes).peak_nbytes < loose_nbytes
+    planned(over.value.advised_nbytes)
+    with pytest.raises(StepOverBudget) as over:
+        planned(enough_nbytes - 1)
+    assert over.value.peak_nbytes == enough_nbytes  # of the smallest plan, not of the first one
+
+
+def test_the_smallest_plan_is_tried(peaks: list[int], tmp_path: Path) -> None:
+    """And whether it fits is what decides."""
+    check_the_smallest_plan_is_tried("cpu", tmp_path)
+
+
+@pytest.mark.cuda
+def test_the_smallest_plan_is_tried_on_cuda(tmp_path: Path) -> None:
+    """The blocks of the test device are as large as CUDA's."""
+    check_the_smallest_plan_is_tried("cuda", tmp_path)
 
 
 def test_tangents_of_a_loss_outside_are_not_held(tmp_path: Any) -> None:

@@ -102,6 +102,7 @@ class OffmatePlanner(StepPlanner):
                 host_budget_nbytes=self.host_budget_nbytes,
                 least_nbytes=solution.shortage.nbytes + self._taken_nbytes,
                 least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
+                smallest_nbytes=solution.shortage.nbytes,
                 cut_short=deadline.hit,
             )
         placed = with_placement(graph, solution.on_host)
