@@ -22,6 +22,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]  # documente
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from remat_executor import StepOverBudget, allocator_peak
+from remat_executor.torch_private.tensors import is_out_of_memory
 from remat_facade import BudgetAboveDevice, InfeasibleBudget, NoRoom, NotFound
 from remat_graph import Measured, load_platform, save_platform
 from remat_graph.platforms.measured import Measurement
@@ -29,7 +30,7 @@ from remat_graph.platforms.measured import Measurement
 IN_A_ROW = 4  # steps without a wait in between
 _WARM_UPS = 2
 _MARK = "remat: one step"
-_TOO_SMALL = (BudgetAboveDevice, InfeasibleBudget, NoRoom, NotFound, StepOverBudget, torch.OutOfMemoryError)
+_TOO_SMALL = (BudgetAboveDevice, InfeasibleBudget, NoRoom, NotFound, StepOverBudget)
 _PREPARING = {"aten::empty", "aten::empty_strided", "aten::detach"}  # no work of the step
 
 
@@ -59,16 +60,17 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def too_small(error: BaseException | None) -> bool:
-    """Whether an error says that a budget or the device is too small, so that a row has no figures.
+def too_small(error: Exception) -> bool:
+    """Whether an error says that a budget or a memory is too small, so that a row has no figures.
 
     Any other error is a failure: of remat, of what it is compared with, or of the benchmark.
     """
-    while error is not None:
-        if isinstance(error, _TOO_SMALL):
-            return True
-        error = error.__cause__
-    return False
+    cause = error.__cause__  # an operator that does not fit the device cannot be measured
+    return any(
+        isinstance(each, _TOO_SMALL) or is_out_of_memory(each)
+        for each in (error, cause)
+        if isinstance(each, Exception)
+    )
 
 
 def without_inductor(device: torch.device) -> str:
