@@ -170,28 +170,34 @@ def test_an_error_says_how_the_allocator_wastes_nothing(
         Hiremate(Layers(), sample(), "80%", **options)
 
 
-def test_every_plan_with_a_margin_is_judged(tmp_path: Any) -> None:
-    """No plan is made in vain after the last one that is judged."""
+@pytest.mark.parametrize(("budget_nbytes", "plans"), [(1 << 30, 4), (1001, 1), (1, 0)])
+def test_every_plan_with_a_margin_is_judged(
+    budget_nbytes: int, plans: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """No plan is made in vain after the last one that is judged, nor one that may need nothing twice."""
     planned = PlannedModule(Layers(), (sample(),), {}, save_all, cache_dir=tmp_path)
+    plan = attrs.evolve(planned.plan, peak_nbytes=budget_nbytes)
     margins: list[int] = []
+    monkeypatch.setattr(peak_check, "worst_case_nbytes", lambda graph, schedule: budget_nbytes + 1000)
 
     class NeverWithin:
         """A planner whose plans never fit."""
 
         def budget_for(self, graph: Graph) -> int:
-            return 0
+            return budget_nbytes
 
         def with_margin(self, nbytes: int) -> NeverWithin:
             margins.append(nbytes)
             return self
 
         def __call__(self, graph: Graph) -> Plan:
-            return planned.plan
+            return plan
 
     with pytest.raises(StepOverBudget):
-        peak_check.replan_for_slack(planned.graph, planned.plan, NeverWithin())
-    assert len(margins) == 4  # and the first plan, which is given
-    assert margins == sorted(margins)
+        peak_check.replan_for_slack(planned.graph, plan, NeverWithin())
+    assert len(margins) == plans  # and the first plan, which is given
+    assert margins == sorted(set(margins))
+    assert all(0 < margin < budget_nbytes for margin in margins)
 
 
 @attrs.frozen(kw_only=True)

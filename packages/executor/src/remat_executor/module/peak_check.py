@@ -245,23 +245,19 @@ def _until_within_budget(
         if peak_nbytes <= budget_nbytes:
             return candidate
         beyond_nbytes = peak_nbytes - plan_of(candidate).peak_nbytes
-        tried_nbytes, margin_nbytes = (
-            margin_nbytes,
-            _larger_margin(margin_nbytes, beyond_nbytes, peak_nbytes - budget_nbytes),
-        )
+        larger_nbytes = _larger_margin(margin_nbytes, beyond_nbytes, peak_nbytes - budget_nbytes)
+        # A plan at that budget gets a margin of its own: an eighth more than this one. If the last plan was
+        # the smallest, it fits there; what it needs beyond its peak may vary.
+        advised_nbytes = budget_nbytes + larger_nbytes + larger_nbytes // 8
         over = StepOverBudget(
             runtime=runtime,
             peak_nbytes=peak_nbytes,
             budget_nbytes=budget_nbytes,
-            advised_nbytes=(
-                # The smallest plan fits there; what it needs beyond its peak may vary.
-                peak_nbytes + beyond_nbytes // 8
-                if smallest
-                # A plan at that budget gets a margin of its own: an eighth more than this one.
-                else budget_nbytes + margin_nbytes + margin_nbytes // 8
-            ),
+            advised_nbytes=peak_nbytes + beyond_nbytes // 8 if smallest else advised_nbytes,
         )
-        if smallest or attempt == _MOST_ATTEMPTS or not isinstance(planner, MarginPlanner):
+        tried_nbytes, margin_nbytes = margin_nbytes, min(larger_nbytes, budget_nbytes - 1)
+        given_up = smallest or attempt == _MOST_ATTEMPTS or margin_nbytes <= tried_nbytes
+        if given_up or not isinstance(planner, MarginPlanner):
             raise over
         attempt += 1
         try:
@@ -281,13 +277,12 @@ def _plan_with_margin(
     Raises:
         RematError: none is left by any margin above the last one.
     """
-    budget_nbytes = planner.budget_for(graph)
     try:
-        return planner.with_margin(min(margin_nbytes, budget_nbytes - 1))(graph), False
+        return planner.with_margin(margin_nbytes)(graph), False
     except RematError as error:
         if not isinstance(error, _NamesSmallest):
             raise
-        largest_nbytes = budget_nbytes - error.smallest_nbytes
+        largest_nbytes = planner.budget_for(graph) - error.smallest_nbytes
         if not tried_nbytes < largest_nbytes < margin_nbytes:
             raise
     return planner.with_margin(largest_nbytes)(graph), True
